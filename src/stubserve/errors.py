@@ -1,0 +1,90 @@
+"""The one exception that may reach a client, and its status code.
+
+Codes are those of Triton's error enum; the HTTP statuses are the ones its HTTP front end sends for them.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Code(enum.IntEnum):
+    """Triton's error codes, with the numbers that its Python backend exposes as `TritonError.<NAME>`."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+    @property
+    def http_status(self) -> int:
+        return _HTTP_STATUS[self]
+
+    @property
+    def title(self) -> str:
+        """How upstream spells the code inside longer texts, as in 'Invalid argument: ...'."""
+        return _TITLE[self]
+
+
+_HTTP_STATUS = {
+    Code.UNKNOWN: 400,
+    Code.INTERNAL: 500,
+    Code.NOT_FOUND: 404,
+    Code.INVALID_ARG: 400,
+    Code.UNAVAILABLE: 503,
+    Code.UNSUPPORTED: 501,
+    Code.ALREADY_EXISTS: 400,
+    Code.CANCELLED: 400,
+}
+
+_TITLE = {
+    Code.UNKNOWN: "Unknown",
+    Code.INTERNAL: "Internal",
+    Code.NOT_FOUND: "Not found",
+    Code.INVALID_ARG: "Invalid argument",
+    Code.UNAVAILABLE: "Unavailable",
+    Code.UNSUPPORTED: "Unsupported",
+    Code.ALREADY_EXISTS: "Already exists",
+    Code.CANCELLED: "Cancelled",
+}
+
+
+class ServeError(Exception):
+    """Something that a client or an operator is told, word for word."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def status_text(self) -> str:
+        """`<Code>: <message>`, the form upstream gives a status inside another text."""
+        return f"{self.code.title}: {self.message}"
+
+
+def internal(message: str) -> ServeError:
+    return ServeError(Code.INTERNAL, message)
+
+
+def not_found(message: str) -> ServeError:
+    return ServeError(Code.NOT_FOUND, message)
+
+
+def invalid(message: str) -> ServeError:
+    return ServeError(Code.INVALID_ARG, message)
+
+
+def unavailable(message: str) -> ServeError:
+    return ServeError(Code.UNAVAILABLE, message)
+
+
+def unsupported(message: str) -> ServeError:
+    return ServeError(Code.UNSUPPORTED, message)

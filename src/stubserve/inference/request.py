@@ -1,0 +1,120 @@
+"""One inference request, from the door to the reply, and the response to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stubserve.errors import Code, ServeError
+from stubserve.inference.tensor import Tensor
+
+SEQUENCE_START = 1
+SEQUENCE_END = 2
+
+# What happened to a request in the end; `Request.outcome`, the key under which statistics count it.
+SUCCESS = "success"
+REJECTED = "rejected"
+CANCELLED = "cancelled"
+BACKEND_FAILURE = "backend"
+OTHER_FAILURE = "other"
+
+
+class Response:
+    """A model's answer to one request: outputs in the order the model gave them, or an error."""
+
+    __slots__ = ("error", "outputs", "parameters")
+
+    def __init__(
+        self,
+        outputs: list[Tensor] | None = None,
+        parameters: dict[str, Any] | None = None,
+        error: ServeError | None = None,
+    ) -> None:
+        self.outputs = outputs if outputs is not None else []
+        self.parameters = parameters
+        self.error = error
+
+    def __repr__(self) -> str:
+        return f"<Response {self.error or self.outputs}>"
+
+
+class Request:
+    """One request to one version of one model, already checked.
+
+    `requested_outputs` is None for all. `timeout_us` and `priority` are 0 when the client gave none. `batch_size` is
+    the leading dimension, at least 1, for statistics and batching; for models without batching it is 1.
+    `parameters` are those that are not reserved by the protocol, or None.
+
+    Times are CLOCK_MONOTONIC nanoseconds, 0 until they happen; statistics, metrics and traces derive from them.
+
+    `on_response` is called once with (request, response) when the answer is there. The blocks behind inputs and outputs
+    are only promised until it returns: who needs them longer holds them.
+    """
+
+    __slots__ = (
+        "batch_size",
+        "cancelled",
+        "compute_end_ns",
+        "compute_infer_end_ns",
+        "compute_input_end_ns",
+        "compute_start_ns",
+        "correlation_id",
+        "flags",
+        "id",
+        "inputs",
+        "on_response",
+        "outcome",
+        "parameters",
+        "priority",
+        "queue_start_ns",
+        "request_start_ns",
+        "requested_outputs",
+        "timeout_us",
+    )
+
+    def __init__(
+        self,
+        inputs: list[Tensor],
+        on_response: Callable[[Request, Response], None],
+        id: str = "",
+        correlation_id: int | str = 0,
+        flags: int = 0,
+        priority: int = 0,
+        timeout_us: int = 0,
+        parameters: dict[str, Any] | None = None,
+        requested_outputs: list[str] | None = None,
+        batch_size: int = 1,
+    ) -> None:
+        # What was asked
+        self.inputs = inputs
+        self.id = id
+        self.correlation_id = correlation_id
+        self.flags = flags
+        self.priority = priority
+        self.timeout_us = timeout_us
+        self.parameters = parameters
+        self.requested_outputs = requested_outputs
+        self.batch_size = batch_size
+        # Where it stands
+        self.on_response = on_response
+        self.cancelled = False
+        self.outcome: str | None = None
+        # When what happened
+        self.request_start_ns = 0
+        self.queue_start_ns = 0
+        self.compute_start_ns = 0
+        self.compute_input_end_ns = 0
+        self.compute_infer_end_ns = 0
+        self.compute_end_ns = 0
+
+    @property
+    def id_prefix(self) -> str:
+        """How upstream marks a text with the request it is about."""
+        return f"[request id: {self.id or '<id_unknown>'}] "
+
+    def refuse(self, code: Code, text: str) -> ServeError:
+        """An error about this request, with its id in front as upstream puts it."""
+        return ServeError(code, self.id_prefix + text)
+
+    def __repr__(self) -> str:
+        return f"<Request {self.id!r} batch {self.batch_size} inputs {self.inputs}>"

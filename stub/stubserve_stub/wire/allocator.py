@@ -1,0 +1,146 @@
+"""The allocator of one segment's heap: private to the process that writes the segment, so it needs no lock.
+
+Three places where memory can be, from warm to cold:
+
+- *live*: handed out.
+- *warm*: free, still committed, kept by size class, last in first out: the next tensor of that size lands on pages
+  that are mapped and in the cache. Allocating from here is two dictionary operations.
+- *cold*: free address space, given back to the system, coalesced with its neighbours; first fit.
+
+A freed block becomes warm. When the warm blocks together pass `retain` bytes, the oldest large ones go cold with
+MADV_REMOVE. Blocks up to `SLAB` are cut from slabs and always stay warm: they are few and small.
+
+Size classes have sixteen steps per doubling, so a block wastes at most 1/16 of its size (and large blocks are whole
+pages). Costs: about 0.4 µs per pair of `allocate` and `free` when warm; a new large block costs its page faults.
+Frees are by offset; freeing twice, or something never allocated, raises KeyError: a bug, better loud than corrupt.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Tuple
+
+from stubserve_stub.wire.arena import Arena, ArenaFull
+from stubserve_stub.wire.layout import ALIGNMENT, HEAP, PAGE
+
+SLAB = 32 * 1024
+
+
+def size_class(nbytes: int) -> int:
+    """The size of the block that holds `nbytes`: a multiple of 64, from SLAB on a multiple of a page."""
+    step = max(nbytes.bit_length() - 5, 12 if nbytes > SLAB else 6)
+    return max((nbytes + (1 << step) - 1) >> step << step, ALIGNMENT)
+
+
+class Allocator:
+    """Hands out blocks of segment `index`, whose heap begins `skip` bytes into the segment."""
+
+    def __init__(self, arena: Arena, index: int, retain: int, skip: int = HEAP) -> None:
+        self._arena = arena
+        self._segment = arena.segment(index)
+        self._retain = retain
+        self._live: Dict[int, int] = {}
+        self._warm: Dict[int, Dict[int, None]] = {}
+        self._warm_large: Dict[int, int] = {}
+        self._warm_large_bytes = 0
+        # Cold extents as (start, size), ascending: short lists, because neighbours coalesce.
+        self._cold: List[Tuple[int, int]] = [(self._segment.start + skip, self._segment.span - skip)]
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes handed out."""
+        return sum(self._live.values())
+
+    @property
+    def live_blocks(self) -> int:
+        return len(self._live)
+
+    @property
+    def warm_bytes(self) -> int:
+        """Free bytes kept committed for the next allocation."""
+        return sum(size * len(blocks) for size, blocks in self._warm.items())
+
+    def allocate(self, nbytes: int) -> int:
+        """The arena offset of a block of at least `nbytes`, 64-byte aligned. Raises ArenaFull."""
+        size = size_class(nbytes)
+        blocks = self._warm.get(size)
+        if not blocks:
+            if size <= SLAB:
+                blocks = self._cut_slab(size)
+            else:
+                offset = self._from_cold(size)
+                self._live[offset] = size
+                return offset
+        offset, _ = blocks.popitem()
+        if size > SLAB:
+            self._warm_large_bytes -= self._warm_large.pop(offset)
+        self._live[offset] = size
+        return offset
+
+    def free(self, offset: int) -> None:
+        """Takes a block back. Raises KeyError if it is not handed out."""
+        size = self._live.pop(offset)
+        blocks = self._warm.get(size)
+        if blocks is None:
+            blocks = self._warm[size] = {}
+        blocks[offset] = None
+        if size > SLAB:
+            self._warm_large[offset] = size
+            self._warm_large_bytes += size
+            while self._warm_large_bytes > self._retain:
+                self._cool(next(iter(self._warm_large)))
+
+    def trim(self) -> None:
+        """Gives every large warm block back to the system."""
+        while self._warm_large:
+            self._cool(next(iter(self._warm_large)))
+
+    def _cut_slab(self, size: int) -> Dict[int, None]:
+        start = self._from_cold(SLAB)
+        blocks = self._warm.setdefault(size, {})
+        for offset in range(start + (SLAB // size - 1) * size, start - 1, -size):
+            blocks[offset] = None
+        return blocks
+
+    def _from_cold(self, size: int) -> int:
+        try:
+            self._arena.commit(self._segment.index, size)
+        except ArenaFull:
+            if not self._warm_large:
+                raise
+            self.trim()
+            self._arena.commit(self._segment.index, size)
+        for at, (start, free) in enumerate(self._cold):
+            if free >= size:
+                if free == size:
+                    del self._cold[at]
+                else:
+                    self._cold[at] = (start + size, free - size)
+                return start
+        self._arena.uncommit(self._segment.index, size)
+        raise ArenaFull(size, self._arena.limit, self._arena.committed())
+
+    def _cool(self, offset: int) -> None:
+        size = self._warm_large.pop(offset)
+        self._warm_large_bytes -= size
+        blocks = self._warm[size]
+        del blocks[offset]
+        if not blocks:
+            del self._warm[size]
+        self._segment.release_pages(offset, size)
+        self._arena.uncommit(self._segment.index, size)
+        self._insert_cold(offset, size)
+
+    def _insert_cold(self, start: int, size: int) -> None:
+        at = 0
+        while at < len(self._cold) and self._cold[at][0] < start:
+            at += 1
+        if at < len(self._cold) and start + size == self._cold[at][0]:
+            size += self._cold.pop(at)[1]
+        if at and sum(self._cold[at - 1]) == start:
+            before, length = self._cold[at - 1]
+            self._cold[at - 1] = (before, length + size)
+        else:
+            self._cold.insert(at, (start, size))
+
+
+assert SLAB % PAGE == 0

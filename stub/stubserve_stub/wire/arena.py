@@ -1,0 +1,144 @@
+"""The arena: all shared memory of a server, in one anonymous file that the stubs inherit.
+
+Guarantees:
+
+- No name anywhere: nothing in /dev/shm, nothing to guess, nothing left behind. When the last process that maps it is
+  gone, the kernel frees it, however that process ended.
+- One hard limit for everybody. A process that wants to touch new memory first adds the bytes to its own word of the
+  ledger and then sums all words; over the limit it takes them back and raises `ArenaFull`. Adding before summing means
+  that of two processes racing for the last bytes at least one sees both claims; the sum never passes the limit.
+- A reader sees what a writer wrote: descriptors are announced through an eventfd (see `ring`), whose lock in the
+  kernel orders memory between the two.
+
+Costs: address space, not memory. Each segment spans twice the limit, so that its heap never runs out of room because
+of fragmentation before the limit is reached; pages are committed when first touched. A process maps a segment when it
+first needs an offset in it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from typing import Dict, List
+
+from stubserve_stub.wire import layout
+
+
+class ArenaFull(MemoryError):
+    """The arena's limit leaves no room for `nbytes` more; `committed` says what each segment holds (bytes)."""
+
+    def __init__(self, nbytes: int, limit: int, committed: Dict[int, int]) -> None:
+        self.nbytes = nbytes
+        self.limit = limit
+        self.committed = committed
+        super().__init__(
+            "no room for {} bytes in shared memory: {} of {} bytes are in use; raise --shm-limit".format(
+                nbytes, sum(committed.values()), limit
+            )
+        )
+
+
+class Segment:
+    """One mapped segment: `view` is its memory, `start` its offset in the arena, `address` where it is mapped."""
+
+    def __init__(self, fd: int, index: int, start: int, span: int) -> None:
+        self.index = index
+        self.start = start
+        self.span = span
+        self._map = mmap.mmap(fd, span, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=start)
+        self.view = memoryview(self._map)
+        self.words = self.view[: layout.HEADER_BYTES].cast("Q")
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+
+    def release_pages(self, offset: int, nbytes: int) -> None:
+        """Gives the pages of a range (arena offset, whole pages) back to the system; they read as zeros after that."""
+        self._map.madvise(mmap.MADV_REMOVE, offset - self.start, nbytes)
+
+
+class Arena:
+    """A process's sight of the arena. `Arena.create` makes it (the parent), `Arena.attach` joins it (a stub)."""
+
+    def __init__(self, fd: int, limit: int, span: int) -> None:
+        self.fd = fd
+        self.limit = limit
+        self.span = span
+        self._ledger_map = mmap.mmap(fd, layout.LEDGER_BYTES)
+        self._ledger = memoryview(self._ledger_map).cast("Q")
+        self._committed = self._ledger[layout.LEDGER_HEAD_WORDS :]
+        self._segments: Dict[int, Segment] = {}
+
+    @classmethod
+    def create(cls, limit: int) -> Arena:
+        """Makes an arena that will commit at most `limit` bytes."""
+        fd = os.memfd_create("stubserve", os.MFD_CLOEXEC)
+        os.ftruncate(fd, layout.LEDGER_BYTES)
+        span = 1 << max(2 * limit - 1, layout.HEAP).bit_length()
+        arena = cls(fd, limit, span)
+        arena._ledger[layout.LEDGER_VERSION] = layout.WIRE_VERSION
+        arena._ledger[layout.LEDGER_LIMIT] = limit
+        arena._ledger[layout.LEDGER_SPAN] = span
+        return arena
+
+    @classmethod
+    def attach(cls, fd: int) -> Arena:
+        """Joins the arena behind an inherited descriptor. Raises RuntimeError if its layout is of another version."""
+        with mmap.mmap(fd, layout.LEDGER_BYTES) as head:
+            words = memoryview(head).cast("Q")
+            version, limit, span = (
+                words[layout.LEDGER_VERSION],
+                words[layout.LEDGER_LIMIT],
+                words[layout.LEDGER_SPAN],
+            )
+            words.release()
+        if version != layout.WIRE_VERSION:
+            raise RuntimeError(
+                "the server speaks wire version {}, this stub {}: they are of different releases".format(
+                    version, layout.WIRE_VERSION
+                )
+            )
+        return cls(fd, limit, span)
+
+    def segment(self, index: int) -> Segment:
+        """The segment, mapped on first use; the file grows (sparsely) to hold it."""
+        found = self._segments.get(index)
+        if found is None:
+            start = layout.LEDGER_BYTES + index * self.span
+            if os.fstat(self.fd).st_size < start + self.span:
+                os.ftruncate(self.fd, start + self.span)
+            found = self._segments[index] = Segment(self.fd, index, start, self.span)
+        return found
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """The memory behind a descriptor, as writable bytes."""
+        segment = self.segment((offset - layout.LEDGER_BYTES) // self.span)
+        at = offset - segment.start
+        return segment.view[at : at + nbytes]
+
+    def commit(self, index: int, nbytes: int) -> None:
+        """Accounts for `nbytes` that segment `index` is about to touch. Only that segment's writer may call this.
+
+        Raises ArenaFull if the limit would be passed.
+        """
+        self._committed[index] += nbytes
+        if sum(self._committed[: self._segment_count()]) > self.limit:
+            self._committed[index] -= nbytes
+            raise ArenaFull(nbytes, self.limit, self.committed())
+
+    def uncommit(self, index: int, nbytes: int) -> None:
+        """Takes `nbytes` back that segment `index` has given to the system."""
+        self._committed[index] -= nbytes
+
+    def forget(self, index: int) -> None:
+        """Empties a segment whose writer is gone: its pages return to the system, its word in the ledger to zero."""
+        segment = self.segment(index)
+        segment.release_pages(segment.start, self.span)
+        self._committed[index] = 0
+
+    def committed(self) -> Dict[int, int]:
+        """Bytes that each segment has committed."""
+        words: List[int] = self._committed[: self._segment_count()].tolist()
+        return {index: nbytes for index, nbytes in enumerate(words) if nbytes}
+
+    def _segment_count(self) -> int:
+        return (os.fstat(self.fd).st_size - layout.LEDGER_BYTES) // self.span

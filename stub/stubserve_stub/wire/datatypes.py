@@ -1,0 +1,47 @@
+"""The data types of the protocol: their names, Triton's numbers for them, their sizes, their numpy types."""
+
+from __future__ import annotations
+
+from typing import Dict, NamedTuple, Optional
+
+import numpy as np
+
+
+class DataType(NamedTuple):
+    """One data type. `itemsize` is in bytes, 0 for BYTES; `numpy` is None where numpy has no such type (BF16)."""
+
+    number: int
+    name: str
+    config_name: str
+    itemsize: int
+    numpy: Optional[np.dtype]
+
+
+def _table() -> Dict[int, DataType]:
+    rows = [
+        (1, "BOOL", "TYPE_BOOL", 1, np.dtype(np.bool_)),
+        (2, "UINT8", "TYPE_UINT8", 1, np.dtype(np.uint8)),
+        (3, "UINT16", "TYPE_UINT16", 2, np.dtype(np.uint16)),
+        (4, "UINT32", "TYPE_UINT32", 4, np.dtype(np.uint32)),
+        (5, "UINT64", "TYPE_UINT64", 8, np.dtype(np.uint64)),
+        (6, "INT8", "TYPE_INT8", 1, np.dtype(np.int8)),
+        (7, "INT16", "TYPE_INT16", 2, np.dtype(np.int16)),
+        (8, "INT32", "TYPE_INT32", 4, np.dtype(np.int32)),
+        (9, "INT64", "TYPE_INT64", 8, np.dtype(np.int64)),
+        (10, "FP16", "TYPE_FP16", 2, np.dtype(np.float16)),
+        (11, "FP32", "TYPE_FP32", 4, np.dtype(np.float32)),
+        (12, "FP64", "TYPE_FP64", 8, np.dtype(np.float64)),
+        (13, "BYTES", "TYPE_STRING", 0, np.dtype(np.object_)),
+        (14, "BF16", "TYPE_BF16", 2, None),
+    ]
+    return {row[0]: DataType(*row) for row in rows}
+
+
+BY_NUMBER = _table()
+BY_NAME = {kind.name: kind for kind in BY_NUMBER.values()}
+BY_CONFIG_NAME = {kind.config_name: kind for kind in BY_NUMBER.values()}
+
+BYTES = 13
+BF16 = 14
+FP16 = 10
+BOOL = 1

@@ -1,0 +1,79 @@
+"""What parent and stub say to each other: tuples in msgpack, their first element the kind.
+
+Over the rings, in the hot path::
+
+    parent ▶ stub   (EXECUTE, batch, frees, requests)
+    parent ▶ stub   (FREE, frees)
+    parent ▶ stub   (STOP,)
+    stub ▶ parent   (RESULT, batch, start_ns, end_ns, responses, held, error)
+    stub ▶ parent   (RELEASED, offsets)
+
+    request   (id, correlation_id, flags, timeout_us, parameters, requested_outputs, inputs)
+    response  (error, outputs, parameters), or None where the model gave none
+    tensor    (name, datatype, shape, data)       datatype is the number in Triton's DataType enum
+    data      bytes: the tensor itself, up to INLINE_BYTES
+              (offset, nbytes): memory of the arena that belongs to this request alone
+              (offset, nbytes, True): memory that others read too; the stub copies it before a model sees it
+    error     (message, code), or None; the one of RESULT (a message) is for the whole batch
+    frees     arena offsets in the stub's own segment whose readers are done
+    held      offsets of inputs that the model still holds; a RELEASED follows when the last view of them dies
+
+Times are CLOCK_MONOTONIC nanoseconds, the same clock for all processes of a machine. `parameters` is a dict or None,
+`requested_outputs` a list of names or None for all.
+
+Over the control socket, off the hot path, travel dicts with a "kind", each behind its length (4 bytes, network order).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Callable, Dict, Optional
+
+import msgpack
+
+# parent ▶ stub
+EXECUTE = 1
+FREE = 2
+STOP = 3
+
+# stub ▶ parent
+RESULT = 1
+RELEASED = 2
+
+pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+
+
+def unpack(data: Any) -> Any:
+    """One message out of its bytes; arrays become tuples."""
+    return msgpack.unpackb(data, use_list=False, strict_map_key=False)
+
+
+_LENGTH = struct.Struct("!I")
+
+
+def frame(message: Dict[str, Any]) -> bytes:
+    """A control message with its length in front."""
+    body: bytes = msgpack.packb(message, use_bin_type=True)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Unframer:
+    """Cuts a stream of bytes into control messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    def next(self) -> Optional[Dict[str, Any]]:
+        """The next whole message, or None until more bytes are fed."""
+        if len(self._buffer) < 4:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        if len(self._buffer) < 4 + length:
+            return None
+        body = bytes(self._buffer[4 : 4 + length])
+        del self._buffer[: 4 + length]
+        message: Dict[str, Any] = msgpack.unpackb(body, strict_map_key=False)
+        return message

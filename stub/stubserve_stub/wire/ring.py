@@ -1,0 +1,118 @@
+"""One-way queues of small messages in shared memory, with an eventfd as the doorbell.
+
+One process writes, one reads. The writer puts records into the ring and then adds their *number* to the eventfd; the
+reader takes the number off the eventfd and reads exactly that many records.
+
+Guarantees:
+
+- No lost wake-up: the count lives in the kernel; it is there whether the reader sleeps, runs or has not started.
+- No torn or early read, on x86 and on ARM: the reader never looks at a shared tail. It touches a record only after the
+  eventfd has told of it, and the lock inside the eventfd orders the writer's stores before the reader's loads. In the
+  other direction the reader publishes its progress (`head`) after it has decoded the records; a decode is full of
+  branches on the loaded bytes, and no CPU makes a store visible before a branch that it depends on is decided.
+- An idle pair costs nothing: both sleep in the kernel, or the event loop does for the parent.
+
+Costs: one system call to announce any number of records, one to learn of them; a record costs its copy.
+
+Records are a 4-byte length and the bytes, padded to 8. A record never wraps: the writer skips to the start of the ring
+when the room at its end is too short, leaving a `WRAP` mark. A message that is larger than `MAX_RECORD` does not go
+through the ring: its sender puts it into the arena and sends where it is (flag `SPILLED`).
+
+The high half of the eventfd's count is not about records: adding `POKE` wakes the reader without one.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Callable, List, Tuple, TypeVar
+
+from stubserve_stub.wire.layout import RING_BYTES
+
+T = TypeVar("T")
+
+_HEAD_BYTES = 64
+_CAPACITY = RING_BYTES - _HEAD_BYTES
+_WRAP = 0xFFFFFFFF
+_LENGTH_MASK = 0x00FFFFFF
+
+SPILLED = 1 << 24
+MAX_RECORD = _CAPACITY // 4
+POKE = 1 << 32
+
+_pack_word = struct.Struct("=I").pack_into
+_unpack_word = struct.Struct("=I").unpack_from
+_pack_count = struct.Struct("=Q").pack
+_unpack_count = struct.Struct("=Q").unpack
+
+
+class RingWriter:
+    """The writing end. `memory` is the ring's RING_BYTES of the arena, `doorbell` an eventfd."""
+
+    def __init__(self, memory: memoryview, doorbell: int) -> None:
+        self._data = memory[_HEAD_BYTES:]
+        self._head = memory[:8].cast("Q")
+        self._doorbell = doorbell
+        self._tail = 0
+        self._unannounced = 0
+
+    def put(self, message: bytes, flags: int = 0) -> bool:
+        """Writes one record without announcing it; False if there is no room until the reader has moved on."""
+        length = len(message)
+        need = (length + 11) & ~7
+        at = self._tail % _CAPACITY
+        skip = _CAPACITY - at if at + need > _CAPACITY else 0
+        if self._tail + skip + need - self._head[0] > _CAPACITY:
+            return False
+        if skip:
+            _pack_word(self._data, at, _WRAP)
+            at = 0
+        _pack_word(self._data, at, length | flags)
+        self._data[at + 4 : at + 4 + length] = message
+        self._tail += skip + need
+        self._unannounced += 1
+        return True
+
+    def announce(self) -> None:
+        """Rings the doorbell for all records written since the last call."""
+        if self._unannounced:
+            os.write(self._doorbell, _pack_count(self._unannounced))
+            self._unannounced = 0
+
+
+class RingReader:
+    """The reading end of the ring in `memory`."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._data = memory[_HEAD_BYTES:]
+        self._head = memory[:8].cast("Q")
+        self._at = 0
+
+    def take(self, count: int, decode: Callable[[memoryview, int], T]) -> List[T]:
+        """Reads `count` announced records; `decode(bytes, flags)` must not keep the memory that it is given."""
+        position = self._at
+        data = self._data
+        messages = []
+        for _ in range(count):
+            at = position % _CAPACITY
+            word: int = _unpack_word(data, at)[0]
+            if word == _WRAP:
+                position += _CAPACITY - at
+                at = 0
+                word = _unpack_word(data, 0)[0]
+            length = word & _LENGTH_MASK
+            messages.append(decode(data[at + 4 : at + 4 + length], word & ~_LENGTH_MASK))
+            position += (length + 11) & ~7
+        self._at = self._head[0] = position
+        return messages
+
+
+def read_doorbell(doorbell: int) -> Tuple[int, int]:
+    """Takes (records, pokes) off an eventfd; sleeps if it is a blocking one and both are zero."""
+    (count,) = _unpack_count(os.read(doorbell, 8))
+    return count & 0xFFFFFFFF, count >> 32
+
+
+def poke(doorbell: int) -> None:
+    """Wakes the reader of a doorbell without a record. Safe from any thread and from a weak reference's callback."""
+    os.write(doorbell, _pack_count(POKE))
