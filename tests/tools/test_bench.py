@@ -1,0 +1,228 @@
+"""The parts of the benchmark that decide whether its figures can be believed."""
+
+import http.server
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tools.bench import payloads, perf_analyzer, repository, wrk
+from tools.bench.payloads import JSON_LENGTH_HEADER, Payload, WrongAnswerError
+from tools.bench.report import Report, number, ratio, summary
+from tools.bench.servers import Program
+from tools.bench.workloads import BATCH, CPU, P50, RATE
+from tools.bench.wrk import LoadError
+
+FIGURES = {
+    "requests": 3000,
+    "bytes": 900_000,
+    "us": 1_500_000,
+    "p50_us": 210,
+    "p99_us": 900,
+    "connect": 0,
+    "read": 0,
+    "write": 0,
+    "status": 0,
+    "timeout": 0,
+}
+
+
+def wrk_output(**changes: int) -> str:
+    return f"Running 2s test @ http://127.0.0.1:1/\n  1 threads\n{wrk.MARK}{json.dumps({**FIGURES, **changes})}\n"
+
+
+def test_wrk_figures_are_per_second_and_in_microseconds() -> None:
+    assert wrk.parse(wrk_output(), 64) == wrk.Load(requests=3000, requests_per_s=2000.0, p50_us=210, p99_us=900)
+
+
+@pytest.mark.parametrize("kind", ["connect", "read", "write", "status", "timeout"])
+def test_a_failed_request_spoils_the_load(kind: str) -> None:
+    with pytest.raises(LoadError, match=f"'{kind}': 1"):
+        wrk.parse(wrk_output(**{kind: 1}), 64)
+
+
+def test_answers_too_short_to_carry_the_tensor_spoil_the_load() -> None:
+    assert wrk.parse(wrk_output(), 300).requests == 3000
+    with pytest.raises(LoadError, match="300 bytes on average, right ones at least 301"):
+        wrk.parse(wrk_output(), 301)
+
+
+def test_no_answer_at_all_spoils_the_load() -> None:
+    with pytest.raises(LoadError, match="--seconds"):
+        wrk.parse(wrk_output(requests=0, bytes=0), 64)
+    with pytest.raises(LoadError, match="no result"):
+        wrk.parse("unable to create thread 0: Too many open files\n", 64)
+
+
+@pytest.fixture
+def echo_port() -> Iterator[int]:
+    """An HTTP server that answers as an identity model does, but with 500 for the model `broken`."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            raw = body[int(self.headers[JSON_LENGTH_HEADER]) :]
+            text = json.dumps({"outputs": [{"name": "OUTPUT0"}]}).encode()
+            self.send_response(500 if "broken" in self.path else 200)
+            self.send_header(JSON_LENGTH_HEADER, str(len(text)))
+            self.send_header("Content-Length", str(len(text) + len(raw)))
+            self.end_headers()
+            self.wfile.write(text + raw)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
+def test_wrk_posts_the_body_and_its_script_prints_what_parse_reads(echo_port: int, tmp_path: Path) -> None:
+    payload = payloads.numbers("identity_fp32", 16)
+    wrk.write_script(tmp_path / "load.lua", payload)
+    load = wrk.run(echo_port, tmp_path / "load.lua", payload, connections=2, seconds=1)
+    assert load.requests > 0
+    assert 0 < load.p50_us <= load.p99_us
+
+    broken = payloads.numbers("broken", 16)
+    with pytest.raises(LoadError, match="'status'"):
+        wrk.run(echo_port, tmp_path / "load.lua", broken, connections=2, seconds=1)
+
+
+def test_send_accepts_the_echo_and_refuses_an_error(echo_port: int) -> None:
+    payloads.send(echo_port, payloads.strings("identity_bytes", 3))
+    with pytest.raises(WrongAnswerError, match="status 500"):
+        payloads.send(echo_port, payloads.strings("broken", 3))
+
+
+def binary_answer(raw: bytes, name: str = "OUTPUT0") -> tuple[bytes, str]:
+    text = json.dumps({"outputs": [{"name": name}]}).encode()
+    return text + raw, str(len(text))
+
+
+def test_a_binary_answer_must_be_the_tensor_sent() -> None:
+    payload = payloads.numbers("identity_fp32", 4)
+    assert isinstance(payload.echo, bytes)
+    payloads.check(payload, *binary_answer(payload.echo))
+    for body, length in (binary_answer(payload.echo[:-4]), binary_answer(bytes(16)), binary_answer(payload.echo, "X")):
+        with pytest.raises(WrongAnswerError, match="not what was sent"):
+            payloads.check(payload, body, length)
+    with pytest.raises(WrongAnswerError, match=JSON_LENGTH_HEADER):
+        payloads.check(payload, payload.echo, None)
+
+
+def test_a_json_answer_must_have_the_values_sent() -> None:
+    payload = payloads.json_numbers("identity_fp32", 2)
+    payloads.check(payload, b'{"outputs": [{"name": "OUTPUT0", "data": [0.5, 1.5]}]}', None)
+    with pytest.raises(WrongAnswerError):
+        payloads.check(payload, b'{"outputs": [{"name": "OUTPUT0", "data": [0.5, 1.0]}]}', None)
+
+
+@pytest.mark.parametrize(
+    ("payload", "length"),
+    [
+        (payloads.numbers("m", 16), 64),
+        (payloads.strings("m", 1000), 16_000),
+        # "0.5,1.5," and so on to "10.5,"
+        (payloads.json_numbers("m", 11), 10 * 4 + 5),
+    ],
+)
+def test_the_shortest_answer_holds_the_tensor(payload: Payload, length: int) -> None:
+    assert payload.shortest_answer == length
+
+
+PERF_ANALYZER_REPORT = """\
+Concurrency,Inferences/Second,Client Send,Network+Server Send/Recv,Server Queue,p50 latency,p90 latency,p99 latency
+16,5307.42,144,982,794,2801,4275,6728
+"""
+
+
+def test_perf_analyzer_report() -> None:
+    load = perf_analyzer.parse(PERF_ANALYZER_REPORT, 2)
+    assert load == wrk.Load(requests=10615, requests_per_s=5307.42, p50_us=2801.0, p99_us=6728.0)
+
+
+@pytest.mark.parametrize(
+    "report", ["", PERF_ANALYZER_REPORT.splitlines()[0], PERF_ANALYZER_REPORT.replace("5307.42", "0")]
+)
+def test_perf_analyzer_report_without_figures(report: str) -> None:
+    with pytest.raises(LoadError):
+        perf_analyzer.parse(report, 2)
+
+
+def test_a_ratio_above_one_always_speaks_for_the_candidate() -> None:
+    twice_the_rate = {"triton": [90.0, 100.0, 500.0], "stubserve": [200.0, 190.0, 900.0]}
+    assert ratio(RATE, twice_the_rate) == "2.00x"
+    assert ratio(P50, twice_the_rate) == "0.50x"
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        {"triton": [0.0], "stubserve": [1.0]},
+        {"triton": [1.0], "stubserve": [0.0]},
+        {"triton": [], "stubserve": [1.0]},
+        {"stubserve": [1.0]},
+    ],
+)
+def test_no_ratio_where_there_is_nothing_to_divide(samples: dict[str, list[float]]) -> None:
+    assert ratio(CPU, samples) == ""
+
+
+def test_a_figure_that_only_explains_has_no_ratio() -> None:
+    assert ratio(BATCH, {"triton": [4.0], "stubserve": [8.0]}) == ""
+
+
+def test_summary_gives_the_median_and_the_range() -> None:
+    assert summary([]) == "-"
+    assert summary([12345.6]) == "12,346"
+    assert summary([30.0, 10.0, 20.0]) == "20.0 (10.0-30.0)"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.01234, "0.0123"), (1.234, "1.23"), (99.94, "99.9"), (1e6, "1,000,000")]
+)
+def test_number_shows_about_three_digits(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_report_in_both_forms() -> None:
+    report = Report(["machine: abacus"], ["triton", "stubserve"])
+    for rate in (100.0, 120.0, 110.0):
+        report.add("load", "triton", {RATE: rate, P50: 50.0})
+        report.add("load", "stubserve", {RATE: 3 * rate, P50: 25.0})
+    assert report.markdown().splitlines() == [
+        "- machine: abacus",
+        "",
+        "| workload | figure | triton | stubserve | stubserve better by |",
+        "| --- | --- | --- | --- | --- |",
+        "| load | requests/s | 110 (100-120) | 330 (300-360) | 3.00x |",
+        "|  | p50 µs | 50.0 (50.0-50.0) | 25.0 (25.0-25.0) | 2.00x |",
+        "",
+        "Medians with (lowest-highest) over the rounds. Above 1x stubserve is better, below 1x triton.",
+    ]
+    lines = report.text().splitlines()
+    assert lines[0] == "machine: abacus"
+    assert lines[3].split() == ["load", "requests/s", "110", "(100-120)", "330", "(300-360)", "3.00x"]
+    assert lines[3].index("110") == lines[2].index("triton")
+
+
+def test_a_program_fills_in_its_ports_and_shows_no_folders() -> None:
+    program = Program("p", ("/opt/x/server", "REPO", "--http-port", "HTTP"), "/opt/x/python", {})
+    assert program.command(Path("/models"), (1, 2, 3)) == ["/opt/x/server", "/models", "--http-port", "1"]
+    assert str(program) == "server REPO --http-port HTTP"
+
+
+def test_the_sleeping_model_sleeps_once_a_batch() -> None:
+    head, body = repository.SLEEPING.split("def execute(self, requests):\n")
+    assert "import time\n" in head
+    assert body.splitlines()[0] == "        time.sleep(0.002)"

@@ -1,0 +1,101 @@
+"""Request bodies in the KServe v2 form, and the check that an answer carries the right values."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import struct
+from array import array
+from dataclasses import dataclass
+
+JSON_LENGTH_HEADER = "Inference-Header-Content-Length"
+
+
+class WrongAnswerError(Exception):
+    """A server answered, but not with what the model computes."""
+
+
+@dataclass(frozen=True)
+class Payload:
+    """One inference request for an identity model, ready to be sent again and again.
+
+    `echo` is the tensor as the answer must carry it: raw bytes in the binary form, numbers in the JSON form.
+    """
+
+    model: str
+    headers: dict[str, str]
+    body: bytes
+    echo: bytes | list[float]
+
+    @property
+    def path(self) -> str:
+        return f"/v2/models/{self.model}/infer"
+
+    @property
+    def shortest_answer(self) -> int:
+        """Bytes that any right answer has at least: the tensor itself, in JSON the digits and a comma each."""
+        return len(self.echo) if isinstance(self.echo, bytes) else sum(len(repr(value)) + 1 for value in self.echo)
+
+
+def numbers(model: str, count: int) -> Payload:
+    """`count` FP32 values as one vector, in the binary form in both directions."""
+    return _binary(model, "FP32", count, array("f", (float(i % 1000) for i in range(count))).tobytes())
+
+
+def strings(model: str, count: int) -> Payload:
+    """`count` strings of 12 bytes as one vector, in the binary form in both directions."""
+    return _binary(model, "BYTES", count, b"".join(struct.pack("<I12s", 12, b"element %04d" % i) for i in range(count)))
+
+
+def json_numbers(model: str, count: int) -> Payload:
+    """`count` FP32 values as one vector of JSON numbers in both directions."""
+    values = [i + 0.5 for i in range(count)]
+    tensor = {"name": "INPUT0", "shape": [1, count], "datatype": "FP32", "data": values}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    return Payload(model, {"Content-Type": "application/json"}, body, values)
+
+
+def _binary(model: str, datatype: str, count: int, raw: bytes) -> Payload:
+    request = {
+        "inputs": [
+            {
+                "name": "INPUT0",
+                "shape": [1, count],
+                "datatype": datatype,
+                "parameters": {"binary_data_size": len(raw)},
+            }
+        ],
+        "outputs": [{"name": "OUTPUT0", "parameters": {"binary_data": True}}],
+    }
+    text = json.dumps(request).encode()
+    headers = {"Content-Type": "application/octet-stream", JSON_LENGTH_HEADER: str(len(text))}
+    return Payload(model, headers, text + raw, raw)
+
+
+def send(port: int, payload: Payload) -> None:
+    """Sends `payload` once to 127.0.0.1:`port`; raises WrongAnswerError unless the answer is right."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("POST", payload.path, payload.body, payload.headers)
+        response = connection.getresponse()
+        body = response.read()
+        if response.status != 200:
+            raise WrongAnswerError(f"{payload.path}: status {response.status}: {body[:500]!r}")
+        check(payload, body, response.headers.get(JSON_LENGTH_HEADER))
+    finally:
+        connection.close()
+
+
+def check(payload: Payload, body: bytes, json_length: str | None) -> None:
+    """Raises WrongAnswerError unless `body` carries `payload`'s tensor back as OUTPUT0."""
+    if isinstance(payload.echo, bytes):
+        if json_length is None:
+            raise WrongAnswerError(f"{payload.path}: no {JSON_LENGTH_HEADER} header in the answer to a binary request")
+        text, raw = body[: int(json_length)], body[int(json_length) :]
+        right = raw == payload.echo
+    else:
+        text = body
+        right = json.loads(text)["outputs"][0].get("data") == payload.echo
+    output = json.loads(text)["outputs"][0]
+    if not right or output["name"] != "OUTPUT0":
+        raise WrongAnswerError(f"{payload.path}: the answer is not what was sent: {text[:300]!r}")

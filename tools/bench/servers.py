@@ -1,0 +1,182 @@
+"""The two servers: how each is started on a repository, known to be ready, and stopped."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from .processes import ProcessTree
+
+READY_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 60.0
+POLL_S = 0.002
+
+
+class ServerError(Exception):
+    """A server did not start, or ended while it was needed."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A server's command line, and the interpreter that its models run in.
+
+    The words REPO, HTTP, GRPC and METRICS in `arguments` stand for the folder and the ports.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    python: str
+    environment: dict[str, str]
+
+    def command(self, repository: Path, ports: tuple[int, int, int]) -> list[str]:
+        values = dict(zip(("REPO", "HTTP", "GRPC", "METRICS"), (str(repository), *map(str, ports)), strict=True))
+        return [values.get(argument, argument) for argument in self.arguments]
+
+    def __str__(self) -> str:
+        """The command line to show a reader: no folders of this machine."""
+        return " ".join(Path(argument).name if "/" in argument else argument for argument in self.arguments)
+
+
+def peers_folder() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(os.environ.get("PEERS_DIR") or f"{cache}/stubserve-peers")
+
+
+@cache
+def peers_environment() -> dict[str, str]:
+    """What the peers' env.sh exports; raises ServerError when they are not installed."""
+    script = peers_folder() / "env.sh"
+    if not script.is_file():
+        raise ServerError(f"no {script}: install the peers with tools/peers.sh, or name their folder in PEERS_DIR")
+    shell = subprocess.run(["bash", "-c", '. "$0" && env -0', str(script)], capture_output=True, text=True, check=True)
+    return dict(line.partition("=")[::2] for line in shell.stdout.split("\0") if line)
+
+
+def triton() -> Program:
+    peers = peers_environment()
+    home, venv = peers["TRITON_HOME"], peers["TRITON_VENV"]
+    arguments = [f"{home}/bin/tritonserver", "--backend-directory", f"{home}/backends", "--model-repository", "REPO"]
+    arguments += ["--http-address", "127.0.0.1", "--grpc-address", "127.0.0.1"]
+    arguments += ["--http-port", "HTTP", "--grpc-port", "GRPC", "--metrics-port", "METRICS"]
+    # The embedded interpreter finds its site-packages through the first python3 in PATH.
+    return Program(
+        "triton", tuple(arguments), f"{venv}/bin/python3", {**os.environ, "PATH": f"{venv}/bin:{os.environ['PATH']}"}
+    )
+
+
+def stubserve() -> Program:
+    arguments = [str(Path(sys.executable).with_name("stubserve")), "serve", "REPO", "--http-address", "127.0.0.1"]
+    arguments += ["--http-port", "HTTP", "--grpc-port", "GRPC", "--metrics-port", "METRICS"]
+    return Program("stubserve", tuple(arguments), sys.executable, dict(os.environ))
+
+
+class Server:
+    """One running server; a context manager that starts it, waits for readiness, and stops it.
+
+    `start_ms` is the time from exec to the first 200 of /v2/health/ready.
+    """
+
+    def __init__(self, program: Program, repository: Path, log: Path) -> None:
+        self.name = program.name
+        self.start_ms = 0.0
+        self._program = program
+        self._repository = repository
+        self._log = log
+        self._ports = free_ports()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def http_port(self) -> int:
+        return self._ports[0]
+
+    def __enter__(self) -> Server:
+        command = self._program.command(self._repository, self._ports)
+        try:
+            with self._log.open("wb") as log:
+                begin = time.monotonic()
+                self._process = subprocess.Popen(
+                    command, stdout=log, stderr=log, env=self._program.environment, start_new_session=True
+                )
+        except OSError as error:
+            raise ServerError(f"{self.name} cannot be started: {error}") from error
+        try:
+            self._wait_until_ready(begin + READY_TIMEOUT_S)
+        except BaseException:
+            self._stop()
+            raise
+        self.start_ms = (time.monotonic() - begin) * 1000
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def _wait_until_ready(self, deadline: float) -> None:
+        while time.monotonic() < deadline:
+            self.require_alive()
+            connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=5)
+            try:
+                connection.request("GET", "/v2/health/ready")
+                if connection.getresponse().status == 200:
+                    return
+            except (OSError, http.client.HTTPException):
+                pass
+            finally:
+                connection.close()
+            time.sleep(POLL_S)
+        raise ServerError(f"{self.name} was not ready after {READY_TIMEOUT_S:.0f} s:\n{self.log_tail()}")
+
+    def _stop(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def require_alive(self) -> None:
+        """Raises ServerError with the end of the log if the server has ended."""
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise ServerError(f"{self.name} ended with {self._process.returncode}:\n{self.log_tail()}")
+
+    def log_tail(self) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
+
+    def processes(self) -> ProcessTree:
+        assert self._process is not None
+        return ProcessTree(self._process.pid)
+
+    def get(self, path: str) -> dict[str, object]:
+        """The JSON object at `path`; raises ServerError for any status but 200."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=30)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            body = response.read()
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise ServerError(f"{self.name}: GET {path}: status {response.status}: {body[:300]!r}")
+        answer: dict[str, object] = json.loads(body)
+        return answer
+
+
+def free_ports() -> tuple[int, int, int]:
+    """Three ports that nobody listens on at this moment."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports[0], ports[1], ports[2]
