@@ -160,9 +160,15 @@ def test_perf_analyzer_report_without_figures(report: str) -> None:
 
 
 def test_a_ratio_above_one_always_speaks_for_the_candidate() -> None:
-    twice_the_rate = {"triton": [90.0, 100.0, 500.0], "stubserve": [200.0, 190.0, 900.0]}
+    twice_the_rate = {"triton": [90.0, 100.0, 150.0], "stubserve": [200.0, 190.0, 900.0]}
     assert ratio(RATE, twice_the_rate) == "2.00x"
     assert ratio(P50, twice_the_rate) == "0.50x"
+
+
+def test_a_ratio_of_overlapping_ranges_is_marked() -> None:
+    assert ratio(RATE, {"triton": [90.0, 100.0, 190.0], "stubserve": [200.0, 190.0, 900.0]}) == "2.00x ~"
+    assert ratio(RATE, {"triton": [200.0, 190.0, 900.0], "stubserve": [90.0, 100.0, 190.0]}) == "0.50x ~"
+    assert ratio(RATE, {"triton": [100.0], "stubserve": [100.0]}) == "1.00x"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +214,8 @@ def test_report_in_both_forms() -> None:
         "| load | requests/s | 110 (100-120) | 330 (300-360) | 3.00x |",
         "|  | p50 µs | 50.0 (50.0-50.0) | 25.0 (25.0-25.0) | 2.00x |",
         "",
-        "Medians with (lowest-highest) over the rounds. Above 1x stubserve is better, below 1x triton.",
+        "Medians with (lowest-highest) over the rounds. Above 1x stubserve is better, below 1x triton; "
+        "~ marks differences that may be chance, because the ranges overlap.",
     ]
     lines = report.text().splitlines()
     assert lines[0] == "machine: abacus"

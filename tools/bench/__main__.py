@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from http.client import HTTPException
 from pathlib import Path
+from types import FrameType
+
+import psutil
 
 from . import machine, repository, servers, workloads, wrk
 from .payloads import WrongAnswerError
@@ -24,6 +29,8 @@ class BenchmarkError(Exception):
 
 def main() -> None:
     options = parse_arguments()
+    # Ended by `timeout` or a CI runner, it must not leave two servers behind.
+    signal.signal(signal.SIGTERM, leave)
     chosen = [workload for workload in workloads.all_workloads() if re.search(options.only, workload.name)]
     if not chosen:
         sys.exit(f"no workload matches --only {options.only!r}")
@@ -102,9 +109,13 @@ def named(workload: Workload, subject: Subject) -> Iterator[None]:
     """Makes a failure say which workload it was, of which server, and what the server logged last."""
     try:
         yield
-    except (LoadError, ServerError, WrongAnswerError, OSError) as error:
+    except (LoadError, ServerError, WrongAnswerError, OSError, HTTPException, psutil.Error) as error:
         log = subject.server.log_tail()
         raise BenchmarkError(f"{workload.name}: {subject.server.name}: {error}\nend of its log:\n{log}") from error
+
+
+def leave(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 def progress(text: str) -> None:

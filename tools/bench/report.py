@@ -64,7 +64,10 @@ class Report:
         return ["workload", "figure", *self._servers, f"{CANDIDATE} better by"]
 
     def _footnote(self) -> str:
-        return f"Medians with (lowest-highest) over the rounds. Above 1x {CANDIDATE} is better, below 1x {REFERENCE}."
+        return (
+            f"Medians with (lowest-highest) over the rounds. Above 1x {CANDIDATE} is better, below 1x {REFERENCE}; "
+            "~ marks differences that may be chance, because the ranges overlap."
+        )
 
 
 def row_of(cells: Sequence[str]) -> str:
@@ -80,7 +83,10 @@ def summary(samples: Sequence[float]) -> str:
 
 
 def ratio(metric: Metric, by_server: dict[str, list[float]]) -> str:
-    """How many times better the candidate's median is than the reference's, whichever direction is better."""
+    """How many times better the candidate's median is than the reference's, whichever direction is better.
+
+    A `~` follows where the ranges overlap: the next run may well turn such a difference round.
+    """
     reference, candidate = by_server.get(REFERENCE), by_server.get(CANDIDATE)
     if not reference or not candidate or metric.more_is_better is None:
         return ""
@@ -88,7 +94,10 @@ def ratio(metric: Metric, by_server: dict[str, list[float]]) -> str:
     if not metric.more_is_better:
         above, below = below, above
     # Two servers of which one uses nothing at all cannot be divided.
-    return f"{above / below:.2f}x" if above and below else ""
+    if not above or not below:
+        return ""
+    overlap = min(candidate) <= max(reference) and min(reference) <= max(candidate)
+    return f"{above / below:.2f}x{' ~' if overlap and len(reference) > 1 else ''}"
 
 
 def number(value: float) -> str:

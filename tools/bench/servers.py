@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -139,11 +140,12 @@ class Server:
         if process is None:
             return
         process.send_signal(signal.SIGTERM)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
+        # A server that is stopped while it loads its models may leave their processes behind.
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.wait()
 
     def require_alive(self) -> None:
         """Raises ServerError with the end of the log if the server has ended."""
