@@ -1,0 +1,1 @@
+"""Model instances: their stub processes, how they are started, watched, restarted and stopped."""

@@ -8,10 +8,10 @@ Three places where memory can be, from warm to cold:
 - *cold*: free address space, given back to the system, coalesced with its neighbours; first fit.
 
 A freed block becomes warm. When the warm blocks together pass `retain` bytes, the oldest large ones go cold with
-MADV_REMOVE. Blocks up to `SLAB` are cut from slabs and always stay warm: they are few and small.
+MADV_REMOVE. Blocks up to `SMALL` are cut from slabs and always stay warm: they are few and small.
 
-Size classes have sixteen steps per doubling, so a block wastes at most 1/16 of its size (and large blocks are whole
-pages). Costs: about 0.4 µs per pair of `allocate` and `free` when warm; a new large block costs its page faults.
+Size classes have sixteen steps per doubling, so a block wastes at most 1/16 of its size; blocks above SMALL are
+whole pages. Costs: about 0.4 µs per pair of `allocate` and `free` when warm; a new large block costs its page faults.
 Frees are by offset; freeing twice, or something never allocated, raises KeyError: a bug, better loud than corrupt.
 """
 
@@ -22,12 +22,13 @@ from typing import Dict, List, Tuple
 from stubserve_stub.wire.arena import Arena, ArenaFull
 from stubserve_stub.wire.layout import ALIGNMENT, HEAP, PAGE
 
+SMALL = 4 * 1024
 SLAB = 32 * 1024
 
 
 def size_class(nbytes: int) -> int:
-    """The size of the block that holds `nbytes`: a multiple of 64, from SLAB on a multiple of a page."""
-    step = max(nbytes.bit_length() - 5, 12 if nbytes > SLAB else 6)
+    """The size of the block that holds `nbytes`: a multiple of 64, above SMALL whole pages."""
+    step = max(nbytes.bit_length() - 5, 12 if nbytes > SMALL else 6)
     return max((nbytes + (1 << step) - 1) >> step << step, ALIGNMENT)
 
 
@@ -64,14 +65,14 @@ class Allocator:
         size = size_class(nbytes)
         blocks = self._warm.get(size)
         if not blocks:
-            if size <= SLAB:
+            if size <= SMALL:
                 blocks = self._cut_slab(size)
             else:
                 offset = self._from_cold(size)
                 self._live[offset] = size
                 return offset
         offset, _ = blocks.popitem()
-        if size > SLAB:
+        if size > SMALL:
             self._warm_large_bytes -= self._warm_large.pop(offset)
         self._live[offset] = size
         return offset
@@ -83,7 +84,7 @@ class Allocator:
         if blocks is None:
             blocks = self._warm[size] = {}
         blocks[offset] = None
-        if size > SLAB:
+        if size > SMALL:
             self._warm_large[offset] = size
             self._warm_large_bytes += size
             while self._warm_large_bytes > self._retain:

@@ -1,0 +1,38 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+REPOSITORY ?= model_repository
+ARGS ?=
+PEERS_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/stubserve-peers
+
+.PHONY: install serve test check conformance bench clean
+
+# Installs once, and again when pyproject.toml has changed.
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[examples,test,dev]'
+	touch $@
+
+serve: install
+	$(BIN)/stubserve serve $(REPOSITORY) $(ARGS)
+
+test: install
+	$(BIN)/python -m pytest $(ARGS)
+
+check: install
+	$(BIN)/ruff check src stub tests tools model_repository
+	$(BIN)/ruff format --check src stub tests tools model_repository
+	$(BIN)/mypy
+
+conformance: install
+	PEERS_DIR='$(PEERS_DIR)' tools/peers.sh
+	PEERS_DIR='$(PEERS_DIR)' $(BIN)/python -m tests.conformance $(ARGS)
+
+bench: install
+	PEERS_DIR='$(PEERS_DIR)' tools/peers.sh
+	PEERS_DIR='$(PEERS_DIR)' $(BIN)/python -m tools.bench $(ARGS)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,57 @@
+"""stubserve as a plain ASGI app, for hosts that bring their own server: `uvicorn --factory stubserve.asgi:create_app`.
+
+The command line that `stubserve serve` would get is taken from the environment variable STUBSERVE_ARGS; without it the
+folder `model_repository` is served. The host's own server reads and writes the sockets, so bodies are copied once more
+than by `stubserve serve`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.applications import Starlette
+
+from stubserve.flags import parse_arguments
+from stubserve.observability import logs
+from stubserve.protocols.http.app import create_app as create_http_app
+from stubserve.server import Server
+from stubserve.settings import Settings
+
+
+class _Deferred:
+    """Stands for the server until the host has started its event loop, which the server's parts need."""
+
+    def __init__(self) -> None:
+        self._server: Server | None = None
+
+    def start(self, settings: Settings) -> Server:
+        self._server = Server(settings)
+        return self._server
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
+
+
+def create_app(settings: Settings | None = None) -> Starlette:
+    """The app. Its lifespan loads the models and finalizes them; it raises RuntimeError if one fails to load."""
+    if settings is None:
+        settings = parse_arguments(shlex.split(os.environ.get("STUBSERVE_ARGS", "model_repository")))
+    chosen = settings
+    logs.configure(chosen)
+    deferred = _Deferred()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        server = deferred.start(chosen)
+        try:
+            if not await server.load() and chosen.exit_on_error:
+                raise RuntimeError("failed to load all models; the log says why")
+            yield
+        finally:
+            await server.stop()
+
+    return create_http_app(deferred, lifespan)  # type: ignore[arg-type]

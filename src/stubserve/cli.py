@@ -1,0 +1,34 @@
+"""The command `stubserve`."""
+
+from __future__ import annotations
+
+import sys
+
+from stubserve.flags import parse_arguments, usage
+from stubserve.settings import UsageError
+
+
+def main() -> None:
+    """`stubserve serve ...`; also `stubserve --model-repository=...`, so that only a program's name has to change."""
+    words = sys.argv[1:]
+    if (words and words[0] in ("-h", "--help", "help")) or "--help" in words:
+        sys.stdout.write(usage())
+        return
+    if words and words[0] in ("-V", "--version", "version"):
+        from stubserve import __version__
+
+        print(__version__)
+        return
+    if words and words[0] == "serve":
+        words = words[1:]
+    elif not words or not words[0].startswith("--"):
+        sys.stderr.write(usage())
+        raise SystemExit(1)
+    try:
+        settings = parse_arguments(words)
+    except UsageError as error:
+        sys.stderr.write(f"{error}\n\n{usage()}")
+        raise SystemExit(1) from None
+    from stubserve.server import run
+
+    raise SystemExit(run(settings))

@@ -1,0 +1,214 @@
+"""The flags of `stubserve serve`: which there are, what they take, and which belong to parts that are not here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stubserve.settings import Settings, UsageError, parse_backend_config, parse_bool, parse_int, parse_size
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag. `many` flags may be repeated and collect; a `switch` needs no value (bare means true)."""
+
+    name: str
+    parse: Callable[[str], Any]
+    help: str
+    many: bool = False
+    switch: bool = False
+    setting: str = ""
+
+    @property
+    def attribute(self) -> str:
+        return self.setting or self.name.replace("-", "_")
+
+
+FLAGS = (
+    Flag("model-repository", Path, "A folder of models. May be given several times.", many=True),
+    Flag("model-store", Path, "Same as --model-repository.", many=True, setting="model_repository"),
+    Flag("id", str, "The server's name in its metadata (triton)."),
+    Flag("exit-on-error", parse_bool, "Exit when a model fails to load (true).", switch=True),
+    Flag("strict-readiness", parse_bool, "Ready only when every model is (true).", switch=True),
+    Flag(
+        "disable-auto-complete-config",
+        parse_bool,
+        "Take config.pbtxt as it is, never ask the model (false).",
+        switch=True,
+    ),
+    Flag("model-load-thread-count", parse_int, "Model versions that load at the same time (4)."),
+    Flag("model-config-name", str, "Use configs/<name>.pbtxt of a model where it exists."),
+    Flag("backend-config", parse_backend_config, "[<backend>,]<setting>=<value>, passed to the backend.", many=True),
+    Flag("exit-timeout-secs", parse_int, "How long a stopping server waits for requests and models (30)."),
+    Flag("allow-http", parse_bool, "Serve HTTP (true).", switch=True),
+    Flag("http-address", str, "The address to serve HTTP on (0.0.0.0)."),
+    Flag("http-port", parse_int, "The port to serve HTTP on (8000)."),
+    Flag("reuse-http-port", parse_bool, "Let several servers share the port (false).", switch=True),
+    Flag("http-max-input-size", parse_int, "Largest JSON, compressed or raw request, in bytes (67108864)."),
+    Flag("log-verbose", parse_int, "Verbose logging from level 1 on (0)."),
+    Flag("log-info", parse_bool, "Log info messages (true).", switch=True),
+    Flag("log-warning", parse_bool, "Log warnings (true).", switch=True),
+    Flag("log-error", parse_bool, "Log errors (true).", switch=True),
+    Flag("log-format", str, "default or ISO8601."),
+    Flag("log-file", str, "Append the log to this file."),
+    # stubserve's own
+    Flag("shm-limit", parse_size, "Shared memory for tensors, as 8G or in bytes (half of the machine's memory)."),
+    Flag("stub-restart-limit", parse_int, "Restarts in a row of a stub that dies; 0 turns restarting off (10)."),
+    Flag("debug-model", str, "Give this model's stub the terminal, so that breakpoint() works in it.", many=True),
+)
+
+# Flags of parts that do not exist yet: value -> what is missing. With the value that turns the part off they are fine.
+_OFF = ("false", "off", "0")
+MISSING = {
+    "model-control-mode": ("loading and unloading models while the server runs", ("none",)),
+    "load-model": ("loading and unloading models while the server runs", ()),
+    "repository-poll-secs": ("watching the repository for changes", ()),
+    "model-load-retry-count": ("retrying a load", ("0",)),
+    "model-namespacing": ("model namespacing", _OFF),
+    "http-header-forward-pattern": ("forwarding HTTP headers to models", ("",)),
+    "http-restricted-api": ("restricted APIs", ()),
+    "grpc-restricted-protocol": ("gRPC", ()),
+    "allow-client-shm": ("client shared memory", _OFF),
+    "grpc-use-ssl": ("gRPC", _OFF),
+    "grpc-use-ssl-mutual": ("gRPC", _OFF),
+    "grpc-server-cert": ("gRPC", ()),
+    "grpc-server-key": ("gRPC", ()),
+    "grpc-root-cert": ("gRPC", ()),
+    "grpc-header-forward-pattern": ("gRPC", ("",)),
+    "grpc-infer-response-compression-level": ("gRPC", ("none",)),
+    "grpc-infer-thread-count": ("gRPC", ()),
+    "grpc-infer-allocation-pool-size": ("gRPC", ()),
+    "grpc-max-response-pool-size": ("gRPC", ()),
+    "grpc-keepalive-time": ("gRPC", ()),
+    "grpc-keepalive-timeout": ("gRPC", ()),
+    "grpc-keepalive-permit-without-calls": ("gRPC", ()),
+    "grpc-http2-max-pings-without-data": ("gRPC", ()),
+    "grpc-http2-min-recv-ping-interval-without-data": ("gRPC", ()),
+    "grpc-http2-max-ping-strikes": ("gRPC", ()),
+    "grpc-max-connection-age": ("gRPC", ()),
+    "grpc-max-connection-age-grace": ("gRPC", ()),
+    "reuse-grpc-port": ("gRPC", _OFF),
+    "trace-config": ("tracing", ()),
+    "trace-file": ("tracing", ()),
+    "trace-level": ("tracing", ("OFF",)),
+    "trace-rate": ("tracing", ()),
+    "trace-count": ("tracing", ()),
+    "log-frequency": ("tracing", ()),
+    "cache-config": ("the response cache", ()),
+    "cache-directory": ("the response cache", ()),
+    "response-cache-byte-size": ("the response cache", ("0",)),
+    "rate-limit": ("the rate limiter", ("off",)),
+    "rate-limit-resource": ("the rate limiter", ()),
+    "host-policy": ("host policies", ()),
+    "model-load-gpu-limit": ("GPU tensors", ()),
+    "repoagent-directory": ("repository agents", ()),
+    "backend-directory": ("backends other than Python", ()),
+    "allow-sagemaker": ("SageMaker", _OFF),
+    "allow-vertex-ai": ("Vertex AI", _OFF),
+    "metrics-config": ("metrics", ()),
+    "strict-model-config": ("this deprecated flag; use --disable-auto-complete-config", _OFF),
+}
+
+_GRPC = "gRPC is not served by this release"
+_METRICS = "the metrics endpoint is not served by this release"
+_ONE_LOOP = "HTTP is served by one event loop, not by a pool of threads"
+_NO_GPU_POOL = "there is no such memory pool here"
+
+# Accepted, because they are in everybody's command line, and said in the log to be without effect.
+WITHOUT_EFFECT = {
+    "allow-grpc": _GRPC,
+    "grpc-address": _GRPC,
+    "grpc-port": _GRPC,
+    "allow-metrics": _METRICS,
+    "allow-gpu-metrics": _METRICS,
+    "allow-cpu-metrics": _METRICS,
+    "metrics-address": _METRICS,
+    "metrics-port": _METRICS,
+    "metrics-interval-ms": _METRICS,
+    "http-thread-count": _ONE_LOOP,
+    "pinned-memory-pool-byte-size": _NO_GPU_POOL,
+    "cuda-memory-pool-byte-size": _NO_GPU_POOL,
+    "cuda-virtual-address-size": _NO_GPU_POOL,
+    "min-supported-compute-capability": _NO_GPU_POOL,
+    "buffer-manager-thread-count": "tensors are not copied by threads of their own here",
+    "enable-peer-access": _NO_GPU_POOL,
+}
+
+
+def parse_arguments(arguments: Sequence[str]) -> Settings:
+    """Settings from the words behind `stubserve serve`: flags as `--name=value` or `--name value`, else repositories.
+
+    Raises UsageError.
+    """
+    by_name = {flag.name: flag for flag in FLAGS}
+    values: dict[str, Any] = {}
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            if word.startswith("-"):
+                raise UsageError(f"Unexpected argument: {word}")
+            values.setdefault("model_repository", []).append(Path(word))
+            continue
+        name, equals, text = word[2:].partition("=")
+        flag = by_name.get(name)
+        if flag is None and name not in MISSING and name not in WITHOUT_EFFECT:
+            raise UsageError(f"Unexpected argument: {word}")
+        if not equals:
+            is_switch = flag.switch if flag is not None else name.startswith(("allow-", "enable-")) or name in MISSING
+            if words and not words[0].startswith("--") and (not is_switch or _is_bool(words[0])):
+                text = words.pop(0)
+            elif is_switch:
+                text = "true"
+            else:
+                raise UsageError(f"option '--{name}' requires an argument")
+        if name in WITHOUT_EFFECT:
+            values.setdefault("notices", []).append(f"--{name} has no effect: {WITHOUT_EFFECT[name]}")
+            continue
+        if flag is None:
+            _check_missing(name, text)
+            continue
+        value = flag.parse(text)
+        if flag.many:
+            values.setdefault(flag.attribute, []).append(value)
+        else:
+            values[flag.attribute] = value
+    settings = Settings(**values)
+    _check(settings)
+    return settings
+
+
+def _is_bool(text: str) -> bool:
+    try:
+        parse_bool(text)
+    except UsageError:
+        return False
+    return True
+
+
+def _check_missing(name: str, text: str) -> None:
+    part, fine = MISSING[name]
+    if text.lower() not in fine and text not in fine:
+        raise UsageError(f"--{name}={text}: stubserve does not offer {part} yet. Leave the flag out.")
+
+
+def _check(settings: Settings) -> None:
+    if not settings.model_repository:
+        raise UsageError("--model-repository must be specified")
+    if settings.http_max_input_size <= 0:
+        raise UsageError("Error: --http-max-input-size must be greater than 0.")
+    if settings.log_format not in ("default", "ISO8601"):
+        raise UsageError(f"invalid argument for --log_format, got: {settings.log_format}")
+
+
+def usage() -> str:
+    """The help text."""
+    head = [
+        "usage: stubserve serve REPOSITORY [REPOSITORY ...] [--flag=value ...]",
+        "",
+        "Serves the models of a Triton model repository. A tritonserver command line works too.",
+        "",
+    ]
+    return "\n".join([*head, *(f"  --{flag.name:<30} {flag.help}" for flag in FLAGS)]) + "\n"

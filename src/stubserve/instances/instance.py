@@ -1,0 +1,142 @@
+"""One instance of a model: keeps a stub alive for it.
+
+An instance is starting, ready, waiting to restart, failed (its stub died too often) or stopped. Its owner hears of
+results and deaths at once; restarts happen by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from stubserve.errors import ServeError, internal
+from stubserve.inference.request import Request, Response
+from stubserve.instances.restart import RestartPolicy
+from stubserve.instances.stub import Stub
+
+log = logging.getLogger("stubserve.instances")
+
+
+class State(enum.Enum):
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class InstanceOwner(Protocol):
+    """The model version that an instance works for."""
+
+    def on_ready(self, instance: Instance) -> None: ...
+
+    def on_results(self, instance: Instance, finished: list[tuple[Request, Response]]) -> None: ...
+
+    def on_death(self, instance: Instance, error: ServeError, unfinished: list[Request]) -> None: ...
+
+
+class Instance:
+    """A named instance. `launch` makes a stub with the model initialized in it, or raises ServeError."""
+
+    def __init__(
+        self, name: str, launch: Callable[[Instance], Awaitable[Stub]], owner: InstanceOwner, policy: RestartPolicy
+    ) -> None:
+        self.name = name
+        self.state = State.STARTING
+        self.stub: Stub | None = None
+        self.policy = policy
+        self.last_error = ""
+        self._launch = launch
+        self._owner = owner
+        self._restart: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Launches the stub. Raises ServeError if its model does not load; there is no second try then."""
+        self._adopt(await self._launch(self))
+
+    def execute(self, requests: list[Request]) -> None:
+        assert self.stub is not None
+        self.stub.execute(requests)
+
+    def cancel(self, request: Request) -> None:
+        if self.stub is not None:
+            self.stub.cancel(request)
+
+    def why_not_ready(self) -> str:
+        """Empty if the instance is ready, else the reason for people."""
+        if self.state is State.READY:
+            return ""
+        if self.state is State.STARTING:
+            return f"instance '{self.name}' is starting"
+        if self.state is State.STOPPED:
+            return f"instance '{self.name}' is stopped"
+        restarting = (
+            "it is being restarted"
+            if self.state is State.RESTARTING
+            else (f"it died {self.policy.restarts + 1} times in a row and is not restarted (--stub-restart-limit)")
+        )
+        return f"{self.last_error} {restarting[0].upper()}{restarting[1:]}."
+
+    async def stop(self, timeout_s: float) -> None:
+        """Finalizes the model and ends the stub, by force after `timeout_s`."""
+        self.state = State.STOPPED
+        if self._restart is not None:
+            self._restart.cancel()
+            await asyncio.gather(self._restart, return_exceptions=True)
+        if self.stub is not None and not await self.stub.stop(timeout_s):
+            log.warning("stub '%s' did not finish within %.1f s and was killed", self.name, timeout_s)
+
+    # What the stub tells
+
+    def on_results(self, stub: Stub, finished: list[tuple[Request, Response]]) -> None:
+        self._owner.on_results(self, finished)
+
+    def on_death(self, stub: Stub, cause: str, unfinished: list[Request]) -> None:
+        self.stub = None
+        error = internal(f"Stub process '{self.name}' is not healthy: {cause} (pid {stub.pid}).")
+        if self.state is State.STOPPED:
+            if unfinished:
+                self._owner.on_death(self, error, unfinished)
+            return
+        self.last_error = error.message
+        delay = self.policy.next_delay(stub.started_at, time.monotonic())
+        if delay is None:
+            self.state = State.FAILED
+            log.error("%s It has died too often and is not restarted.", error)
+        else:
+            self.state = State.RESTARTING
+            log.error("%s It is restarted in %.1f s.", error, delay)
+            self._restart = asyncio.get_running_loop().create_task(self._start_again(delay))
+        self._owner.on_death(self, error, unfinished)
+
+    def _adopt(self, stub: Stub) -> None:
+        self.stub = stub
+        stub.owner = self
+        self.state = State.READY
+        self._owner.on_ready(self)
+        if stub.death is not None:  # it died between its last word and this line
+            self.on_death(stub, stub.death, [])
+
+    async def _start_again(self, delay: float) -> None:
+        while True:
+            await asyncio.sleep(delay)
+            started_at = time.monotonic()
+            try:
+                stub = await self._launch(self)
+            except ServeError as error:
+                self.last_error = error.message
+                next_delay = self.policy.next_delay(started_at, time.monotonic())
+                if next_delay is None:
+                    self.state = State.FAILED
+                    log.error("restart of instance '%s' failed and is not tried again: %s", self.name, error)
+                    return
+                delay = next_delay
+                log.error("restart of instance '%s' failed, next try in %.1f s: %s", self.name, delay, error)
+                continue
+            log.info("instance '%s' is back (pid %d)", self.name, stub.pid)
+            self._adopt(stub)
+            return

@@ -1,0 +1,90 @@
+"""Starting stubs for one version of one model: the boot message, the handshake, the arguments of `initialize`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stubserve.instances.environment import Environment
+from stubserve.instances.memory import Memory
+from stubserve.instances.stub import Stub
+from stubserve.model_config.complete import InstanceSpec
+
+
+class Launcher:
+    """Makes stubs for the model version in `version_dir`. `log_levels()` gives the server's log settings of now."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        environment: Environment,
+        model_dir: Path,
+        version_dir: Path,
+        model_file: Path,
+        log_levels: Callable[[], dict[str, Any]],
+        terminal: bool = False,
+    ) -> None:
+        self._memory = memory
+        self._environment = environment
+        self._model_dir = model_dir
+        self._version_dir = version_dir
+        self._model_file = model_file
+        self._log_levels = log_levels
+        self._terminal = terminal
+
+    def boot(self, instance: str) -> Stub:
+        """A stub that is importing the model. Raises ServeError if no process can be started."""
+        return Stub(
+            instance,
+            self._environment,
+            self._memory,
+            {
+                "instance": instance,
+                "model_file": str(self._model_file),
+                "model_dir": str(self._model_dir),
+                "version_dir": str(self._version_dir),
+                "paths": [],
+            },
+            log_from_stub,
+            self._terminal,
+        )
+
+    async def initialize(self, stub: Stub, spec: InstanceSpec, config: Any, config_json: str) -> None:
+        """Initializes the model in a stub that has imported it; `config_json` is args["model_config"].
+
+        Raises ServeError with the model's own error.
+        """
+        stub.name = spec.name
+        arguments = {
+            "model_config": config_json,
+            "model_instance_kind": spec.kind,
+            "model_instance_name": spec.name,
+            "model_instance_device_id": str(spec.device_id),
+            "model_repository": str(self._model_dir),
+            "model_version": self._version_dir.name,
+            "model_name": config.name,
+        }
+        await stub.initialize(arguments, [output.name for output in config.output], self._log_levels())
+
+
+_LEVELS = {0: logging.INFO, 1: logging.WARNING, 2: logging.ERROR, 3: logging.DEBUG}
+
+
+def log_from_stub(message: dict[str, Any]) -> None:
+    """Writes a line that a model logged as if it were the server's, with the model's file and line."""
+    logger = logging.getLogger("stubserve.model")
+    level = _LEVELS[message["level"]]
+    if logger.isEnabledFor(level):
+        record = logger.makeRecord(
+            logger.name,
+            level,
+            message["file"],
+            message["line"],
+            message["message"],
+            (),
+            None,
+            extra={"model_line": True},
+        )
+        logger.handle(record)

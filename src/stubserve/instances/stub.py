@@ -1,0 +1,349 @@
+"""One life of a stub, from its start to its death, as the parent drives it.
+
+The handshake runs over the control socket: the stub imports its model ("imported"), then either completes the model's
+configuration and ends ("completed"), or initializes the model ("ready"). A stage that fails says why ("failed"); a stub
+that dies instead leaves its cause of death and the end of its stderr in the error. No stage has a time limit, as
+upstream has none (a model may load for an hour); one that takes long is mentioned in the log.
+
+After that, batches go out and results come in over the rings; each wake-up takes everything that is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from stubserve_stub.wire import layout, messages
+from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, read_doorbell
+
+from stubserve.errors import Code, ServeError, internal
+from stubserve.inference.memory import Block
+from stubserve.inference.request import BACKEND_FAILURE, SUCCESS, Request, Response
+from stubserve.inference.tensor import Tensor
+from stubserve.instances.environment import Environment
+from stubserve.instances.memory import Memory
+from stubserve.instances.stub_memory import StubMemory
+from stubserve.instances.stub_process import StubProcess
+
+log = logging.getLogger("stubserve.instances")
+
+_PATIENCE_S = 30.0
+_REPORT_FREES_ABOVE = 32 << 20
+
+_HEALTH_NAMES = {0: "booting", 1: "loading", 2: "idle", 3: "executing", 4: "finalizing"}
+
+
+class StubOwner(Protocol):
+    """Who is told what a stub does."""
+
+    def on_results(self, stub: Stub, finished: list[tuple[Request, Response]]) -> None:
+        """The answers to one batch."""
+
+    def on_death(self, stub: Stub, cause: str, unfinished: list[Request]) -> None:
+        """The stub is gone, and these requests with it."""
+
+
+class Stub:
+    """A stub process with its rings and memory."""
+
+    def __init__(
+        self,
+        name: str,
+        environment: Environment,
+        memory: Memory,
+        boot: dict[str, Any],
+        on_log: Callable[[dict[str, Any]], None],
+        terminal: bool = False,
+    ) -> None:
+        self.name = name
+        self.owner: StubOwner | None = None
+        self.started_at = time.monotonic()
+        self.death: str | None = None
+        self.facts: dict[str, Any] = {}
+        self.checks_readiness = False
+        self._memory = memory
+        self._outputs = StubMemory(memory.segments)
+        self._segment = memory.arena.segment(self._outputs.index)
+        self._loop = asyncio.get_running_loop()
+        self._on_log = on_log
+        self._steps: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._gone = asyncio.Event()
+        self._readiness: asyncio.Future[dict[str, Any]] | None = None
+        # Batches that the stub has, by number; with the block of a message too large for the ring
+        self._in_flight: dict[int, tuple[list[Request], Block | None]] = {}
+        self._batches = 0
+        try:
+            self._process = StubProcess(
+                name, environment, memory.arena.fd, self._on_message, self._on_process_death, terminal
+            )
+        except OSError as error:
+            self._outputs.close()
+            raise internal(f"Stub process '{name}' cannot be started with {environment.interpreter}: {error}") from None
+        start = layout.REQUEST_RING
+        self._writer = RingWriter(self._segment.view[start : start + layout.RING_BYTES], self._process.doorbell_out)
+        start = layout.RESPONSE_RING
+        self._reader = RingReader(self._segment.view[start : start + layout.RING_BYTES])
+        self._loop.add_reader(self._process.doorbell_in, self._on_doorbell)
+        self._process.send("boot", segment=self._outputs.index, **boot)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def busy(self) -> int:
+        """Batches that the stub has and has not answered."""
+        return len(self._in_flight)
+
+    def health(self) -> tuple[str, float]:
+        """What the stub says it is doing, and for how many seconds."""
+        words = self._segment.words
+        since = words[layout.HEALTH_SINCE_NS]
+        seconds = (time.monotonic_ns() - since) / 1e9 if since else time.monotonic() - self.started_at
+        return _HEALTH_NAMES.get(words[layout.HEALTH_STATE], "unknown"), seconds
+
+    # Loading
+
+    async def imported(self) -> bool:
+        """Waits until the model is imported; whether its class has `auto_complete_config`. Raises ServeError."""
+        self.facts = await self._step("imported", "importing its model")
+        return bool(self.facts["completes_config"])
+
+    async def complete(self, model: str, config_json: str) -> str:
+        """Has the model complete its configuration (JSON in, JSON out); the stub ends with that. Raises ServeError."""
+        self._process.send("complete", model=model, config=config_json)
+        answer = await self._step("completed", "in auto_complete_config")
+        completed: str = answer["config"]
+        return completed
+
+    async def initialize(self, arguments: dict[str, str], outputs: list[str], log_levels: dict[str, Any]) -> None:
+        """Initializes the model; after that the stub takes batches. Raises ServeError."""
+        self._process.send(
+            "initialize", instance=self.name, arguments=arguments, outputs=outputs, log_levels=log_levels
+        )
+        answer = await self._step("ready", "in initialize")
+        self.checks_readiness = answer["checks_readiness"]
+
+    async def _step(self, kind: str, doing: str) -> dict[str, Any]:
+        waited = 0.0
+        while True:
+            try:
+                message = await asyncio.wait_for(self._steps.get(), _PATIENCE_S)
+                break
+            except asyncio.TimeoutError:
+                waited += _PATIENCE_S
+                log.warning("stub '%s' (pid %d) has been %s for %.0f s", self.name, self.pid, doing, waited)
+        if message is None:
+            text = f"Stub process '{self.name}' is not healthy: {self.death} while {doing} (pid {self.pid})."
+            tail = self._process.stderr_text()
+            raise internal(text + (f" Its stderr ends with:\n{tail}" if tail else ""))
+        if message["kind"] == "failed":
+            raise internal(message["error"])
+        assert message["kind"] == kind, message
+        return message
+
+    # Serving
+
+    def execute(self, requests: list[Request]) -> None:
+        """Hands a batch to the stub. Raises ServeError (503) when even its description finds no memory."""
+        number = self._batches = self._batches + 1
+        data = messages.pack(
+            (
+                messages.EXECUTE,
+                number,
+                self._outputs.take_frees(),
+                [
+                    (
+                        request.id,
+                        request.correlation_id,
+                        request.flags,
+                        request.timeout_us,
+                        request.parameters,
+                        request.requested_outputs,
+                        [
+                            (
+                                tensor.name,
+                                tensor.datatype,
+                                tensor.shape,
+                                tensor.data if tensor.data is not None else (tensor.offset, tensor.nbytes),
+                            )
+                            for tensor in request.inputs
+                        ],
+                    )
+                    for request in requests
+                ],
+            )
+        )
+        spilled = None
+        flags = 0
+        if len(data) > MAX_RECORD:
+            spilled = self._memory.store(data)
+            data = messages.pack((spilled.offset, spilled.nbytes))
+            flags = SPILLED
+        self._in_flight[number] = (requests, spilled)
+        self._put(data, flags)
+
+    def cancel(self, request: Request) -> None:
+        """Lets the model see that nobody waits for a request that it has."""
+        for number, (requests, _) in self._in_flight.items():
+            for index, candidate in enumerate(requests):
+                if candidate is request:
+                    self._process.send("cancel", batch=number, indices=[index])
+                    return
+
+    async def is_ready(self) -> tuple[bool, str]:
+        """Asks the model's `is_ready`: the answer, and the reason of a no.
+
+        There is one question at a time; whoever asks meanwhile waits for the same answer (as upstream). How long to
+        wait is the caller's business: when it gives up, the question stays open.
+        """
+        if not self.checks_readiness:
+            return True, ""
+        if self._readiness is None:
+            self._readiness = self._loop.create_future()
+            self._process.send("is_ready")
+        answer = await asyncio.shield(self._readiness)
+        return answer["ready"], answer["reason"]
+
+    def set_log_levels(self, levels: dict[str, Any]) -> None:
+        self._process.send("log_levels", levels=levels)
+
+    def _put(self, data: bytes, flags: int) -> None:
+        # One batch at a time is in flight, and a record is at most a quarter of the ring: there is always room.
+        if not self._writer.put(data, flags):
+            raise internal(f"the request ring of stub '{self.name}' is full")
+        self._writer.announce()
+
+    def _on_doorbell(self) -> None:
+        try:
+            count, _ = read_doorbell(self._process.doorbell_in)
+        except BlockingIOError:
+            return
+        for message in self._reader.take(count, self._decode):
+            if message[0] == messages.RESULT:
+                finished = self._finish(message)
+                if self.owner is not None:
+                    self.owner.on_results(self, finished)
+            else:
+                self._outputs.release_inputs(message[1])
+        if self._outputs.unreported_bytes > _REPORT_FREES_ABOVE:
+            self._put(messages.pack((messages.FREE, self._outputs.take_frees())), 0)
+
+    def _decode(self, data: memoryview, flags: int) -> tuple[Any, ...]:
+        message: tuple[Any, ...] = messages.unpack(data)
+        if flags & SPILLED:
+            block = self._outputs.output(*message)
+            message = messages.unpack(block.view)
+            block.drop()
+        return message
+
+    def _finish(self, message: tuple[Any, ...]) -> list[tuple[Request, Response]]:
+        _, number, start_ns, end_ns, wire_responses, held, error = message
+        requests, spilled = self._in_flight.pop(number)
+        if spilled is not None:
+            spilled.drop()
+        if held:
+            self._hold_inputs(requests, held)
+        now = time.monotonic_ns()
+        finished = []
+        for index, request in enumerate(requests):
+            request.compute_input_end_ns = start_ns
+            request.compute_infer_end_ns = end_ns
+            request.compute_end_ns = now
+            if error is not None:
+                request.outcome = BACKEND_FAILURE
+                response = Response(error=internal(error))
+            else:
+                request.outcome = SUCCESS
+                response = self._response(wire_responses[index], requests)
+            finished.append((request, response))
+        return finished
+
+    def _response(self, wire: tuple[Any, ...] | None, requests: list[Request]) -> Response:
+        if wire is None:
+            return Response(
+                error=internal(
+                    f"model instance '{self.name}' returned None for this request; answering through a response sender "
+                    "is not offered by this release of stubserve"
+                )
+            )
+        error, outputs, parameters = wire
+        if error is not None:
+            return Response(error=ServeError(Code(error[1]), error[0]))
+        return Response([self._output(output, requests) for output in outputs], parameters)
+
+    def _output(self, wire: tuple[Any, ...], requests: list[Request]) -> Tensor:
+        name, datatype, shape, data = wire
+        if isinstance(data, bytes):
+            return Tensor(name, datatype, shape, data)
+        offset, nbytes = data
+        if self._segment.start <= offset < self._segment.start + self._segment.span:
+            return Tensor(name, datatype, shape, None, self._outputs.output(offset, nbytes), offset, nbytes)
+        for request in requests:
+            for tensor in request.inputs:
+                if tensor.block is not None and tensor.block.contains(offset, nbytes):
+                    return Tensor(name, datatype, shape, None, tensor.block.hold(), offset, nbytes)
+        raise internal(f"stub '{self.name}' answered with memory that belongs to no request of its batch")
+
+    def _hold_inputs(self, requests: list[Request], held: list[int]) -> None:
+        for request in requests:
+            for tensor in request.inputs:
+                if tensor.block is not None and tensor.offset in held:
+                    self._outputs.hold_input(tensor.offset, tensor.block)
+
+    # Messages and death
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "log":
+            self._on_log(message)
+        elif kind == "readiness":
+            self._answer_readiness(message)
+        elif kind != "finalized":
+            self._steps.put_nowait(message)
+
+    def _answer_readiness(self, answer: dict[str, Any]) -> None:
+        question, self._readiness = self._readiness, None
+        if question is not None and not question.done():
+            question.set_result(answer)
+
+    def _on_process_death(self, cause: str) -> None:
+        # Results that the stub sent before it died are still good.
+        if self.death is None:
+            self._on_doorbell()
+        self.death = cause
+        self._loop.remove_reader(self._process.doorbell_in)
+        self._process.close_doorbells()
+        self._steps.put_nowait(None)
+        self._answer_readiness({"ready": False, "reason": f"Stub process '{self.name}' is not healthy: {cause}."})
+        unfinished = []
+        for requests, spilled in self._in_flight.values():
+            unfinished.extend(requests)
+            if spilled is not None:
+                spilled.drop()
+        self._in_flight.clear()
+        self._gone.set()
+        if self.owner is not None:
+            self.owner.on_death(self, cause, unfinished)
+        self._outputs.close()
+
+    async def stop(self, timeout_s: float) -> bool:
+        """Lets the model finalize and the stub end; kills it after `timeout_s`. Whether it ended by itself."""
+        if self.death is not None:
+            return True
+        self._put(messages.pack((messages.STOP,)), 0)
+        try:
+            await asyncio.wait_for(self._gone.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            await self.kill()
+            return False
+        return True
+
+    async def kill(self) -> None:
+        """Ends the stub at once and waits until it is gone."""
+        if self.death is None:
+            self._process.kill()
+        await self._gone.wait()

@@ -1,0 +1,166 @@
+"""One stub as an operating-system process: started with its descriptors, watched, its stderr kept, ended.
+
+Death is noticed through a pidfd in the event loop: at once, without polling and without SIGCHLD. What the stub writes
+to stderr is passed on to the server's and its last part kept, so that an error can quote it. stdout is inherited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from stubserve_stub.wire.messages import Unframer, frame
+
+from stubserve.instances.death import cause_of_death, oom_kills
+from stubserve.instances.environment import Environment
+
+_TAIL_BYTES = 4096
+
+log = logging.getLogger("stubserve.stub")
+
+
+class StubProcess:
+    """A running stub.
+
+    `on_message` gets each control message, `on_death` is called once with the cause when the process is gone and its
+    last messages and stderr have been read. `doorbell_out` wakes the stub, `doorbell_in` is the event loop's to watch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        environment: Environment,
+        arena: int,
+        on_message: Callable[[dict[str, Any]], None],
+        on_death: Callable[[str], None],
+        terminal: bool = False,
+    ) -> None:
+        self.name = name
+        self.stderr_tail = b""
+        self._on_message = on_message
+        self._on_death = on_death
+        self._loop = asyncio.get_running_loop()
+        self._unframer = Unframer()
+        self._outbox = bytearray()
+        self._dead = False
+        self.doorbell_out = os.eventfd(0, os.EFD_CLOEXEC)
+        self.doorbell_in = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._control, theirs = socket.socketpair()
+        self._control.setblocking(False)
+        stderr_read, stderr_write = os.pipe()
+        os.set_blocking(stderr_read, False)
+        self._stderr = stderr_read
+        self._oom_kills_before = oom_kills()
+        descriptors = (arena, theirs.fileno(), self.doorbell_out, self.doorbell_in)
+        try:
+            self._process = subprocess.Popen(
+                environment.command(*descriptors),
+                env=environment.process_variables(),
+                stdin=None if terminal else subprocess.DEVNULL,
+                stderr=None if terminal else stderr_write,
+                pass_fds=descriptors,
+            )
+        except OSError:
+            for descriptor in (self.doorbell_out, self.doorbell_in, stderr_read):
+                os.close(descriptor)
+            self._control.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(stderr_write)
+        self.pid = self._process.pid
+        self._pidfd = os.pidfd_open(self.pid)
+        self._loop.add_reader(self._pidfd, self._reap)
+        self._loop.add_reader(self._control, self._read_control)
+        self._loop.add_reader(self._stderr, self._read_stderr)
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Sends a control message; never blocks, keeps the order, does nothing once the stub is dead."""
+        if self._dead:
+            return
+        waiting = bool(self._outbox)
+        self._outbox += frame(dict(fields, kind=kind))
+        if not waiting:
+            self._flush()
+
+    def kill(self) -> None:
+        """Ends the process now; `on_death` follows."""
+        if not self._dead:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def close_doorbells(self) -> None:
+        """For the owner, when it watches and rings them no more."""
+        os.close(self.doorbell_in)
+        os.close(self.doorbell_out)
+
+    def stderr_text(self) -> str:
+        """The last lines that the stub wrote to stderr."""
+        return self.stderr_tail.decode(errors="replace").strip()
+
+    def _flush(self) -> None:
+        try:
+            while self._outbox:
+                sent = self._control.send(self._outbox)
+                del self._outbox[:sent]
+        except BlockingIOError:
+            self._loop.add_writer(self._control, self._flush)
+            return
+        except OSError:
+            self._outbox.clear()  # the stub has just died; the pidfd will say so
+        self._loop.remove_writer(self._control)
+
+    def _read_control(self) -> bool:
+        """Reads what is there; False at the end of the stream or when there is nothing now."""
+        try:
+            data = self._control.recv(1 << 16)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._control)
+            return False
+        self._unframer.feed(data)
+        while (message := self._unframer.next()) is not None:
+            self._on_message(message)
+        return True
+
+    def _read_stderr(self) -> bool:
+        try:
+            data = os.read(self._stderr, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._loop.remove_reader(self._stderr)
+            return False
+        self.stderr_tail = (self.stderr_tail + data)[-_TAIL_BYTES:]
+        try:
+            sys.stderr.buffer.write(data)
+            sys.stderr.buffer.flush()
+        except (OSError, ValueError):
+            log.debug("stub %s: stderr of the server is closed", self.name)
+        return True
+
+    def _reap(self) -> None:
+        self._dead = True
+        self._loop.remove_reader(self._pidfd)
+        code = self._process.wait()
+        os.close(self._pidfd)
+        while self._read_control():
+            pass
+        while self._read_stderr():
+            pass
+        # A grandchild may keep the other ends open for ever, so this does not wait for the end of the streams.
+        self._loop.remove_reader(self._control)
+        self._loop.remove_writer(self._control)
+        self._loop.remove_reader(self._stderr)
+        self._control.close()
+        os.close(self._stderr)
+        self._on_death(cause_of_death(code, self._oom_kills_before))

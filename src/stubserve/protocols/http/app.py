@@ -1,0 +1,304 @@
+"""Every HTTP route but inference, as a Starlette app; with inference too when it is served as plain ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from stubserve.errors import ServeError, internal, invalid, unavailable, unsupported
+from stubserve.inference.statistics import ModelStatistics
+from stubserve.model_config.metadata import model_metadata
+from stubserve.protocols.http.head import Head
+from stubserve.protocols.http.infer import InferCall, Ingress, Reply, ServingModel
+from stubserve.protocols.http.infer_decode import parse_json
+
+# In upstream's order; clients look features up here.
+EXTENSIONS = [
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+]
+
+
+class LoadedModel(ServingModel, Protocol):
+    """What the management routes need of a loaded model version."""
+
+    name: str
+    config: Any
+    rendered_config: dict[str, Any]
+    statistics: ModelStatistics
+
+    async def check_ready(self) -> str: ...
+
+
+class ModelRegistry(Protocol):
+    """What the management routes need of the registry."""
+
+    def serving(self) -> Sequence[Any]: ...
+
+    def ready_versions(self, name: str) -> list[int]: ...
+
+    def index(self, only_ready: bool) -> list[dict[str, Any]]: ...
+
+
+class ServerFacts(Ingress, Protocol):
+    """What the app needs of the server."""
+
+    name: str
+    version: str
+    loaded: bool
+    exiting: bool
+    registry: ModelRegistry
+
+    async def ready(self) -> bool: ...
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def json_response(document: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(document), status, media_type="application/json")
+
+
+def error_response(error: ServeError) -> Response:
+    return json_response({"error": error.message}, error.code.http_status)
+
+
+class ManagementRoutes:
+    """The handlers. Each either returns a response or raises ServeError."""
+
+    def __init__(self, server: ServerFacts) -> None:
+        self._server = server
+
+    # Health
+
+    async def live(self, request: Request) -> Response:
+        self._refuse_while_exiting()
+        return Response(b"")
+
+    async def ready(self, request: Request) -> Response:
+        self._refuse_while_exiting()
+        return Response(b"", 200 if await self._server.ready() else 400)
+
+    async def model_ready(self, request: Request) -> Response:
+        reason = await self._model(request).check_ready()
+        if reason:
+            raise invalid(f"Model version not ready: {reason}")
+        return Response(b"")
+
+    def _refuse_while_exiting(self) -> None:
+        if self._server.exiting:
+            raise unavailable("Server exiting")
+
+    # Metadata
+
+    async def server_metadata(self, request: Request) -> Response:
+        return json_response({"name": self._server.name, "version": self._server.version, "extensions": EXTENSIONS})
+
+    async def metadata(self, request: Request) -> Response:
+        model = self._model(request)
+        if "version" in request.path_params:
+            versions = [str(model.version)]
+        else:
+            versions = [str(version) for version in self._server.registry.ready_versions(model.name)]
+        return json_response(model_metadata(model.config, versions))
+
+    async def config(self, request: Request) -> Response:
+        return json_response(self._model(request).rendered_config)
+
+    # Statistics and repository
+
+    async def statistics(self, request: Request) -> Response:
+        models = self._server.registry.serving()
+        name = request.path_params.get("model")
+        if name is not None:
+            models = [model for model in models if model.name == name]
+            if not models:
+                raise invalid(f"requested model '{name}' is not available")
+            version = request.path_params.get("version")
+            if version is not None:
+                models = [model for model in models if model.version == version]
+                if not models:
+                    raise invalid(f"requested model version is not available for model '{name}'")
+        return json_response({"model_stats": [model.statistics.to_dict() for model in models]})
+
+    async def index(self, request: Request) -> Response:
+        body = await read_body(request, self._server.max_input_size)
+        only_ready = False
+        if body:
+            only_ready = parse_json(body).get("ready", False)
+            if not isinstance(only_ready, bool):
+                raise invalid("Invalid value for 'ready': expected a boolean")
+        return json_response(self._server.registry.index(only_ready))
+
+    async def repository_by_name(self, request: Request) -> Response:
+        raise unsupported("'repository_name' specification is not supported")
+
+    async def model_control(self, request: Request) -> Response:
+        raise unavailable("explicit model load / unload is not allowed if polling is enabled")
+
+    async def not_offered(self, request: Request) -> Response:
+        raise unsupported(f"{request.url.path} is not offered by this release of stubserve")
+
+    def _model(self, request: Request) -> LoadedModel:
+        version = request.path_params.get("version")
+        return self._server.find_model(  # type: ignore[return-value]
+            request.path_params["model"], "" if version is None else str(version)
+        )
+
+
+class InferRoute:
+    """Inference as plain ASGI: the same call as on our own connection class, with the body copied once."""
+
+    def __init__(self, server: ServerFacts) -> None:
+        self._server = server
+
+    async def __call__(self, request: Request) -> Response:
+        head = Head()
+        head.accept_encoding = _header(request, "accept-encoding")
+        head.content_encoding = _header(request, "content-encoding")
+        head.header_length = _header(request, "inference-header-content-length")
+        version = request.path_params.get("version")
+        model = self._server.find_model(request.path_params["model"], "" if version is None else str(version))
+        binary = head.header_length is not None
+        body = await read_body(request, 2**31 - 1 if binary else self._server.max_input_size)
+        answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        call = InferCall(model, head, self._server, lambda reply: answer.set_result(_copied(reply)))
+        call.start(body, None, 0)
+        disconnected = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait({answer, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                call.cancel()
+            return await answer
+        finally:
+            disconnected.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _header(request: Request, name: str) -> bytes | None:
+    value = request.headers.get(name)
+    return None if value is None else value.encode("latin-1")
+
+
+def _copied(reply: Reply) -> Response:
+    response = Response(b"".join(reply.parts), reply.status, dict(reply.headers))
+    if reply.content_type is not None:
+        response.headers["Content-Type"] = reply.content_type
+    return response
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The request's body. Raises ServeError as soon as it is longer than `limit` bytes."""
+    declared = request.headers.get("content-length", "")
+    body = bytearray()
+    if not declared.isdecimal() or int(declared) <= limit:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > limit:
+                break
+        else:
+            return bytes(body)
+    raise invalid(
+        f"request JSON size of {declared or len(body)} bytes exceeds the maximum allowed input size of {limit} bytes. "
+        "Use --http-max-input-size to increase the limit."
+    )
+
+
+class _Methods:
+    """One route as an ASGI app: picks the handler by method and turns what it raises into an answer."""
+
+    def __init__(self, **handlers: Endpoint) -> None:
+        self._handlers = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        handler = self._handlers.get(request.method)
+        response: Response
+        if handler is None:
+            response = json_response({"error": "Method Not Allowed"}, 405)
+        else:
+            try:
+                response = await handler(request)
+            except ServeError as error:
+                response = error_response(error)
+            except ClientDisconnect:
+                return
+        await response(scope, receive, send)
+
+
+def create_app(server: ServerFacts, lifespan: Any = None) -> Starlette:
+    """The app for a server. With `lifespan` (an ASGI host runs it) the app starts and stops the server itself."""
+    routes = ManagementRoutes(server)
+    infer = InferRoute(server)
+    table: list[tuple[str, _Methods]] = [
+        ("/v2", _Methods(GET=routes.server_metadata)),
+        ("/v2/health/live", _Methods(GET=routes.live)),
+        ("/v2/health/ready", _Methods(GET=routes.ready)),
+        ("/v2/models/stats", _Methods(GET=routes.statistics)),
+    ]
+    for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:int}"):
+        table += [
+            (prefix, _Methods(GET=routes.metadata)),
+            (prefix + "/ready", _Methods(GET=routes.model_ready)),
+            (prefix + "/config", _Methods(GET=routes.config)),
+            (prefix + "/stats", _Methods(GET=routes.statistics)),
+            (prefix + "/infer", _Methods(POST=infer)),
+            (prefix + "/generate", _Methods(POST=routes.not_offered)),
+            (prefix + "/generate_stream", _Methods(POST=routes.not_offered)),
+        ]
+    for prefix, handler in (
+        ("/v2/repository", routes.model_control),
+        ("/v2/repository/{repository}", routes.repository_by_name),
+    ):
+        table += [
+            (prefix + "/index", _Methods(POST=routes.index)),
+            (prefix + "/models/{model}/load", _Methods(POST=handler)),
+            (prefix + "/models/{model}/unload", _Methods(POST=handler)),
+        ]
+    table += [
+        (path, _Methods(GET=routes.not_offered, POST=routes.not_offered))
+        for path in (
+            "/v2/logging",
+            "/v2/trace/setting",
+            "/v2/models/{model}/trace/setting",
+            "/v2/systemsharedmemory/{rest:path}",
+            "/v2/cudasharedmemory/{rest:path}",
+        )
+    ]
+
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return error_response(internal("unexpected error while the request was handled; see the server's log"))
+
+    async def no_route(request: Request, error: Exception) -> Response:
+        return json_response({"error": "Not Found"}, 404)
+
+    app = Starlette(
+        routes=[Route(path, methods) for path, methods in table],
+        exception_handlers={404: no_route, Exception: unexpected},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    return app

@@ -1,0 +1,459 @@
+"""One HTTP connection: a uvicorn protocol class that knows inference.
+
+The bytes of a request are read where they are wanted. Heads and small bodies land in one scratch buffer that all
+connections share (a read and its callback are one step of the event loop, so nobody else can be in it). A large
+inference body goes straight into the arena: once the head has told its length, `get_buffer` gives the socket the rest
+of a block, placed so that the first tensor, behind the JSON header of known length, begins on a 64-byte boundary.
+
+Requests on a connection are handled one after the other. While one is being answered nothing more is read, so neither
+pipelining nor a client that does not read its answers can make the server collect memory. A request for another route
+is passed, byte for byte, to uvicorn's own protocol on the same transport.
+
+States: HEAD (collecting a head), BODY (collecting a body in `_body`, or in the arena), SKIP (throwing a body away whose
+answer is already known), PASS (passing a body on to the fallback), BUSY (a request is being answered), CLOSED.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from stubserve.errors import ServeError, internal, invalid
+from stubserve.inference.memory import Block
+from stubserve.protocols.http.chunked import ChunkedBody, TooManyChunks
+from stubserve.protocols.http.fallback import Fallback
+from stubserve.protocols.http.head import MAX_HEAD_BYTES, BadRequest, Head, HeadCache
+from stubserve.protocols.http.infer import InferCall, Ingress, Reply
+from stubserve.protocols.http.reply import SentMemory, reply_head
+
+log = logging.getLogger("stubserve.http")
+
+_SCRATCH_BYTES = 64 * 1024
+_ALIGNMENT = 64
+# Content-Length is parsed as a 32-bit number upstream.
+_MAX_BODY_BYTES = 2**31 - 1
+_TIMEOUT_S = 60.0
+
+
+class State(enum.Enum):
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    SKIP = enum.auto()
+    PASS = enum.auto()
+    BUSY = enum.auto()
+    CLOSED = enum.auto()
+
+
+class Connections:
+    """What the connections of one server share: scratch buffer, known heads, memory being sent, the stall watch."""
+
+    def __init__(self, ingress: Ingress) -> None:
+        self.ingress = ingress
+        self.scratch = bytearray(_SCRATCH_BYTES)
+        self.scratch_view = memoryview(self.scratch)
+        self.heads = HeadCache()
+        self.sent_memory = SentMemory()
+        self._unfinished: dict[Connection, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, connection: Connection) -> None:
+        """A request has begun to arrive and is not complete: its client must go on sending."""
+        self._unfinished[connection] = -1
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_TIMEOUT_S / 2, self._sweep)
+
+    def unwatch(self, connection: Connection) -> None:
+        self._unfinished.pop(connection, None)
+
+    def _sweep(self) -> None:
+        self._timer = None
+        for connection, seen in list(self._unfinished.items()):
+            if connection.bytes_received == seen:
+                connection.stalled()
+            else:
+                self._unfinished[connection] = connection.bytes_received
+        if self._unfinished:
+            self._timer = asyncio.get_running_loop().call_later(_TIMEOUT_S / 2, self._sweep)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A client's connection."""
+
+    def __init__(
+        self,
+        shared: Connections,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        # Global state
+        self._shared = shared
+        self._ingress = shared.ingress
+        self._server_state = server_state
+        self._make_fallback = lambda: Fallback(config, server_state, app_state, _loop)
+        # Per-connection state
+        self._transport: asyncio.Transport
+        self._fallback: Fallback | None = None
+        self._pending = b""
+        self._closing = False
+        self._reading_paused = False
+        self._write_paused = False
+        self._watched = False
+        self.bytes_received = 0
+        # Per-request state
+        self._state = State.HEAD
+        self._head: Head
+        self._left = 0
+        self._body = bytearray()
+        self._chunked: ChunkedBody | None = None
+        self._refusal: ServeError | None = None
+        self._answered_early = False
+        self._block: Block | None = None
+        self._target: memoryview | None = None
+        self._filled = 0
+        self._call: InferCall | None = None
+
+    # What the transport tells
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._server_state.connections.add(self)  # type: ignore[arg-type]
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._target is not None:
+            return self._target[self._filled :]
+        return self._shared.scratch_view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.bytes_received += nbytes
+        if self._target is not None:
+            self._filled += nbytes
+            if self._filled == len(self._target):
+                self._target = None
+                self._infer_from_arena()
+            return
+        data = bytes(self._shared.scratch_view[:nbytes])
+        if self._pending:
+            data = self._pending + data
+            self._pending = b""
+        self._process(data)
+
+    def eof_received(self) -> bool:
+        # A client that is gone and one that only closed its side look the same; the first is common, so: gone.
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server_state.connections.discard(self)  # type: ignore[arg-type]
+        self._state = State.CLOSED
+        self._unwatch()
+        if self._block is not None:
+            self._target = None
+            self._block.drop()
+            self._block = None
+        if self._fallback is not None:
+            self._fallback.connection_lost(exc)
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        if self._fallback is not None:
+            self._fallback.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        if self._fallback is not None:
+            self._fallback.resume_writing()
+        if self._state is State.HEAD:
+            self._continue()
+
+    def shutdown(self) -> None:
+        """uvicorn is shutting down: no further request, but the one that is being answered gets its answer."""
+        self._closing = True
+        if self._state is State.HEAD:
+            self._transport.close()
+
+    def stalled(self) -> None:
+        """The client has not sent anything of the rest of its request for too long."""
+        log.info("closing a connection whose request did not arrive completely within %d s", _TIMEOUT_S)
+        self._transport.close()
+
+    # Reading
+
+    def _process(self, data: bytes) -> None:
+        position = 0
+        end = len(data)
+        try:
+            while position < end:
+                state = self._state
+                if state is State.HEAD:
+                    if self._write_paused:
+                        break
+                    while data.startswith(b"\r\n", position):
+                        position += 2
+                    split = data.find(b"\r\n\r\n", position)
+                    if split < 0:
+                        if end - position > MAX_HEAD_BYTES:
+                            raise BadRequest("Request head is too large")
+                        break
+                    head_end = split + 4
+                    raw = data[position:head_end]
+                    position = self._begin(self._shared.heads.get(raw), raw, data, head_end)
+                elif state is State.BODY or state is State.SKIP or state is State.PASS:
+                    position = self._take_body(data, position)
+                else:
+                    break
+        except BadRequest as error:
+            self._answer_and_close(400, str(error))
+            return
+        except TooManyChunks as error:
+            self._answer_and_close(400, str(error))
+            return
+        if position < end and self._state is not State.CLOSED:
+            self._pending = data[position:]
+            if self._state is State.BUSY or self._write_paused:
+                self._pause_reading()
+        if (self._state is State.HEAD and self._pending) or self._state in (State.BODY, State.SKIP, State.PASS):
+            if not self._watched:
+                self._watched = True
+                self._shared.watch(self)
+        elif self._watched:
+            self._unwatch()
+
+    def _begin(self, head: Head, raw: bytes, data: bytes, position: int) -> int:
+        """A head is complete: decides what to do with its body. Returns the position behind what it used of it."""
+        self._head = head
+        self._left = length = head.content_length
+        self._chunked = ChunkedBody() if head.chunked else None
+        if head.infer is None:
+            return self._begin_fallback(raw, data, position)
+        self._refusal = None
+        if length > len(data) - position or head.chunked:
+            self._refusal = self._refuse_early(head)
+            if self._refusal is not None:
+                if head.expects_continue or length > _MAX_BODY_BYTES:
+                    # The client may not send the body after this answer, or would send for ever: no way to go on.
+                    self._closing = True
+                    self._reply(Reply.of_error(self._refusal))
+                    return len(data)
+                self._state = State.SKIP
+            elif head.expects_continue:
+                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if self._state is State.HEAD and length > _SCRATCH_BYTES and head.content_encoding is None:
+            return self._begin_in_arena(data, position)
+        if self._state is State.HEAD:
+            self._state = State.BODY
+            if not head.chunked and length <= len(data) - position:
+                # The common case: the whole request came in one read.
+                self._state = State.BUSY
+                self._infer(data[position : position + length], None, 0)
+                return position + length
+            self._body = bytearray()
+        return position
+
+    def _begin_in_arena(self, data: bytes, position: int) -> int:
+        length = self._left
+        json_length = self._head.header_length
+        json_bytes = int(json_length) if json_length is not None and json_length.isdigit() else 0
+        try:
+            block = self._ingress.block(length + _ALIGNMENT)
+        except ServeError as error:
+            self._refusal = error
+            self._state = State.SKIP
+            return position
+        start = -json_bytes % _ALIGNMENT
+        self._block = block
+        self._target = block.view[start : start + length]
+        self._filled = min(length, len(data) - position)
+        self._target[: self._filled] = data[position : position + self._filled]
+        self._state = State.BODY
+        if self._filled == length:
+            self._target = None
+            self._infer_from_arena()
+        return position + min(length, len(data) - position)
+
+    def _refuse_early(self, head: Head) -> ServeError | None:
+        """Whether a body that is still to come can only end in an error; then it is not collected."""
+        assert head.infer is not None
+        limit = self._ingress.max_input_size
+        if head.content_length > _MAX_BODY_BYTES:
+            return invalid(
+                "Unable to parse Content-Length, value is out of range "
+                f"[ {-_MAX_BODY_BYTES - 1}, {_MAX_BODY_BYTES} ], got: {head.content_length}"
+            )
+        try:
+            self._ingress.find_model(*head.infer)
+        except ServeError as error:
+            return error
+        if head.header_length is None and head.content_length > limit:
+            return invalid(
+                f"request JSON size of {head.content_length} bytes exceeds the maximum allowed input size of {limit} "
+                "bytes. Use --http-max-input-size to increase the limit."
+            )
+        return None
+
+    def _take_body(self, data: bytes, position: int) -> int:
+        """Takes what is there of the body, wherever it goes, and acts when it is complete."""
+        start = position
+        if self._chunked is not None:
+            pieces, position = self._chunked.feed(data, position)
+            complete = self._chunked.done
+        else:
+            pieces = [data[position : position + self._left]]
+            position += len(pieces[0])
+            self._left -= len(pieces[0])
+            complete = self._left == 0
+        if self._state is State.BODY:
+            for piece in pieces:
+                self._body += piece
+            if self._chunked is not None and len(self._body) > self._chunked_limit():
+                self._refusal = invalid(
+                    f"request body exceeds the maximum of {self._chunked_limit()} bytes for a chunked body. "
+                    "Use --http-max-input-size to increase the limit, or send a Content-Length."
+                )
+                self._state = State.SKIP
+                self._body = bytearray()
+        elif self._state is State.PASS:
+            assert self._fallback is not None
+            if complete:
+                self._state = State.BUSY
+            self._fallback.data_received(data[start:position])
+            if complete and self._answered_early:
+                self._done()
+            return position
+        if complete:
+            if self._state is State.SKIP:
+                assert self._refusal is not None
+                self._state = State.BUSY
+                self._reply(Reply.of_error(self._refusal))
+            else:
+                self._state = State.BUSY
+                body, self._body = bytes(self._body), bytearray()
+                self._infer(body, None, 0)
+        return position
+
+    def _chunked_limit(self) -> int:
+        return max(self._ingress.max_input_size, 1 << 20)
+
+    def _begin_fallback(self, raw: bytes, data: bytes, position: int) -> int:
+        if self._fallback is None:
+            self._fallback = self._make_fallback()
+            self._fallback.attach(self._transport, self._done)
+        if self._chunked is None and self._left <= len(data) - position:
+            # Bound in one piece, so that the answer cannot come before the state says that it is awaited.
+            end = position + self._left
+            self._state = State.BUSY
+            self._fallback.data_received(raw + data[position:end])
+            return end
+        self._state = State.PASS
+        self._answered_early = False
+        self._fallback.data_received(raw)
+        return position
+
+    # Inference
+
+    def _infer_from_arena(self) -> None:
+        block, self._block = self._block, None
+        assert block is not None
+        self._state = State.BUSY
+        self._unwatch()
+        length = self._head.content_length
+        json_length = self._head.header_length
+        json_bytes = int(json_length) if json_length is not None and json_length.isdigit() else 0
+        start = -json_bytes % _ALIGNMENT
+        try:
+            self._infer(block.view[start : start + length], block, block.offset + start)
+        finally:
+            block.drop()
+
+    def _infer(self, body: bytes | memoryview, block: Block | None, offset: int) -> None:
+        assert self._head.infer is not None
+        try:
+            model = self._ingress.find_model(*self._head.infer)
+            call = InferCall(model, self._head, self._ingress, self._on_reply)
+            self._call = call
+            call.start(body, block, offset)
+        except ServeError as error:
+            self._call = None
+            self._reply(Reply.of_error(error))
+        except Exception:
+            log.exception("a request to model '%s' failed inside the server", self._head.infer[0])
+            self._call = None
+            self._reply(
+                Reply.of_error(internal("unexpected error while the request was handled; see the server's log"))
+            )
+
+    def _on_reply(self, reply: Reply) -> None:
+        self._call = None
+        if self._state is State.BUSY:
+            self._reply(reply)
+
+    # Answering
+
+    def _reply(self, reply: Reply) -> None:
+        keep_alive = self._head.keep_alive and not self._closing
+        total = sum(len(part) for part in reply.parts)
+        head = reply_head(reply.status, reply.content_type, total, reply.headers, keep_alive)
+        if reply.blocks:
+            wrap = self._shared.sent_memory.wrap
+            self._transport.writelines(
+                [head, *(part if isinstance(part, bytes) else wrap(part, reply.blocks) for part in reply.parts)]
+            )
+        else:
+            self._transport.write(b"".join([head, *reply.parts]))
+        if keep_alive:
+            self._done()
+        else:
+            self._state = State.CLOSED
+            self._transport.close()
+
+    def _answer_and_close(self, status: int, message: str) -> None:
+        body = b'{"error":"' + message.encode().replace(b'"', b'\\"') + b'"}'
+        self._transport.write(reply_head(status, "application/json", len(body), (), False) + body)
+        self._state = State.CLOSED
+        self._transport.close()
+
+    def _done(self) -> None:
+        """The current request is answered; on to the next."""
+        if self._state is State.PASS:
+            # The app answered without waiting for the body: what is still to come of it is thrown away.
+            self._answered_early = True
+            self._closing = self._closing or self._head.expects_continue
+            if not self._closing:
+                return
+        if self._closing:
+            self._state = State.CLOSED
+            self._transport.close()
+            return
+        self._state = State.HEAD
+        if (self._pending or self._reading_paused) and not self._write_paused:
+            # From the event loop, not from here: a long pipeline must not become a deep recursion.
+            asyncio.get_running_loop().call_soon(self._continue)
+
+    def _continue(self) -> None:
+        if self._state is not State.HEAD or self._write_paused:
+            return
+        data, self._pending = self._pending, b""
+        if data:
+            self._process(data)
+        if self._state is not State.BUSY and self._reading_paused and not self._transport.is_closing():
+            self._reading_paused = False
+            self._transport.resume_reading()
+
+    def _pause_reading(self) -> None:
+        if not self._reading_paused:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def _unwatch(self) -> None:
+        if self._watched:
+            self._watched = False
+            self._shared.unwatch(self)

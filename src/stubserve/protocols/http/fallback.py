@@ -1,0 +1,29 @@
+"""uvicorn's own HTTP protocol, fed one request at a time by our connection, for every route that is not inference."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+
+class Fallback(HttpToolsProtocol):
+    """Serves the Starlette app on a transport that belongs to somebody else.
+
+    The owner feeds the bytes of exactly one request and waits for `on_done` before the next. Keep-alive, reading and
+    the end of the connection stay the owner's business, so this protocol is not in uvicorn's set of connections.
+    """
+
+    on_done: Callable[[], None]
+
+    def attach(self, transport: asyncio.Transport, on_done: Callable[[], None]) -> None:
+        self.on_done = on_done
+        self.connection_made(transport)
+        self.connections.discard(self)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._unset_keepalive_if_required()
+        if not self.transport.is_closing():
+            self.on_done()

@@ -1,0 +1,117 @@
+"""Request heads: request line and header fields, parsed by httptools and remembered.
+
+A client that keeps its connection sends the same head again and again, byte for byte. So a parsed head is kept by its
+bytes, and a repeated one costs a dictionary lookup. The memory is bounded by count and by the size of what it keeps.
+"""
+
+from __future__ import annotations
+
+import re
+
+import httptools
+
+MAX_HEAD_BYTES = 64 * 1024
+_CACHED_HEADS = 1024
+_CACHED_HEAD_BYTES = 1024
+
+_INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?/infer")
+
+
+class BadRequest(Exception):
+    """The bytes are no HTTP/1 request that can be answered and followed by another."""
+
+
+class Head:
+    """What a request says before its body. Header values are bytes as sent, None where absent."""
+
+    __slots__ = (
+        "accept_encoding",
+        "chunked",
+        "content_encoding",
+        "content_length",
+        "expects_continue",
+        "header_length",
+        "headers",
+        "infer",
+        "keep_alive",
+        "method",
+        "target",
+    )
+
+    def __init__(self) -> None:
+        self.method = b""
+        self.target = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.keep_alive = True
+        # Of the body
+        self.content_length = 0
+        self.chunked = False
+        self.expects_continue = False
+        self.content_encoding: bytes | None = None
+        # Of inference: (model, version text) where it is an inference route called with POST
+        self.infer: tuple[str, str] | None = None
+        self.header_length: bytes | None = None
+        self.accept_encoding: bytes | None = None
+
+    # Callbacks of the parser
+
+    def on_url(self, url: bytes) -> None:
+        self.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+
+def parse_head(data: bytes) -> Head:
+    """Parses a head that ends with its empty line. Raises BadRequest."""
+    head = Head()
+    parser = httptools.HttpRequestParser(head)
+    try:
+        parser.feed_data(data)
+    except httptools.HttpParserUpgrade:
+        pass  # answered as an ordinary request, which the protocol allows
+    except httptools.HttpParserError as error:
+        raise BadRequest(str(error)) from None
+    head.method = parser.get_method()
+    head.keep_alive = parser.should_keep_alive()
+    length: bytes | None = None
+    for name, value in head.headers:
+        if name == b"content-length":
+            length = value
+        elif name == b"transfer-encoding":
+            head.chunked = value.lower() == b"chunked"
+            if not head.chunked:
+                raise BadRequest("Unsupported transfer-encoding")
+        elif name == b"expect":
+            head.expects_continue = value.lower() == b"100-continue"
+        elif name == b"content-encoding":
+            head.content_encoding = value
+        elif name == b"accept-encoding":
+            head.accept_encoding = value
+        elif name == b"inference-header-content-length":
+            head.header_length = value
+    if length is not None and not head.chunked:
+        head.content_length = int(length)  # the parser has checked that it is a number
+    if head.method == b"POST":
+        match = _INFER.fullmatch(head.target.partition(b"?")[0].decode("latin-1"))
+        if match:
+            head.infer = (match[1], match[2] or "")
+    return head
+
+
+class HeadCache:
+    """Parsed heads by their bytes."""
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, Head] = {}
+
+    def get(self, data: bytes) -> Head:
+        """The parsed head, from memory if it was seen before. Raises BadRequest."""
+        head = self._heads.get(data)
+        if head is None:
+            head = parse_head(data)
+            if len(data) <= _CACHED_HEAD_BYTES:
+                if len(self._heads) >= _CACHED_HEADS:
+                    self._heads.clear()
+                self._heads[data] = head
+        return head

@@ -1,0 +1,130 @@
+"""One inference call over HTTP, from the body to the reply; the same for the connection class and for plain ASGI."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from stubserve.errors import ServeError
+from stubserve.inference.admission import admit
+from stubserve.inference.memory import Block
+from stubserve.inference.request import Request, Response
+from stubserve.inference.signature import Signature
+from stubserve.protocols.http import compression
+from stubserve.protocols.http.head import Head
+from stubserve.protocols.http.infer_decode import decode, parse_header_length
+from stubserve.protocols.http.infer_encode import EncodedReply, encode, encode_error
+
+
+class ServingModel(Protocol):
+    """What inference needs of a loaded model version."""
+
+    signature: Signature
+    version: int
+
+    def submit(self, request: Request) -> None: ...
+
+    def cancel(self, request: Request) -> None: ...
+
+
+class Ingress(Protocol):
+    """What inference needs of the server."""
+
+    max_input_size: int
+
+    def find_model(self, name: str, version: str) -> ServingModel: ...
+
+    def block(self, nbytes: int) -> Block: ...
+
+    def store(self, data: bytes | memoryview) -> Block: ...
+
+
+class Reply:
+    """What goes back: status, content type, further headers, the body in parts.
+
+    Parts that are memoryviews lie in `blocks`, which must be held until they are sent.
+    """
+
+    __slots__ = ("blocks", "content_type", "headers", "parts", "status")
+
+    def __init__(
+        self,
+        encoded: EncodedReply,
+        headers: Sequence[tuple[str, str]] = (),
+        blocks: Sequence[Block] = (),
+    ) -> None:
+        self.status = encoded.status
+        self.content_type: str | None = encoded.content_type
+        self.parts = encoded.parts
+        self.headers = headers
+        self.blocks = blocks
+
+    @classmethod
+    def of_error(cls, error: ServeError, headers: Sequence[tuple[str, str]] = ()) -> Reply:
+        return cls(encode_error(error), headers)
+
+
+class InferCall:
+    """One call. `start` raises ServeError or ends, then or later, in one `on_reply(reply)`.
+
+    The reply's blocks are only promised until `on_reply` returns.
+    """
+
+    __slots__ = ("_head", "_ingress", "_model", "_on_reply", "_reply_format", "_request", "_start_ns")
+
+    def __init__(self, model: ServingModel, head: Head, ingress: Ingress, on_reply: Callable[[Reply], None]) -> None:
+        self._model = model
+        self._head = head
+        self._ingress = ingress
+        self._on_reply = on_reply
+        self._start_ns = time.monotonic_ns()
+        self._request: Request | None = None
+
+    def start(self, body: bytes | memoryview, block: Block | None, offset: int) -> None:
+        """Decodes, checks and submits. `body` is complete; if it lies in the arena, in `block` at arena `offset`."""
+        head = self._head
+        model = self._model
+        signature = model.signature
+        if head.content_encoding is not None:
+            body = compression.decompress(body, head.content_encoding, self._ingress.max_input_size)
+        json_length = parse_header_length(head.header_length, len(body))
+        decoded = decode(body, json_length, signature, block, offset, self._ingress.store, self._ingress.max_input_size)
+        request = decoded.request(self._on_response)
+        request.request_start_ns = self._start_ns
+        self._reply_format = decoded.reply_format
+        try:
+            admit(request, signature)
+            self._request = request
+            model.submit(request)
+        except ServeError:
+            for tensor in request.inputs:
+                if tensor.block is not None:
+                    tensor.block.drop()
+            raise
+
+    def cancel(self) -> None:
+        """The client is gone."""
+        if self._request is not None:
+            self._model.cancel(self._request)
+
+    def _on_response(self, request: Request, response: Response) -> None:
+        if response.error is not None:
+            self._on_reply(Reply.of_error(response.error))
+            return
+        try:
+            encoded = encode(request, response, self._model.signature, str(self._model.version), self._reply_format)
+        except ServeError as error:
+            self._on_reply(Reply.of_error(error))
+            return
+        headers: list[tuple[str, str]] = []
+        if encoded.json_length is not None:
+            headers.append(("Inference-Header-Content-Length", str(encoded.json_length)))
+        blocks = [tensor.block for tensor in response.outputs if tensor.block is not None]
+        if self._head.accept_encoding is not None:
+            coding = compression.choose(self._head.accept_encoding)
+            if coding is not None:
+                encoded.parts = compression.compress(encoded.parts, coding)
+                headers.append(("Content-Encoding", coding))
+                blocks = []
+        self._on_reply(Reply(encoded, headers, blocks))

@@ -1,0 +1,54 @@
+"""Writing replies: status line and headers, and memory of the arena that must live until the socket has taken it."""
+
+from __future__ import annotations
+
+import http
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+
+from stubserve.inference.memory import Block
+
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
+
+
+def reply_head(
+    status: int, content_type: str | None, length: int, extra: Sequence[tuple[str, str]] = (), keep_alive: bool = True
+) -> bytes:
+    """Status line and header fields of a reply with a body of `length` bytes."""
+    lines = [_STATUS_LINES[status]]
+    if content_type is not None:
+        lines.append(b"Content-Type: %b\r\n" % content_type.encode())
+    lines.extend(f"{name}: {value}\r\n".encode("latin-1") for name, value in extra)
+    if not keep_alive:
+        lines.append(b"Connection: close\r\n")
+    lines.append(b"Content-Length: %d\r\n\r\n" % length)
+    return b"".join(lines)
+
+
+class SentMemory:
+    """Keeps blocks held while a transport still has pieces of them to send.
+
+    A transport drops its reference to a buffer when the socket has taken the last byte, or when the connection is
+    closed. `wrap` gives the transport an array over the memory, which any buffer made from it keeps alive, and watches
+    it with a weak reference: when that dies, the block is dropped. No flow-control callback has to be trusted for it.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[weakref.ref[np.ndarray], list[Block]] = {}
+
+    def wrap(self, piece: memoryview, blocks: Sequence[Block]) -> memoryview:
+        """The same bytes, in a view whose death drops one hold of each of `blocks` (taken here)."""
+        array = np.frombuffer(piece, np.uint8)
+        self._waiting[weakref.ref(array, self._sent)] = [block.hold() for block in blocks]
+        return memoryview(array)
+
+    @property
+    def waiting(self) -> int:
+        """Pieces that are still to be sent."""
+        return len(self._waiting)
+
+    def _sent(self, reference: weakref.ref[np.ndarray]) -> None:
+        for block in self._waiting.pop(reference):
+            block.drop()

@@ -1,0 +1,193 @@
+"""Loading: from a model's folder to versions that serve.
+
+The first stub of a version imports the model and tells whether its class completes configurations. If so, it runs
+`auto_complete_config` and ends, and fresh stubs serve, so nothing that the completion did to its process is seen later.
+If not, as with most models, the same stub goes on and becomes the first instance: no process is started in vain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from stubserve.errors import ServeError, internal, invalid, unsupported
+from stubserve.instances.environment import Environment
+from stubserve.instances.instance import Instance
+from stubserve.instances.launcher import Launcher
+from stubserve.instances.memory import Memory
+from stubserve.instances.restart import RestartPolicy
+from stubserve.instances.stub import Stub
+from stubserve.model_config.complete import InstanceSpec, instances_of, normalise
+from stubserve.model_config.proto import ModelConfig
+from stubserve.model_config.render import conclude_auto_complete, render_json, to_json_dict
+from stubserve.model_config.validate import validate, validate_directory_name
+from stubserve.repository.folder import (
+    DUPLICATE_REASON,
+    ModelFolder,
+    available_versions,
+    read_config,
+    read_labels,
+    survey,
+)
+from stubserve.repository.model import Model
+from stubserve.repository.registry import Registry, State
+from stubserve.settings import Settings
+
+log = logging.getLogger("stubserve.repository")
+
+_FAILED_LOAD_GRACE_S = 1.0
+
+
+class Loader:
+    """Loads models into a registry."""
+
+    def __init__(
+        self, settings: Settings, memory: Memory, registry: Registry, log_levels: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._settings = settings
+        self._memory = memory
+        self._registry = registry
+        self._log_levels = log_levels
+        self._slots = asyncio.Semaphore(max(settings.model_load_thread_count, 1))
+
+    async def load_all(self) -> bool:
+        """Loads every model of the repositories; whether all of them could be loaded. Failures are in the registry.
+
+        Raises ServeError if a repository cannot be read.
+        """
+        for repository in self._settings.model_repository:
+            if not repository.is_dir():
+                raise internal(f"failed to stat file {repository}: repository path is not a valid directory")
+        found = survey(self._settings.model_repository)
+        for name in found.duplicates:
+            self._registry.entry(name).reason = DUPLICATE_REASON
+        for name in found.models:
+            self._registry.entry(name)
+        loaded = await asyncio.gather(*(self._load_model(folder) for folder in found.models.values()))
+        return all(loaded) and not found.duplicates
+
+    async def _load_model(self, folder: ModelFolder) -> bool:
+        try:
+            written = read_config(folder, self._settings.model_config_name)
+            config = normalise(written if written is not None else ModelConfig(), folder.name, folder.path)
+            validate_directory_name(config, folder.name)
+            versions = available_versions(folder, config)
+            if not versions:
+                raise invalid(
+                    f"at least one version must be available under the version policy of model '{folder.name}'"
+                )
+        except ServeError as error:
+            log.error("Poll failed for model directory '%s': %s", folder.name, error)
+            self._registry.entry(folder.name).reason = error.message
+            return False
+        loaded = await asyncio.gather(
+            *(self._load_version(folder, version, config, written is not None) for version in versions)
+        )
+        if any(loaded):
+            log.info("successfully loaded '%s'", folder.name)
+        return all(loaded)
+
+    async def _load_version(self, folder: ModelFolder, version: int, config: Any, has_config_file: bool) -> bool:
+        self._registry.set_version(folder.name, version, State.LOADING)
+        async with self._slots:
+            log.info("loading: %s:%d", folder.name, version)
+            try:
+                model = await self._start_version(folder, version, config, has_config_file)
+            except ServeError as error:
+                log.error("failed to load '%s' version %d: %s", folder.name, version, error.status_text)
+                self._registry.set_version(folder.name, version, State.UNAVAILABLE, error.status_text)
+                return False
+        self._registry.set_version(folder.name, version, State.READY, model=model)
+        return True
+
+    async def _start_version(self, folder: ModelFolder, version: int, config: Any, has_config_file: bool) -> Model:
+        name = folder.name
+        if config.backend != "python":
+            if config.platform == "ensemble":
+                raise unsupported(f"model '{name}' is an ensemble, which stubserve does not offer yet")
+            raise invalid(
+                f"unable to find backend library for backend '{config.backend}', "
+                "try specifying runtime on the model configuration."
+            )
+        version_dir = folder.version_path(version)
+        terminal = name in self._settings.debug_model
+        launcher = Launcher(
+            self._memory,
+            Environment(),
+            folder.path.resolve(),
+            version_dir.resolve(),
+            version_dir.resolve() / (config.default_model_filename or "model.py"),
+            self._log_levels,
+            terminal,
+        )
+        first: Stub | None = None
+        config_json = render_json(config)
+        specs = instances_of(config)
+        if not self._settings.disable_auto_complete_config:
+            first, config, config_json = await self._complete(launcher, specs[0].name, config, has_config_file)
+            specs = instances_of(config)
+        try:
+            validate(config)
+            labels = read_labels(folder, config)
+            model = Model(name, version, config, to_json_dict(config), labels)
+        except BaseException:
+            if first is not None:
+                await first.kill()
+            raise
+        await self._start_instances(model, launcher, specs, first, config_json)
+        return model
+
+    async def _complete(
+        self, launcher: Launcher, instance: str, config: Any, has_config_file: bool
+    ) -> tuple[Stub | None, Any, str]:
+        """The configuration as the model wants it: (a stub that may serve or None, configuration, its JSON)."""
+        stub = launcher.boot(instance)
+        try:
+            if not await stub.imported():
+                return stub, config, render_json(config)
+            returned = await stub.complete(config.name, render_json(config))
+        except BaseException:
+            await stub.kill()
+            raise
+        await stub.kill()
+        adopted, config_json, wrong = conclude_auto_complete(config, returned, has_config_file=has_config_file)
+        if wrong is not None:
+            log.warning("what auto_complete_config of model '%s' returned cannot be used: %s", config.name, wrong)
+        return None, adopted, config_json
+
+    async def _start_instances(
+        self, model: Model, launcher: Launcher, specs: list[InstanceSpec], first: Stub | None, config_json: str
+    ) -> None:
+        ready_stubs = {id(specs[0]): first} if first is not None else {}
+
+        def launch_for(spec: InstanceSpec) -> Callable[[Instance], Any]:
+            async def launch(_: Instance) -> Stub:
+                stub = ready_stubs.pop(id(spec), None)
+                try:
+                    if stub is None:
+                        stub = launcher.boot(spec.name)
+                        await stub.imported()
+                    await launcher.initialize(stub, spec, model.config, config_json)
+                except BaseException:
+                    if stub is not None:
+                        await stub.kill()
+                    raise
+                return stub
+
+            return launch
+
+        model.instances = [
+            Instance(spec.name, launch_for(spec), model, RestartPolicy(self._settings.stub_restart_limit))
+            for spec in specs
+        ]
+        starting = [asyncio.ensure_future(one.start()) for one in model.instances]
+        try:
+            await asyncio.gather(*starting)
+        except BaseException:
+            for start in starting:
+                start.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+            await model.stop(_FAILED_LOAD_GRACE_S)
+            raise

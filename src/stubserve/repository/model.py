@@ -1,0 +1,195 @@
+"""One loaded version of a model: its scheduler, instances and statistics, and the way of a request between them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from stubserve.errors import Code, ServeError, unavailable
+from stubserve.inference.admission import reshape_outputs
+from stubserve.inference.request import BACKEND_FAILURE, CANCELLED, OTHER_FAILURE, REJECTED, Request, Response
+from stubserve.inference.signature import Signature
+from stubserve.inference.statistics import ModelStatistics
+from stubserve.instances.instance import Instance, State
+from stubserve.repository.alarm import Alarm
+from stubserve.schedulers.factory import create_scheduler
+
+log = logging.getLogger("stubserve.model")
+
+_READINESS_TIMEOUT_S = 5.0
+
+
+class Model:
+    """A model version that serves. Lives on the event loop."""
+
+    def __init__(self, name: str, version: int, config: Any, rendered_config: dict[str, Any]) -> None:
+        # Fixed while it is loaded
+        self.name = name
+        self.version = version
+        self.config = config
+        self.rendered_config = rendered_config
+        self.signature = Signature(name, version, config)
+        # Moving parts
+        self.instances: list[Instance] = []
+        self.statistics = ModelStatistics(name, version)
+        self._scheduler = create_scheduler(config)
+        self._loop = asyncio.get_running_loop()
+        self._alarm: Alarm | None = None
+        self._poll_is_due = False
+        self._ready_instances = 0
+        # Requests that are queued or executing
+        self.pending = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # The way of a request
+
+    def submit(self, request: Request) -> None:
+        """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
+        if not self._ready_instances:
+            raise self._unavailable()
+        now = time.monotonic_ns()
+        request.queue_start_ns = now
+        try:
+            self._scheduler.enqueue(request, now)
+        except ServeError:
+            request.outcome = REJECTED
+            self.statistics.record_failure(request)
+            raise
+        self.pending += 1
+        if not self._poll_is_due:
+            # Once for all requests that arrive in this turn of the event loop, so they can share a batch.
+            self._poll_is_due = True
+            self._loop.call_soon(self._poll)
+
+    def cancel(self, request: Request) -> None:
+        """The client of a submitted request is gone."""
+        request.cancelled = True
+        self._scheduler.cancel(request)
+        self._poll()
+        for instance in self.instances:
+            instance.cancel(request)
+
+    def _poll(self) -> None:
+        self._poll_is_due = False
+        now = time.monotonic_ns()
+        decision = self._scheduler.poll(now)
+        for instance, requests in decision.run:
+            assert isinstance(instance, Instance)
+            for request in requests:
+                request.compute_start_ns = now
+            try:
+                instance.execute(requests)
+            except ServeError as error:
+                self._scheduler.instance_idle(instance)
+                self._answer_all(requests, error, OTHER_FAILURE)
+        for request, error in decision.answer:
+            self._answer_all([request], error, CANCELLED if error.code is Code.CANCELLED else REJECTED)
+        if decision.wake_at_ns is not None:
+            if self._alarm is None:
+                self._alarm = Alarm(self._poll)
+            self._alarm.set(decision.wake_at_ns)
+        elif self._alarm is not None:
+            self._alarm.set(None)
+
+    def _answer_all(self, requests: list[Request], error: ServeError, outcome: str) -> None:
+        for request in requests:
+            request.outcome = outcome
+            self.statistics.record_failure(request)
+            self._answer(request, Response(error=error))
+
+    def _answer(self, request: Request, response: Response) -> None:
+        self.pending -= 1
+        try:
+            request.on_response(request, response)
+        except Exception:
+            log.exception("the answer to a request of model '%s' could not be passed on", self.name)
+        for tensor in request.inputs:
+            if tensor.block is not None:
+                tensor.block.drop()
+        for tensor in response.outputs:
+            if tensor.block is not None:
+                tensor.block.drop()
+        if not self.pending:
+            self._idle.set()
+
+    # What the instances tell
+
+    def on_ready(self, instance: Instance) -> None:
+        self._ready_instances += 1
+        self._scheduler.instance_idle(instance)
+        self._poll()
+
+    def on_results(self, instance: Instance, finished: list[tuple[Request, Response]]) -> None:
+        # The next batch first: the stub computes while the answers are written.
+        self._scheduler.instance_idle(instance)
+        self._poll()
+        if finished[0][0].outcome is BACKEND_FAILURE:
+            for request, _ in finished:
+                self.statistics.record_failure(request)
+        else:
+            self.statistics.record_batch([request for request, _ in finished])
+        for request, response in finished:
+            if self.signature.reshapes_outputs:
+                reshape_outputs(response, self.signature)
+            self._answer(request, response)
+
+    def on_death(self, instance: Instance, error: ServeError, unfinished: list[Request]) -> None:
+        self._scheduler.instance_gone(instance)
+        self._ready_instances -= 1
+        self._answer_all(unfinished, error, BACKEND_FAILURE)
+        if not self._ready_instances:
+            self._answer_all(list(self._scheduler.drain()), self._unavailable(), OTHER_FAILURE)
+        self._poll()
+
+    # Readiness and the end
+
+    def why_not_ready(self) -> str:
+        """Empty if every instance is ready, else the reason of the first that is not."""
+        for instance in self.instances:
+            if instance.state is not State.READY:
+                return instance.why_not_ready()
+        return ""
+
+    def down(self) -> bool:
+        """Whether no instance serves."""
+        return not self._ready_instances
+
+    async def check_ready(self) -> str:
+        """As `why_not_ready`, and asks the models that define `is_ready`; each gets five seconds."""
+        reason = self.why_not_ready()
+        if reason:
+            return reason
+        for instance in self.instances:
+            stub = instance.stub
+            if stub is None:
+                return instance.why_not_ready()
+            if not stub.checks_readiness:
+                continue
+            try:
+                ready, reason = await asyncio.wait_for(stub.is_ready(), _READINESS_TIMEOUT_S)
+            except asyncio.TimeoutError:
+                return "Timed out waiting for user-defined is_ready() response"
+            if not ready:
+                return reason
+        return ""
+
+    async def drained(self) -> None:
+        """Waits until nothing is queued or executing."""
+        while self.pending:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def stop(self, timeout_s: float) -> None:
+        """Finalizes and ends every instance."""
+        await asyncio.gather(*(instance.stop(timeout_s) for instance in self.instances))
+        if self._alarm is not None:
+            self._alarm.close()
+            self._alarm = None
+
+    def _unavailable(self) -> ServeError:
+        return unavailable(
+            f"model '{self.name}' version {self.version} has no running instance: {self.why_not_ready()}"
+        )

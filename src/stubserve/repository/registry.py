@@ -1,0 +1,137 @@
+"""Which versions of which models there are, and in which state; finding the one that a request means."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from stubserve.errors import invalid, not_found, unavailable
+from stubserve.repository.model import Model
+
+
+class State(enum.Enum):
+    """The state of one version, as the repository index names it."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNAVAILABLE = "UNAVAILABLE"
+    UNLOADING = "UNLOADING"
+
+
+@dataclass(slots=True)
+class VersionEntry:
+    """One version: its state, the reason for it (text for people), and the model while it serves."""
+
+    version: int
+    state: State
+    reason: str = ""
+    model: Model | None = None
+
+
+@dataclass(slots=True)
+class ModelEntry:
+    """One model name. `reason` is set where the model as a whole cannot be served (no versions then)."""
+
+    name: str
+    reason: str = ""
+    versions: dict[int, VersionEntry] = field(default_factory=dict)
+
+
+class Registry:
+    """All models by name."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, ModelEntry] = {}
+        # (name, version text) -> what `find` found; dropped whenever a state changes
+        self._found: dict[tuple[str, str], Model] = {}
+
+    def entry(self, name: str) -> ModelEntry:
+        """The model's entry, made if it is not there."""
+        return self.models.setdefault(name, ModelEntry(name))
+
+    def set_version(self, name: str, version: int, state: State, reason: str = "", model: Model | None = None) -> None:
+        self._found.clear()
+        self.entry(name).versions[version] = VersionEntry(version, state, reason, model)
+
+    def find(self, name: str, version: str) -> Model:
+        """The model version that a client means; an empty version is the highest that is ready.
+
+        Raises ServeError with upstream's texts: NOT_FOUND for unknown names and versions, UNAVAILABLE for a version
+        that is not ready, INVALID_ARG for a version that is no number.
+        """
+        model = self._found.get((name, version))
+        if model is None:
+            model = self._look_up(name, version)
+            self._found[name, version] = model
+        return model
+
+    def _look_up(self, name: str, version: str) -> Model:
+        number = parse_version(version)
+        entry = self.models.get(name)
+        if entry is None or not entry.versions:
+            raise not_found(f"Request for unknown model: '{name}' is not found")
+        if number is None:
+            ready = [one.model for one in entry.versions.values() if one.model is not None]
+            if not ready:
+                raise not_found(f"Request for unknown model: '{name}' has no available versions")
+            return max(ready, key=lambda model: model.version)
+        found = entry.versions.get(number)
+        if found is None:
+            raise not_found(f"Request for unknown model: '{name}' version {number} is not found")
+        if found.model is None:
+            raise unavailable(f"Request for unknown model: '{name}' version {number} is not at ready state")
+        return found.model
+
+    def serving(self) -> list[Model]:
+        """Every model version that is ready, by name and version."""
+        return [
+            version.model
+            for _, entry in sorted(self.models.items())
+            for _, version in sorted(entry.versions.items())
+            if version.model is not None
+        ]
+
+    def ready_versions(self, name: str) -> list[int]:
+        """The ready versions of a model, ascending."""
+        entry = self.models.get(name)
+        return sorted(one.version for one in entry.versions.values() if one.model) if entry else []
+
+    def index(self, only_ready: bool) -> list[dict[str, Any]]:
+        """The repository index: one row per version, sorted by name; a version whose stubs are down says why."""
+        rows: list[dict[str, Any]] = []
+        for name, entry in sorted(self.models.items()):
+            if not entry.versions and not only_ready:
+                row = {"name": name}
+                if entry.reason:
+                    row |= {"state": State.UNAVAILABLE.value, "reason": entry.reason}
+                rows.append(row)
+            for number, version in sorted(entry.versions.items()):
+                state, reason = version.state, version.reason
+                if version.model is not None and version.model.down():
+                    state, reason = State.UNAVAILABLE, version.model.why_not_ready()
+                if only_ready and state is not State.READY:
+                    continue
+                row = {"name": name, "version": str(number), "state": state.value}
+                if reason:
+                    row["reason"] = reason
+                rows.append(row)
+        return rows
+
+
+def parse_version(text: str) -> int | None:
+    """A version as clients write it; None for the empty text. Raises ServeError (INVALID_ARG)."""
+    if not text:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        number = 2**63
+    if number >= 2**63:
+        raise invalid(
+            f"failed to get model version from specified version string '{text}' (details: stol), "
+            "version should be an integral value > 0"
+        )
+    if number < 0:
+        raise invalid(f"invalid model version specified '{text}' , version should be an integral value > 0")
+    return number

@@ -1,0 +1,209 @@
+"""The server: puts the parts together, starts them, and takes them down in the right order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import resource
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+import uvloop
+
+from stubserve import __version__
+from stubserve.errors import ServeError, unavailable
+from stubserve.instances.memory import Memory
+from stubserve.observability import logs
+from stubserve.protocols.http.app import create_app
+from stubserve.protocols.http.connection import Connection, Connections
+from stubserve.repository.loading import Loader
+from stubserve.repository.model import Model
+from stubserve.repository.registry import Registry, State
+from stubserve.settings import Settings
+
+log = logging.getLogger("stubserve.server")
+
+_MODEL_GRACE_S = 1.0
+
+
+class Server:
+    """One server: its models and shared memory. The protocols find everything that they need here."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.name = settings.id
+        self.version = __version__
+        self.max_input_size = settings.http_max_input_size
+        self.registry = Registry()
+        self.memory = Memory(settings.shm_limit)
+        self.block = self.memory.block
+        self.store = self.memory.store
+        self.loaded = False
+        self.exiting = False
+        self._loader = Loader(settings, self.memory, self.registry, lambda: logs.stub_levels(settings))
+
+    async def load(self) -> bool:
+        """Loads every model; whether all are loaded. Raises ServeError if a repository cannot be read."""
+        complete = await self._loader.load_all()
+        self.loaded = True
+        return complete
+
+    def find_model(self, name: str, version: str) -> Model:
+        """The model version that a request is for. Raises ServeError."""
+        if self.exiting:
+            raise unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
+        return self.registry.find(name, version)
+
+    async def ready(self) -> bool:
+        """Whether the server is ready in the sense of /v2/health/ready."""
+        if not self.loaded:
+            return False
+        if not self.settings.strict_readiness:
+            return True
+        for entry in self.registry.models.values():
+            if not entry.versions:
+                return False
+            for version in entry.versions.values():
+                if version.state is not State.READY or version.model is None or await version.model.check_ready():
+                    return False
+        return True
+
+    async def stop(self) -> None:
+        """Lets running requests finish, finalizes the models, ends the stubs; within --exit-timeout-secs."""
+        self.exiting = True
+        timeout = self.settings.exit_timeout_secs
+        models = self.registry.serving()
+        deadline = asyncio.get_running_loop().time() + timeout
+        try:
+            await asyncio.wait_for(asyncio.gather(*(model.drained() for model in models)), timeout)
+        except asyncio.TimeoutError:
+            log.error("Exit timeout expired. Exiting immediately.")
+        left = max(deadline - asyncio.get_running_loop().time(), _MODEL_GRACE_S)
+        await asyncio.gather(*(model.stop(left) for model in models))
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers and without its ten wake-ups per second: an idle server sleeps."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stopping = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def main_loop(self) -> None:
+        await self._stopping.wait()
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stopping.set()
+
+
+def http_server(server: Server) -> HttpServer:
+    """The HTTP front end of a server."""
+    app = create_app(server)
+    config = uvicorn.Config(
+        app,
+        http=functools.partial(Connection, Connections(server)),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=server.settings.exit_timeout_secs,
+    )
+    return HttpServer(config)
+
+
+def bind(settings: Settings) -> socket.socket:
+    """The listening socket of HTTP. Raises OSError."""
+    family = socket.AF_INET6 if ":" in settings.http_address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if settings.reuse_http_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((settings.http_address, settings.http_port))
+        listener.listen(2048)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+async def serve(settings: Settings) -> int:
+    """Runs a server until a signal ends it. The process's exit code."""
+    for notice in settings.notices:
+        log.warning(notice)
+    server = Server(settings)
+    http = None
+    if settings.allow_http:
+        try:
+            listener = bind(settings)
+        except OSError as error:
+            log.error(
+                "Socket '%s:%d' cannot be opened (%s). Is another server running? Choose another --http-port.",
+                settings.http_address,
+                settings.http_port,
+                error.strerror,
+            )
+            return 1
+        http = http_server(server)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    serving = loop.create_task(http.serve([listener])) if http is not None else None
+    loading = loop.create_task(server.load())
+    stopping = loop.create_task(stop.wait())
+    exit_code = 0
+    await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if loading.done():
+        try:
+            complete = loading.result()
+        except ServeError as error:
+            log.error("error: creating server: %s", error.status_text)
+            exit_code = 1
+        else:
+            if not complete and settings.exit_on_error:
+                log.error("error: creating server: Internal - failed to load all models")
+                exit_code = 1
+            elif http is not None:
+                host, port = listener.getsockname()[:2]
+                log.info("Started HTTPService at %s:%d", host, port)
+    else:
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+    if exit_code == 0:
+        await stopping
+    log.info("Waiting for in-flight requests to complete.")
+    server.exiting = True
+    if http is not None:
+        http.stop()
+    await server.stop()
+    if serving is not None:
+        await serving
+    stopping.cancel()
+    return exit_code
+
+
+def run(settings: Settings) -> int:
+    """Runs a server in this process, on uvloop. The process's exit code."""
+    logs.configure(settings)
+    _raise_descriptor_limit()
+    return uvloop.run(serve(settings))
+
+
+def _raise_descriptor_limit() -> None:
+    """Every connection and instance costs descriptors; the soft limit is often 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,108 @@
+"""What the operator can set, and how a command line becomes it: one table of flags, Triton's spelling and defaults.
+
+Flags of parts that stubserve does not have (yet) are known by name and refused with a plain word, never ignored. Those
+that cannot matter here (a thread count of a thread pool that does not exist) are accepted and have no effect; the table
+says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+
+class UsageError(Exception):
+    """The command line is wrong; the text says how."""
+
+
+@dataclass(slots=True)
+class Settings:
+    """Everything a server is started with. Sizes in bytes, times in seconds."""
+
+    model_repository: list[Path] = field(default_factory=list)
+    id: str = "triton"
+    # Models
+    exit_on_error: bool = True
+    strict_readiness: bool = True
+    disable_auto_complete_config: bool = False
+    model_load_thread_count: int = 4
+    model_config_name: str = ""
+    backend_config: list[tuple[str, str, str]] = field(default_factory=list)
+    debug_model: list[str] = field(default_factory=list)
+    stub_restart_limit: int = 10
+    shm_limit: int = 0
+    exit_timeout_secs: int = 30
+    # HTTP
+    allow_http: bool = True
+    http_address: str = "0.0.0.0"
+    http_port: int = 8000
+    reuse_http_port: bool = False
+    http_max_input_size: int = 64 << 20
+    # Logging
+    log_verbose: int = 0
+    log_info: bool = True
+    log_warning: bool = True
+    log_error: bool = True
+    log_format: str = "default"
+    log_file: str = ""
+    # What the log should say about the command line
+    notices: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.shm_limit == 0:
+            self.shm_limit = default_shm_limit()
+
+
+def default_shm_limit() -> int:
+    """Half of the memory that this process may use: of the machine, or of the container where that is less."""
+    total = psutil.virtual_memory().total
+    try:
+        allowed = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if allowed != "max":
+            total = min(total, int(allowed))
+    except (OSError, ValueError):
+        pass  # no such limit here
+    return int(total // 2)
+
+
+def parse_bool(text: str) -> bool:
+    """Triton's booleans: true, on, 1, false, off, 0 in any case. Raises UsageError."""
+    value = text.lower()
+    if value in ("true", "on", "1"):
+        return True
+    if value in ("false", "off", "0"):
+        return False
+    raise UsageError(f"invalid value for bool option: {text}")
+
+
+def parse_int(text: str) -> int:
+    """A decimal number of 32 bits. Raises UsageError."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise UsageError(f"Invalid option value. Got {text}") from None
+    if not -(2**31) <= value < 2**31:
+        raise UsageError(f"Provided option value is out of bound. Got {text}")
+    return value
+
+
+def parse_size(text: str) -> int:
+    """Bytes, as a number with an optional suffix: 512M, 8G. Raises UsageError."""
+    units = {"K": 10, "M": 20, "G": 30, "T": 40}
+    digits, shift = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 0)
+    if not digits.isdecimal() or int(digits) == 0:
+        raise UsageError(f"a size is a positive number of bytes, with K, M, G or T behind it if you like. Got {text}")
+    return int(digits) << shift
+
+
+def parse_backend_config(text: str) -> tuple[str, str, str]:
+    """`[<backend>,]<setting>=<value>` as (backend, setting, value); the backend is empty for all. Raises UsageError."""
+    backend, comma, assignment = text.partition(",")
+    if not comma:
+        backend, assignment = "", text
+    setting, equals, value = assignment.partition("=")
+    if not equals or not setting or not value or (comma and not backend):
+        raise UsageError("--backend-config option format is '<backend name>,<setting>=<value>'. Got " + text)
+    return backend, setting, value

@@ -1,0 +1,57 @@
+"""The program of a stub: `python <this file> triton_python_backend_stub ARENA_FD CONTROL_FD REQUEST_FD RESPONSE_FD`.
+
+It is run by file name, in the interpreter of the model's environment, so nothing of the parent's site-packages comes
+onto that environment's path: this package and the two utility modules are registered from where they lie. msgpack is
+taken from the environment, or lent from the parent (its pure-Python part works everywhere) when it is missing there.
+The words `triton_python_backend_stub` are in the command line because scripts look for stubs by that name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from types import ModuleType
+
+
+def _register(name: str, path: str, is_package: bool = False) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        name, path, submodule_search_locations=[os.path.dirname(path)] if is_package else None
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _lend_msgpack(folder: str) -> None:
+    try:
+        import msgpack  # noqa: F401
+    except ImportError:
+        if not folder:
+            raise
+        _register("msgpack", os.path.join(folder, "__init__.py"), is_package=True)
+
+
+def main() -> None:
+    here = os.path.dirname(os.path.abspath(__file__))
+    descriptors = [int(word) for word in sys.argv[2:6]]
+    msgpack_folder = sys.argv[6] if len(sys.argv) > 6 else ""
+    # A model's `unittest.main()` or argparse must not read the stub's arguments.
+    sys.argv = [""]
+    # Run by file name, the package's own folder is first on the path; upstream has the empty string (the working folder).
+    sys.path[0] = ""
+    _lend_msgpack(msgpack_folder)
+    _register("stubserve_stub", os.path.join(here, "__init__.py"), is_package=True)
+    for name in ("triton_python_backend_utils", "c_python_backend_utils"):
+        _register(name, os.path.join(os.path.dirname(here), name + ".py"))
+
+    from stubserve_stub.worker import Worker
+
+    Worker(*descriptors).run()
+
+
+if __name__ == "__main__":
+    main()

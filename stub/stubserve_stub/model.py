@@ -1,0 +1,116 @@
+"""The model as the stub sees it: importing `model.py`, its class, and the life of the one object made of it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import os
+import sys
+import threading
+from typing import Any, Callable, Dict, List, Optional
+
+from stubserve_stub.exceptions import TritonModelException
+from stubserve_stub.model_config import ModelConfig
+
+
+class ContractBroken(Exception):
+    """The model did something that its contract forbids. The text is for the client, as it is."""
+
+
+class EventLoopThread:
+    """The one event loop on which all coroutines of a model run; started when the first one appears."""
+
+    def __init__(self) -> None:
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._starting = threading.Lock()
+
+    def run(self, coroutine: Any) -> Any:
+        """Runs a coroutine on the loop's thread and waits for its result."""
+        return self.submit(coroutine).result()
+
+    def submit(self, coroutine: Any) -> Any:
+        """Starts a coroutine on the loop's thread and returns a concurrent future."""
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="stubserve-asyncio", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def stop(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+def import_model(model_file: str, model_dir: str, extra_paths: List[str]) -> Any:
+    """Imports `<model_dir>/<version>/<file>.py` as upstream does and returns its `TritonPythonModel` class.
+
+    The module's name is `<version>.<file>`: with the model's folder on the path the version folder is a namespace
+    package, so both `import helper` and `from . import helper` find files beside the model. Raises whatever the model's
+    top level raises, and AttributeError when the class is missing.
+    """
+    if not os.path.isfile(model_file):
+        raise TritonModelException("Python model file not found in '{}'".format(model_file))
+    version_dir, file_name = os.path.split(model_file)
+    sys.path.extend([version_dir, model_dir, *extra_paths])
+    module = importlib.import_module("{}.{}".format(os.path.basename(version_dir), file_name[: -len(".py")]))
+    return module.TritonPythonModel
+
+
+class Model:
+    """One instance of a model's class."""
+
+    def __init__(self, model_class: Any, path: str) -> None:
+        self._class = model_class
+        self._path = path
+        self._object: Any = None
+        self._execute: Optional[Callable[[List[Any]], Any]] = None
+        self._loop = EventLoopThread()
+
+    @property
+    def completes_config(self) -> bool:
+        return hasattr(self._class, "auto_complete_config")
+
+    def complete_config(self, model_name: str, config_json: str) -> str:
+        """Runs `auto_complete_config` and returns the configuration as JSON text."""
+        completed = self._class.auto_complete_config(ModelConfig(config_json))
+        if not isinstance(completed, ModelConfig):
+            raise TritonModelException(
+                "auto_complete_config function in model '{}' must return a valid pb.ModelConfig object.".format(
+                    model_name
+                )
+            )
+        return completed._to_json()
+
+    def initialize(self, arguments: Dict[str, str]) -> None:
+        self._object = self._class()
+        if hasattr(self._object, "initialize"):
+            self._object.initialize(arguments)
+        self._execute = getattr(self._object, "execute", None)
+
+    @property
+    def checks_readiness(self) -> bool:
+        return hasattr(self._object, "is_ready")
+
+    def is_ready(self) -> bool:
+        """The model's own word, sync or async. Raises what it raises, and TritonModelException if it is no bool."""
+        answer = self._object.is_ready()
+        if inspect.isawaitable(answer):
+            answer = self._loop.run(answer)
+        if not isinstance(answer, bool):
+            raise TritonModelException("is_ready() must return a boolean value")
+        return answer
+
+    def execute(self, requests: List[Any]) -> Any:
+        """Calls the model; a coroutine is run to its end on the model's event loop."""
+        if self._execute is None:
+            raise ContractBroken("Python model {} does not implement `execute` method.".format(self._path))
+        result = self._execute(requests)
+        if asyncio.iscoroutine(result):
+            result = self._loop.run(result)
+        return result
+
+    def finalize(self) -> None:
+        self._loop.stop()
+        if hasattr(self._object, "finalize"):
+            self._object.finalize()

@@ -1,0 +1,206 @@
+"""The stub's life: shake hands, load the model, serve batches until told to stop, finalize."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from typing import Any, Dict, Iterator, Optional, Sequence
+
+import numpy as np
+
+from stubserve_stub import logger, utils
+from stubserve_stub.batch import Batch
+from stubserve_stub.channel import EXECUTING, FINALIZING, IDLE, Channel
+from stubserve_stub.control import Control
+from stubserve_stub.exceptions import format_exception
+from stubserve_stub.model import ContractBroken, Model, import_model
+from stubserve_stub.wire import messages
+from stubserve_stub.wire.arena import Arena
+
+
+class Worker:
+    """One stub process. The arguments are inherited descriptors: arena, control socket, the two doorbells."""
+
+    def __init__(self, arena: int, control: int, request_doorbell: int, response_doorbell: int) -> None:
+        self._name_process()
+        self._control = Control(control)
+        boot = self._control.inbox.get()
+        self._instance: str = boot["instance"]
+        self._boot = boot
+        self._channel = Channel(Arena.attach(arena), boot["segment"], request_doorbell, response_doorbell)
+        self._output_names: Sequence[str] = ()
+        self._model: Optional[Model] = None
+        # The batch that runs, for cancellation, which arrives on the control thread
+        self._current: Optional[Batch] = None
+        self._cancelled: Dict[int, Sequence[int]] = {}
+        self._batch_guard = threading.Lock()
+
+    @staticmethod
+    def _name_process() -> None:
+        # The server ends its stubs; a Ctrl-C in its terminal goes to the whole group and must not. A function rather
+        # than SIG_IGN, so that processes which the model starts get the default back.
+        signal.signal(signal.SIGINT, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        faulthandler.enable()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError):
+                stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        with contextlib.suppress(OSError, AttributeError):
+            import ctypes
+
+            prctl = ctypes.CDLL(None).prctl
+            prctl(15, b"triton_python_backend_stub", 0, 0, 0)  # PR_SET_NAME, cut to 15 letters by the kernel
+            prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: for a model that holds the GIL when the parent dies
+
+    def run(self) -> None:
+        """Serves until the parent says stop; ends the process."""
+        if self._load():
+            self._serve()
+            self._finalize()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Threads that the model left running must not keep a finished stub alive.
+        os._exit(0)
+
+    # Loading
+
+    @contextlib.contextmanager
+    def _reporting(self, stage: str) -> Iterator[None]:
+        """Turns whatever a stage raises into a "failed" message and the end of the process."""
+        try:
+            yield
+        except BaseException as error:  # a model may raise SystemExit, and the parent must hear of that too
+            self._control.send("failed", stage=stage, error=format_exception(error))
+            sys.stderr.flush()
+            os._exit(0)
+
+    def _load(self) -> bool:
+        """Imports and initializes the model as the parent asks; False when the process was only to complete a config."""
+        boot = self._boot
+        with self._reporting("import"):
+            utils.set_model_dir(boot["version_dir"])
+            model = Model(import_model(boot["model_file"], boot["model_dir"], boot["paths"]), boot["model_file"])
+        self._control.send(
+            "imported",
+            completes_config=model.completes_config,
+            python=platform.python_version(),
+            numpy=np.__version__,
+            pid=os.getpid(),
+        )
+        while True:
+            order = self._control.inbox.get()
+            if order["kind"] == "complete":
+                with self._reporting("auto_complete_config"):
+                    completed = model.complete_config(order["model"], order["config"])
+                self._control.send("completed", config=completed)
+                return False
+            if order["kind"] == "initialize":
+                break
+        self._instance = order["instance"]
+        self._output_names = order["outputs"]
+        logger.connect(self._log)
+        logger.set_levels(order["log_levels"])
+        with self._reporting("initialize"):
+            model.initialize(order["arguments"])
+        self._model = model
+        self._control.handle("cancel", self._on_cancel)
+        self._control.handle("is_ready", self._on_is_ready)
+        self._control.handle("log_levels", lambda message: logger.set_levels(message["levels"]))
+        self._channel.set_health(IDLE)
+        self._control.send("ready", checks_readiness=model.checks_readiness)
+        return True
+
+    def _log(self, level: int, file: str, line: int, text: str) -> None:
+        self._control.send("log", level=level, file=file, line=line, text=text)
+
+    # Serving
+
+    def _serve(self) -> None:
+        channel = self._channel
+        while True:
+            for message in channel.receive():
+                kind = message[0]
+                if kind == messages.EXECUTE:
+                    channel.free(message[2])
+                    self._execute(message[1], message[3])
+                elif kind == messages.FREE:
+                    channel.free(message[1])
+                else:
+                    return
+
+    def _execute(self, number: int, wire_requests: Sequence[Any]) -> None:
+        assert self._model is not None
+        channel = self._channel
+        batch = Batch(channel, number, wire_requests, list(self._output_names))
+        with self._batch_guard:
+            self._current = batch
+            for index in self._cancelled.pop(number, ()):
+                batch.requests[index]._cancelled = True
+        channel.set_health(EXECUTING, number)
+        start = time.monotonic_ns()
+        end = 0
+        error = None
+        wire: Any = []
+        try:
+            result = self._model.execute(batch.requests)
+            end = time.monotonic_ns()
+            wire = batch.encode(batch.check(result))
+        except ContractBroken as broken:
+            error = self._failure(str(broken))
+        except BaseException as raised:  # SystemExit and KeyboardInterrupt of a model are its error too
+            error = self._failure(format_exception(raised))
+        result = None
+        watches = batch.watches()
+        with self._batch_guard:
+            self._current = None
+        batch.drop()
+        held, wire = batch.settle(watches, wire)
+        channel.set_health(IDLE)
+        channel.send((messages.RESULT, number, start, end or time.monotonic_ns(), wire, held, error))
+
+    def _failure(self, message: str) -> str:
+        text = "Failed to process the request(s) for model '{}', message: {}".format(self._instance, message)
+        self._log(logger.ERROR_LEVEL, "worker.py", 0, text)
+        return text
+
+    # On the control thread
+
+    def _on_cancel(self, message: Dict[str, Any]) -> None:
+        number, indices = message["batch"], message["indices"]
+        with self._batch_guard:
+            if self._current is not None and self._current.number == number:
+                for index in indices:
+                    self._current.requests[index]._cancelled = True
+            elif self._current is None or self._current.number < number:
+                self._cancelled[number] = list(self._cancelled.get(number, ())) + indices
+
+    def _on_is_ready(self, message: Dict[str, Any]) -> None:
+        # A thread of its own: a slow answer must not hold up cancellations. The parent asks one question at a time.
+        threading.Thread(target=self._answer_is_ready, daemon=True).start()
+
+    def _answer_is_ready(self) -> None:
+        assert self._model is not None
+        try:
+            ready, reason = self._model.is_ready(), ""
+            if not ready:
+                reason = "Model '{}' is not ready (user-defined check failed).".format(self._instance)
+        except BaseException as error:
+            ready, reason = False, format_exception(error)
+        self._control.send("readiness", ready=ready, reason=reason)
+
+    # The end
+
+    def _finalize(self) -> None:
+        assert self._model is not None
+        self._channel.set_health(FINALIZING)
+        try:
+            self._model.finalize()
+        except BaseException as error:
+            self._log(logger.INFO_LEVEL, __file__, 0, format_exception(error))
+        self._control.send("finalized")

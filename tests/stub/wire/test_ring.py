@@ -1,0 +1,106 @@
+"""The ring: order, wrapping, fullness, and two real processes on its ends."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import threading
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stubserve_stub.wire.layout import RING_BYTES
+from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, poke, read_doorbell
+
+
+def ring() -> tuple[RingWriter, RingReader, int]:
+    memory = memoryview(mmap.mmap(-1, RING_BYTES))
+    doorbell = os.eventfd(0)
+    return RingWriter(memory, doorbell), RingReader(memory), doorbell
+
+
+def take(reader: RingReader, count: int) -> list[tuple[bytes, int]]:
+    return reader.take(count, lambda data, flags: (bytes(data), flags))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, MAX_RECORD), st.booleans()), max_size=200))
+def test_what_goes_in_comes_out_in_order(records: list[tuple[int, bool]]) -> None:
+    writer, reader, doorbell = ring()
+    sent: list[tuple[bytes, int]] = []
+    got: list[tuple[bytes, int]] = []
+    for number, (size, spilled) in enumerate(records):
+        message = bytes([number % 251]) * size
+        flags = SPILLED if spilled else 0
+        if not writer.put(message, flags):
+            writer.announce()
+            got += take(reader, read_doorbell(doorbell)[0])
+            assert writer.put(message, flags)
+        sent.append((message, flags))
+    writer.announce()
+    if len(got) < len(sent):
+        got += take(reader, read_doorbell(doorbell)[0])
+    assert got == sent
+    os.close(doorbell)
+
+
+def test_a_full_ring_refuses_and_takes_again_after_a_read() -> None:
+    writer, reader, doorbell = ring()
+    count = 0
+    while writer.put(b"x" * 1000):
+        count += 1
+    assert count > RING_BYTES // 1100
+    writer.announce()
+    assert len(take(reader, read_doorbell(doorbell)[0])) == count
+    assert writer.put(b"x" * 1000)
+
+
+def test_records_are_seen_only_when_announced() -> None:
+    writer, reader, doorbell = ring()
+    os.set_blocking(doorbell, False)
+    writer.put(b"one")
+    try:
+        read_doorbell(doorbell)
+    except BlockingIOError:
+        pass
+    else:
+        raise AssertionError("the doorbell rang before announce()")
+    writer.announce()
+    assert read_doorbell(doorbell) == (1, 0)
+
+
+def test_a_poke_wakes_without_a_record() -> None:
+    writer, reader, doorbell = ring()
+    writer.put(b"one")
+    poke(doorbell)
+    writer.announce()
+    poke(doorbell)
+    assert read_doorbell(doorbell) == (1, 2)
+
+
+def test_two_processes_lose_nothing() -> None:
+    writer, reader, doorbell = ring()
+    rng = random.Random(7)
+    messages = [bytes([rng.randrange(256)]) * rng.randrange(3000) for _ in range(20_000)]
+    result_read, result_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        position = 0
+        good = True
+        while position < len(messages):
+            for data, _ in take(reader, read_doorbell(doorbell)[0]):
+                good = good and data == messages[position]
+                position += 1
+        os.write(result_write, b"good" if good else b"bad!")
+        os._exit(0)
+    room = threading.Event()
+    for number, message in enumerate(messages):
+        while not writer.put(message):
+            writer.announce()
+            room.wait(0.0002)
+        if number % 3 == 0:
+            writer.announce()
+    writer.announce()
+    assert os.read(result_read, 4) == b"good"
+    os.waitpid(child, 0)
