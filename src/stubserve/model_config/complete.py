@@ -1,0 +1,223 @@
+"""What the server fills in before a model is validated and loaded: backend, file name, policies, instance groups.
+
+Upstream does this in three places (backend fields and defaults when the repository is read, instance groups when the
+model is created, defaults again after the backend's auto-complete). `normalise` does the first two, `normalise_again`
+the third; both are idempotent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from stubserve.errors import internal, invalid
+from stubserve.model_config.proto import ModelConfig, model_config_pb2
+
+_IDLE_MICROSECONDS = 1_000_000
+
+_GROUP = model_config_pb2.ModelInstanceGroup
+
+# Backends that upstream gives two instances on a CPU when the configuration names no count.
+_TWO_ON_CPU = frozenset({"tensorflow", "onnxruntime"})
+
+_LIBTORCH_ALIAS = "libtorch"
+
+
+@dataclass(frozen=True)
+class _Format:
+    """A model format that the server knows by its file: who serves it, what it is called, what it looks like."""
+
+    backend: str
+    filename: str
+    platform: str
+    shape: Literal["file", "directory", "any"]
+
+
+# In the order in which upstream tries them. A backend's first format is the one assumed when nothing else tells.
+_FORMATS = (
+    _Format("tensorflow", "model.savedmodel", "tensorflow_savedmodel", "directory"),
+    _Format("tensorflow", "model.graphdef", "tensorflow_graphdef", "file"),
+    _Format("tensorrt", "model.plan", "tensorrt_plan", "file"),
+    _Format("onnxruntime", "model.onnx", "onnxruntime_onnx", "any"),
+    _Format("openvino", "model.xml", "", "any"),
+    _Format("pytorch", "model.pt", "pytorch_libtorch", "file"),
+    _Format("pytorch", "model.pt2", "torch_aoti", "file"),
+    _Format("python", "model.py", "", "any"),
+)
+
+
+@dataclass(frozen=True)
+class InstanceSpec:
+    """One model instance to start. `device_id` is the GPU's number, 0 for kinds CPU and MODEL."""
+
+    name: str
+    kind: Literal["CPU", "GPU", "MODEL"]
+    device_id: int
+    passive: bool
+
+
+def normalise(config: ModelConfig, model_name: str, model_dir: Path, *, gpu_ids: Sequence[int] = ()) -> ModelConfig:
+    """A completed copy of `config`, which may be empty (a model without config.pbtxt).
+
+    `model_dir` is the model's folder, looked at for the backend; `gpu_ids` are the GPUs the server may use.
+    Raises: ServeError INVALID_ARG (no backend can be told), INTERNAL (the folder can not be read).
+    """
+    completed = ModelConfig()
+    completed.CopyFrom(config)
+    if not completed.name:
+        completed.name = model_name
+    _fill_backend(completed, model_name, _VersionContents(model_dir))
+    _fill_defaults(completed)
+    _fill_instance_groups(completed, gpu_ids)
+    return completed
+
+
+def normalise_again(config: ModelConfig) -> ModelConfig:
+    """A copy of `config` with the defaults that depend on what auto-complete may have set."""
+    completed = ModelConfig()
+    completed.CopyFrom(config)
+    _fill_defaults(completed)
+    return completed
+
+
+def instances_of(config: ModelConfig) -> list[InstanceSpec]:
+    """The instances of a normalised configuration in starting order; none for an ensemble.
+
+    Copy `i` of a group is named `<group>_<i>`. A KIND_GPU group has every copy once on each of its GPUs, all of them
+    under one name.
+    """
+    specs = []
+    for group in config.instance_group:
+        kind = _KIND_NAME[group.kind]
+        devices = list(group.gpus) if kind == "GPU" else [0]
+        specs += [
+            InstanceSpec(f"{group.name}_{copy}", kind, device, group.passive)
+            for copy in range(group.count)
+            for device in devices
+        ]
+    return specs
+
+
+_KIND_NAME: dict[int, Literal["CPU", "GPU", "MODEL"]] = {
+    _GROUP.KIND_CPU: "CPU",
+    _GROUP.KIND_GPU: "GPU",
+    _GROUP.KIND_MODEL: "MODEL",
+}
+
+
+class _VersionContents:
+    """The first version folder's entries, read when first asked for.
+
+    First means lexicographic, as upstream; but where upstream takes the first folder of any name
+    (`.ipynb_checkpoints` sorts before `1` and hides the model), here folders named by a number go first and hidden ones
+    never count.
+    """
+
+    def __init__(self, model_dir: Path) -> None:
+        self._model_dir = model_dir
+        self._entries: dict[str, bool] | None = None  # name -> is a directory
+
+    def has(self, known: _Format) -> bool:
+        if self._entries is None:
+            self._entries = self._read()
+        is_directory = self._entries.get(known.filename)
+        if is_directory is None:
+            return False
+        return known.shape == "any" or is_directory == (known.shape == "directory")
+
+    def _read(self) -> dict[str, bool]:
+        folder = self._model_dir
+        try:
+            names = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".") and entry.is_dir()]
+            versions = sorted(names, key=lambda name: (not (name.isascii() and name.isdigit()), name))
+            if not versions:
+                return {}
+            folder = folder / versions[0]
+            return {entry.name: entry.is_dir() for entry in folder.iterdir()}
+        except OSError as error:
+            raise internal(f"failed to open directory {folder}: {error.strerror}") from None
+
+
+def _fill_backend(config: Any, model_name: str, contents: _VersionContents) -> None:
+    known = _format_of(config, contents)
+    if known is not None:
+        config.backend = known.backend
+        config.platform = config.platform or known.platform
+        config.default_model_filename = config.default_model_filename or known.filename
+    elif not (config.backend or config.platform or config.default_model_filename):
+        _, dot, backend = model_name.partition(".")
+        if not dot:
+            raise invalid(
+                f"Invalid model name: Could not determine backend for model '{model_name}' with no backend in model "
+                "configuration. Expected model name of the form 'model.<backend_name>'."
+            )
+        config.backend = backend
+        config.default_model_filename = f"model.{backend}"
+
+
+def _format_of(config: Any, contents: _VersionContents) -> _Format | None:
+    if config.backend:
+        return _format_of_backend(config, contents)
+    platform = "pytorch_libtorch" if config.platform == _LIBTORCH_ALIAS else config.platform
+    for known in _FORMATS:
+        if (platform and platform == known.platform) or config.default_model_filename == known.filename:
+            return known
+        if not platform and not config.default_model_filename and contents.has(known):
+            return known
+    return None
+
+
+def _format_of_backend(config: Any, contents: _VersionContents) -> _Format | None:
+    formats = [known for known in _FORMATS if known.backend == config.backend]
+    if config.platform:
+        # A platform that is not the backend's still gets the backend's file name; validation then names the pair.
+        matching = [known for known in formats if known.platform == config.platform]
+        formats = matching or formats
+        return formats[0] if formats else None
+    if config.backend == "tensorflow":
+        # The one backend that has no default format: the file must tell.
+        for known in formats:
+            if config.default_model_filename == known.filename:
+                return known
+            if not config.default_model_filename and contents.has(known):
+                return known
+        return None
+    return formats[0] if formats else None
+
+
+def _fill_defaults(config: Any) -> None:
+    if not config.HasField("version_policy"):
+        config.version_policy.latest.num_versions = 1
+    scheduler = None
+    if config.HasField("dynamic_batching"):
+        scheduler = config.dynamic_batching
+    elif config.HasField("sequence_batching"):
+        if config.sequence_batching.max_sequence_idle_microseconds == 0:
+            config.sequence_batching.max_sequence_idle_microseconds = _IDLE_MICROSECONDS
+        if config.sequence_batching.HasField("oldest"):
+            scheduler = config.sequence_batching.oldest
+    if scheduler is not None and not scheduler.preferred_batch_size and config.max_batch_size > 0:
+        scheduler.preferred_batch_size.append(config.max_batch_size)
+    if not config.HasField("ensemble_scheduling"):
+        for memory in ("input_pinned_memory", "output_pinned_memory"):
+            if not config.optimization.HasField(memory):
+                getattr(config.optimization, memory).enable = True
+
+
+def _fill_instance_groups(config: Any, gpu_ids: Sequence[int]) -> None:
+    if config.HasField("ensemble_scheduling"):
+        return
+    if not config.instance_group:
+        config.instance_group.add(name=config.name)
+    for index, group in enumerate(config.instance_group):
+        if not group.name:
+            group.name = f"{config.name}_{index}"
+        if group.kind == _GROUP.KIND_AUTO:
+            usable = bool(gpu_ids) and all(gpu in gpu_ids for gpu in group.gpus)
+            group.kind = _GROUP.KIND_GPU if usable else _GROUP.KIND_CPU
+        if group.count < 1:
+            group.count = 2 if group.kind == _GROUP.KIND_CPU and config.backend in _TWO_ON_CPU else 1
+        if group.kind == _GROUP.KIND_GPU and not group.gpus:
+            group.gpus.extend(gpu_ids)

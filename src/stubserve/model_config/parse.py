@@ -1,0 +1,90 @@
+"""From text to `ModelConfig`: the protobuf text of `config.pbtxt`, and the JSON of a load override."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf import json_format, text_format
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+
+from stubserve.errors import internal, invalid
+from stubserve.model_config.proto import ModelConfig, is_repeated
+
+
+def parse_text(text: str, where: str) -> ModelConfig:
+    """Parses protobuf text; `where` is the file's path, for the error.
+
+    Raises: ServeError INTERNAL. The text begins as upstream's does and goes on with what upstream only logs to its own
+    standard error: line and column (both from 1) and the reason.
+    """
+    config = ModelConfig()
+    try:
+        text_format.Parse(text, config)
+    except text_format.ParseError as error:
+        line, column = error.GetLine(), error.GetColumn()
+        reason = str(error).removeprefix(f"{line}:{column} : ")
+        raise internal(f"failed to read text proto from {where}: line {line}, column {column}: {reason}") from None
+    return config
+
+
+def parse_json(text: str | bytes) -> ModelConfig:
+    """Parses the JSON form of a configuration: the `config` parameter of a load request, or what a model returned.
+
+    As upstream: unknown fields are refused, enum names are read in any case, 64-bit integers may be numbers or strings.
+    Raises: ServeError INVALID_ARG.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"failed to parse the model configuration JSON: {error}") from None
+    return from_json_dict(document)
+
+
+def from_json_dict(document: object) -> ModelConfig:
+    """`parse_json` for a document that is already decoded. Raises: ServeError INVALID_ARG."""
+    if not isinstance(document, dict):
+        raise invalid(f"the model configuration must be a JSON object, not {type(document).__name__}")
+    config = ModelConfig()
+    try:
+        json_format.ParseDict(_upper_enums(document, ModelConfig.DESCRIPTOR), config)
+    except (json_format.ParseError, ValueError, TypeError, AttributeError) as error:
+        # Python's parser lets some wrong types (a list where an object belongs) escape as TypeError or AttributeError.
+        raise invalid(f"failed to parse the model configuration JSON: {error}") from None
+    return config
+
+
+def _upper_enums(document: Mapping[str, Any], message: Descriptor) -> dict[str, Any]:
+    """A copy whose enum names are spelt as in the .proto: C++'s parser ignores their case, Python's does not."""
+    fields: dict[str, FieldDescriptor] = {**message.fields_by_camelcase_name, **message.fields_by_name}
+    return {key: _upper_in_field(value, fields.get(key)) for key, value in document.items()}
+
+
+def _upper_in_field(value: Any, field: FieldDescriptor | None) -> Any:
+    if field is None:
+        return value
+    enum: EnumDescriptor | None = field.enum_type
+    if enum is not None:
+        return _enum_name(value, enum)
+    inner: Descriptor | None = field.message_type
+    if inner is None:
+        return value
+    if inner.GetOptions().map_entry:
+        entry = inner.fields_by_name["value"]
+        return {k: _upper_in_field(v, entry) for k, v in value.items()} if isinstance(value, dict) else value
+    if isinstance(value, list) and is_repeated(field):
+        return [_upper_enums(item, inner) if isinstance(item, dict) else item for item in value]
+    if isinstance(value, dict):
+        return _upper_enums(value, inner)
+    if value is not None and not is_repeated(field):
+        # Python's parser takes an empty list for an empty message.
+        raise ValueError(f"{field.name} must be an object, not {type(value).__name__}")
+    return value
+
+
+def _enum_name(value: Any, enum: EnumDescriptor) -> Any:
+    if not isinstance(value, str) or value in enum.values_by_name:
+        return value
+    name = value.upper().replace("-", "_")
+    return name if name in enum.values_by_name else value

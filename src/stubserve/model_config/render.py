@@ -1,0 +1,147 @@
+"""`ModelConfig` to the JSON that clients and models see, and back from what `auto_complete_config` returned.
+
+The form is upstream's to the letter, because clients and models index into it: fields by their .proto names in
+declaration order (a oneof's scalars last), every scalar, list and map even when empty, messages and oneof members only
+when set, enums by name, 64-bit integers as numbers. Where upstream's own conversion forgets a field, so does this one
+(`_INT64_AS_TEXT`). The one freedom taken: upstream prints map entries in hash order, which changes from call to call;
+here they are sorted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
+
+from stubserve.errors import ServeError, internal, not_found
+from stubserve.model_config.complete import normalise_again
+from stubserve.model_config.parse import from_json_dict, parse_json
+from stubserve.model_config.proto import ModelConfig, is_repeated
+
+__all__ = ["adopt_completed", "conclude_auto_complete", "from_json_dict", "render_json", "to_json_dict"]
+
+_INT64 = frozenset(
+    {
+        FieldDescriptor.TYPE_INT64,
+        FieldDescriptor.TYPE_UINT64,
+        FieldDescriptor.TYPE_SINT64,
+        FieldDescriptor.TYPE_FIXED64,
+        FieldDescriptor.TYPE_SFIXED64,
+    }
+)
+
+# Protobuf's JSON writes 64-bit integers as strings. Upstream turns them into numbers field by field and leaves these.
+_INT64_AS_TEXT = frozenset(
+    {
+        "inference.ModelInstanceGroup.SecondaryDevice.device_id",
+        "inference.ModelOptimizationPolicy.Cuda.GraphSpec.Shape.dim",
+        "inference.ModelSequenceBatching.InitialState.dims",
+    }
+)
+
+
+def to_json_dict(config: ModelConfig) -> dict[str, Any]:
+    """The document of GET /v2/models/M/config, which `initialize` receives as text in `args["model_config"]`."""
+    return _message(config)
+
+
+def render_json(config: ModelConfig) -> str:
+    """`to_json_dict` as compact text, non-ASCII characters unescaped, as upstream hands it to `initialize`."""
+    return json.dumps(to_json_dict(config), separators=(",", ":"), ensure_ascii=False)
+
+
+def _message(message: Any) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for field in sorted(message.DESCRIPTOR.fields, key=_is_oneof_scalar):
+        name = field.name
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            entry = field.message_type.fields_by_name["value"]
+            items = sorted(getattr(message, name).items())
+            document[name] = {str(key): _value(value, entry) for key, value in items}
+        elif is_repeated(field):
+            document[name] = [_value(value, field) for value in getattr(message, name)]
+        elif not field.has_presence or message.HasField(name):
+            document[name] = _value(getattr(message, name), field)
+    return document
+
+
+def _is_oneof_scalar(field: FieldDescriptor) -> bool:
+    return field.containing_oneof is not None and field.message_type is None
+
+
+def _value(value: Any, field: FieldDescriptor) -> Any:
+    if field.message_type is not None:
+        return _message(value)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return value if known is None else known.name
+    if field.type in _INT64:
+        return str(value) if field.full_name in _INT64_AS_TEXT else value
+    if field.type == FieldDescriptor.TYPE_FLOAT:
+        # The shortest text that gives this float32 back: 0.1, not 0.10000000149011612.
+        return _number(float(str(np.float32(value))))
+    if field.type == FieldDescriptor.TYPE_DOUBLE:
+        return _number(value)
+    return value
+
+
+def _number(value: float) -> float | int | str:
+    """Upstream writes a float without a fraction as an integer, and protobuf's JSON has no literal for infinity."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return int(value) if value.is_integer() and abs(value) < 1e15 else value
+
+
+def adopt_completed(config: ModelConfig, returned_json: str) -> ModelConfig:
+    """What the server takes over from the configuration that `auto_complete_config` returned.
+
+    Only max_batch_size, input, output, the scheduling choice where `config` has none, and decoupled are taken; then
+    defaults are filled in again (`normalise_again`). `config` itself is left alone.
+
+    Raises: ServeError INVALID_ARG (the JSON is no ModelConfig, e.g. has an unknown key), INTERNAL (another scheduling
+    choice than configured). `conclude_auto_complete` says what upstream makes of these.
+    """
+    completed = parse_json(returned_json)
+    adopted = ModelConfig()
+    adopted.CopyFrom(config)
+    adopted.max_batch_size = completed.max_batch_size
+    for field in ("input", "output"):
+        adopted.ClearField(field)
+        getattr(adopted, field).extend(getattr(completed, field))
+    configured = config.WhichOneof("scheduling_choice")
+    returned = completed.WhichOneof("scheduling_choice")
+    if configured is None:
+        if returned is not None:
+            getattr(adopted, returned).CopyFrom(getattr(completed, returned))
+    elif configured != returned:
+        # Upstream prints the configured field's number twice; the text is kept as clients know it.
+        number = ModelConfig.DESCRIPTOR.fields_by_name[configured].number
+        raise internal(f"Cannot update scheduling choice from {number} to {number} when auto-completing.")
+    if completed.HasField("model_transaction_policy"):
+        adopted.model_transaction_policy.decoupled = completed.model_transaction_policy.decoupled
+    return normalise_again(adopted)
+
+
+def conclude_auto_complete(
+    config: ModelConfig, returned_json: str, *, has_config_file: bool
+) -> tuple[ModelConfig, str, ServeError | None]:
+    """Upstream's whole treatment of a returned configuration: (what is served, args["model_config"], what went wrong).
+
+    Measured on Triton 2.51: a configuration that can not be adopted does not fail the load. The model is served with
+    what its config.pbtxt says, while `initialize` is handed the returned JSON verbatim; nothing is logged, so the third
+    value is there for the caller to log. Only a model without config.pbtxt fails.
+
+    Raises: ServeError NOT_FOUND, for a model without config.pbtxt.
+    """
+    try:
+        adopted = adopt_completed(config, returned_json)
+    except ServeError as error:
+        if not has_config_file:
+            raise not_found(f"model configuration is not provided for model '{config.name}'") from error
+        return config, returned_json, error
+    return adopted, render_json(adopted), None

@@ -1,0 +1,222 @@
+"""The local model repository: which models lie in it, which of their versions may be served, what their files say.
+
+    <repository>/<model>/config.pbtxt
+    <repository>/<model>/configs/<name>.pbtxt
+    <repository>/<model>/<version>/...
+
+Everything here reads names and small files on demand and keeps nothing: who calls decides when to look again. Three
+things upstream does are deliberately not done. It takes hidden folders and `__pycache__` for models and, with its
+default settings, refuses to start because of them; it reads `1abc`, `+1` and `1.5` as version 1 and then looks for a
+folder `1`; and a version number beyond 64 bits aborts its process.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stubserve.errors import Code, ServeError, internal, invalid
+from stubserve.model_config.parse import parse_text
+from stubserve.model_config.proto import ModelConfig
+
+_log = logging.getLogger("stubserve.repository")
+
+CONFIG_FILE = "config.pbtxt"
+DUPLICATE_REASON = "model appears in two or more repositories"
+
+# Folders inside a model's that hold something else than a version.
+_NOT_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
+
+# What upstream's Python backend refuses in a name, because it once passed names through a shell.
+_FORBIDDEN = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
+
+_MAX_VERSION = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model's place on disk. `path` is `repository / name`."""
+
+    name: str
+    path: Path
+    repository: Path
+
+    def version_path(self, version: int) -> Path:
+        return self.path / str(version)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the repositories hold: the models that can be served, and the names found in more than one of them."""
+
+    models: dict[str, ModelFolder]
+    duplicates: frozenset[str]
+
+
+def check_model_name(name: str) -> None:
+    """Refuses a name that can be no model folder's. Raises: ServeError INVALID_ARG."""
+    if not name:
+        raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
+    if "/" in name or "\\" in name or ".." in name or name == ".":
+        raise invalid(f"invalid model name '{name}', model name must not contain path traversal characters")
+    if not _FORBIDDEN.isdisjoint(name) or not name.isprintable():
+        raise invalid("Invalid stub name: contains invalid characters")
+
+
+def scan(repositories: Sequence[Path]) -> dict[str, ModelFolder]:
+    """The models that can be served, by name in sorted order. Raises: as `survey`."""
+    return survey(repositories).models
+
+
+def survey(repositories: Sequence[Path]) -> Survey:
+    """Lists all repositories. A model in two of them is served from neither, as upstream.
+
+    Folders whose names can be no model's are left out with a warning.
+    Raises: ServeError INTERNAL, a repository can not be read.
+    """
+    found: dict[str, ModelFolder] = {}
+    duplicates: set[str] = set()
+    for repository in repositories:
+        for name in _subfolders(repository):
+            if name.startswith(".") or name == "__pycache__":
+                continue
+            try:
+                check_model_name(name)
+            except ServeError as error:
+                _log.warning("ignore model directory '%s': %s", repository / name, error)
+                continue
+            if name in found:
+                duplicates.add(name)
+            else:
+                found[name] = ModelFolder(name, repository / name, repository)
+    for name in sorted(duplicates):
+        _log.error("failed to poll model '%s': not unique across all model repositories", name)
+        del found[name]
+    return Survey({name: found[name] for name in sorted(found)}, frozenset(duplicates))
+
+
+def locate(repositories: Sequence[Path], name: str) -> ModelFolder | None:
+    """One model by name, without listing the repositories; None if it is nowhere or in more than one of them.
+
+    Raises: ServeError INVALID_ARG, the name can be no model's.
+    """
+    check_model_name(name)
+    places = [repository for repository in repositories if (repository / name).is_dir()]
+    if len(places) == 1:
+        return ModelFolder(name, places[0] / name, places[0])
+    if places:
+        _log.error("failed to poll model '%s': not unique across all model repositories", name)
+    else:
+        _log.error("failed to poll model '%s': model not found in any model repository.", name)
+    return None
+
+
+def read_config(folder: ModelFolder, config_name: str = "") -> ModelConfig | None:
+    """The parsed configuration file, or None where the model has none.
+
+    With `config_name` (--model-config-name) `configs/<config_name>.pbtxt` is read if it exists.
+    Raises: ServeError INTERNAL, naming the file that can not be read or parsed.
+    """
+    path = folder.path / CONFIG_FILE
+    if config_name:
+        custom = folder.path / "configs" / f"{config_name}.pbtxt"
+        if custom.exists():
+            path = custom
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unopenable(path, error) from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise internal(f"failed to read text proto from {path}: no UTF-8 at byte {error.start}") from None
+    return parse_text(text, str(path))
+
+
+def available_versions(folder: ModelFolder, config: ModelConfig) -> list[int]:
+    """The versions that the version policy of `config` selects among those on disk, ascending and never empty.
+
+    Raises: ServeError INVALID_ARG, the policy leaves none; INTERNAL, the folder can not be read.
+    """
+    existing = _versions_on_disk(folder)
+    policy = config.version_policy
+    choice = policy.WhichOneof("policy_choice")
+    if choice == "specific":
+        selected = []
+        for version in sorted(set(policy.specific.versions)):
+            if version in existing:
+                selected.append(version)
+            else:
+                _log.error(
+                    "version %d is specified for model '%s', but the version directory is not present",
+                    version,
+                    folder.name,
+                )
+    elif choice == "latest":
+        keep = policy.latest.num_versions
+        selected = existing[-keep:] if keep else []
+    else:
+        selected = existing
+    if not selected:
+        raise invalid(
+            f"at least one version must be available under the version policy of model '{folder.name}'",
+        )
+    return selected
+
+
+def _versions_on_disk(folder: ModelFolder) -> list[int]:
+    versions = []
+    for name in _subfolders(folder.path):
+        if name in _NOT_VERSIONS or name.startswith(".") or name == "__pycache__":
+            continue
+        if len(name) > 1 and name.startswith("0"):
+            _log.warning("ignore version directory '%s' which contains leading zeros in its directory name", name)
+        elif not (name.isascii() and name.isdigit() and int(name) <= _MAX_VERSION):
+            _log.warning("ignore version directory '%s' which fails to convert to integral number", name)
+        else:
+            versions.append(int(name))
+    return sorted(versions)
+
+
+def read_labels(folder: ModelFolder, config: ModelConfig) -> dict[str, list[str]]:
+    """The labels of each output that names a label file, one per line, by output name.
+
+    Raises: ServeError UNSUPPORTED, the file is outside the model's folder (also by way of a link); INTERNAL, it can not
+    be read or the output has two.
+    """
+    labels: dict[str, list[str]] = {}
+    for output in config.output:
+        if not output.label_filename:
+            continue
+        # Joined as text: upstream, too, looks for "/labels.txt" inside the model's folder.
+        path = Path(f"{folder.path}/{output.label_filename.lstrip('/')}")
+        if not path.resolve().is_relative_to(folder.path.resolve()):
+            raise ServeError(
+                Code.UNSUPPORTED,
+                f"label file path '{path}' for output '{output.name}' in model '{folder.name}' is outside model "
+                "directory",
+            )
+        try:
+            text = path.read_bytes().decode("utf-8", errors="replace")
+        except OSError as error:
+            raise _unopenable(path, error) from None
+        if output.name in labels:
+            raise internal(f"multiple label files for '{output.name}'")
+        lines = text.split("\n")
+        labels[output.name] = lines[:-1] if lines[-1] == "" else lines
+    return labels
+
+
+def _subfolders(path: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in path.iterdir() if entry.is_dir())
+    except OSError as error:
+        raise internal(f"failed to open directory {path}: {error.strerror}") from None
+
+
+def _unopenable(path: Path, error: OSError) -> ServeError:
+    return internal(f"failed to open text file for read {path}: {error.strerror}")
