@@ -1,8 +1,8 @@
 """NVIDIA's own `ModelConfig` message, without gRPC.
 
 The generated module ships inside `tritonclient.grpc`, and importing that package brings in grpcio: a quarter of a
-second and 30 MB that a server without gRPC has no use for. So only the one generated file is
-executed, found by its place on disk.
+second and 30 MB that a server without gRPC has no use for. So only the one generated file is executed, found by its
+place on disk.
 
 Guarantees:
 - whoever imports the real `tritonclient.grpc` later, or did so before, works with the very same message class:
