@@ -19,7 +19,8 @@ from stubserve.errors import ServeError, unavailable
 from stubserve.instances.memory import Memory
 from stubserve.observability import logs
 from stubserve.protocols.http.app import create_app
-from stubserve.protocols.http.connection import Connection, Connections
+from stubserve.protocols.http.connection import Connection
+from stubserve.protocols.http.shared import Connections
 from stubserve.repository.loading import Loader
 from stubserve.repository.model import Model
 from stubserve.repository.registry import Registry, State

@@ -24,16 +24,19 @@ _READINESS_TIMEOUT_S = 5.0
 class Model:
     """A model version that serves. Lives on the event loop."""
 
-    def __init__(self, name: str, version: int, config: Any, rendered_config: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, version: int, config: Any, rendered_config: dict[str, Any], labels: dict[str, list[str]]
+    ) -> None:
         # Fixed while it is loaded
         self.name = name
         self.version = version
         self.config = config
         self.rendered_config = rendered_config
         self.signature = Signature(name, version, config)
+        self.signature.labels = labels
         # Moving parts
         self.instances: list[Instance] = []
-        self.statistics = ModelStatistics(name, version)
+        self.statistics = ModelStatistics()
         self._scheduler = create_scheduler(config)
         self._loop = asyncio.get_running_loop()
         self._alarm: Alarm | None = None
@@ -82,9 +85,9 @@ class Model:
                 request.compute_start_ns = now
             try:
                 instance.execute(requests)
-            except ServeError as error:
+            except ServeError as refused:
                 self._scheduler.instance_idle(instance)
-                self._answer_all(requests, error, OTHER_FAILURE)
+                self._answer_all(requests, refused, OTHER_FAILURE)
         for request, error in decision.answer:
             self._answer_all([request], error, CANCELLED if error.code is Code.CANCELLED else REJECTED)
         if decision.wake_at_ns is not None:
@@ -126,13 +129,9 @@ class Model:
         # The next batch first: the stub computes while the answers are written.
         self._scheduler.instance_idle(instance)
         self._poll()
-        if finished[0][0].outcome is BACKEND_FAILURE:
-            for request, _ in finished:
-                self.statistics.record_failure(request)
-        else:
-            self.statistics.record_batch([request for request, _ in finished])
+        self.statistics.record_batch([request for request, _ in finished])
         for request, response in finished:
-            if self.signature.reshapes_outputs:
+            if self.signature.reshaped_outputs:
                 reshape_outputs(response, self.signature)
             self._answer(request, response)
 

@@ -18,7 +18,7 @@ from stubserve.inference.statistics import ModelStatistics
 from stubserve.model_config.metadata import model_metadata
 from stubserve.protocols.http.head import Head
 from stubserve.protocols.http.infer import InferCall, Ingress, Reply, ServingModel
-from stubserve.protocols.http.infer_decode import parse_json
+from stubserve.protocols.http.json_values import UNSET, find, parse_json
 
 # In upstream's order; clients look features up here.
 EXTENSIONS = [
@@ -66,7 +66,9 @@ class ServerFacts(Ingress, Protocol):
     version: str
     loaded: bool
     exiting: bool
-    registry: ModelRegistry
+
+    @property
+    def registry(self) -> ModelRegistry: ...
 
     async def ready(self) -> bool: ...
 
@@ -138,15 +140,15 @@ class ManagementRoutes:
                 models = [model for model in models if model.version == version]
                 if not models:
                     raise invalid(f"requested model version is not available for model '{name}'")
-        return json_response({"model_stats": [model.statistics.to_dict() for model in models]})
+        return json_response({"model_stats": [model.statistics.to_dict(model.name, model.version) for model in models]})
 
     async def index(self, request: Request) -> Response:
         body = await read_body(request, self._server.max_input_size)
-        only_ready = False
-        if body:
-            only_ready = parse_json(body).get("ready", False)
-            if not isinstance(only_ready, bool):
-                raise invalid("Invalid value for 'ready': expected a boolean")
+        only_ready = find(parse_json(body), "ready") if body else UNSET
+        if only_ready is UNSET:
+            only_ready = False
+        elif not isinstance(only_ready, bool):
+            raise invalid("Invalid value for 'ready': expected a boolean")
         return json_response(self._server.registry.index(only_ready))
 
     async def repository_by_name(self, request: Request) -> Response:
@@ -183,19 +185,17 @@ class InferRoute:
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         call = InferCall(model, head, self._server, lambda reply: answer.set_result(_copied(reply)))
         call.start(body, None, 0)
-        disconnected = asyncio.ensure_future(_disconnected(request))
+        watching = asyncio.ensure_future(_cancel_when_gone(request, call))
         try:
-            await asyncio.wait({answer, disconnected}, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
-                call.cancel()
             return await answer
         finally:
-            disconnected.cancel()
+            watching.cancel()
 
 
-async def _disconnected(request: Request) -> None:
+async def _cancel_when_gone(request: Request, call: InferCall) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+    call.cancel()
 
 
 def _header(request: Request, name: str) -> bytes | None:

@@ -18,26 +18,22 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from stubserve.errors import ServeError, internal, invalid
 from stubserve.inference.memory import Block
+from stubserve.protocols.http.body import MAX_BODY_BYTES, ArenaBody, refusal
 from stubserve.protocols.http.chunked import ChunkedBody, TooManyChunks
 from stubserve.protocols.http.fallback import Fallback
-from stubserve.protocols.http.head import MAX_HEAD_BYTES, BadRequest, Head, HeadCache
-from stubserve.protocols.http.infer import InferCall, Ingress, Reply
-from stubserve.protocols.http.reply import SentMemory, reply_head
+from stubserve.protocols.http.head import MAX_HEAD_BYTES, BadRequest, Head
+from stubserve.protocols.http.infer import InferCall, Reply
+from stubserve.protocols.http.reply import reply_head
+from stubserve.protocols.http.shared import SCRATCH_BYTES, STALL_S, Connections
 
 log = logging.getLogger("stubserve.http")
-
-_SCRATCH_BYTES = 64 * 1024
-_ALIGNMENT = 64
-# Content-Length is parsed as a 32-bit number upstream.
-_MAX_BODY_BYTES = 2**31 - 1
-_TIMEOUT_S = 60.0
 
 
 class State(enum.Enum):
@@ -47,38 +43,6 @@ class State(enum.Enum):
     PASS = enum.auto()
     BUSY = enum.auto()
     CLOSED = enum.auto()
-
-
-class Connections:
-    """What the connections of one server share: scratch buffer, known heads, memory being sent, the stall watch."""
-
-    def __init__(self, ingress: Ingress) -> None:
-        self.ingress = ingress
-        self.scratch = bytearray(_SCRATCH_BYTES)
-        self.scratch_view = memoryview(self.scratch)
-        self.heads = HeadCache()
-        self.sent_memory = SentMemory()
-        self._unfinished: dict[Connection, int] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    def watch(self, connection: Connection) -> None:
-        """A request has begun to arrive and is not complete: its client must go on sending."""
-        self._unfinished[connection] = -1
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_TIMEOUT_S / 2, self._sweep)
-
-    def unwatch(self, connection: Connection) -> None:
-        self._unfinished.pop(connection, None)
-
-    def _sweep(self) -> None:
-        self._timer = None
-        for connection, seen in list(self._unfinished.items()):
-            if connection.bytes_received == seen:
-                connection.stalled()
-            else:
-                self._unfinished[connection] = connection.bytes_received
-        if self._unfinished:
-            self._timer = asyncio.get_running_loop().call_later(_TIMEOUT_S / 2, self._sweep)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -114,29 +78,25 @@ class Connection(asyncio.BufferedProtocol):
         self._chunked: ChunkedBody | None = None
         self._refusal: ServeError | None = None
         self._answered_early = False
-        self._block: Block | None = None
-        self._target: memoryview | None = None
-        self._filled = 0
+        self._arena_body: ArenaBody | None = None
         self._call: InferCall | None = None
 
     # What the transport tells
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._server_state.connections.add(self)  # type: ignore[arg-type]
+        self._transport = cast(asyncio.Transport, transport)
+        self._server_state.connections.add(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._target is not None:
-            return self._target[self._filled :]
+        if self._arena_body is not None:
+            return self._arena_body.rest
         return self._shared.scratch_view
 
     def buffer_updated(self, nbytes: int) -> None:
         self.bytes_received += nbytes
-        if self._target is not None:
-            self._filled += nbytes
-            if self._filled == len(self._target):
-                self._target = None
+        if self._arena_body is not None:
+            self._arena_body.filled += nbytes
+            if self._arena_body.complete:
                 self._infer_from_arena()
             return
         data = bytes(self._shared.scratch_view[:nbytes])
@@ -153,10 +113,9 @@ class Connection(asyncio.BufferedProtocol):
         self._server_state.connections.discard(self)  # type: ignore[arg-type]
         self._state = State.CLOSED
         self._unwatch()
-        if self._block is not None:
-            self._target = None
-            self._block.drop()
-            self._block = None
+        if self._arena_body is not None:
+            self._arena_body.drop()
+            self._arena_body = None
         if self._fallback is not None:
             self._fallback.connection_lost(exc)
         call, self._call = self._call, None
@@ -183,7 +142,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def stalled(self) -> None:
         """The client has not sent anything of the rest of its request for too long."""
-        log.info("closing a connection whose request did not arrive completely within %d s", _TIMEOUT_S)
+        log.info("closing a connection whose request did not arrive completely within %d s", STALL_S)
         self._transport.close()
 
     # Reading
@@ -237,9 +196,9 @@ class Connection(asyncio.BufferedProtocol):
             return self._begin_fallback(raw, data, position)
         self._refusal = None
         if length > len(data) - position or head.chunked:
-            self._refusal = self._refuse_early(head)
+            self._refusal = refusal(head, self._ingress)
             if self._refusal is not None:
-                if head.expects_continue or length > _MAX_BODY_BYTES:
+                if head.expects_continue or length > MAX_BODY_BYTES:
                     # The client may not send the body after this answer, or would send for ever: no way to go on.
                     self._closing = True
                     self._reply(Reply.of_error(self._refusal))
@@ -247,7 +206,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._state = State.SKIP
             elif head.expects_continue:
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if self._state is State.HEAD and length > _SCRATCH_BYTES and head.content_encoding is None:
+        if self._state is State.HEAD and length > SCRATCH_BYTES and head.content_encoding is None:
             return self._begin_in_arena(data, position)
         if self._state is State.HEAD:
             self._state = State.BODY
@@ -260,45 +219,19 @@ class Connection(asyncio.BufferedProtocol):
         return position
 
     def _begin_in_arena(self, data: bytes, position: int) -> int:
-        length = self._left
-        json_length = self._head.header_length
-        json_bytes = int(json_length) if json_length is not None and json_length.isdigit() else 0
         try:
-            block = self._ingress.block(length + _ALIGNMENT)
+            arena_body = ArenaBody(self._ingress, self._head, self._left)
         except ServeError as error:
             self._refusal = error
             self._state = State.SKIP
             return position
-        start = -json_bytes % _ALIGNMENT
-        self._block = block
-        self._target = block.view[start : start + length]
-        self._filled = min(length, len(data) - position)
-        self._target[: self._filled] = data[position : position + self._filled]
+        end = min(position + self._left, len(data))
         self._state = State.BODY
-        if self._filled == length:
-            self._target = None
+        self._arena_body = arena_body
+        arena_body.add(data[position:end])
+        if arena_body.complete:
             self._infer_from_arena()
-        return position + min(length, len(data) - position)
-
-    def _refuse_early(self, head: Head) -> ServeError | None:
-        """Whether a body that is still to come can only end in an error; then it is not collected."""
-        assert head.infer is not None
-        limit = self._ingress.max_input_size
-        if head.content_length > _MAX_BODY_BYTES:
-            return invalid(
-                "Unable to parse Content-Length, value is out of range "
-                f"[ {-_MAX_BODY_BYTES - 1}, {_MAX_BODY_BYTES} ], got: {head.content_length}"
-            )
-        try:
-            self._ingress.find_model(*head.infer)
-        except ServeError as error:
-            return error
-        if head.header_length is None and head.content_length > limit:
-            return invalid(
-                f"request JSON size of {head.content_length} bytes exceeds the maximum allowed input size of {limit} "
-                "bytes. Use --http-max-input-size to increase the limit."
-            )
-        return None
+        return end
 
     def _take_body(self, data: bytes, position: int) -> int:
         """Takes what is there of the body, wherever it goes, and acts when it is complete."""
@@ -361,18 +294,14 @@ class Connection(asyncio.BufferedProtocol):
     # Inference
 
     def _infer_from_arena(self) -> None:
-        block, self._block = self._block, None
-        assert block is not None
+        arena_body, self._arena_body = self._arena_body, None
+        assert arena_body is not None
         self._state = State.BUSY
         self._unwatch()
-        length = self._head.content_length
-        json_length = self._head.header_length
-        json_bytes = int(json_length) if json_length is not None and json_length.isdigit() else 0
-        start = -json_bytes % _ALIGNMENT
         try:
-            self._infer(block.view[start : start + length], block, block.offset + start)
+            self._infer(arena_body.view, arena_body.block, arena_body.offset)
         finally:
-            block.drop()
+            arena_body.drop()
 
     def _infer(self, body: bytes | memoryview, block: Block | None, offset: int) -> None:
         assert self._head.infer is not None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from stubserve.errors import ServeError
+from stubserve.errors import ServeError, internal
 from stubserve.inference.admission import admit
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
@@ -15,6 +16,8 @@ from stubserve.protocols.http import compression
 from stubserve.protocols.http.head import Head
 from stubserve.protocols.http.infer_decode import decode, parse_header_length
 from stubserve.protocols.http.infer_encode import EncodedReply, encode, encode_error
+
+log = logging.getLogger("stubserve.http")
 
 
 class ServingModel(Protocol):
@@ -109,14 +112,19 @@ class InferCall:
             self._model.cancel(self._request)
 
     def _on_response(self, request: Request, response: Response) -> None:
-        if response.error is not None:
-            self._on_reply(Reply.of_error(response.error))
-            return
         try:
-            encoded = encode(request, response, self._model.signature, str(self._model.version), self._reply_format)
+            reply = self._encode(request, response)
         except ServeError as error:
-            self._on_reply(Reply.of_error(error))
-            return
+            reply = Reply.of_error(error)
+        except Exception:
+            log.exception("the answer of model '%s' could not be encoded", self._model.signature.model)
+            reply = Reply.of_error(internal("unexpected error while the answer was encoded; see the server's log"))
+        self._on_reply(reply)
+
+    def _encode(self, request: Request, response: Response) -> Reply:
+        if response.error is not None:
+            raise response.error
+        encoded = encode(request, response, self._model.signature, str(self._model.version), self._reply_format)
         headers: list[tuple[str, str]] = []
         if encoded.json_length is not None:
             headers.append(("Inference-Header-Content-Length", str(encoded.json_length)))
@@ -127,4 +135,4 @@ class InferCall:
                 encoded.parts = compression.compress(encoded.parts, coding)
                 headers.append(("Content-Encoding", coding))
                 blocks = []
-        self._on_reply(Reply(encoded, headers, blocks))
+        return Reply(encoded, headers, blocks)

@@ -36,13 +36,15 @@ class SentMemory:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[weakref.ref[np.ndarray], list[Block]] = {}
+        # By the reference's id: arrays have no hash, and so neither have references to them.
+        self._waiting: dict[int, tuple[weakref.ref[np.ndarray], list[Block]]] = {}
 
     def wrap(self, piece: memoryview, blocks: Sequence[Block]) -> memoryview:
         """The same bytes, in a view whose death drops one hold of each of `blocks` (taken here)."""
         array = np.frombuffer(piece, np.uint8)
-        self._waiting[weakref.ref(array, self._sent)] = [block.hold() for block in blocks]
-        return memoryview(array)
+        reference = weakref.ref(array, self._sent)
+        self._waiting[id(reference)] = (reference, [block.hold() for block in blocks])
+        return array.data
 
     @property
     def waiting(self) -> int:
@@ -50,5 +52,5 @@ class SentMemory:
         return len(self._waiting)
 
     def _sent(self, reference: weakref.ref[np.ndarray]) -> None:
-        for block in self._waiting.pop(reference):
+        for block in self._waiting.pop(id(reference))[1]:
             block.drop()

@@ -1,0 +1,69 @@
+"""Large inference bodies: received into the arena, or not received at all."""
+
+from __future__ import annotations
+
+from stubserve_stub.wire.layout import ALIGNMENT
+
+from stubserve.errors import ServeError, invalid
+from stubserve.protocols.http.head import Head
+from stubserve.protocols.http.infer import Ingress
+from stubserve.protocols.http.limits import LIMIT_HINT
+
+# Content-Length is parsed as a 32-bit number upstream.
+MAX_BODY_BYTES = 2**31 - 1
+
+
+class ArenaBody:
+    """A body of `length` bytes that the socket writes into a block of the arena.
+
+    The JSON header's length is known before the first byte, so the body is placed such that what follows the header,
+    the first tensor, begins at a multiple of ALIGNMENT. Raises ServeError (503) when there is no memory for it.
+    """
+
+    __slots__ = ("block", "filled", "offset", "view")
+
+    def __init__(self, ingress: Ingress, head: Head, length: int) -> None:
+        json_length = int(head.header_length) if head.header_length is not None and head.header_length.isdigit() else 0
+        start = -json_length % ALIGNMENT
+        self.block = ingress.block(start + length)
+        self.view = self.block.view[start : start + length]
+        self.offset = self.block.offset + start
+        self.filled = 0
+
+    def add(self, data: bytes) -> None:
+        """Appends what was read together with the head."""
+        self.view[self.filled : self.filled + len(data)] = data
+        self.filled += len(data)
+
+    @property
+    def rest(self) -> memoryview:
+        """Where the next bytes go."""
+        return self.view[self.filled :]
+
+    @property
+    def complete(self) -> bool:
+        return self.filled == len(self.view)
+
+    def drop(self) -> None:
+        self.block.drop()
+
+
+def refusal(head: Head, ingress: Ingress) -> ServeError | None:
+    """Whether a body that is still to come can only end in an error; then there is no reason to collect it."""
+    assert head.infer is not None
+    if head.content_length > MAX_BODY_BYTES:
+        return invalid(
+            "Unable to parse Content-Length, value is out of range "
+            f"[ {-MAX_BODY_BYTES - 1}, {MAX_BODY_BYTES} ], got: {head.content_length}"
+        )
+    try:
+        ingress.find_model(*head.infer)
+    except ServeError as error:
+        return error
+    limit = ingress.max_input_size
+    if head.header_length is None and head.content_length > limit:
+        return invalid(
+            f"request JSON size of {head.content_length} bytes exceeds the maximum allowed input size of {limit} "
+            f"bytes. {LIMIT_HINT}"
+        )
+    return None

@@ -1,0 +1,25 @@
+"""The restart policy on a fake clock."""
+
+from __future__ import annotations
+
+from stubserve.instances.restart import RestartPolicy
+
+
+def test_delays_double_up_to_half_a_minute() -> None:
+    policy = RestartPolicy(limit=12)
+    delays = [policy.next_delay(0.0, 1.0) for _ in range(12)]
+    assert delays[:4] == [0.1, 0.2, 0.4, 0.8]
+    assert delays[-1] == 30.0
+    assert policy.next_delay(0.0, 1.0) is None
+
+
+def test_a_stable_minute_forgives() -> None:
+    policy = RestartPolicy(limit=2)
+    assert policy.next_delay(0.0, 1.0) == 0.1
+    assert policy.next_delay(0.0, 1.0) == 0.2
+    assert policy.next_delay(100.0, 160.0) == 0.1
+    assert policy.total == 3
+
+
+def test_zero_turns_it_off() -> None:
+    assert RestartPolicy(limit=0).next_delay(0.0, 1000.0) is None

@@ -1,0 +1,297 @@
+"""The connection class, over raw sockets: framing in all its forms, and clients that misbehave."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.serving import IDENTITY, Serving, binary_request, io_config, write_model
+
+SMALL = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[2],"data":[1,2]}]}'
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "echo")
+    write_model(
+        repository,
+        "waits",
+        """
+        import time
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                print("waiting", flush=True)
+                while not requests[0].is_cancelled():
+                    time.sleep(0.01)
+                print("cancelled", flush=True)
+                return [pb_utils.InferenceResponse(error=pb_utils.TritonError("gone")) for _ in requests]
+        """,
+    )
+    write_model(
+        repository,
+        "slow",
+        "import time\n" + IDENTITY.replace("    import triton", "import triton", 1).replace("\n    ", "\n").replace(
+            "return [", "print('slow one', flush=True); time.sleep(0.3); return [", 1
+        ),
+        io_config(max_batch_size=0),
+    )
+    with Serving(repository, "--http-max-input-size=1000000") as running:
+        yield running
+
+
+class Client:
+    """A raw connection that reads whole answers."""
+
+    def __init__(self, server: Serving) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+        self.stream = self.socket.makefile("rb")
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.close()
+        self.socket.close()
+
+    def send(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.socket.sendall(piece)
+
+    def answer(self) -> tuple[int, dict[str, str], bytes]:
+        status = int(self.stream.readline().split()[1])
+        headers = {}
+        while (line := self.stream.readline().strip()) != b"":
+            name, _, value = line.partition(b":")
+            headers[name.decode().lower()] = value.strip().decode()
+        return status, headers, self.stream.read(int(headers.get("content-length", 0)))
+
+    def closed(self) -> bool:
+        """Whether the server has closed the connection (waits for it)."""
+        return self.stream.read(1) == b""
+
+
+def post(body: bytes, model: str = "echo", *headers: str, length: int | None = None) -> bytes:
+    lines = [f"POST /v2/models/{model}/infer HTTP/1.1", "Host: here", *headers]
+    if length != -1:
+        lines.append(f"Content-Length: {len(body) if length is None else length}")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def values(body: bytes) -> list[float]:
+    found: list[float] = json.loads(body)["outputs"][0]["data"]
+    return found
+
+
+def test_keep_alive(server: Serving) -> None:
+    with Client(server) as client:
+        for _ in range(3):
+            client.send(post(SMALL))
+            status, _, body = client.answer()
+            assert (status, values(body)) == (200, [1, 2])
+
+
+def test_pipelined_requests_of_all_kinds_are_answered_in_order(server: Serving) -> None:
+    with Client(server) as client:
+        client.send(
+            post(SMALL, "slow")
+            + b"GET /v2/health/ready HTTP/1.1\r\nHost: here\r\n\r\n"
+            + post(SMALL.replace(b"1,2", b"3,4"))
+            + b"GET /v2/models/echo HTTP/1.1\r\nHost: here\r\n\r\n"
+            + post(b"{")
+            + post(SMALL)
+        )
+        assert values(client.answer()[2]) == [1, 2]
+        assert client.answer()[0] == 200
+        assert values(client.answer()[2]) == [3, 4]
+        assert json.loads(client.answer()[2])["name"] == "echo"
+        assert client.answer()[0] == 500
+        assert values(client.answer()[2]) == [1, 2]
+
+
+def test_a_long_pipeline_is_no_deep_recursion(server: Serving) -> None:
+    count = 3000
+    with Client(server) as client:
+        sender = threading.Thread(target=lambda: client.send(post(SMALL) * count))
+        sender.start()
+        for _ in range(count):
+            assert client.answer()[0] == 200
+        sender.join()
+
+
+def test_a_client_that_reads_nothing_stops_being_read(server: Serving) -> None:
+    array = np.zeros(250_000, np.float32)
+    path, body, headers = binary_request("echo", array)
+    request = post(body, "echo", *(f"{name}: {value}" for name, value in headers.items()))
+    with Client(server) as client:
+        client.socket.settimeout(2)
+        sent = 0
+        with pytest.raises(TimeoutError):
+            while True:
+                client.send(request)
+                sent += 1
+                assert sent < 200, "the server takes requests without end from a client that reads no answers"
+
+
+def test_one_byte_at_a_time(server: Serving) -> None:
+    with Client(server) as client:
+        client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        request = post(SMALL)
+        client.send(*(request[at : at + 1] for at in range(len(request))))
+        assert values(client.answer()[2]) == [1, 2]
+
+
+@pytest.mark.parametrize("size", [10, 3000, 20_000, 100_000])
+@pytest.mark.parametrize("cut", [1, 1000, 70_000])
+def test_binary_bodies_of_all_sizes_in_pieces(server: Serving, size: int, cut: int) -> None:
+    array = np.arange(size, dtype=np.float32)
+    path, body, headers = binary_request("echo", array)
+    request = post(body, "echo", *(f"{name}: {value}" for name, value in headers.items()))
+    cut = min(cut, len(request) - 1)
+    with Client(server) as client:
+        client.send(request[:cut], request[cut:])
+        status, answer_headers, answer = client.answer()
+        assert status == 200
+        head = int(answer_headers["inference-header-content-length"])
+        np.testing.assert_array_equal(np.frombuffer(answer[head:], np.float32), array)
+
+
+def test_chunked_bodies(server: Serving) -> None:
+    chunks = [SMALL[:5], SMALL[5:6], SMALL[6:]]
+    coded = b"".join(b"%x;extension=1\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\nTrailer: 1\r\n\r\n"
+    head = post(b"", "echo", "Transfer-Encoding: chunked", length=-1)
+    with Client(server) as client:
+        client.send(head + coded + post(SMALL.replace(b"1,2", b"5,6")))
+        assert values(client.answer()[2]) == [1, 2]
+        assert values(client.answer()[2]) == [5, 6]
+        client.send(head, *(coded[at : at + 1] for at in range(len(coded))))
+        assert values(client.answer()[2]) == [1, 2]
+        client.send(head + b"zz\r\n")
+        assert client.answer()[0] == 400
+        assert client.closed()
+
+
+def test_too_many_chunks_are_refused(server: Serving) -> None:
+    with Client(server) as client:
+
+        def send() -> None:
+            try:
+                client.send(post(b"", "echo", "Transfer-Encoding: chunked", length=-1) + b"1\r\n \r\n" * 65537)
+            except OSError:
+                return
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        status, _, body = client.answer()
+        sender.join()
+        assert status == 400
+        assert "exceeds maximum of 65536 non-empty chunks" in json.loads(body)["error"]
+
+
+def test_expect_100_continue(server: Serving) -> None:
+    with Client(server) as client:
+        client.send(post(b"", "echo", "Expect: 100-continue", length=len(SMALL)))
+        assert client.stream.readline() == b"HTTP/1.1 100 Continue\r\n"
+        assert client.stream.readline() == b"\r\n"
+        client.send(SMALL)
+        assert values(client.answer()[2]) == [1, 2]
+    with Client(server) as client:
+        client.send(post(b"", "nobody", "Expect: 100-continue", length=len(SMALL)))
+        assert client.answer()[0] == 404
+        assert client.closed()
+
+
+def test_a_body_over_the_limit_is_not_kept_and_the_connection_goes_on(server: Serving) -> None:
+    with Client(server) as client:
+        client.send(post(b" " * 1_000_001))
+        status, _, body = client.answer()
+        assert status == 400
+        assert "Use --http-max-input-size" in json.loads(body)["error"]
+        client.send(post(SMALL))
+        assert client.answer()[0] == 200
+
+
+def test_an_absurd_length_is_refused_at_once(server: Serving) -> None:
+    with Client(server) as client:
+        client.send(post(b"", "echo", "Inference-Header-Content-Length: 10", length=1 << 40))
+        status, _, body = client.answer()
+        assert status == 400
+        assert "value is out of range" in json.loads(body)["error"]
+        assert client.closed()
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: abc\r\n\r\n",
+        b"POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        b"POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /v2/models/echo/infer HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"y" * 70_000,
+    ],
+)
+def test_junk_is_refused_and_the_connection_closed(server: Serving, junk: bytes) -> None:
+    with Client(server) as client:
+        client.send(junk)
+        assert client.answer()[0] == 400
+        assert client.closed()
+
+
+def test_other_routes_with_bodies_do_not_disturb_the_connection(server: Serving) -> None:
+    body = json.dumps({"ready": True}).encode()
+    head = b"POST /v2/repository/index HTTP/1.1\r\nHost: here\r\n"
+    with Client(server) as client:
+        for piece in (1, 7, len(body)):
+            client.send(head + b"Content-Length: %d\r\n\r\n" % len(body) + body[:piece], body[piece:] + post(SMALL))
+            assert client.answer()[0] == 200
+            assert client.answer()[0] == 200
+        client.send(head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) + post(SMALL))
+        assert client.answer()[0] == 200
+        assert client.answer()[0] == 200
+        # A route that answers before it has read the body: the rest of it must not be taken for a request.
+        client.send(b"POST /nowhere HTTP/1.1\r\nHost: here\r\nContent-Length: 300000\r\n\r\n", b"x" * 300_000)
+        assert client.answer()[0] == 404
+        client.send(post(SMALL))
+        assert client.answer()[0] == 200
+
+
+def test_http_1_0_and_connection_close(server: Serving) -> None:
+    with Client(server) as client:
+        client.send(post(SMALL).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        assert client.answer()[0] == 200
+        assert client.closed()
+    with Client(server) as client:
+        client.send(post(SMALL, "echo", "Connection: close"))
+        assert client.answer()[0] == 200
+        assert client.closed()
+
+
+def test_a_client_that_goes_cancels_its_request(server: Serving) -> None:
+    with Client(server) as client:
+        client.send(post(SMALL, "waits"))
+        server.wait_for("waiting")
+    server.wait_for("cancelled")
+
+
+def test_clients_that_vanish_in_the_middle_of_a_body_leave_nothing(server: Serving) -> None:
+    array = np.zeros(200_000, np.float32)
+    path, body, headers = binary_request("echo", array)
+    request = post(body, "echo", *(f"{name}: {value}" for name, value in headers.items()))
+    for cut in (10, 500, 5000, 300_000, len(request) - 1, len(request)):
+        for reset in (False, True):
+            with Client(server) as client:
+                client.send(request[:cut])
+                if reset:
+                    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    answer = server.infer_array("echo", array)
+    assert answer.status == 200

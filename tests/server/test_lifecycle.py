@@ -1,0 +1,292 @@
+"""Starting and stopping: what is there when the server is ready, and what is left when it is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.serving import Serving, binary_output, write_model
+
+TALKATIVE = """
+    import os
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            print("initialized", args["model_instance_name"], os.getpid())
+
+        def execute(self, requests):
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", r.inputs()[0].as_numpy())]) for r in requests]
+
+        def finalize(self):
+            print("finalized", os.getpid())
+"""
+
+
+def temporary_files() -> set[str]:
+    return {str(path) for folder in ("/dev/shm", "/tmp") for path in Path(folder).glob("*stubserve*")}
+
+
+def wait_until_gone(pids: list[int], timeout: float) -> None:
+    gone, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout)
+    assert not alive, f"still there after {timeout} s: {alive}"
+
+
+def test_a_served_model_answers_and_is_finalized_at_the_end(repository: Path) -> None:
+    write_model(repository, "echo", TALKATIVE)
+    before = temporary_files()
+    with Serving(repository) as server:
+        assert server.get("/v2/health/live").status == 200
+        assert server.get("/v2/health/ready").status == 200
+        assert server.get("/v2/models/echo/ready").status == 200
+        array = np.arange(5, dtype=np.float32)
+        np.testing.assert_array_equal(binary_output(server.infer_array("echo", array)), array)
+        pids = server.stub_pids()
+        assert len(pids) == 1
+        assert server.stop() == 0
+        server.wait_for(rf"initialized echo_0 {pids[0]}")
+        server.wait_for(rf"finalized {pids[0]}")
+    wait_until_gone(pids, 5)
+    assert temporary_files() == before
+
+
+def test_sigint_ends_it_too_and_running_requests_are_answered(repository: Path) -> None:
+    write_model(
+        repository,
+        "slow",
+        """
+        import time
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                print("executing", flush=True)
+                time.sleep(1.0)
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", r.inputs()[0].as_numpy())]) for r in requests]
+        """,
+    )
+    with Serving(repository) as server:
+        connection = server.connect()
+        connection.request(
+            "POST",
+            "/v2/models/slow/infer",
+            b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1],"data":[7]}]}',
+        )
+        server.wait_for("executing")
+        server.process.send_signal(signal.SIGINT)
+        response = connection.getresponse()
+        assert response.status == 200
+        assert b'"data":[7.0]' in response.read()
+        connection.close()
+        assert server.process.wait(20) == 0
+
+
+def test_stubs_end_when_the_server_is_killed(repository: Path) -> None:
+    write_model(repository, "idle", TALKATIVE)
+    write_model(
+        repository,
+        "busy",
+        """
+        import time
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                print("executing", flush=True)
+                time.sleep(1000)
+        """,
+    )
+    before = temporary_files()
+    with Serving(repository) as server:
+        connection = server.connect()
+        connection.request(
+            "POST",
+            "/v2/models/busy/infer",
+            b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1],"data":[7]}]}',
+        )
+        server.wait_for("executing")
+        pids = server.stub_pids()
+        assert len(pids) == 2
+        server.process.kill()
+        wait_until_gone(pids, 5)
+        connection.close()
+    assert temporary_files() == before
+
+
+def test_a_port_in_use_is_said_and_ends_the_server(repository: Path) -> None:
+    write_model(repository, "echo")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = Serving(repository, f"--http-port={port}")
+        server.start()
+        assert server.process.wait(30) == 1
+        server.wait_for(f"127.0.0.1:{port}' cannot be opened")
+
+
+@pytest.mark.parametrize("kind", ["missing", "file", "unreadable"])
+def test_a_repository_that_cannot_be_read_is_named(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "repository"
+    if kind == "file":
+        path.write_text("")
+    elif kind == "unreadable":
+        if os.geteuid() == 0:
+            pytest.skip("root can read everything")
+        path.mkdir(mode=0)
+    server = Serving(path)
+    server.start()
+    assert server.process.wait(30) == 1
+    server.wait_for(str(path))
+
+
+def test_a_model_that_does_not_load_stops_the_server(repository: Path) -> None:
+    write_model(repository, "echo")
+    write_model(repository, "broken", "import nowhere_to_be_found\n")
+    server = Serving(repository)
+    server.start()
+    assert server.process.wait(30) == 1
+    server.wait_for("ModuleNotFoundError: No module named 'nowhere_to_be_found'")
+    server.wait_for("failed to load all models")
+
+
+def test_with_exit_on_error_off_the_others_are_served(repository: Path) -> None:
+    write_model(repository, "echo")
+    write_model(repository, "broken", "import nowhere_to_be_found\n")
+    with Serving(repository, "--exit-on-error=false") as server:
+        assert server.get("/v2/health/live").status == 200
+        assert server.get("/v2/health/ready").status == 400
+        assert server.get("/v2/models/echo/ready").status == 200
+        answer = server.get("/v2/models/broken/ready")
+        assert (answer.status, answer.error) == (
+            404,
+            "Request for unknown model: 'broken' has no available versions",
+        )
+        rows = {row["name"]: row for row in server.request("POST", "/v2/repository/index").json()}
+        assert rows["echo"]["state"] == "READY"
+        assert rows["broken"]["state"] == "UNAVAILABLE"
+        assert "nowhere_to_be_found" in rows["broken"]["reason"]
+
+
+def test_sigterm_while_a_model_hangs_in_import(repository: Path) -> None:
+    write_model(repository, "hangs", "import time\nprint('hanging', flush=True)\ntime.sleep(1000)\n")
+    server = Serving(repository)
+    server.start()
+    server.wait_for("hanging")
+    pids = server.stub_pids()
+    assert server.stop(20) == 0
+    wait_until_gone(pids, 5)
+
+
+def test_the_server_answers_while_a_model_never_finishes_initialize(repository: Path) -> None:
+    write_model(
+        repository,
+        "hangs",
+        """
+        import time
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                print("hanging", flush=True)
+                time.sleep(1000)
+
+            def execute(self, requests):
+                return []
+        """,
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = Serving(repository, f"--http-port={port}")
+    server.start()
+    server.port = port
+    server.wait_for("hanging")
+    assert server.get("/v2/health/live").status == 200
+    assert server.get("/v2/health/ready").status == 400
+    assert server.request("POST", "/v2/repository/index").json() == [
+        {"name": "hangs", "version": "1", "state": "LOADING"}
+    ]
+    assert server.stop(20) == 0
+
+
+def test_an_idle_server_uses_no_cpu(repository: Path) -> None:
+    write_model(repository, "echo")
+    with Serving(repository) as server:
+        server.infer_array("echo", np.zeros(4, np.float32))
+        processes = [psutil.Process(server.process.pid), *map(psutil.Process, server.stub_pids())]
+
+        def switches() -> int:
+            return sum(process.num_ctx_switches().voluntary for process in processes)
+
+        # Not a timed assertion: a process that does nothing is never switched in, however slow the machine is.
+        settle = time.monotonic() + 1.0
+        while time.monotonic() < settle:
+            time.sleep(0.1)
+        before = switches()
+        time.sleep(2.0)
+        assert switches() - before <= 4
+
+
+def test_the_asgi_app_serves_the_same(repository: Path) -> None:
+    write_model(repository, "echo")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = Serving(repository)
+    server.command = [
+        sys.executable, "-m", "uvicorn", "--factory", "stubserve.asgi:create_app", "--port", str(port)
+    ]  # fmt: skip
+    server.environment["STUBSERVE_ARGS"] = str(repository)
+    server.port = port
+    server.start()
+    try:
+        server.wait_for("Application startup complete")
+        array = np.arange(300_000, dtype=np.float32)
+        np.testing.assert_array_equal(binary_output(server.infer_array("echo", array)), array)
+        assert server.get("/v2/models/echo").json()["name"] == "echo"
+        assert server.infer_json("nobody", []).status == 404
+    finally:
+        server.stop()
+
+
+def test_the_command_line_of_tritonserver_works(repository: Path) -> None:
+    write_model(repository, "echo")
+    with Serving(repository) as server:
+        pass
+    command = [
+        sys.executable, "-m", "stubserve", f"--model-repository={repository}", "--http-port=0", "--grpc-port=0",
+        "--http-address=127.0.0.1", "--strict-readiness=true", "--log-verbose=1", "--allow-metrics=false",
+        "--backend-config=python,shm-default-byte-size=1048576",
+    ]  # fmt: skip
+    server = Serving(repository)
+    server.command = command
+    with server:
+        assert server.get("/v2/health/ready").status == 200
+        server.wait_for("--grpc-port has no effect: gRPC is not served by this release")
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("--model-control-mode=explicit", "does not offer loading and unloading"),
+        ("--cache-config=local,size=1000", "does not offer the response cache"),
+        ("--trace-config=level=TIMESTAMPS", "does not offer tracing"),
+        ("--no-such-flag=1", "Unexpected argument: --no-such-flag=1"),
+        ("--http-max-input-size=0", "--http-max-input-size must be greater than 0"),
+        ("--exit-on-error=perhaps", "invalid value for bool option: perhaps"),
+    ],
+)
+def test_flags_are_refused_by_name(repository: Path, flag: str, text: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stubserve", "serve", str(repository), flag], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 1
+    assert text in done.stderr

@@ -1,0 +1,76 @@
+"""Command lines become settings, in stubserve's spelling and in Triton's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stubserve.flags import FLAGS, parse_arguments, usage
+from stubserve.settings import Settings, UsageError
+
+
+def test_both_spellings() -> None:
+    ours = parse_arguments(["models", "--http-port", "9000", "--exit-on-error", "false", "--disable-auto-complete-config"])
+    theirs = parse_arguments(
+        ["--model-repository=models", "--http-port=9000", "--exit-on-error=OFF", "--disable-auto-complete-config=1"]
+    )
+    assert ours == theirs
+    assert ours.model_repository == [Path("models")]
+    assert (ours.http_port, ours.exit_on_error, ours.disable_auto_complete_config) == (9000, False, True)
+
+
+def test_repeated_flags_collect() -> None:
+    settings = parse_arguments(
+        ["a", "--model-repository=b", "--model-store", "c", "--backend-config=python,x=1", "--backend-config=y=2"]
+    )
+    assert settings.model_repository == [Path("a"), Path("b"), Path("c")]
+    assert settings.backend_config == [("python", "x", "1"), ("", "y", "2")]
+
+
+def test_a_switch_before_a_folder_does_not_swallow_it() -> None:
+    assert parse_arguments(["--strict-readiness", "models"]).model_repository == [Path("models")]
+    assert parse_arguments(["--allow-grpc", "models"]).model_repository == [Path("models")]
+
+
+def test_every_flag_has_a_setting() -> None:
+    fields = set(Settings.__dataclass_fields__)
+    assert {flag.attribute for flag in FLAGS} <= fields
+    assert all(f"--{flag.name} " in usage() for flag in FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1048576", 1 << 20), ("512M", 512 << 20), ("8G", 8 << 30), ("3k", 3 << 10)]
+)
+def test_sizes(text: str, value: int) -> None:
+    assert parse_arguments(["m", f"--shm-limit={text}"]).shm_limit == value
+
+
+def test_the_default_limit_is_half_of_memory_at_most() -> None:
+    import psutil
+
+    assert 0 < parse_arguments(["m"]).shm_limit <= psutil.virtual_memory().total // 2
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "--model-repository must be specified"),
+        (["m", "--shm-limit=0"], "positive number of bytes"),
+        (["m", "--http-port=99999999999"], "Provided option value is out of bound. Got 99999999999"),
+        (["m", "--http-port"], "option '--http-port' requires an argument"),
+        (["m", "--backend-config=python"], "--backend-config option format is '<backend name>,<setting>=<value>'"),
+        (["m", "-x"], "Unexpected argument: -x"),
+        (["m", "--log-format=xml"], "got: xml"),
+    ],
+)
+def test_what_is_wrong_is_said(words: list[str], text: str) -> None:
+    with pytest.raises(UsageError, match=text.replace("(", r"\(")):
+        parse_arguments(words)
+
+
+def test_flags_of_missing_parts_are_fine_when_they_turn_them_off() -> None:
+    parse_arguments(["m", "--model-control-mode=none", "--rate-limit=off", "--allow-client-shm=false"])
+    for words in (["--model-control-mode=poll"], ["--allow-client-shm"], ["--grpc-keepalive-time=1"]):
+        with pytest.raises(UsageError, match="does not offer"):
+            parse_arguments(["m", *words])
