@@ -39,11 +39,12 @@ class Response:
 
 
 class Request:
-    """One request to one version of one model, already checked.
+    """One request to one version of one model.
 
     `requested_outputs` is None for all. `timeout_us` and `priority` are 0 when the client gave none. `batch_size` is
     the leading dimension, at least 1, for statistics and batching; for models without batching it is 1.
-    `parameters` are those that are not reserved by the protocol, or None.
+    `parameters` are those that are not reserved by the protocol, or None. `admitted` is set once `admission.admit` has
+    found nothing wrong.
 
     Times are CLOCK_MONOTONIC nanoseconds, 0 until they happen; statistics, metrics and traces derive from them.
 
@@ -52,6 +53,7 @@ class Request:
     """
 
     __slots__ = (
+        "admitted",
         "batch_size",
         "cancelled",
         "compute_end_ns",
@@ -97,6 +99,7 @@ class Request:
         self.batch_size = batch_size
         # Where it stands
         self.on_response = on_response
+        self.admitted = False
         self.cancelled = False
         self.outcome: str | None = None
         # When what happened
@@ -118,3 +121,8 @@ class Request:
 
     def __repr__(self) -> str:
         return f"<Request {self.id!r} batch {self.batch_size} inputs {self.inputs}>"
+
+
+def unanswered(request: Request, response: Response) -> None:
+    """The `on_response` of a request until somebody sets it."""
+    raise AssertionError(f"{request} was answered before anybody asked: {response}")

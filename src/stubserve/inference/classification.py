@@ -1,0 +1,57 @@
+"""The classification extension: an output as its top classes instead of its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+from stubserve_stub.wire.datatypes import BF16, BOOL, BY_NUMBER, BYTES, FP16
+
+from stubserve.errors import internal, invalid
+from stubserve.inference.tensor import Tensor
+
+MAX_ELEMENTS = 1_000_000
+
+_UNSUPPORTED = frozenset((BOOL, FP16, BF16, BYTES))
+
+
+def classify(tensor: Tensor, count: int, batching: bool, labels: Sequence[str] = ()) -> Tensor:
+    """The `count` greatest elements of each batch item, as BYTES `<value>:<index>[:<label>]`, greatest first.
+
+    The result has shape [batch, min(count, elements)], without the batch where the model has none (`batching`).
+    Upstream's sort leaves the order of equal values open; here the lower index comes first.
+    Raises ServeError (INVALID_ARG) for types without an order, and for more than a million elements per item.
+    """
+    if tensor.datatype in _UNSUPPORTED:
+        raise invalid(
+            f"class result not available for output due to unsupported type '{BY_NUMBER[tensor.datatype].name}'"
+        )
+    has_batch = batching and len(tensor.shape) > 0 and tensor.shape[0] > 0
+    batch_size = tensor.shape[0] if has_batch else 1
+    elements = prod(tensor.shape[1:] if has_batch else tensor.shape)
+    if elements > MAX_ELEMENTS:
+        raise invalid("classification output tensor too large")
+    count = min(count, elements)
+    shape = (batch_size, count) if has_batch else (count,)
+    if not count:
+        return Tensor(tensor.name, BYTES, shape, b"")
+    kind = BY_NUMBER[tensor.datatype]
+    if tensor.nbytes != batch_size * elements * kind.itemsize:
+        raise internal(f"output tensor shape does not match size of output for '{tensor.name}'")
+    items = np.frombuffer(tensor.buffer, kind.numpy).reshape(batch_size, elements)
+    parts: list[bytes] = []
+    for values in items:
+        # Sorted backwards and read backwards: that way the sort's stability keeps equal values in their order.
+        ascending = np.argsort(values[::-1], kind="stable")[::-1][:count]
+        for index in (elements - 1 - ascending).tolist():
+            text = _class_text(values[index].item(), index, labels)
+            parts.append(len(text).to_bytes(4, "little"))
+            parts.append(text)
+    return Tensor(tensor.name, BYTES, shape, b"".join(parts))
+
+
+def _class_text(value: float, index: int, labels: Sequence[str]) -> bytes:
+    number = f"{value:.6f}" if isinstance(value, float) else str(value)
+    label = labels[index] if index < len(labels) else ""
+    return (f"{number}:{index}:{label}" if label else f"{number}:{index}").encode()

@@ -1,0 +1,107 @@
+"""What a loaded model version accepts and returns, worked out once so that a request costs little."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
+
+CORRELATION_ID_CONTROL = "CONTROL_SEQUENCE_CORRID"
+
+
+class TensorSignature:
+    """One input or output of a model, without the batch dimension.
+
+    `dims` is what clients see, `reshape` what the model sees, None where they are the same. `elements` is the number
+    of elements in one batch item, None if a dimension is variable. `itemsize` is in bytes, 0 for BYTES.
+    """
+
+    __slots__ = ("datatype", "dims", "elements", "is_bytes", "itemsize", "name", "optional", "reshape")
+
+    def __init__(
+        self,
+        name: str,
+        datatype: int,
+        dims: Sequence[int],
+        reshape: Sequence[int] | None = None,
+        optional: bool = False,
+    ) -> None:
+        self.name = name
+        self.datatype = datatype
+        self.dims = tuple(dims)
+        self.reshape = None if reshape is None else tuple(reshape)
+        self.optional = optional
+        self.is_bytes = datatype == BYTES
+        self.itemsize = BY_NUMBER[datatype].itemsize if datatype in BY_NUMBER else 0
+        self.elements = None if -1 in self.dims else prod(self.dims)
+
+    def __repr__(self) -> str:
+        kind = BY_NUMBER[self.datatype].name if self.datatype in BY_NUMBER else "<invalid>"
+        return f"<TensorSignature {self.name!r} {kind} {list(self.dims)}>"
+
+
+class Signature:
+    """The inputs and outputs of version `version` of model `name`, from its `config` (a protobuf ModelConfig).
+
+    `inputs` and `outputs` are in the order of the configuration. `label_filenames` says which outputs have labels;
+    whoever loads the model reads those files and puts their lines into `labels`, under the output's name.
+    `correlation_control` is (tensor name, data type number) of the sequence batcher's CORRID control, None without.
+    `memo` is where a protocol keeps what it has derived from this signature; it goes when the version goes.
+    """
+
+    __slots__ = (
+        "correlation_control",
+        "decoupled",
+        "inputs",
+        "label_filenames",
+        "labels",
+        "max_batch_size",
+        "memo",
+        "model",
+        "outputs",
+        "required_inputs",
+        "reshaped_outputs",
+        "version",
+    )
+
+    def __init__(self, name: str, version: int, config: Any) -> None:
+        self.model = name
+        self.version = version
+        self.max_batch_size: int = config.max_batch_size
+        self.decoupled: bool = config.model_transaction_policy.decoupled
+        self.inputs = {
+            tensor.name: TensorSignature(
+                tensor.name, tensor.data_type, tensor.dims, _reshape(tensor), bool(tensor.optional)
+            )
+            for tensor in config.input
+        }
+        self.outputs = {
+            tensor.name: TensorSignature(tensor.name, tensor.data_type, tensor.dims, _reshape(tensor))
+            for tensor in config.output
+        }
+        self.required_inputs = sum(not tensor.optional for tensor in self.inputs.values())
+        self.reshaped_outputs = any(tensor.reshape is not None for tensor in self.outputs.values())
+        self.label_filenames: dict[str, str] = {
+            tensor.name: tensor.label_filename for tensor in config.output if tensor.label_filename
+        }
+        self.labels: dict[str, list[str]] = {}
+        self.correlation_control = _correlation_control(config)
+        self.memo: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"<Signature {self.model!r} version {self.version}: {list(self.inputs)} -> {list(self.outputs)}>"
+
+
+def _reshape(tensor: Any) -> Sequence[int] | None:
+    # Present but empty means "without any dimension", so presence has to be asked for.
+    return list(tensor.reshape.shape) if tensor.HasField("reshape") else None
+
+
+def _correlation_control(config: Any) -> tuple[str, int] | None:
+    for tensor in config.sequence_batching.control_input:
+        for control in tensor.control:
+            if control.Kind.Name(control.kind) == CORRELATION_ID_CONTROL:
+                return tensor.name, control.data_type
+    return None

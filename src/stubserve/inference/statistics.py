@@ -1,0 +1,179 @@
+"""Counts and times of one loaded model version: what the statistics endpoint, gRPC and the metrics all read.
+
+Rules, as upstream has them: a request counts as a success if its execution did not fail, even where the model answered
+it with an error; a failed execution counts all its requests as failures, and still as one execution. Times are summed
+nanoseconds. A request answered from the response cache is a success that was never computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from stubserve.inference.request import (
+    BACKEND_FAILURE,
+    CANCELLED,
+    OTHER_FAILURE,
+    REJECTED,
+    SUCCESS,
+    Request,
+)
+
+# Outcomes as the failure metric's `reason` label spells them.
+FAILURE_REASONS = {REJECTED: "REJECTED", CANCELLED: "CANCELED", BACKEND_FAILURE: "BACKEND", OTHER_FAILURE: "OTHER"}
+
+
+class _Executions:
+    """Executions of one total batch size."""
+
+    __slots__ = ("count", "infer_ns", "input_ns", "output_ns")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.input_ns = 0
+        self.infer_ns = 0
+        self.output_ns = 0
+
+
+class ModelStatistics:
+    """The statistics of one model version.
+
+    Readers take the attributes as they are: `failures` counts by outcome, `pending` is the number of requests that
+    wait for an instance (kept by whoever queues them), durations are nanoseconds, `last_inference_ms` is Unix time.
+    """
+
+    __slots__ = (
+        "cache_hit_count",
+        "cache_hit_ns",
+        "cache_miss_count",
+        "cache_miss_ns",
+        "compute_infer_ns",
+        "compute_input_ns",
+        "compute_output_ns",
+        "execution_count",
+        "executions",
+        "fail_count",
+        "fail_ns",
+        "failures",
+        "inference_count",
+        "last_inference_ms",
+        "pending",
+        "queue_ns",
+        "success_count",
+        "success_ns",
+    )
+
+    def __init__(self) -> None:
+        # Requests
+        self.pending = 0
+        self.success_count = 0
+        self.success_ns = 0
+        self.fail_count = 0
+        self.fail_ns = 0
+        self.failures = dict.fromkeys(FAILURE_REASONS, 0)
+        self.queue_ns = 0
+        self.compute_input_ns = 0
+        self.compute_infer_ns = 0
+        self.compute_output_ns = 0
+        self.inference_count = 0
+        self.last_inference_ms = 0
+        # Executions, by their total batch size
+        self.execution_count = 0
+        self.executions: dict[int, _Executions] = {}
+        # Response cache
+        self.cache_hit_count = 0
+        self.cache_hit_ns = 0
+        self.cache_miss_count = 0
+        self.cache_miss_ns = 0
+
+    def record_batch(self, requests: Sequence[Request]) -> None:
+        """Counts one execution and its requests, once all their timestamps are set.
+
+        A request without an outcome, or with SUCCESS, is a success.
+        """
+        batch_size = 0
+        for request in requests:
+            batch_size += request.batch_size
+            if request.outcome is None or request.outcome == SUCCESS:
+                self.success_count += 1
+                self.success_ns += request.compute_end_ns - request.request_start_ns
+                self.queue_ns += request.compute_start_ns - request.queue_start_ns
+                self.compute_input_ns += request.compute_input_end_ns - request.compute_start_ns
+                self.compute_infer_ns += request.compute_infer_end_ns - request.compute_input_end_ns
+                self.compute_output_ns += request.compute_end_ns - request.compute_infer_end_ns
+                self.inference_count += request.batch_size
+            else:
+                self._count_failure(request, request.compute_end_ns)
+        self.execution_count += 1
+        executions = self.executions.get(batch_size)
+        if executions is None:
+            executions = self.executions[batch_size] = _Executions()
+        # What is measured of an execution is the same for all of its requests.
+        first = requests[0]
+        executions.count += 1
+        executions.input_ns += first.compute_input_end_ns - first.compute_start_ns
+        executions.infer_ns += first.compute_infer_end_ns - first.compute_input_end_ns
+        executions.output_ns += first.compute_end_ns - first.compute_infer_end_ns
+        self.last_inference_ms = time.time_ns() // 1_000_000
+
+    def record_failure(self, request: Request) -> None:
+        """Counts a request that ended without an execution, under its outcome (OTHER where it has none)."""
+        self._count_failure(request, time.monotonic_ns())
+
+    def record_cache_hit(self, request: Request, lookup_ns: int, end_ns: int) -> None:
+        """Counts a request that the response cache answered; the lookup took `lookup_ns`."""
+        self.success_count += 1
+        self.success_ns += end_ns - request.request_start_ns
+        self.cache_hit_count += 1
+        self.cache_hit_ns += lookup_ns
+        self.last_inference_ms = time.time_ns() // 1_000_000
+
+    def record_cache_miss(self, spent_ns: int) -> None:
+        """Counts a lookup that found nothing; `spent_ns` is the lookup and the insertion later."""
+        self.cache_miss_count += 1
+        self.cache_miss_ns += spent_ns
+
+    def to_dict(self, model: str, version: int) -> dict[str, Any]:
+        """One entry of `model_stats`, keys in upstream's order."""
+        computed = self.success_count - self.cache_hit_count
+        return {
+            "name": model,
+            "version": str(version),
+            "last_inference": self.last_inference_ms,
+            "inference_count": self.inference_count,
+            "execution_count": self.execution_count,
+            "inference_stats": {
+                "success": _duration(self.success_count, self.success_ns),
+                "fail": _duration(self.fail_count, self.fail_ns),
+                "queue": _duration(self.success_count, self.queue_ns),
+                "compute_input": _duration(computed, self.compute_input_ns),
+                "compute_infer": _duration(computed, self.compute_infer_ns),
+                "compute_output": _duration(computed, self.compute_output_ns),
+                "cache_hit": _duration(self.cache_hit_count, self.cache_hit_ns),
+                "cache_miss": _duration(self.cache_miss_count, self.cache_miss_ns),
+            },
+            "response_stats": {},
+            "batch_stats": [
+                {
+                    "batch_size": batch_size,
+                    "compute_input": _duration(executions.count, executions.input_ns),
+                    "compute_infer": _duration(executions.count, executions.infer_ns),
+                    "compute_output": _duration(executions.count, executions.output_ns),
+                }
+                for batch_size, executions in sorted(self.executions.items())
+            ],
+            "memory_usage": [],
+        }
+
+    def _count_failure(self, request: Request, end_ns: int) -> None:
+        self.fail_count += 1
+        self.fail_ns += end_ns - request.request_start_ns
+        self.failures[request.outcome if request.outcome in self.failures else OTHER_FAILURE] += 1
+
+    def __repr__(self) -> str:
+        return f"<ModelStatistics {self.success_count} succeeded, {self.fail_count} failed, {self.pending} pending>"
+
+
+def _duration(count: int, nanoseconds: int) -> dict[str, int]:
+    return {"count": count, "ns": nanoseconds}

@@ -1,0 +1,79 @@
+"""Writing JSON the way rapidjson writes it: its escapes, and its way with floating-point numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import orjson
+
+_SPECIAL = re.compile(rb'["\\\x00-\x1f]')
+_ESCAPED = {bytes((code,)): b"\\u%04X" % code for code in range(0x20)} | {
+    b'"': b'\\"',
+    b"\\": b"\\\\",
+    b"\b": b"\\b",
+    b"\f": b"\\f",
+    b"\n": b"\\n",
+    b"\r": b"\\r",
+    b"\t": b"\\t",
+}
+
+
+def string(text: str) -> bytes:
+    """A text in quotes; what came in as bytes that are not UTF-8 goes out as those bytes."""
+    return string_of_bytes(text.encode("utf-8", "surrogateescape"))
+
+
+def string_of_bytes(text: bytes) -> bytes:
+    """Bytes in quotes: quotes, backslashes and control characters are escaped, everything else is left as it is."""
+    if _SPECIAL.search(text) is None:
+        return b'"%b"' % text
+    return b'"%b"' % _SPECIAL.sub(lambda found: _ESCAPED[found[0]], text)
+
+
+def strings(elements: list[bytes]) -> bytes:
+    """An array of strings."""
+    if not elements:
+        return b"[]"
+    if _SPECIAL.search(b"".join(elements)) is None:
+        return b'["%b"]' % b'","'.join(elements)
+    return b"[%b]" % b",".join(map(string_of_bytes, elements))
+
+
+def floats(values: list[float]) -> bytes:
+    """An array of numbers, each the shortest that reads back as the same double, always with a point or an exponent."""
+    # orjson differs from rapidjson in exponents and in what is not finite, and writes an e or null for those only.
+    text = orjson.dumps(values)
+    if b"e" not in text and b"n" not in text:
+        return text
+    return b"[%b]" % b",".join(map(double, values))
+
+
+def double(value: float) -> bytes:
+    """One number: with an exponent only where there would be more than 21 digits or six zeros after the point."""
+    if not math.isfinite(value):
+        return b"NaN" if math.isnan(value) else b"Infinity" if value > 0 else b"-Infinity"
+    mantissa, _, exponent = repr(value).partition("e")
+    if not exponent:
+        return mantissa.encode()
+    sign = "-" if mantissa[0] == "-" else ""
+    whole, _, fraction = mantissa.lstrip("-").partition(".")
+    digits = whole + fraction
+    # The number is 0.<digits> times ten to the power of `point`.
+    point = len(whole) + int(exponent)
+    if len(digits) <= point <= 21:
+        return f"{sign}{digits}{'0' * (point - len(digits))}.0".encode()
+    if 0 < point <= 21:
+        return f"{sign}{digits[:point]}.{digits[point:]}".encode()
+    if -6 < point <= 0:
+        return f"{sign}0.{'0' * -point}{digits}".encode()
+    tail = f".{digits[1:]}" if len(digits) > 1 else ""
+    return f"{sign}{digits[0]}{tail}e{point - 1}".encode()
+
+
+def scalar(value: Any) -> bytes:
+    """A bool, int, float or str."""
+    if isinstance(value, float):
+        return double(value)
+    return string(value) if isinstance(value, str) else orjson.dumps(value)

@@ -1,0 +1,91 @@
+"""Reading JSON values the way upstream does: by kind, with its texts where the kind is wrong.
+
+`UNSET` stands for a member that is not there; JSON's null is a value like any other.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import orjson
+
+from stubserve.errors import ServeError, internal, invalid
+from stubserve.protocols.http import rapidjson_errors
+
+UNSET: Final = object()
+
+_UINT64_MAX = (1 << 64) - 1
+_INT64_MAX = (1 << 63) - 1
+
+
+def parse_json(text: bytes) -> Any:
+    """A JSON document; of equal names in one object the first counts, as in upstream. Raises ServeError."""
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return rapidjson_errors.parse(text)
+    if _members(document) == text.count(b":"):
+        return document
+    # A name occurs twice, which orjson does not tell, or only a text has a colon in it: read again to be sure.
+    try:
+        return json.loads(text, object_pairs_hook=_first_of_each)
+    except RecursionError:
+        raise invalid(rapidjson_errors.NESTING_TEXT) from None
+
+
+def _members(value: Any) -> int:
+    """How many names the objects of a document have; tensors' data is taken to have none."""
+    if type(value) is dict:
+        return len(value) + sum(_members(member) for member in value.values() if type(member) in (dict, list))
+    if type(value) is list and value and type(value[0]) is dict:
+        return sum(map(_members, value))
+    return 0
+
+
+def _first_of_each(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    return dict(reversed(members))
+
+
+def find(value: Any, name: str) -> Any:
+    """A member, or UNSET; a value that is no object has no members."""
+    return value.get(name, UNSET) if isinstance(value, dict) else UNSET
+
+
+def as_string(value: Any, what: str) -> str:
+    if isinstance(value, str):
+        return value
+    raise wrong(value, what, "string", "string")
+
+
+def as_bool(value: Any, what: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise wrong(value, what, "boolean", "boolean")
+
+
+def as_array(value: Any, what: str) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    raise wrong(value, what, "array", "array")
+
+
+def as_uint(value: Any, what: str, verb: str = "parse") -> int:
+    if is_uint(value):
+        return int(value)
+    raise wrong(value, what, "unsigned-integer", "unsigned-integer", verb)
+
+
+def is_uint(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _UINT64_MAX
+
+
+def is_int(value: Any) -> bool:
+    return type(value) is int and -_INT64_MAX - 1 <= value <= _INT64_MAX
+
+
+def wrong(value: Any, what: str, kind: str, access: str, verb: str = "parse") -> ServeError:
+    """The error for member `what` that is missing or not of kind `kind`."""
+    if value is UNSET:
+        return internal(f"Unable to {verb} '{what}': attempt to access non-existing object member '{what}'")
+    return internal(f"Unable to {verb} '{what}': attempt to access JSON non-{kind} as {access}")

@@ -1,0 +1,51 @@
+"""Where the tensors of a request lie: inside their message, in the body that is in the arena, or put there now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from stubserve_stub.wire.layout import INLINE_BYTES
+
+from stubserve.inference.memory import Block
+from stubserve.inference.tensor import Tensor
+
+Store = Callable[["bytes | memoryview"], Block]
+
+
+class Placer:
+    """Makes tensors of parts of the body, and remembers the blocks that they hold."""
+
+    __slots__ = ("_block", "_body", "_body_offset", "_held", "_store", "size")
+
+    def __init__(self, body: bytes | memoryview, block: Block | None, body_offset: int, store: Store) -> None:
+        self._body = body
+        self._block = block
+        self._body_offset = body_offset
+        self._store = store
+        self._held: list[Block] | None = None
+        self.size = len(body)
+
+    def slice(self, name: str, datatype: int, shape: Sequence[int], at: int, nbytes: int) -> Tensor:
+        """The tensor that the body holds from `at` on."""
+        if nbytes <= INLINE_BYTES:
+            return Tensor(name, datatype, shape, bytes(self._body[at : at + nbytes]))
+        if self._block is None:
+            return self.put(name, datatype, shape, memoryview(self._body)[at : at + nbytes])
+        return Tensor(name, datatype, shape, None, self._keep(self._block.hold()), self._body_offset + at, nbytes)
+
+    def put(self, name: str, datatype: int, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
+        """A tensor of bytes that are not in the arena yet."""
+        if len(data) <= INLINE_BYTES:
+            return Tensor(name, datatype, shape, bytes(data))
+        block = self._keep(self._store(data))
+        return Tensor(name, datatype, shape, None, block, block.offset, len(data))
+
+    def undo(self) -> None:
+        for block in self._held or ():
+            block.drop()
+
+    def _keep(self, block: Block) -> Block:
+        if self._held is None:
+            self._held = []
+        self._held.append(block)
+        return block
