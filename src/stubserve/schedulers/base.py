@@ -28,11 +28,16 @@ class Decision:
 
 
 class Scheduler(abc.ABC):
-    """A scheduler of one model version."""
+    """A scheduler of one model version.
+
+    A request that `enqueue` took ends exactly once: in a batch of `Decision.run`, in `Decision.answer`, or in `drain`.
+    """
+
+    __slots__ = ()
 
     @abc.abstractmethod
     def enqueue(self, request: Request, now_ns: int) -> None:
-        """Queues a request. Raises ServeError if the queue does not take it."""
+        """Queues a request and sets its `queue_start_ns`. Raises ServeError if the queue does not take it."""
 
     @abc.abstractmethod
     def cancel(self, request: Request) -> None:
@@ -52,9 +57,9 @@ class Scheduler(abc.ABC):
 
     @abc.abstractmethod
     def drain(self) -> Sequence[Request]:
-        """Removes and returns everything that is queued; for when no instance is left."""
+        """Removes and returns everything that is queued, in service order; for when no instance is left."""
 
     @property
     @abc.abstractmethod
     def queued(self) -> int:
-        """Requests that wait."""
+        """Requests that wait, cancelled ones that no `poll` has answered yet among them."""

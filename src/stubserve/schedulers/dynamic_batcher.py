@@ -1,0 +1,190 @@
+"""The dynamic batcher: requests that arrive close together run together.
+
+A batch is formed at the moment an instance can take it, never ahead of time, so it holds all that has arrived by
+then. How many requests it takes, from the front of the queue and never skipping one, is decided as upstream does
+(sizes are sums of `Request.batch_size`):
+
+1. Add up requests until the queue ends, the sum would exceed max_batch_size, or a request may not share the batch
+   (see `grouping`). The last sum on the way that is a preferred size is the *best*. If there is none by the time the
+   sum would exceed the largest preferred size, the sum before that counts as best.
+2. While no request has waited for max_queue_delay, and always if that is 0, send the best if there is one.
+3. Else send everything added up if something other than the queue's end stopped it, if it has reached the largest
+   preferred size, or if the delay is over or 0.
+4. Else wait for more, until the delay is over.
+
+It follows that with a delay of 0 nothing ever waits while an instance is idle; that an overdue queue goes out in
+batches up to max_batch_size whatever the preferred sizes; and that a request larger than every preferred size runs
+alone.
+
+One difference from Triton 2.51 is on purpose. With a delay and preferred sizes it goes on filling a batch that it has
+already handed over, and then sends one request more than preferred: 5 for `preferred_batch_size: [4]`. Here it is 4.
+
+Costs. With neither priorities nor queue policies, a request is touched once on the way in and about once on the way
+out. A batch that waits for its delay is not looked through again until it may have become complete: a queue of n
+requests costs O(1) per poll, not O(n). With priorities or policies each poll looks at the requests of at most one
+batch per idle instance.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Collection
+
+from stubserve.inference.request import Request
+from stubserve.schedulers.base import Decision, Instance, Scheduler
+from stubserve.schedulers.fifo_queue import FifoQueue, cancellation
+from stubserve.schedulers.grouping import Grouping
+from stubserve.schedulers.policy_queue import PolicyQueue, PriorityLevels
+
+
+class DynamicBatcher(Scheduler):
+    """Forms batches for whichever instance has been idle longest.
+
+    `max_batch_size` 0 or 1 makes batches of one request. No preferred size means [max_batch_size]. `hold_until` keeps
+    everything back until that many requests wait, once (TRITONSERVER_DELAY_SCHEDULER).
+    """
+
+    __slots__ = (
+        "_cancelled",
+        "_delay_ns",
+        "_grouping",
+        "_hold_until",
+        "_idle",
+        "_max_batch_size",
+        "_max_preferred",
+        "_policies",
+        "_preferred",
+        "_preferred_ascending",
+        "_queue",
+        "_quiet_key",
+        "_quiet_size",
+        "_quiet_until_ns",
+        "_quiet_until_size",
+    )
+
+    def __init__(
+        self,
+        max_batch_size: int,
+        preferred_batch_sizes: Collection[int] = (),
+        max_queue_delay_us: int = 0,
+        grouping: Grouping | None = None,
+        priorities: PriorityLevels | None = None,
+        hold_until: int = 0,
+    ) -> None:
+        # The rules
+        self._max_batch_size = max(1, max_batch_size)
+        self._preferred = frozenset(preferred_batch_sizes) - {0} or frozenset([self._max_batch_size])
+        self._preferred_ascending = sorted(self._preferred)
+        self._max_preferred = self._preferred_ascending[-1]
+        self._delay_ns = max_queue_delay_us * 1000
+        self._grouping = None if grouping is None or grouping.trivial or self._max_batch_size == 1 else grouping
+        self._hold_until = hold_until
+        # Who waits
+        self._policies = None if priorities is None or priorities.plain else PolicyQueue(priorities)
+        self._queue: FifoQueue | PolicyQueue = FifoQueue() if self._policies is None else self._policies
+        self._cancelled: list[Request] = []
+        # Used as an ordered set, the longest idle first
+        self._idle: OrderedDict[Instance, None] = OrderedDict()
+        # While the whole queue waits for more (until_ns is not 0): how large it is, from which size on, if ever, it
+        # has to be looked at again before its time is over, and the key that all of it shares
+        self._quiet_until_ns = 0
+        self._quiet_size = 0
+        self._quiet_until_size = 0
+        self._quiet_key: dict[str, object] | None = None
+
+    def enqueue(self, request: Request, now_ns: int) -> None:
+        """As the interface. Raises ServeError UNAVAILABLE if the queue of the request's priority is full."""
+        request.queue_start_ns = now_ns
+        if request.cancelled:
+            self._cancelled.append(request)
+            return
+        self._queue.push(request)
+        if self._quiet_until_ns:
+            self._quiet_size += request.batch_size or 1
+            if self._quiet_size >= self._quiet_until_size or (
+                self._grouping is not None and self._grouping.key(request) != self._quiet_key
+            ):
+                self._quiet_until_ns = 0
+
+    def cancel(self, request: Request) -> None:
+        request.cancelled = True
+        if self._queue.remove(request):
+            self._cancelled.append(request)
+            self._quiet_until_ns = 0
+
+    def instance_idle(self, instance: Instance) -> None:
+        self._idle[instance] = None
+
+    def instance_gone(self, instance: Instance) -> None:
+        self._idle.pop(instance, None)
+
+    def poll(self, now_ns: int) -> Decision:
+        decision = Decision()
+        if self._cancelled:
+            decision.answer = [(request, cancellation(request)) for request in self._cancelled]
+            self._cancelled.clear()
+        if self._policies is not None:
+            decision.answer += self._policies.expire(now_ns)
+            self._quiet_until_ns = 0
+        queue, idle = self._queue, self._idle
+        if self._hold_until and len(queue) >= self._hold_until:
+            self._hold_until = 0
+        if not self._hold_until:
+            while idle and queue:
+                count = 0 if self._quiet_until_ns > now_ns else self._count_of_next_batch(now_ns)
+                if not count:
+                    decision.wake_at_ns = self._quiet_until_ns
+                    break
+                decision.run.append((idle.popitem(last=False)[0], queue.take(count)))
+        if self._policies is not None:
+            deadline_ns = self._policies.next_deadline_ns()
+            if deadline_ns is not None and (decision.wake_at_ns is None or deadline_ns < decision.wake_at_ns):
+                decision.wake_at_ns = deadline_ns
+        return decision
+
+    def drain(self) -> list[Request]:
+        drained = self._queue.take(len(self._queue)) + self._cancelled
+        self._cancelled.clear()
+        self._quiet_until_ns = 0
+        return drained
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue) + len(self._cancelled)
+
+    def _count_of_next_batch(self, now_ns: int) -> int:
+        """How many requests of a queue that is not empty run now; 0 if they wait until `_quiet_until_ns`."""
+        delay_ns, grouping, key = self._delay_ns, self._grouping, None
+        count = total = best = 0
+        oldest_ns = now_ns
+        stopped = False
+        for request in self._queue:
+            size = request.batch_size or 1
+            if count:
+                if total + size > self._max_preferred:
+                    best = best or count
+                    if not delay_ns:
+                        break  # nothing that follows could change the decision
+                if total + size > self._max_batch_size or (grouping is not None and grouping.key(request) != key):
+                    stopped = True
+                    break
+            elif grouping is not None:
+                key = grouping.key(request)
+            count += 1
+            total += size
+            if total in self._preferred:
+                best = count
+            if request.queue_start_ns < oldest_ns:
+                oldest_ns = request.queue_start_ns
+        self._quiet_until_ns = 0
+        overdue = delay_ns != 0 and now_ns - oldest_ns >= delay_ns
+        if best and not overdue:
+            return best
+        if stopped or total >= self._max_preferred or overdue or not delay_ns:
+            return count
+        self._quiet_until_ns = oldest_ns + delay_ns
+        self._quiet_size = total
+        self._quiet_until_size = self._preferred_ascending[bisect_right(self._preferred_ascending, total)]
+        self._quiet_key = key
+        return 0

@@ -1,0 +1,225 @@
+"""The queue of models with priorities, timeouts or limits: `dynamic_batching { default_queue_policy ... }`.
+
+A level holds the requests of one priority in two first-in-first-out lines: those within their timeout, and those
+that ran out of it under the action DELAY. Service order is level by level, 1 first; in a level the delayed come last,
+in the order in which they ran out of time.
+
+Guarantees:
+- A request is in at most one line, and what is pushed is taken, removed, or handed out by `expire`, exactly once.
+- `push`, `remove` and `take` cost O(1) per request, whatever the queue holds. Deadlines are in a heap: adding one
+  that is not earlier than all others (the case without overrides) takes one comparison, and `next_deadline_ns` looks
+  at the top.
+- The heap does not keep a served request alive for long. Its entries outlive their requests, as a heap gives up only
+  its top cheaply, but it is rebuilt as soon as more than half of it is dead (amortised O(1) as well).
+
+Upstream looks for expired requests only when it happens to walk the queue, and at least every 500 ms. Here the
+deadline is part of `Decision.wake_at_ns`, so an expired request is answered when it expires.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stubserve.errors import ServeError, unavailable
+from stubserve.inference.request import Request
+
+# A heap smaller than this is not worth rebuilding.
+_SMALL_HEAP = 64
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """One `ModelQueuePolicy`; 0 stands for no timeout and no limit.
+
+    With `allow_timeout_override` a request's own timeout counts if it is shorter than the default. Without a default
+    it has no effect (checked with Triton 2.51).
+    """
+
+    delay_expired: bool = False
+    default_timeout_us: int = 0
+    allow_timeout_override: bool = False
+    max_queue_size: int = 0
+
+    @classmethod
+    def from_config(cls, policy: Any) -> QueuePolicy:
+        """Reads a `ModelQueuePolicy` message."""
+        return cls(
+            policy.timeout_action == policy.DELAY,
+            policy.default_timeout_microseconds,
+            policy.allow_timeout_override,
+            policy.max_queue_size,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityLevels:
+    """How many priority levels there are, 1 the highest, and the policy of each.
+
+    With `count` 0 everything waits in the single level 0. `policies` names the levels that differ from `policy`.
+    """
+
+    count: int = 0
+    default: int = 0
+    policy: QueuePolicy = field(default_factory=QueuePolicy)
+    policies: Mapping[int, QueuePolicy] = field(default_factory=dict)
+
+    @classmethod
+    def from_config(cls, batching: Any) -> PriorityLevels:
+        """Reads a `ModelDynamicBatching` message."""
+        return cls(
+            batching.priority_levels,
+            batching.default_priority_level,
+            QueuePolicy.from_config(batching.default_queue_policy),
+            {level: QueuePolicy.from_config(policy) for level, policy in batching.priority_queue_policy.items()},
+        )
+
+    def level_of(self, priority: int) -> int:
+        """The level a request of that priority waits in; an unknown priority, or none (0), means the default level."""
+        return priority if 1 <= priority <= self.count else self.default
+
+    def policy_of(self, level: int) -> QueuePolicy:
+        return self.policies.get(level, self.policy)
+
+    @property
+    def plain(self) -> bool:
+        """Whether a `FifoQueue` does the same."""
+        nothing = QueuePolicy()
+        return self.count <= 1 and self.policy == nothing and all(p == nothing for p in self.policies.values())
+
+
+class _Level:
+    """The requests of one priority."""
+
+    __slots__ = ("delayed", "number", "policy", "unexpired")
+
+    def __init__(self, number: int, policy: QueuePolicy) -> None:
+        self.number = number
+        self.policy = policy
+        # Each request with its deadline, 0 for none
+        self.unexpired: OrderedDict[Request, int] = OrderedDict()
+        self.delayed: OrderedDict[Request, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.unexpired) + len(self.delayed)
+
+    def __lt__(self, other: _Level) -> bool:
+        return self.number < other.number
+
+
+class PolicyQueue:
+    """The requests that wait under policies. Iteration is in service order and must not overlap with a change."""
+
+    __slots__ = ("_deadlines", "_levels", "_live_deadlines", "_order", "_serial", "_size", "priorities")
+
+    def __init__(self, priorities: PriorityLevels) -> None:
+        self.priorities = priorities
+        # Levels come into being with their first request: priority_levels may be any 64-bit number.
+        self._levels: dict[int, _Level] = {}
+        self._order: list[_Level] = []
+        self._size = 0
+        # (deadline, serial, request, level); the serial keeps requests from being compared
+        self._deadlines: list[tuple[int, int, Request, _Level]] = []
+        self._live_deadlines = 0
+        self._serial = itertools.count()
+
+    def push(self, request: Request) -> None:
+        """Queues a request as of its `queue_start_ns`. Raises ServeError UNAVAILABLE if its level is full."""
+        level = self._level(request)
+        policy = level.policy
+        if policy.max_queue_size and len(level) >= policy.max_queue_size:
+            raise unavailable(request.id_prefix + "Exceeds maximum queue size")
+        timeout_us = policy.default_timeout_us
+        if policy.allow_timeout_override and 0 < request.timeout_us < timeout_us:
+            timeout_us = request.timeout_us
+        deadline_ns = 0
+        if timeout_us:
+            deadline_ns = request.queue_start_ns + timeout_us * 1000
+            heapq.heappush(self._deadlines, (deadline_ns, next(self._serial), request, level))
+            self._live_deadlines += 1
+        level.unexpired[request] = deadline_ns
+        self._size += 1
+
+    def remove(self, request: Request) -> bool:
+        """Takes a request out; False if it is not there."""
+        level = self._levels.get(self.priorities.level_of(request.priority))
+        if level is None:
+            return False
+        if request in level.unexpired:
+            self._forget_deadline(level.unexpired.pop(request))
+        elif request in level.delayed:
+            del level.delayed[request]
+        else:
+            return False
+        self._size -= 1
+        return True
+
+    def take(self, count: int) -> list[Request]:
+        """Removes and returns the first `count` requests."""
+        taken: list[Request] = []
+        for level in self._order:
+            while level.unexpired and len(taken) < count:
+                request, deadline_ns = level.unexpired.popitem(last=False)
+                self._forget_deadline(deadline_ns)
+                taken.append(request)
+            while level.delayed and len(taken) < count:
+                taken.append(level.delayed.popitem(last=False)[0])
+            if len(taken) == count:
+                break
+        self._size -= len(taken)
+        return taken
+
+    def expire(self, now_ns: int) -> list[tuple[Request, ServeError]]:
+        """Moves what ran out of time behind its level, or removes and returns it, as the level's policy says."""
+        rejected: list[tuple[Request, ServeError]] = []
+        heap = self._deadlines
+        while heap and heap[0][0] <= now_ns:
+            deadline_ns, _, request, level = heapq.heappop(heap)
+            if level.unexpired.get(request) != deadline_ns:
+                continue  # it left long ago
+            del level.unexpired[request]
+            self._live_deadlines -= 1
+            if level.policy.delay_expired:
+                level.delayed[request] = None
+            else:
+                self._size -= 1
+                rejected.append((request, unavailable("Request timeout expired")))
+        return rejected
+
+    def next_deadline_ns(self) -> int | None:
+        """When `expire` has something to do at the earliest."""
+        heap = self._deadlines
+        while heap and heap[0][3].unexpired.get(heap[0][2]) != heap[0][0]:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def __iter__(self) -> Iterator[Request]:
+        for level in self._order:
+            yield from level.unexpired
+            yield from level.delayed
+
+    def __len__(self) -> int:
+        return self._size
+
+    def _level(self, request: Request) -> _Level:
+        number = self.priorities.level_of(request.priority)
+        level = self._levels.get(number)
+        if level is None:
+            level = self._levels[number] = _Level(number, self.priorities.policy_of(number))
+            insort(self._order, level)
+        return level
+
+    def _forget_deadline(self, deadline_ns: int) -> None:
+        """Counts a deadline whose request is gone, and clears such entries away once they are the majority."""
+        if not deadline_ns:
+            return
+        self._live_deadlines -= 1
+        heap = self._deadlines
+        if len(heap) > _SMALL_HEAP and len(heap) > 2 * self._live_deadlines:
+            self._deadlines = [entry for entry in heap if entry[3].unexpired.get(entry[2]) == entry[0]]
+            heapq.heapify(self._deadlines)
