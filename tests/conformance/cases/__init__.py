@@ -1,0 +1,57 @@
+"""Every case, in the order they run; names are unique."""
+
+from ..request import Case
+from . import (
+    admission,
+    batching,
+    behaviour,
+    classification,
+    compression,
+    config,
+    health,
+    http,
+    index,
+    infer_binary,
+    infer_json,
+    loading,
+    malformed,
+    parameters,
+    raw_body,
+    stats,
+    utils_config,
+    utils_control,
+    utils_message,
+    utils_tensor,
+    versions,
+)
+
+# Statistics come first where a case looks at a model nobody has used yet; what may wedge an instance comes last.
+_MODULES = (
+    stats,
+    health,
+    config,
+    versions,
+    infer_json,
+    infer_binary,
+    raw_body,
+    compression,
+    classification,
+    parameters,
+    admission,
+    malformed,
+    index,
+    http,
+    utils_tensor,
+    utils_message,
+    utils_config,
+    utils_control,
+    batching,
+    behaviour,
+    loading,
+)
+
+CASES: tuple[Case, ...] = tuple(entry for module in _MODULES for entry in module.CASES)
+
+_NAMES = [entry.name for entry in CASES]
+if len(set(_NAMES)) != len(_NAMES):
+    raise ValueError(f"case names used twice: {sorted({name for name in _NAMES if _NAMES.count(name) > 1})}")

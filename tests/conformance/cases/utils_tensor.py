@@ -1,0 +1,132 @@
+"""pb_utils.Tensor and the byte-tensor helpers, evaluated inside the stub."""
+
+# ruff: noqa: E501 - a case reads best on one line
+
+from ..request import Case, evaluations
+
+_KINDS = (
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "longdouble",
+    "U3",
+    "S3",
+    "O",
+    ">i4",
+    ">f8",
+    "M8[s]",
+    "m8[s]",
+    "V4",
+)
+
+_ROUND = "[pb_utils.Tensor.from_dlpack('D', tensor({}).to_dlpack()).as_numpy().tolist(), str({}.dtype)]"
+
+CASES: tuple[Case, ...] = evaluations(
+    "tensor",
+    {
+        **{
+            f"dtype_{kind.replace('>', 'big_').replace('[', '_').replace(']', '')}": (
+                f"(lambda t: (t.name(), list(t.shape()), str(t.as_numpy().dtype), t.is_cpu()))"
+                f"(tensor(np.zeros((2, 3), dtype='{kind}')))"
+            )
+            for kind in _KINDS
+        },
+        "structured": "tensor(np.zeros(2, dtype=[('a', 'i4')]))",
+        "empty_name": "pb_utils.Tensor('', np.zeros(1))",
+        "empty_name_bad_array": "type(pb_utils.Tensor.__init__) and pb_utils.Tensor('', [1])",
+        "bytes_name": "pb_utils.Tensor(b'name', np.zeros(1)).name()",
+        "none_name": "str(type(pb_utils.Tensor(None, np.zeros(1))))",
+        "unicode_name": "pb_utils.Tensor('gr\u00fcn', np.zeros(1)).name()",
+        "name_type": "type(tensor(np.zeros(1)).name()).__name__",
+        "shape_type": "type(tensor(np.zeros((2, 3))).shape()).__name__",
+        "shape_scalar": "list(tensor(np.array(5)).shape())",
+        "shape_empty": "list(tensor(np.zeros((0, 4))).shape())",
+        "same_array": "(lambda a: tensor(a).as_numpy() is a)(np.zeros(3))",
+        "same_each_call": "(lambda t: t.as_numpy() is t.as_numpy())(tensor(np.zeros(3)))",
+        "fortran_order": "tensor(np.asfortranarray(np.arange(6).reshape(2, 3))).as_numpy().tolist()",
+        "fortran_becomes_c": "tensor(np.asfortranarray(np.arange(6).reshape(2, 3))).as_numpy().flags.c_contiguous",
+        "sliced": "tensor(np.arange(10)[::3]).as_numpy().tolist()",
+        "reversed": "tensor(np.arange(4)[::-1]).as_numpy().tolist()",
+        "broadcast": "tensor(np.broadcast_to(np.float32(1), (2, 2))).as_numpy().tolist()",
+        "object_mixed": "tensor(np.array([1, 'two', b'three', None, 4.5], dtype=object)).as_numpy().tolist()",
+        "object_scalar": "tensor(np.array('x', dtype=object)).as_numpy().tolist()",
+        "object_nested": "list(tensor(np.array([['a', 'b']], dtype=object)).shape())",
+        "bytes_array": "tensor(np.array([b'ab', b'c'])).as_numpy().tolist()",
+        "matrix_subclass": "type(tensor(np.ma.array([1, 2])).as_numpy()).__name__",
+        "received_writable": "request.inputs()[0].as_numpy().flags.writeable",
+        "received_type": "request.inputs()[0].as_numpy().dtype.name",
+        "received_element": "type(request.inputs()[0].as_numpy()[0]).__name__",
+        "received_name": "request.inputs()[0].name()",
+        "received_shape": "list(request.inputs()[0].shape())",
+        "list_argument": "bool(pb_utils.Tensor('T', [1, 2])) if False else 'skipped'",
+        "dlpack_float": _ROUND.format("np.arange(3, dtype='float32')", "np.arange(3, dtype='float32')"),
+        "dlpack_bool": "pb_utils.Tensor.from_dlpack('D', tensor(np.array([True, False])).to_dlpack()).as_numpy().tolist()",
+        "dlpack_half": "pb_utils.Tensor.from_dlpack('D', tensor(np.array([1.5], 'float16')).to_dlpack()).as_numpy().tolist()",
+        "dlpack_int8": "pb_utils.Tensor.from_dlpack('D', tensor(np.array([-1], 'int8')).to_dlpack()).as_numpy().tolist()",
+        "dlpack_uint64": "pb_utils.Tensor.from_dlpack('D', tensor(np.array([2**64 - 1], 'uint64')).to_dlpack()).as_numpy().tolist()",
+        "dlpack_matrix": "list(pb_utils.Tensor.from_dlpack('D', tensor(np.zeros((2, 3))).to_dlpack()).shape())",
+        "dlpack_scalar": "list(pb_utils.Tensor.from_dlpack('D', tensor(np.array(1.0)).to_dlpack()).shape())",
+        "dlpack_empty": "list(pb_utils.Tensor.from_dlpack('D', tensor(np.zeros((0, 2))).to_dlpack()).shape())",
+        "dlpack_string": "tensor(np.array(['x'], dtype=object)).to_dlpack()",
+        "dlpack_capsule": "repr(tensor(np.zeros(1)).to_dlpack()).split(' at ')[0]",
+        "dlpack_numpy": "np.from_dlpack(tensor(np.arange(3))).tolist()",
+        "dlpack_numpy_string": "np.from_dlpack(tensor(np.array(['x'], dtype=object))).tolist()",
+        "dlpack_shares": "(lambda a: (np.from_dlpack(tensor(a)).__array_interface__['data'][0] == a.__array_interface__['data'][0]))"
+        "(np.arange(3))",
+        "dlpack_device": "tuple(map(int, tensor(np.zeros(1)).__dlpack_device__()))",
+        "dlpack_stream": "repr(tensor(np.zeros(1)).__dlpack__(stream=None)).split(' at ')[0]",
+        "serialize_strings": "pb_utils.serialize_byte_tensor(np.array(['a', b'bc', 5, None], dtype=object))",
+        "serialize_bytes_dtype": "pb_utils.serialize_byte_tensor(np.array([b'a', b'bc']))",
+        "serialize_matrix": "pb_utils.serialize_byte_tensor(np.array([['a', 'b'], ['c', 'd']], dtype=object).T)",
+        "serialize_empty": "pb_utils.serialize_byte_tensor(np.array([], dtype=object))",
+        "serialize_integers": "pb_utils.serialize_byte_tensor(np.array([1, 2]))",
+        "serialize_unicode_dtype": "pb_utils.serialize_byte_tensor(np.array(['a']))",
+        "serialize_unicode": "pb_utils.serialize_byte_tensor(np.array(['gr\u00fcn'], dtype=object))",
+        "serialize_list": "pb_utils.serialize_byte_tensor(['a'])",
+        "deserialize": "pb_utils.deserialize_bytes_tensor(bytes([1, 0, 0, 0, 97, 0, 0, 0, 0])).tolist()",
+        "deserialize_empty": "pb_utils.deserialize_bytes_tensor(b'').tolist()",
+        "deserialize_type": "pb_utils.deserialize_bytes_tensor(b'').dtype.name",
+        "deserialize_short_length": "pb_utils.deserialize_bytes_tensor(bytes([1, 0]))",
+        "deserialize_short_text": "pb_utils.deserialize_bytes_tensor(bytes([9, 0, 0, 0, 97])).tolist()",
+        "to_numpy_type": "[str(pb_utils.triton_to_numpy_type(i)) for i in range(16)]",
+        "from_numpy_type": "[pb_utils.numpy_to_triton_type(np.dtype(k).type) for k in ('bool', 'i1', 'u8', 'f2', 'f8', 'O', 'S1', 'U1', 'c8')]",
+        "from_numpy_type_dtype": "pb_utils.numpy_to_triton_type(np.float32)",
+        "string_to_numpy": "[str(pb_utils.triton_string_to_numpy('TYPE_' + k)) for k in ('BOOL', 'INT8', 'UINT64', 'FP16', 'FP32', 'STRING')]",
+        "string_to_numpy_bf16": "pb_utils.triton_string_to_numpy('TYPE_BF16')",
+        "string_to_numpy_unknown": "pb_utils.triton_string_to_numpy('FP32')",
+        "string_table": "sorted(pb_utils.TRITON_STRING_TO_NUMPY)",
+        "get_input_absent": "pb_utils.get_input_tensor_by_name(request, 'NOSUCH')",
+        "get_output": "pb_utils.get_output_tensor_by_name(pb_utils.InferenceResponse([tensor(np.zeros(1), 'A')]), 'A').name()",
+        "get_output_absent": "pb_utils.get_output_tensor_by_name(pb_utils.InferenceResponse([]), 'A')",
+    },
+) + evaluations(
+    "tensor",
+    {
+        "dlpack_from_array": "pb_utils.Tensor.from_dlpack('D', np.arange(3)).as_numpy().tolist()",
+        "dlpack_from_tensor": "pb_utils.Tensor.from_dlpack('D', tensor(np.arange(3))).as_numpy().tolist()",
+        "dlpack_from_text": "pb_utils.Tensor.from_dlpack('D', 'text')",
+        "dlpack_from_none": "pb_utils.Tensor.from_dlpack('D', None)",
+        "dlpack_from_list": "pb_utils.Tensor.from_dlpack('D', [1])",
+        "dlpack_empty_name": "pb_utils.Tensor.from_dlpack('', np.arange(3))",
+        "dlpack_strided": "pb_utils.Tensor.from_dlpack('D', np.arange(6).reshape(2, 3).T)",
+        "dlpack_sliced": "pb_utils.Tensor.from_dlpack('D', np.arange(6)[::2])",
+        "dlpack_complex": "pb_utils.Tensor.from_dlpack('D', np.zeros(2, dtype='complex64')).as_numpy()",
+        "dlpack_device_unknown": "pb_utils.Tensor.from_dlpack('D', Dlpack(np.arange(3), (4, 0)))",
+        "dlpack_twice": "(lambda c: (pb_utils.Tensor.from_dlpack('D', c), pb_utils.Tensor.from_dlpack('D', c)))(tensor(np.zeros(1)).to_dlpack())",
+        "dlpack_used_name": "(lambda c: (pb_utils.Tensor.from_dlpack('D', c), repr(c).split(' at ')[0]))(tensor(np.zeros(1)).to_dlpack())[1]",
+        "dlpack_references": "(lambda t: (lambda before: (lambda c: __import__('sys').getrefcount(t) - before)(t.to_dlpack()))"
+        "(__import__('sys').getrefcount(t)))(tensor(np.zeros(1)))",
+    },
+    # Real Triton's stub does not survive some of these.
+    server="fragile",
+)

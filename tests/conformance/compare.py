@@ -1,0 +1,132 @@
+"""What counts as the same answer: normalisation rules, each with its reason, and the comparison itself.
+
+An answer is reduced to plain JSON data. What the rules drop or rewrite is what no client can rely on (times, process
+ids, paths, phrases); everything else must be equal.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from typing import Any
+
+from .servers import Server
+from .wire import Answer, Response
+
+# Date says when, Server says who: they differ between any two servers.
+IGNORED_HEADERS = frozenset({"date", "server"})
+# Their values follow from the body, which is compared itself; that the header is there is what counts.
+PRESENCE_HEADERS = frozenset({"content-length", "inference-header-content-length"})
+# Statistics and metrics hold durations and clock times: only whether they moved can agree.
+TIMES = frozenset({"ns", "last_inference"})
+
+_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
+    # repr() of an object without one of its own shows its address.
+    (re.compile(r"0x[0-9a-f]{4,}"), "0xADDRESS"),
+    # A traceback names the helper module where that server keeps it; the line moves with every release.
+    (re.compile(r"/[^\s(']*/triton_python_backend_utils\.py\(\d+\)"), "<utils>.py"),
+    # Frames of Python's own import machinery say how a server imports model.py, not what is wrong with it.
+    (re.compile(r"  (<frozen importlib[^>]*>|/[^\s(]*/importlib/__init__\.py)\(\d+\): \w+\n"), ""),
+    # The standard library lies where that interpreter was installed.
+    (re.compile(r"/usr/lib[^\s(]*/|/[^\s(]*/lib/python3\.\d+/"), "<python>/"),
+)
+
+
+def normalise_text(text: str, server: Server) -> str:
+    """Paths, addresses and source lines that belong to one installation are named alike."""
+    text = text.replace(str(server.repository), "<repository>")
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def _normalise_json(value: Any, server: Server) -> Any:
+    if isinstance(value, str):
+        return normalise_text(value, server)
+    if isinstance(value, list):
+        return [_normalise_json(item, server) for item in value]
+    if isinstance(value, dict):
+        return {
+            key: ("moved" if item else "zero") if key in TIMES else _normalise_json(item, server)
+            for key, item in value.items()
+        }
+    return value
+
+
+def _decompress(response: Response) -> bytes:
+    """The plain body; a body that is not what its header says stays as it is and so shows as a difference."""
+    encoding = response.header("Content-Encoding")
+    try:
+        if encoding == "gzip":
+            return gzip.decompress(response.body)
+        if encoding == "deflate":
+            return zlib.decompress(response.body)
+    except (OSError, zlib.error, EOFError):
+        return b"undecodable: " + response.body
+    return response.body
+
+
+def _describe_body(response: Response, server: Server) -> dict[str, Any]:
+    body = _decompress(response)
+    split = response.header("Inference-Header-Content-Length")
+    tail: bytes | None = None
+    if split is not None and split.isdigit():
+        body, tail = body[: int(split)], body[int(split) :]
+    described: dict[str, Any] = {}
+    if tail is not None:
+        described["binary"] = tail.hex()
+    if not body:
+        return described
+    try:
+        # A model's text may itself be JSON with paths inside, so strings are normalised after parsing.
+        described["json"] = _normalise_json(json.loads(body), server)
+    except ValueError:
+        described["text"] = normalise_text(body.decode("utf-8", "backslashreplace"), server)
+    return described
+
+
+def describe_response(response: Response, server: Server) -> dict[str, Any]:
+    """One response as comparable data. The reason phrase is left out: HTTP gives it no meaning."""
+    headers: dict[str, list[str]] = {}
+    for name, value in response.headers:
+        key = name.lower()
+        if key not in IGNORED_HEADERS:
+            headers.setdefault(key, []).append("present" if key in PRESENCE_HEADERS else value)
+    described: dict[str, Any] = {"status": response.status, "headers": headers}
+    if response.interim:
+        described["interim"] = list(response.interim)
+    return {**described, **_describe_body(response, server)}
+
+
+def describe_answer(answer: Answer, server: Server, pick: str) -> dict[str, Any]:
+    """One connection's answer as comparable data; ``pick`` keeps only the named entries of a JSON array."""
+    responses = [describe_response(response, server) for response in answer.responses]
+    if pick:
+        for described in responses:
+            if isinstance(described.get("json"), list):
+                described["json"] = [entry for entry in described["json"] if entry.get("name") == pick]
+    return {"ending": answer.ending, "responses": responses}
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equality of comparable data: 1 and 1.0 differ, as they do for a typed client; NaN equals NaN."""
+    return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
+
+
+def differences(left: Any, right: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    """Where two pieces of comparable data differ: (path, left, right), with None for what is absent."""
+    if same(left, right):
+        return []
+    if isinstance(left, dict) and isinstance(right, dict):
+        found = []
+        for key in sorted({*left, *right}):
+            found += differences(left.get(key), right.get(key), f"{path}.{key}" if path else key)
+        return found
+    if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
+        found = []
+        for index, (one, other) in enumerate(zip(left, right, strict=True)):
+            found += differences(one, other, f"{path}[{index}]")
+        return found
+    return [(path or "answer", left, right)]

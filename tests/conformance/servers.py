@@ -1,0 +1,149 @@
+"""Starts real Triton and stubserve on one repository, with the same flags, on free loopback ports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import broken_models, repository, serving_models
+from .wire import exchange
+
+START_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 40.0
+ROOT = Path(__file__).parents[2]
+NAMES = ("triton", "stubserve")
+
+# Which models and which flags a case's ``server`` stands for.
+SETUPS = {
+    "serving": (serving_models.MODELS, ("--strict-readiness=false",)),
+    "control": (
+        broken_models.MODELS,
+        ("--strict-readiness=false", "--model-control-mode=explicit", "--load-model=*"),
+    ),
+    # Real Triton dies of some requests; here it is soon back.
+    "fragile": (
+        tuple(model for model in serving_models.MODELS if model.name in serving_models.FRAGILE),
+        ("--strict-readiness=false",),
+    ),
+    "strict": (
+        (*broken_models.FILELESS, *broken_models.GOOD, serving_models.SELF_DESCRIBED),
+        ("--strict-readiness=false", "--model-control-mode=explicit", "--disable-auto-complete-config"),
+    ),
+}
+
+
+class StartError(Exception):
+    """A server did not become ready; the text says why and where its log is."""
+
+
+@dataclass
+class Server:
+    """One running server: where to talk to it and what to normalise out of its answers."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    port: int
+    repository: Path
+    log: Path
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+
+def peers_home() -> Path:
+    """The folder that ``tools/peers.sh`` filled: $PEERS_DIR, or the user's cache folder."""
+    if given := os.environ.get("PEERS_DIR"):
+        return Path(given)
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "stubserve-peers"
+
+
+def _command(name: str) -> list[str]:
+    if name == "triton":
+        env = peers_home() / "env.sh"
+        if not env.exists():
+            raise StartError(f"no real Triton at {env}: run tools/peers.sh, or set PEERS_DIR to where it is")
+        return ["bash", "-c", 'source "$0"; triton "$@"', str(env)]
+    return [str(ROOT / ".venv" / "bin" / "stubserve"), "serve"]
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
+
+
+@contextlib.contextmanager
+def running(name: str, setup: str) -> Iterator[Server]:
+    """A ready server ``name`` with the models of ``setup``; stopped, and its files removed, at the end."""
+    models, flags = SETUPS[setup]
+    home = Path(tempfile.mkdtemp(prefix=f"conformance-{name}-"))
+    try:
+        root = home / "models"
+        root.mkdir()
+        repository.write(root, models)
+        log = home / "log"
+        server = _start(name, root, log, flags)
+        try:
+            _await_ready(server)
+            yield server
+        finally:
+            _stop(server)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _start(name: str, root: Path, log: Path, flags: tuple[str, ...]) -> Server:
+    http, grpc, metrics = _free_ports(3)
+    command = [
+        *_command(name),
+        f"--model-repository={root}",
+        "--http-address=127.0.0.1",
+        "--grpc-address=127.0.0.1",
+        f"--http-port={http}",
+        f"--grpc-port={grpc}",
+        f"--metrics-port={metrics}",
+        "--exit-on-error=false",
+        *flags,
+    ]
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
+    return Server(name, process, http, root, log)
+
+
+def _await_ready(server: Server) -> None:
+    request = b"GET /v2/health/ready HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if not server.alive():
+            raise StartError(f"{server.name} exited with {server.process.returncode}:\n{_tail(server.log)}")
+        answer = exchange(server.port, (request,), ("GET",), timeout=2)
+        if answer.responses and answer.responses[0].status == 200:
+            return
+        time.sleep(0.1)
+    raise StartError(f"{server.name} was not ready within {START_TIMEOUT_S:.0f} s:\n{_tail(server.log)}")
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-30:])
+
+
+def _stop(server: Server) -> None:
+    """Asks politely, then ends what is left of the server's own process group."""
+    server.process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.process.wait(STOP_TIMEOUT_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.process.pid, signal.SIGKILL)
+    server.process.wait()
