@@ -452,6 +452,11 @@ def test_no_elements_no_data() -> None:
     assert converted("FP32", "anything", 0) == b""
 
 
+def test_no_shape_no_data() -> None:
+    text = NOBODY + "unexpected shape for input 'IN' for model 'every'. Expected [1], got []. "
+    assert refusal(every("FP32", "1"), body(tensor(shape=[], data="anything"))) == (400, text)
+
+
 def test_strings() -> None:
     text = 'a\u00e9"\U0001f600\0'
     expected = b"".join(struct.pack("<I", len(part)) + part for part in (text.encode(), b"", b"b"))
@@ -542,6 +547,13 @@ def test_ids_share_a_plan(model: Signature) -> None:
     assert len(model.memo["http-plans"]) == 1
     assert admitted(model, b"{" + rest, bytes(64)).id == ""
     assert len(model.memo["http-plans"]) == 2
+
+
+@pytest.mark.parametrize("front", [b'{"id":"\\u00e9",', b'{ "id":"x",', b'{"id":"",', b'{"id":"x","id":"y",'])
+def test_an_id_that_is_part_of_a_known_header(model: Signature, front: bytes) -> None:
+    header = front + body(binary(64))[1:]
+    first, second = [admitted(model, header, bytes(64)).id for _ in range(2)]
+    assert first == second == json.loads(front.partition(b",")[0] + b"}")["id"]
 
 
 def test_a_known_header_with_other_bytes_behind_it_is_still_checked(model: Signature) -> None:

@@ -65,7 +65,7 @@ class HeaderPlan:
         self._template = Request(
             [],
             unanswered,
-            "",
+            request.id,
             request.correlation_id,
             request.flags,
             request.priority,
@@ -88,7 +88,7 @@ class HeaderPlan:
         request = Request(
             inputs,
             unanswered,
-            id,
+            id or template.id,
             template.correlation_id,
             template.flags,
             template.priority,

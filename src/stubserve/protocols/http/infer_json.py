@@ -155,7 +155,8 @@ def _json_tensor(name: str, datatype: int, shape: tuple[int, ...], data: Any, ma
             f"invalid shape for input '{name}': shape {_dims(shape)} causes total element count to exceed "
             f"maximum size of {_MAX_ELEMENTS}"
         )
-    if not elements:
+    if not elements or not shape:
+        # Without a shape upstream counts no elements, and does not look at the data.
         return b""
     data = as_array(data, "data")
     itemsize = BY_NUMBER[datatype].itemsize if datatype in BY_NUMBER else 0
