@@ -1,0 +1,55 @@
+"""Upstream's C++ module, which some models import for the classes behind the public module."""
+
+from __future__ import annotations
+
+from stubserve_stub.constants import MemoryType, MetricKind
+from stubserve_stub.exceptions import TritonError, TritonModelException
+from stubserve_stub.logger import Logger
+from stubserve_stub.preferred_memory import PreferredMemory
+from stubserve_stub.requests import InferenceRequest, InferenceTrace
+from stubserve_stub.responses import InferenceResponse
+from stubserve_stub.tensors import Tensor
+from stubserve_stub.unavailable import (
+    InferenceResponseSender,
+    Metric,
+    MetricFamily,
+    ResponseIterator,
+    SharedMemory,
+    is_model_ready,
+    load_model,
+    unload_model,
+)
+
+TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
+TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
+COUNTER = MetricKind.COUNTER
+GAUGE = MetricKind.GAUGE
+HISTOGRAM = MetricKind.HISTOGRAM
+shared_memory = SharedMemory()
+
+__all__ = [
+    "COUNTER",
+    "GAUGE",
+    "HISTOGRAM",
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
+    "InferenceRequest",
+    "InferenceResponse",
+    "InferenceResponseSender",
+    "InferenceTrace",
+    "Logger",
+    "MemoryType",
+    "Metric",
+    "MetricFamily",
+    "MetricKind",
+    "PreferredMemory",
+    "ResponseIterator",
+    "SharedMemory",
+    "Tensor",
+    "TritonError",
+    "TritonModelException",
+    "is_model_ready",
+    "load_model",
+    "shared_memory",
+    "unload_model",
+]

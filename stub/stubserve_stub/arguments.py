@@ -1,0 +1,77 @@
+"""Argument conventions of the public classes: what a model may pass where, and the TypeError when it may not.
+
+Upstream's classes are bound C++, so their arguments follow its conversion rules, and models rely on them: text may be
+given as `bytes`, integers as anything with `__index__` (numpy's) but not as floats, None never stands for either.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Dict, List, Optional, Tuple
+
+UINT32_MAX = 2**32 - 1
+UINT64_MAX = 2**64 - 1
+INT64_MIN = -(2**63)
+INT64_MAX = 2**63 - 1
+
+
+def incompatible(function: str, signature: str, args: Tuple[Any, ...], kwargs: Optional[Dict[str, Any]] = None) -> Any:
+    """The TypeError for a call with arguments of the wrong types, in upstream's form; `args` is without self."""
+    kind = "constructor" if function == "__init__" else "function"
+    invoked = ", ".join(repr(value) for value in args)
+    if kwargs:
+        named = ", ".join("{}={!r}".format(name, value) for name, value in kwargs.items())
+        invoked = "{}; kwargs: {}".format(invoked, named) if args else "kwargs: {}".format(named)
+    return TypeError(
+        "{}(): incompatible {} arguments. The following argument types are supported:\n    1. {}\n\n"
+        "Invoked with: {}".format(function, kind, signature, invoked)
+    )
+
+
+def as_text(value: Any) -> Optional[str]:
+    """`value` as text if it is str or bytes, else None. Raises UnicodeDecodeError for bytes that are not UTF-8."""
+    if isinstance(value, str):
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                return None
+        return str(value)
+    if isinstance(value, bytes):
+        return value.decode()
+    return None
+
+
+def as_integer(value: Any, low: int, high: int) -> Optional[int]:
+    """`value` as an integer within the bounds, else None."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        return None
+    return number if low <= number <= high else None
+
+
+def as_list(value: Any) -> Optional[List[Any]]:
+    """The elements of a sequence (text is none), else None."""
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    if isinstance(value, (str, bytes, dict, set, frozenset)) or not hasattr(type(value), "__getitem__"):
+        return None
+    try:
+        return list(value)
+    except TypeError:
+        return None
+
+
+def as_text_list(value: Any) -> Optional[List[str]]:
+    """A sequence of texts as a list, else None."""
+    elements = as_list(value)
+    if elements is None:
+        return None
+    texts = []
+    for element in elements:
+        text = as_text(element)
+        if text is None:
+            return None
+        texts.append(text)
+    return texts

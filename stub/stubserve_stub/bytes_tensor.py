@@ -1,0 +1,95 @@
+"""BYTES tensors: on the wire each element is its length (4 bytes, little-endian) and then its bytes, in C order.
+
+Every length lies behind the one before it, so decoding is a loop in Python, and what counts is the number of calls per
+element. `Struct("<{n}sI")` reads an element of n bytes *and the next length* in one call; there is such a reader for
+every short length, and only longer elements, whose bytes take longer than the loop, are sliced out. Elements that all
+have one length (hashes, padded text, a column of labels) need no loop: numpy cuts them as one array of void scalars.
+Encoding is a join of prefixes and elements interleaved, the prefixes out of a table.
+
+1000 strings of 1 to 20 bytes on the 2-core machine of docs/architecture.md, Python 3.11: decode 120 to 150 µs (one
+`unpack_from` and one slice per element: 190 µs; numpy's search for the places of the lengths: 70 to 170 µs for text,
+1 ms for longer strings; `int.from_bytes` on slices: 230 µs), of one length 25 µs; encode 65 µs (a loop of appends: 95
+to 130 µs; one join and lengths written by numpy: 65 µs, 12 µs for ten strings instead of 1.5).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, List, Sequence, Union
+
+import numpy as np
+
+from stubserve_stub.exceptions import TritonModelException
+
+Buffer = Union[bytes, bytearray, memoryview, "np.ndarray[Any, Any]"]
+
+_TABLE = 256
+_pack_length = struct.Struct("<I").pack
+_unpack_length = struct.Struct("<I").unpack_from
+_PREFIXES = [_pack_length(length) for length in range(_TABLE)]
+_READERS = [struct.Struct("<{}sI".format(length)).unpack_from for length in range(_TABLE)]
+
+
+def encode(array: "np.ndarray[Any, Any]") -> bytes:
+    """An array of objects or of `S` strings as a blob; objects that are not exactly `bytes` go through `str()`.
+
+    Raises UnicodeEncodeError for text with lone surrogates, and what an object's `__str__` raises.
+    """
+    elements: List[Any] = array.reshape(-1).tolist()
+    if list(map(type, elements)).count(bytes) != len(elements):
+        elements = [element if type(element) is bytes else str(element).encode() for element in elements]
+    pieces = [b""] * (2 * len(elements))
+    pieces[1::2] = elements
+    try:
+        pieces[0::2] = map(_PREFIXES.__getitem__, map(len, elements))
+    except IndexError:
+        pieces[0::2] = map(_pack_length, map(len, elements))
+    return b"".join(pieces)
+
+
+def decode(blob: Buffer) -> List[bytes]:
+    """The elements of a blob. Raises TritonModelException if it does not end where an element does."""
+    data = blob if isinstance(blob, bytes) else bytes(blob)
+    end = len(data)
+    if not end:
+        return []
+    if end < 4:
+        raise TritonModelException("Invalid bytes tensor data: incomplete length field")
+    (length,) = _unpack_length(data)
+    if end > 256 and end % (length + 4) == 0:
+        rows = np.frombuffer(data, [("length", "<u4"), ("element", "V{}".format(length))])
+        if length and (rows["length"] == length).all():
+            uniform: List[bytes] = rows["element"].tolist()
+            return uniform
+    elements: List[bytes] = []
+    append = elements.append
+    readers = _READERS
+    at = 4
+    try:
+        while True:
+            after = at + length
+            if length < _TABLE:
+                element, length = readers[length](data, at)
+                append(element)
+            elif after + 4 <= end:
+                append(data[at:after])
+                (length,) = _unpack_length(data, after)
+            else:
+                break
+            at = after + 4
+    except struct.error:
+        # What is left is too short for an element with a length behind it: it is the last, or the blob is malformed.
+        pass
+    if after > end:
+        raise TritonModelException("Invalid bytes tensor data: string extends beyond buffer")
+    if after < end:
+        raise TritonModelException("Invalid bytes tensor data: incomplete length field")
+    append(data[at:after])
+    return elements
+
+
+def object_array(elements: Sequence[bytes]) -> "np.ndarray[Any, Any]":
+    """A writable one-dimensional array of objects."""
+    array = np.empty(len(elements), np.object_)
+    array[:] = elements
+    return array

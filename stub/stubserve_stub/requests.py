@@ -1,0 +1,257 @@
+"""`InferenceRequest`: what `execute` receives, and what a model will make to call another model."""
+
+from __future__ import annotations
+
+from typing import Any, List, NamedTuple, Optional, Sequence, Set, Union
+
+from stubserve_stub import parameters as params
+from stubserve_stub.arguments import (
+    INT64_MAX,
+    INT64_MIN,
+    UINT32_MAX,
+    UINT64_MAX,
+    as_integer,
+    as_list,
+    as_text,
+    as_text_list,
+    incompatible,
+)
+from stubserve_stub.constants import MemoryType
+from stubserve_stub.exceptions import TritonModelException
+from stubserve_stub.preferred_memory import PreferredMemory
+from stubserve_stub.tensors import Tensor
+
+_SIGNATURE = (
+    "InferenceRequest(request_id: str = '', correlation_id: object = 0, inputs: List[Tensor], "
+    "requested_output_names: List[str], model_name: str, model_version: int = -1, flags: int = 0, timeout: int = 0, "
+    "preferred_memory: PreferredMemory, trace: InferenceTrace, parameters: object = None)"
+)
+_NO_BLS = (
+    "This release of stubserve does not run inference requests made by a model (BLS) yet: "
+    "the request for model '{}' was not sent."
+)
+
+
+class InferenceTrace:
+    """The trace of a request, to be handed on to requests that a model makes. There is no tracing yet."""
+
+    __slots__ = ("__weakref__",)
+
+    def get_context(self) -> Optional[str]:
+        """The context for the propagation of traces, None without one."""
+        return None
+
+
+class Target(NamedTuple):
+    """Where a request that a model made is to go, and where its outputs are to be put."""
+
+    model_name: str
+    model_version: int
+    preferred_memory: PreferredMemory
+
+
+class _Required:
+    """Stands for an argument that must be given although it follows optional ones."""
+
+    def __repr__(self) -> str:
+        return "<required>"
+
+
+_REQUIRED: Any = _Required()
+_ANYWHERE = PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
+_NO_TRACE = InferenceTrace()
+
+
+class InferenceRequest:
+    """One request. `timeout` is in microseconds, `correlation_id` an integer or a text, 0 for none.
+
+    The constructor raises TypeError for arguments of the wrong types, TritonModelException for values that do not fit.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_cancelled",
+        "_correlation_id",
+        "_flags",
+        "_id",
+        "_inputs",
+        "_key",
+        "_parameters",
+        "_release_flags",
+        "_requested_output_names",
+        "_target",
+        "_timeout_us",
+    )
+
+    _id: str
+    _correlation_id: Union[int, str]
+    _flags: int
+    _timeout_us: int
+    _parameters: Optional[params.Parameters]
+    _requested_output_names: Sequence[str]
+    _inputs: List[Tensor]
+    # Of a request that a model made
+    _target: Optional[Target]
+    # Of a request that was received: the number of its batch; set from another thread; for its release
+    _key: Any
+    _cancelled: bool
+    _release_flags: int
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: Union[int, str] = 0,
+        inputs: Sequence[Tensor] = _REQUIRED,
+        requested_output_names: Sequence[str] = _REQUIRED,
+        model_name: str = _REQUIRED,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory = _ANYWHERE,
+        trace: InferenceTrace = _NO_TRACE,
+        parameters: Optional[params.Parameters] = None,
+    ) -> None:
+        identifier, model = as_text(request_id), as_text(model_name)
+        tensors, names = as_list(inputs), as_text_list(requested_output_names)
+        version = as_integer(model_version, INT64_MIN, INT64_MAX)
+        bits, timeout_us = as_integer(flags, 0, UINT32_MAX), as_integer(timeout, 0, UINT64_MAX)
+        if (
+            identifier is None
+            or model is None
+            or tensors is None
+            or names is None
+            or version is None
+            or bits is None
+            or timeout_us is None
+            or correlation_id is None
+            or not isinstance(preferred_memory, PreferredMemory)
+            or not isinstance(trace, InferenceTrace)
+            or not all(tensor is None or isinstance(tensor, Tensor) for tensor in tensors)
+        ):
+            given = {
+                "request_id": request_id,
+                "correlation_id": correlation_id,
+                "inputs": inputs,
+                "requested_output_names": requested_output_names,
+                "model_name": model_name,
+                "model_version": model_version,
+                "flags": flags,
+                "timeout": timeout,
+                "preferred_memory": preferred_memory,
+                "trace": trace,
+                "parameters": parameters,
+            }
+            raise incompatible("__init__", _SIGNATURE, (), given)
+        which = "for request with id '{}' and model name '{}' should not be empty.".format(identifier, model)
+        if None in tensors:
+            raise TritonModelException("Input tensor " + which)
+        if "" in names:
+            raise TritonModelException("Requested output name " + which)
+        self._id = identifier
+        self._correlation_id = _correlation_id(correlation_id)
+        self._flags = bits
+        self._timeout_us = timeout_us
+        self._parameters = params.checked(parameters)
+        self._requested_output_names = names
+        self._inputs = tensors
+        self._target = Target(model, version, preferred_memory)
+        self._key = None
+        self._cancelled = False
+        self._release_flags = 0
+
+    @staticmethod
+    def _received(
+        id: str,
+        correlation_id: Union[int, str],
+        flags: int,
+        timeout_us: int,
+        parameters: Optional[params.Parameters],
+        requested_output_names: Sequence[str],
+        inputs: List[Tensor],
+        key: Any,
+    ) -> InferenceRequest:
+        """A request out of a message."""
+        self = _new(InferenceRequest)
+        self._id = id
+        self._correlation_id = correlation_id
+        self._flags = flags
+        self._timeout_us = timeout_us
+        self._parameters = parameters
+        self._requested_output_names = requested_output_names
+        self._inputs = inputs
+        self._target = None
+        self._key = key
+        self._cancelled = False
+        self._release_flags = 0
+        return self
+
+    def inputs(self) -> List[Tensor]:
+        return list(self._inputs)
+
+    def request_id(self) -> str:
+        return self._id
+
+    def correlation_id(self) -> Union[int, str]:
+        return self._correlation_id
+
+    def flags(self) -> int:
+        return self._flags
+
+    def set_flags(self, flags: int, /) -> None:
+        bits = as_integer(flags, 0, UINT32_MAX)
+        if bits is None:
+            raise incompatible("set_flags", "(self: InferenceRequest, arg0: int) -> None", (self, flags))
+        self._flags = bits
+
+    def timeout(self) -> int:
+        """Microseconds, 0 for none."""
+        return self._timeout_us
+
+    def parameters(self) -> str:
+        """The parameters as JSON text, `{}` if there are none."""
+        if self._target is None:
+            return params.received_json(self._parameters)
+        return params.given_json(self._parameters)
+
+    def requested_output_names(self) -> Set[str]:
+        return set(self._requested_output_names)
+
+    def trace(self) -> InferenceTrace:
+        return _NO_TRACE
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has gone; known at once, without asking the server."""
+        return self._cancelled
+
+    def set_release_flags(self, flags: int, /) -> None:
+        bits = as_integer(flags, 0, UINT32_MAX)
+        if bits is None:
+            raise incompatible("set_release_flags", "(self: InferenceRequest, arg0: int) -> None", (self, flags))
+        self._release_flags = bits
+
+    def get_response_sender(self) -> Any:
+        """Raises TritonModelException: there are no response senders yet."""
+        raise TritonModelException(
+            "This release of stubserve has no response senders yet: return the responses from execute."
+        )
+
+    def exec(self, decoupled: bool = False) -> Any:
+        """Raises TritonModelException: models cannot call models yet."""
+        raise TritonModelException(_NO_BLS.format(self._target.model_name if self._target else ""))
+
+    def async_exec(self, decoupled: bool = False) -> Any:
+        """Raises TritonModelException: models cannot call models yet."""
+        return self.exec(decoupled)
+
+
+def _correlation_id(given: Any) -> Union[int, str]:
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, int):
+        raise TritonModelException("Correlation ID must be integer or string")
+    if not 0 <= given <= UINT64_MAX:
+        raise TritonModelException("Correlation ID must be from 0 to 2**64 - 1, got {}".format(given))
+    return int(given)
+
+
+_new = object.__new__

@@ -1,0 +1,73 @@
+"""What a Triton model imports: tensors, requests, responses, errors, the logger and helpers.
+
+All of it lives in `stubserve_stub`; here are the names under which models know it. It can also be imported outside a
+server, for unit tests of a model and by editors.
+"""
+
+from __future__ import annotations
+
+from stubserve_stub.constants import REQUEST_FLAG_SEQUENCE_END as TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
+from stubserve_stub.constants import REQUEST_FLAG_SEQUENCE_START as TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+from stubserve_stub.constants import REQUEST_RELEASE_ALL as TRITONSERVER_REQUEST_RELEASE_ALL
+from stubserve_stub.constants import REQUEST_RELEASE_RESCHEDULE as TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+from stubserve_stub.constants import RESPONSE_COMPLETE_FINAL as TRITONSERVER_RESPONSE_COMPLETE_FINAL
+from stubserve_stub.constants import MemoryType
+from stubserve_stub.exceptions import TritonError, TritonModelException
+from stubserve_stub.logger import Logger
+from stubserve_stub.model_config import ModelConfig
+from stubserve_stub.preferred_memory import PreferredMemory
+from stubserve_stub.requests import InferenceRequest
+from stubserve_stub.responses import InferenceResponse
+from stubserve_stub.tensors import Tensor
+from stubserve_stub.unavailable import MetricFamily, is_model_ready, load_model, unload_model
+from stubserve_stub.utils import (
+    TRITON_STRING_TO_NUMPY,
+    deserialize_bytes_tensor,
+    get_input_config_by_name,
+    get_input_tensor_by_name,
+    get_model_dir,
+    get_output_config_by_name,
+    get_output_tensor_by_name,
+    numpy_to_triton_type,
+    serialize_byte_tensor,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
+    using_decoupled_model_transaction_policy,
+)
+
+TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
+TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
+
+__all__ = [
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_RELEASE_ALL",
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
+    "InferenceRequest",
+    "InferenceResponse",
+    "Logger",
+    "MetricFamily",
+    "ModelConfig",
+    "PreferredMemory",
+    "Tensor",
+    "TritonError",
+    "TritonModelException",
+    "deserialize_bytes_tensor",
+    "get_input_config_by_name",
+    "get_input_tensor_by_name",
+    "get_model_dir",
+    "get_output_config_by_name",
+    "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
+    "numpy_to_triton_type",
+    "serialize_byte_tensor",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+    "unload_model",
+    "using_decoupled_model_transaction_policy",
+]
