@@ -36,11 +36,17 @@ def parse_json(text: bytes) -> Any:
 
 def _members(value: Any) -> int:
     """How many names the objects of a document have; tensors' data is taken to have none."""
+    count = 0
     if type(value) is dict:
-        return len(value) + sum(_members(member) for member in value.values() if type(member) in (dict, list))
-    if type(value) is list and value and type(value[0]) is dict:
-        return sum(map(_members, value))
-    return 0
+        count = len(value)
+        for member in value.values():
+            if type(member) is dict or (type(member) is list and member and type(member[0]) is dict):
+                count += _members(member)
+    elif type(value) is list:
+        for element in value:
+            if type(element) is dict:
+                count += _members(element)
+    return count
 
 
 def _first_of_each(members: list[tuple[str, Any]]) -> dict[str, Any]:
