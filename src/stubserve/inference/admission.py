@@ -254,7 +254,7 @@ def _check_correlation_id(request: Request, signature: Signature, control: str, 
 def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
     if len(shape) != len(dims):
         return False
-    return all([size == dim if dim != -1 else size >= 0 for size, dim in zip(shape, dims, strict=True)])
+    return all(size == dim if dim != -1 else size >= 0 for size, dim in zip(shape, dims, strict=True))
 
 
 def _carry_over(shape: Sequence[int], source: Sequence[int], target: Sequence[int]) -> Iterable[int]:
