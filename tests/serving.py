@@ -65,7 +65,7 @@ class Answer:
 
     def __init__(self, status: int, headers: dict[str, str], body: bytes) -> None:
         self.status = status
-        self.headers = headers
+        self.headers = {name.lower(): value for name, value in headers.items()}
         self.body = body
 
     def json(self) -> Any:
@@ -86,7 +86,8 @@ class Serving:
 
     def __init__(self, repository: Path, *flags: str, environment: dict[str, str] | None = None) -> None:
         self.command = [
-            sys.executable, "-m", "stubserve", "serve", str(repository), "--http-address=127.0.0.1", "--http-port=0", *flags
+            sys.executable, "-m", "stubserve", "serve", str(repository),
+            "--http-address=127.0.0.1", "--http-port=0", *flags,
         ]  # fmt: skip
         self.environment = {**os.environ, **(environment or {})}
         self.port = 0
@@ -95,18 +96,27 @@ class Serving:
 
     def __enter__(self) -> Serving:
         self.start()
-        match = self.wait_for(r"Started HTTPService at [^ ]*:(\d+)")
-        self.port = int(match[1])
+        try:
+            self.port = int(self.wait_for(r"Started HTTPService at [^ ]*:(\d+)")[1])
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            self.command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+            self.command,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
         if error is not None:
             sys.stderr.write(self.output)
@@ -228,6 +238,6 @@ def binary_request(
 def binary_output(answer: Answer, dtype: Any = np.float32) -> np.ndarray:
     """The first output of a binary answer, as an array of its shape."""
     assert answer.status == 200, answer
-    length = int(answer.headers["Inference-Header-Content-Length"])
+    length = int(answer.headers["inference-header-content-length"])
     output = json.loads(answer.body[:length])["outputs"][0]
     return np.frombuffer(answer.body[length:], dtype).reshape(output["shape"])

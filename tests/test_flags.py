@@ -11,7 +11,9 @@ from stubserve.settings import Settings, UsageError
 
 
 def test_both_spellings() -> None:
-    ours = parse_arguments(["models", "--http-port", "9000", "--exit-on-error", "false", "--disable-auto-complete-config"])
+    ours = parse_arguments(
+        ["models", "--http-port", "9000", "--exit-on-error", "false", "--disable-auto-complete-config"]
+    )
     theirs = parse_arguments(
         ["--model-repository=models", "--http-port=9000", "--exit-on-error=OFF", "--disable-auto-complete-config=1"]
     )

@@ -54,4 +54,4 @@ def create_app(settings: Settings | None = None) -> Starlette:
         finally:
             await server.stop()
 
-    return create_http_app(deferred, lifespan)  # type: ignore[arg-type]
+    return create_http_app(deferred, lifespan)

@@ -41,7 +41,7 @@ def main() -> None:
     msgpack_folder = sys.argv[6] if len(sys.argv) > 6 else ""
     # A model's `unittest.main()` or argparse must not read the stub's arguments.
     sys.argv = [""]
-    # Run by file name, the package's own folder is first on the path; upstream has the empty string (the working folder).
+    # Run by file name, the package's own folder is first on the path; upstream has the empty string (working folder).
     sys.path[0] = ""
     _lend_msgpack(msgpack_folder)
     _register("stubserve_stub", os.path.join(here, "__init__.py"), is_package=True)

@@ -103,8 +103,8 @@ class Batch:
         ]
 
     def _encode(self, request: InferenceRequest, response: InferenceResponse) -> WireResponse:
-        if response.has_error():
-            error = response.error()
+        error = response.error()
+        if error is not None:
             return ((error.message(), int(error.code())), (), None)
         response._prune(request._requested_output_names)
         try:
@@ -152,7 +152,7 @@ class Batch:
         """Finds the inputs that the model still holds, and moves outputs out of them: (held offsets, responses)."""
         held = []
         spans = []
-        for address, nbytes, offset in self._inputs:
+        for _, nbytes, offset in self._inputs:
             watch = watches.get(offset)
             memory = watch() if watch is not None else None
             if memory is not None:

@@ -81,7 +81,7 @@ class Worker:
             os._exit(0)
 
     def _load(self) -> bool:
-        """Imports and initializes the model as the parent asks; False when the process was only to complete a config."""
+        """Imports and initializes the model as the parent asks; False if the process was only to complete a config."""
         boot = self._boot
         with self._reporting("import"):
             utils.set_model_dir(boot["version_dir"])

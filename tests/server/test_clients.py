@@ -31,7 +31,8 @@ def test_sync(server: Serving) -> None:
         assert triton.is_server_ready()
         assert triton.is_model_ready("echo")
         assert triton.get_server_metadata()["name"] == "triton"
-        assert triton.get_model_metadata("echo")["inputs"][0] == {"name": "INPUT0", "datatype": "FP32", "shape": [-1, -1]}
+        (described,) = triton.get_model_metadata("echo")["inputs"]
+        assert described == {"name": "INPUT0", "datatype": "FP32", "shape": [-1, -1]}
         assert triton.get_model_config("echo")["max_batch_size"] == 8
         assert {row["name"] for row in triton.get_model_repository_index()} == {"echo", "words"}
         array = np.arange(12, dtype=np.float32).reshape(2, 6)

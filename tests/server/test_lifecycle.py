@@ -25,7 +25,10 @@ TALKATIVE = """
             print("initialized", args["model_instance_name"], os.getpid())
 
         def execute(self, requests):
-            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", r.inputs()[0].as_numpy())]) for r in requests]
+            return [
+                    pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy())])
+                    for request in requests
+                ]
 
         def finalize(self):
             print("finalized", os.getpid())
@@ -71,7 +74,10 @@ def test_sigint_ends_it_too_and_running_requests_are_answered(repository: Path) 
             def execute(self, requests):
                 print("executing", flush=True)
                 time.sleep(1.0)
-                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", r.inputs()[0].as_numpy())]) for r in requests]
+                return [
+                    pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy())])
+                    for request in requests
+                ]
         """,
     )
     with Serving(repository) as server:
@@ -248,7 +254,7 @@ def test_the_asgi_app_serves_the_same(repository: Path) -> None:
     server.port = port
     server.start()
     try:
-        server.wait_for("Application startup complete")
+        server.wait_for("Uvicorn running on")
         array = np.arange(300_000, dtype=np.float32)
         np.testing.assert_array_equal(binary_output(server.infer_array("echo", array)), array)
         assert server.get("/v2/models/echo").json()["name"] == "echo"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import psutil
 import pytest
@@ -24,7 +22,8 @@ KEEPER = """
                 array = request.inputs()[0].as_numpy()
                 if array[0] == -1:
                     # The first element of every array that was kept: they must not have changed.
-                    out = np.array([kept[0] for kept in self.kept] + [kept.sum() / kept[0] for kept in self.kept], np.float32)
+                    kept = self.kept
+                    out = np.array([one[0] for one in kept] + [one.sum() / one[0] for one in kept], np.float32)
                 elif array[0] == -2:
                     self.kept = []
                     out = np.zeros(1, np.float32)

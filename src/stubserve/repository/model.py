@@ -15,6 +15,7 @@ from stubserve.inference.statistics import ModelStatistics
 from stubserve.instances.instance import Instance, State
 from stubserve.repository.alarm import Alarm
 from stubserve.schedulers.factory import create_scheduler
+from stubserve.schedulers.ordering import ResponseOrderer
 
 log = logging.getLogger("stubserve.model")
 
@@ -38,6 +39,7 @@ class Model:
         self.instances: list[Instance] = []
         self.statistics = ModelStatistics()
         self._scheduler = create_scheduler(config)
+        self._orderer = ResponseOrderer() if config.dynamic_batching.preserve_ordering else None
         self._loop = asyncio.get_running_loop()
         self._alarm: Alarm | None = None
         self._poll_is_due = False
@@ -53,15 +55,15 @@ class Model:
         """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
         if not self._ready_instances:
             raise self._unavailable()
-        now = time.monotonic_ns()
-        request.queue_start_ns = now
         try:
-            self._scheduler.enqueue(request, now)
+            self._scheduler.enqueue(request, time.monotonic_ns())
         except ServeError:
             request.outcome = REJECTED
             self.statistics.record_failure(request)
             raise
         self.pending += 1
+        if self._orderer is not None:
+            self._orderer.expect(request)
         if not self._poll_is_due:
             # Once for all requests that arrive in this turn of the event loop, so they can share a batch.
             self._poll_is_due = True
@@ -104,6 +106,13 @@ class Model:
             self._answer(request, Response(error=error))
 
     def _answer(self, request: Request, response: Response) -> None:
+        if self._orderer is None:
+            self._deliver(request, response)
+            return
+        for released in self._orderer.complete(request, response):
+            self._deliver(*released)
+
+    def _deliver(self, request: Request, response: Response) -> None:
         self.pending -= 1
         try:
             request.on_response(request, response)

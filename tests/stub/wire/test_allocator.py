@@ -7,7 +7,6 @@ import os
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from stubserve_stub.wire.allocator import SLAB, SMALL, Allocator, size_class
 from stubserve_stub.wire.arena import Arena, ArenaFull
 

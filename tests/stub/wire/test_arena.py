@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-
 from stubserve_stub.wire import layout
 from stubserve_stub.wire.arena import Arena
 

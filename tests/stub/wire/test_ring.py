@@ -9,7 +9,6 @@ import threading
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from stubserve_stub.wire.layout import RING_BYTES
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, poke, read_doorbell
 

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 import logging
+from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn.config import Config
@@ -60,7 +62,9 @@ class Connection(asyncio.BufferedProtocol):
         self._shared = shared
         self._ingress = shared.ingress
         self._server_state = server_state
-        self._make_fallback = lambda: Fallback(config, server_state, app_state, _loop)
+        self._make_fallback: Callable[[], Fallback] = functools.partial(
+            Fallback, config, server_state, app_state, _loop
+        )
         # Per-connection state
         self._transport: asyncio.Transport
         self._fallback: Fallback | None = None
@@ -85,7 +89,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._server_state.connections.add(self)
+        self._server_state.connections.add(self)  # type: ignore[arg-type]  # uvicorn lists its own classes
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._arena_body is not None:
@@ -110,7 +114,7 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._server_state.connections.discard(self)  # type: ignore[arg-type]
+        self._server_state.connections.discard(self)
         self._state = State.CLOSED
         self._unwatch()
         if self._arena_body is not None:
@@ -373,9 +377,12 @@ class Connection(asyncio.BufferedProtocol):
         data, self._pending = self._pending, b""
         if data:
             self._process(data)
-        if self._state is not State.BUSY and self._reading_paused and not self._transport.is_closing():
+        if self._reading_paused and self._can_read():
             self._reading_paused = False
             self._transport.resume_reading()
+
+    def _can_read(self) -> bool:
+        return self._state is not State.BUSY and not self._write_paused and not self._transport.is_closing()
 
     def _pause_reading(self) -> None:
         if not self._reading_paused:
