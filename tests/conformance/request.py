@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-DEFAULT_TIMEOUT_S = 8.0
+DEFAULT_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Concurrent:
-    """Several exchanges at once, one connection each; the answers keep the order given here."""
+    """Several exchanges at once, one connection each."""
 
     exchanges: tuple[Exchange, ...]
 

@@ -22,6 +22,11 @@ STOP_TIMEOUT_S = 40.0
 ROOT = Path(__file__).parents[2]
 NAMES = ("triton", "stubserve")
 
+
+def _some(names: tuple[str, ...]) -> tuple[repository.Model, ...]:
+    return tuple(model for model in serving_models.MODELS if model.name in names)
+
+
 # Which models and which flags a case's ``server`` stands for.
 SETUPS = {
     "serving": (serving_models.MODELS, ("--strict-readiness=false",)),
@@ -29,11 +34,10 @@ SETUPS = {
         broken_models.MODELS,
         ("--strict-readiness=false", "--model-control-mode=explicit", "--load-model=*"),
     ),
-    # Real Triton dies of some requests; here it is soon back.
-    "fragile": (
-        tuple(model for model in serving_models.MODELS if model.name in serving_models.FRAGILE),
-        ("--strict-readiness=false",),
-    ),
+    # Real Triton dies of some requests; with few models it is soon back.
+    "fragile": (_some(serving_models.FRAGILE), ("--strict-readiness=false",)),
+    "calls": (_some(serving_models.CALLS), ("--strict-readiness=false",)),
+    "senders": (serving_models.SENDERS, ("--strict-readiness=false",)),
     "strict": (
         (*broken_models.FILELESS, *broken_models.GOOD, serving_models.SELF_DESCRIBED),
         ("--strict-readiness=false", "--model-control-mode=explicit", "--disable-auto-complete-config"),

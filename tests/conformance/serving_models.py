@@ -79,6 +79,23 @@ sequence_batching {
 
 _LABELS = {"labels.txt": "zero\none\n\nthree\n"}
 
+# What behave.py may be told to do after which its instance may never answer again: a copy of the model for each.
+SILENT = (
+    "none",
+    "none_element",
+    "sender",
+    "sender_bad_flag",
+    "sender_error",
+    "sender_flag_only",
+    "sender_none_element",
+    "sender_nothing",
+    "sender_raise",
+    "sender_then_return",
+    "sender_twice",
+    "sender_two_steps",
+)
+SENDERS = tuple(Model(f"behave_{name}", _COMMAND, "behave") for name in SILENT)
+
 SELF_DESCRIBED = Model("self_described", None, "self_described")
 
 MODELS = (
@@ -221,6 +238,9 @@ MODELS = (
     Model("rich_config", _RICH, "identity", versions=("1", "2", "3")),
     Model("bare_config", "", "empty"),
 )
+
+# The model that calls others, and those that it calls.
+CALLS = ("evaluate", "add_sub", "decoupled", "behave", "inspect", "constant", "versions_all")
 
 # The models that requests are sent to which real Triton does not survive.
 FRAGILE = ("echo_fp32", "echo_two_unknown", "scores", "evaluate")

@@ -6,10 +6,10 @@ import re
 
 from ..repository import SOURCES
 from ..request import DEFAULT_TIMEOUT_S, Case, Exchange, case, infer, tensor
+from ..serving_models import SILENT
 
-# Commands after which no answer ever comes: what is compared is that nothing comes and that the server lives.
-_SILENT = {"none", "none_element", "sender_flag_only"}
-_SILENT_WAIT_S = 1.5
+# How long to wait for an answer that may never come; a second request then tells whether the instance is stuck.
+SILENT_WAIT_S = 1.5
 
 COMMANDS = tuple(re.findall(r'if command == "(\w+)"', (SOURCES / "behave.py").read_text()))
 CODES = ("UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS", "CANCELLED")
@@ -23,11 +23,7 @@ def _command(model: str, text: str, *outputs: str, timeout: float = DEFAULT_TIME
 
 
 CASES: tuple[Case, ...] = (
-    *(
-        case(f"behaviour/{name}", _command("behave", name))
-        for name in COMMANDS
-        if name not in _SILENT
-    ),
+    *(case(f"behaviour/{name}", _command("behave", name)) for name in COMMANDS if name not in SILENT),
     *(case(f"behaviour/code_{code}", _command("behave", f"code_{code}")) for code in CODES),
     case("behaviour/code_nosuch", _command("behave", "code_NOSUCH")),
     case("behaviour/error_with_id", _command("behave", "code_NOT_FOUND", id="my id")),
@@ -43,7 +39,13 @@ CASES: tuple[Case, ...] = (
     case("behaviour/no_execute", _command("no_execute", "x")),
     *(case(f"behaviour/async_{name}", _command("behave_async", name)) for name in ("hello", "raise", "tuple", "none_element")),
     case("behaviour/empty_response_list", infer("bare_config", {"inputs": []})),
-    # Last, because a request that is never answered stays with its instance.
-    *(case(f"behaviour/{name}", _command("behave", name, timeout=_SILENT_WAIT_S)) for name in sorted(_SILENT)),
-    case("behaviour/fine_after_silence", _command("behave", "hello")),
+    *(
+        case(
+            f"behaviour/{name}",
+            _command(f"behave_{name}", name, timeout=SILENT_WAIT_S),
+            _command(f"behave_{name}", "hello", timeout=SILENT_WAIT_S),
+            server="senders",
+        )
+        for name in SILENT
+    ),
 )  # fmt: skip

@@ -33,12 +33,15 @@ CASES: tuple[Case, ...] = evaluations(
         "log_levels": "[repr(l) for l in (pb_utils.Logger.INFO, pb_utils.Logger.WARNING, pb_utils.Logger.ERROR, pb_utils.Logger.VERBOSE)]",
         "log_no_text": _kind("pb_utils.Logger.log_info()"),
         "log_unknown": _kind("pb_utils.Logger.log_debug('x')"),
+    },
+) + evaluations(
+    "control_utils",
+    {
         "ready": "pb_utils.is_model_ready('add_sub')",
         "ready_version": "pb_utils.is_model_ready('add_sub', '1')",
         "ready_keyword": "pb_utils.is_model_ready(model_name='add_sub', model_version='1')",
         "ready_other_version": "pb_utils.is_model_ready('add_sub', '7')",
         "ready_unknown": "pb_utils.is_model_ready('nosuch')",
-        "ready_bad_version": "pb_utils.is_model_ready('add_sub', 'x')",
         "ready_none": _kind("pb_utils.is_model_ready(None)"),
         "ready_integer_version": _kind("pb_utils.is_model_ready('add_sub', 1)"),
         "load_refused": "pb_utils.load_model('add_sub')",
@@ -48,7 +51,9 @@ CASES: tuple[Case, ...] = evaluations(
         "counter": _metric("c1", "COUNTER", "labels={'a': 'b'}", "(m.increment(2), m.increment(0.5), m.value())"),
         "counter_negative": _metric("c2", "COUNTER", "", "m.increment(-1)"),
         "counter_set": _metric("c3", "COUNTER", "", "m.set(1)"),
-        "gauge": _metric("g1", "GAUGE", "labels=None", "(m.increment(2), m.increment(-5), m.value(), m.set(9), m.value())"),
+        "gauge": _metric(
+            "g1", "GAUGE", "labels=None", "(m.increment(2), m.increment(-5), m.value(), m.set(9), m.value())"
+        ),
         "gauge_labels_number": _metric("g2", "GAUGE", "labels={'a': 1}", "m.value()"),
         "gauge_labels_list": _metric("g3", "GAUGE", "labels=[1]", "m.value()"),
         "gauge_text": "class_of(lambda: " + _metric("g4", "GAUGE", "", "m.set('x')") + ")",
@@ -60,5 +65,8 @@ CASES: tuple[Case, ...] = evaluations(
         "family_bad_kind": _kind("pb_utils.MetricFamily('g7', 'text', 1)"),
         "family_none": _kind("pb_utils.MetricFamily(None, 'text', pb_utils.MetricFamily.GAUGE)"),
         "orphan": "(lambda m: m.value())(pb_utils.MetricFamily('g8', 'text', pb_utils.MetricFamily.GAUGE).Metric())",
+        "ready_bad_version": "pb_utils.is_model_ready('add_sub', 'x')",
     },
-)  # fmt: skip
+    # Real Triton does not survive some of these.
+    server="calls",
+)
