@@ -198,6 +198,13 @@ class Serving:
     def get(self, path: str) -> Answer:
         return self.request("GET", path)
 
+    def wait_until_ready(self, timeout: float = START_TIMEOUT_S) -> None:
+        """Asks until the server says that it is ready."""
+        deadline = time.monotonic() + timeout
+        while self.get("/v2/health/ready").status != 200:
+            assert time.monotonic() < deadline, f"not ready after {timeout} s:\n{self.output}"
+            time.sleep(0.05)
+
     def infer_json(self, model: str, inputs: Sequence[dict[str, Any]], **more: Any) -> Answer:
         """An inference request in JSON."""
         body = json.dumps({"inputs": list(inputs), **more}).encode()

@@ -14,6 +14,7 @@ IDENTITY = "identity"
 
 # What a reply to an unsupported Content-Encoding names in its Accept-Encoding header.
 SUPPORTED = "gzip, deflate"
+UNSUPPORTED_TEXT = "Unsupported compression type"
 
 _DETECT_FORMAT = 32 + zlib.MAX_WBITS
 _REPLY_FORMAT = {GZIP: 16 + zlib.MAX_WBITS, DEFLATE: zlib.MAX_WBITS}
@@ -45,7 +46,7 @@ def decompress(body: bytes | memoryview, content_encoding: bytes, limit: int) ->
     if encoding in ("", IDENTITY):
         return body
     if encoding not in (GZIP, DEFLATE):
-        raise unsupported("Unsupported compression type")
+        raise unsupported(UNSUPPORTED_TEXT)
     if not body:
         raise invalid("nothing to be decompressed")
     stream = zlib.decompressobj(_DETECT_FORMAT)

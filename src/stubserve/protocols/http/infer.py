@@ -64,7 +64,8 @@ class Reply:
         self.blocks = blocks
 
     @classmethod
-    def of_error(cls, error: ServeError, headers: Sequence[tuple[str, str]] = ()) -> Reply:
+    def of_error(cls, error: ServeError) -> Reply:
+        headers = [("Accept-Encoding", compression.SUPPORTED)] if error.message == compression.UNSUPPORTED_TEXT else []
         return cls(encode_error(error), headers)
 
 
@@ -90,7 +91,9 @@ class InferCall:
         model = self._model
         signature = model.signature
         if head.content_encoding is not None:
-            body = compression.decompress(body, head.content_encoding, self._ingress.max_input_size)
+            content = compression.decompress(body, head.content_encoding, self._ingress.max_input_size)
+            if content is not body:
+                body, block, offset = content, None, 0
         json_length = parse_header_length(head.header_length, len(body))
         decoded = decode(body, json_length, signature, block, offset, self._ingress.store, self._ingress.max_input_size)
         request = decoded.request(self._on_response)
