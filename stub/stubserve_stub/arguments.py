@@ -45,7 +45,8 @@ def as_text(value: Any) -> Optional[str]:
 def as_integer(value: Any, low: int, high: int) -> Optional[int]:
     """`value` as an integer within the bounds, else None."""
     try:
-        number = operator.index(value)
+        # Before Python 3.10 a bool is its own index.
+        number = int(operator.index(value))
     except TypeError:
         return None
     return number if low <= number <= high else None

@@ -179,16 +179,12 @@ def _check_device(device_type: int) -> None:
 
 
 def _in_c_order(shape: List[int], strides: List[int]) -> bool:
-    """Whether the strides (in elements) are those of C order; a dimension of size one may have any."""
+    """Whether the strides (in elements) are those of C order; those of a size of one, and of no elements, are free."""
     expected = 1
     for axis in reversed(range(len(shape))):
-        size = shape[axis]
-        if size == 0:
-            return True
-        if size != 1:
-            if strides[axis] != expected:
-                return False
-            expected *= size
+        if shape[axis] != 1 and strides[axis] != expected:
+            return 0 in shape
+        expected *= shape[axis]
     return True
 
 

@@ -9,9 +9,9 @@ That text has upstream's form (checked against Triton 2.51), because people read
       /models/m/1/model.py(30): execute
 
 Innermost frame first. As upstream, it starts at the innermost frame of the traceback and follows its callers, so a
-caller's line is where that frame stood last; causes, contexts and notes are not part of it; and a generator or
-coroutine, which has lost its callers by then, stands alone. Frames of the stub itself are not shown: upstream's
-counterparts are C++ and have none.
+caller's line is where that frame stood last; causes, contexts and notes are not part of it; and a coroutine (before
+Python 3.13 a generator, too) has lost its callers by then and stands alone. Frames of the stub itself are not shown:
+upstream's counterparts are C++ and have none.
 """
 
 from __future__ import annotations

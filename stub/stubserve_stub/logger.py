@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import os
 import sys
-from typing import Any, Callable, Dict, NoReturn, Optional
+from typing import Any, Callable, Dict, Optional
 
 from stubserve_stub import constants
 from stubserve_stub.arguments import as_text, incompatible
@@ -77,7 +77,7 @@ class Logger:
     ERROR = LogLevel.ERROR
     VERBOSE = LogLevel.VERBOSE
 
-    def __new__(cls) -> NoReturn:
+    def __init__(self) -> None:
         raise TypeError("Logger: No constructor defined!")
 
     @staticmethod

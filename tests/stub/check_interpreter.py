@@ -1,0 +1,159 @@
+# ruff: noqa: E402  the first thing is to hide msgpack
+"""Run by test_interpreters.py in each interpreter: the stub's code at work, with numpy and nothing else installed.
+
+Keeps to Python 3.8. Prints one line per check; any failure ends it with a traceback.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import struct
+import sys
+import types
+import weakref
+
+sys.modules["msgpack"] = None  # type: ignore[assignment]
+
+import c_python_backend_utils
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from recorded import ANSWERS, HELPERS
+from stubserve_stub import exceptions, logger
+from stubserve_stub.requests import InferenceRequest
+from stubserve_stub.tensors import Tensor
+from stubserve_stub.wire.allocator import Allocator
+from stubserve_stub.wire.arena import Arena
+from stubserve_stub.wire.layout import RING_BYTES
+from stubserve_stub.wire.ring import RingReader, RingWriter
+
+NUMPY = tuple(int(part) for part in np.__version__.split(".")[:2])
+HAS_DLPACK = NUMPY >= (1, 22)
+
+
+def raised(function):
+    """The exception that the function raises."""
+    try:
+        function()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def check_recorded():
+    names = {"np": np, "pb_utils": pb_utils, "c": c_python_backend_utils}
+    exec(HELPERS, names)
+    for expression, expected in ANSWERS:
+        if not HAS_DLPACK and ("dlpack" in expression or "counts(" in expression):
+            continue
+        if NUMPY < (1, 25) and "np.from_dlpack" in expression:
+            continue  # not yet there, or without bool
+        try:
+            got = repr(eval(expression, names))
+        except Exception as error:
+            text = str(error).split("\n")[0] if isinstance(error, TypeError) else str(error)
+            got = f"{type(error).__name__}: {text}"
+        assert got == expected, (expression, got, expected)
+
+
+def check_request():
+    tensor = Tensor._received("IN", 11, (1, 2), struct.pack("<2f", 1, 2), None)
+    request = InferenceRequest._received("r", 5, 1, 0, {"a": 1.5}, ["OUT"], [tensor], 1)
+    array = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+    array *= 2
+    assert array.tolist() == [[2.0, 4.0]]
+    assert (request.request_id(), request.correlation_id(), request.parameters()) == ("r", 5, '{"a":1.5}')
+    response = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array), pb_utils.Tensor("EXTRA", array)])
+    response._prune(request._requested_output_names)
+    (output,) = response.output_tensors()
+    assert output._payload()[2] is array
+
+
+def check_arena():
+    arena = Arena.create(1 << 22)
+    other = Arena.attach(arena.fd)
+    offset = Allocator(arena, 0, 1 << 20).allocate(4096)
+    arena.view(offset, 4096)[:] = np.arange(1024, dtype=np.float32).tobytes()
+    tensor = Tensor._received("IN", 11, (1024,), None, other.view(offset, 4096))
+    array = tensor.as_numpy()
+    array[0] = 7
+    assert bytes(arena.view(offset, 4)) == struct.pack("<f", 7)
+    part, watch = array[5:], tensor._watch()
+    del tensor, array
+    gc.collect()
+    assert watch() is not None
+    assert part[0] == 5
+    del part
+    gc.collect()
+    assert watch() is None
+
+
+def check_ring():
+    memory = memoryview(mmap.mmap(-1, RING_BYTES))
+    reader, writer = RingReader(memory), RingWriter(memory, os.open(os.devnull, os.O_WRONLY))
+    for number in range(3000):
+        message = bytes([number % 251]) * (number % 300)
+        assert writer.put(message)
+        assert reader.take(1, lambda data, flags: bytes(data)) == [message]
+
+
+def check_bytes():
+    elements = [b"x" * (number % 300) for number in range(1000)]
+    array = np.array(elements, dtype=object)
+    blob = pb_utils.serialize_byte_tensor(array)
+    assert pb_utils.deserialize_bytes_tensor(blob).tolist() == elements
+    tensor = Tensor._received("IN", 13, (10, 100), None, memoryview(bytearray(blob)))
+    assert tensor.as_numpy().reshape(-1).tolist() == elements
+
+
+def check_dlpack():
+    tensor = pb_utils.Tensor("a", np.arange(3))
+    if not HAS_DLPACK:
+        assert "DLPack needs numpy" in str(raised(tensor.to_dlpack))
+        return
+    before = sys.getrefcount(tensor)
+    back = pb_utils.Tensor.from_dlpack("b", tensor.to_dlpack())
+    assert sys.getrefcount(tensor) == before + 1
+    assert back.as_numpy().tolist() == [0, 1, 2]
+    del back
+    assert sys.getrefcount(tensor) == before
+    # BF16 and bool, of which numpy knows nothing or not in every version
+    received = Tensor._received("c", 14, (1,), b"\x80\x3f", None)
+    assert bytes(memoryview(pb_utils.Tensor.from_dlpack("d", received)._payload()[2])) == b"\x80\x3f"
+    truth = pb_utils.Tensor.from_dlpack("e", pb_utils.Tensor("f", np.array([True, False])))
+    assert truth.as_numpy().tolist() == [True, False]
+
+    def model():
+        capsule = tensor.to_dlpack()
+        raise ValueError(type(capsule).__name__)
+
+    assert repr(raised(model)) == "ValueError('PyCapsule')"
+    gc.collect()
+    assert sys.getrefcount(tensor) == before
+    assert weakref.ref(tensor)() is tensor
+
+
+def check_exception():
+    entry = types.ModuleType(exceptions._ENTRY)
+    exec("def call(function):\n    function()\n", entry.__dict__)
+    names = {"__name__": "1.model"}
+    exec(compile("def f(): raise KeyError('k')\ndef boom(): f()\n", "model.py", "exec"), names)
+    error = raised(lambda: entry.call(names["boom"]))
+    text = exceptions.format_exception(error)
+    assert text == "KeyError: 'k'\n\nAt:\n  model.py(1): f\n  model.py(2): boom\n", text
+
+
+def check_logger():
+    lines = []
+    logger.connect(lambda *line: lines.append(line))
+    pb_utils.Logger.log_warn("x")
+    assert [line[0] for line in lines] == [1]
+    assert lines[0][1].endswith("check_interpreter.py")
+
+
+if __name__ == "__main__":
+    for name, check in sorted(globals().items()):
+        if name.startswith("check_"):
+            check()
+            print(name)

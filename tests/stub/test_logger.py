@@ -1,0 +1,79 @@
+"""Where a model's log lines go."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+
+import pytest
+from stubserve_stub import logger
+from stubserve_stub.logger import Logger
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, str, int, str]]]:
+    """What a connected logger emits."""
+    emitted: list[tuple[int, str, int, str]] = []
+    monkeypatch.setattr(logger, "_emit", None)
+    monkeypatch.setattr(logger, "_enabled", dict(logger._enabled))
+    logger.connect(lambda *line: emitted.append(line))
+    return emitted
+
+
+def here() -> int:
+    return sys._getframe(1).f_lineno
+
+
+def test_connected(lines: list[tuple[int, str, int, str]]) -> None:
+    Logger.log_info("info")
+    Logger.log("plain")
+    Logger.log_warn(message="warning")
+    Logger.log_error(b"error")  # type: ignore[arg-type]
+    Logger.log("named", level=Logger.ERROR)
+    line = here()
+    assert lines == [
+        (0, __file__, line - 5, "info"),
+        (0, __file__, line - 4, "plain"),
+        (1, __file__, line - 3, "warning"),
+        (2, __file__, line - 2, "error"),
+        (2, __file__, line - 1, "named"),
+    ]
+
+
+def test_levels(lines: list[tuple[int, str, int, str]]) -> None:
+    def log_all() -> list[int]:
+        lines.clear()
+        for level in Logger.LogLevel:
+            Logger.log("x", level)
+        return [line[0] for line in lines]
+
+    assert log_all() == [0, 1, 2]
+    logger.set_levels({"log_verbose_level": 1, "log_info": False})
+    assert log_all() == [1, 2, 3]
+    logger.set_levels({"log_warning": False, "log_error": False, "log_format": "default"})
+    assert log_all() == [3]
+    logger.set_levels({"log_info": True, "log_warning": True, "log_error": True, "log_verbose_level": 0})
+    assert log_all() == [0, 1, 2]
+
+
+def test_not_connected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(logger, "_emit", None)
+    Logger.log_info('ac "quoted"\nnext')
+    Logger.log_warn("warn")
+    Logger.log_error("error")
+    Logger.log_verbose("verbose")
+    line = here()
+    out, err = capsys.readouterr()
+    assert out == ""
+    # The form of Triton 2.51 before a model is initialized: two spaces, nothing escaped, verbose lines as I.
+    prefix = r"([IWE])\d{4} \d\d:\d\d:\d\d\.\d{6} " + str(os.getpid()) + r" test_logger\.py:(\d+)\]  "
+    assert re.sub(prefix, r"<\1\2>", err) == (
+        f'<I{line - 4}>ac "quoted"\nnext\n<W{line - 3}>warn\n<E{line - 2}>error\n<I{line - 1}>verbose\n'
+    )
+
+
+def test_no_instances() -> None:
+    with pytest.raises(TypeError, match="No constructor defined"):
+        Logger()
