@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+
+from stubserve.errors import Code, ServeError
+from stubserve.model_config.parse import parse_text
+from stubserve.schedulers.default import DefaultScheduler
+from stubserve.schedulers.dynamic_batcher import DynamicBatcher
+from stubserve.schedulers.factory import HOLD_VARIABLE, create_scheduler
+from stubserve.schedulers.grouping import Grouping
+from stubserve.schedulers.policy_queue import PriorityLevels, QueuePolicy
+
+from .requests import batches, request
+
+
+def config_of(text: str):
+    return parse_text(f'name: "m" {text}', "config.pbtxt")
+
+
+def test_no_choice_is_the_default_scheduler():
+    assert isinstance(create_scheduler(config_of("max_batch_size: 8")), DefaultScheduler)
+
+
+def test_an_empty_dynamic_batching_is_a_choice():
+    assert isinstance(create_scheduler(config_of("max_batch_size: 8 dynamic_batching {}")), DynamicBatcher)
+
+
+@pytest.mark.parametrize("choice", ["sequence_batching", "ensemble_scheduling"])
+def test_what_is_not_offered_is_refused_by_name(choice):
+    with pytest.raises(ServeError) as refused:
+        create_scheduler(config_of(f"{choice} {{}}"))
+    assert refused.value.code is Code.UNSUPPORTED
+    assert refused.value.message == f"model 'm' is configured with '{choice}', which stubserve does not offer yet"
+
+
+def test_policies_are_read_in_full():
+    config = config_of(
+        """dynamic_batching {
+             priority_levels: 3 default_priority_level: 2
+             default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 7 max_queue_size: 8 }
+             priority_queue_policy { key: 3 value { default_timeout_microseconds: 9 allow_timeout_override: true } }
+           }"""
+    )
+    assert PriorityLevels.from_config(config.dynamic_batching) == PriorityLevels(
+        count=3,
+        default=2,
+        policy=QueuePolicy(delay_expired=True, default_timeout_us=7, max_queue_size=8),
+        policies={3: QueuePolicy(default_timeout_us=9, allow_timeout_override=True)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("inputs", "trivial"),
+    [
+        ("dims: [3, 4]", True),
+        ("dims: [3, -1]", False),
+        ("dims: [-1] allow_ragged_batch: true", True),
+        ("dims: [3] optional: true", False),
+        ("dims: [3] is_shape_tensor: true", False),
+    ],
+)
+def test_which_inputs_have_to_be_equal(inputs, trivial):
+    config = config_of(f'input {{ name: "IN" data_type: TYPE_INT32 {inputs} }}')
+    assert Grouping.from_config(config).trivial is trivial
+
+
+@pytest.mark.parametrize(("value", "held"), [(None, 0), ("", 0), ("3", 3), ("no number", 0), ("-2", 0)])
+def test_the_hold_variable(monkeypatch, value, held):
+    if value is None:
+        monkeypatch.delenv(HOLD_VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(HOLD_VARIABLE, value)
+    scheduler = create_scheduler(config_of("max_batch_size: 8 dynamic_batching {}"))
+    scheduler.instance_idle("a")
+    for i in range(3):
+        scheduler.enqueue(request(i), 0)
+        if batches(scheduler.poll(0)):
+            break
+    assert i + 1 == max(1, held)
