@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import os
 import sys
@@ -53,8 +52,10 @@ def import_model(model_file: str, model_dir: str, extra_paths: List[str]) -> Any
         raise TritonModelException("Python model file not found in '{}'".format(model_file))
     version_dir, file_name = os.path.split(model_file)
     sys.path.extend([version_dir, model_dir, *extra_paths])
-    module = importlib.import_module("{}.{}".format(os.path.basename(version_dir), file_name[: -len(".py")]))
-    return module.TritonPythonModel
+    name = "{}.{}".format(os.path.basename(version_dir), file_name[: -len(".py")])
+    # Not importlib.import_module: its frames would show in the text of an error, where upstream's has none.
+    __import__(name)
+    return sys.modules[name].TritonPythonModel
 
 
 class Model:

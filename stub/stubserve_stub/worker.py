@@ -117,7 +117,7 @@ class Worker:
         return True
 
     def _log(self, level: int, file: str, line: int, text: str) -> None:
-        self._control.send("log", level=level, file=file, line=line, text=text)
+        self._control.send("log", level=level, file=file, line=line, message=text)
 
     # Serving
 

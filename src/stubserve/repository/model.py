@@ -7,7 +7,7 @@ import logging
 import time
 from typing import Any
 
-from stubserve.errors import Code, ServeError, unavailable
+from stubserve.errors import Code, ServeError, internal, unavailable
 from stubserve.inference.admission import reshape_outputs
 from stubserve.inference.request import BACKEND_FAILURE, CANCELLED, OTHER_FAILURE, REJECTED, Request, Response
 from stubserve.inference.signature import Signature
@@ -64,10 +64,7 @@ class Model:
         self.pending += 1
         if self._orderer is not None:
             self._orderer.expect(request)
-        if not self._poll_is_due:
-            # Once for all requests that arrive in this turn of the event loop, so they can share a batch.
-            self._poll_is_due = True
-            self._loop.call_soon(self._poll)
+        self._poll_soon()
 
     def cancel(self, request: Request) -> None:
         """The client of a submitted request is gone."""
@@ -76,6 +73,12 @@ class Model:
         self._poll()
         for instance in self.instances:
             instance.cancel(request)
+
+    def _poll_soon(self) -> None:
+        if not self._poll_is_due:
+            # Once for all requests that arrive in this turn of the event loop, so they can share a batch.
+            self._poll_is_due = True
+            self._loop.call_soon(self._poll)
 
     def _poll(self) -> None:
         self._poll_is_due = False
@@ -87,8 +90,12 @@ class Model:
                 request.compute_start_ns = now
             try:
                 instance.execute(requests)
-            except ServeError as refused:
+            except Exception as refused:
+                if not isinstance(refused, ServeError):
+                    log.exception("a batch of model '%s' could not be handed to '%s'", self.name, instance.name)
+                    refused = internal(f"the request could not be handed to model instance '{instance.name}'")
                 self._scheduler.instance_idle(instance)
+                self._poll_soon()
                 self._answer_all(requests, refused, OTHER_FAILURE)
         for request, error in decision.answer:
             self._answer_all([request], error, CANCELLED if error.code is Code.CANCELLED else REJECTED)

@@ -40,12 +40,15 @@ STOP = 3
 RESULT = 1
 RELEASED = 2
 
-pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+# Names and parameters are a client's bytes, which need not be UTF-8; they come out as they went in.
+_TEXT = "surrogateescape"
+
+pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True, autoreset=True, unicode_errors=_TEXT).pack
 
 
 def unpack(data: Any) -> Any:
     """One message out of its bytes; arrays become tuples."""
-    return msgpack.unpackb(data, use_list=False, strict_map_key=False)
+    return msgpack.unpackb(data, use_list=False, strict_map_key=False, unicode_errors=_TEXT)
 
 
 _LENGTH = struct.Struct("!I")
@@ -53,7 +56,7 @@ _LENGTH = struct.Struct("!I")
 
 def frame(message: Dict[str, Any]) -> bytes:
     """A control message with its length in front."""
-    body: bytes = msgpack.packb(message, use_bin_type=True)
+    body: bytes = msgpack.packb(message, use_bin_type=True, unicode_errors=_TEXT)
     return _LENGTH.pack(len(body)) + body
 
 
@@ -75,5 +78,5 @@ class Unframer:
             return None
         body = bytes(self._buffer[4 : 4 + length])
         del self._buffer[: 4 + length]
-        message: Dict[str, Any] = msgpack.unpackb(body, strict_map_key=False)
+        message: Dict[str, Any] = msgpack.unpackb(body, strict_map_key=False, unicode_errors=_TEXT)
         return message
