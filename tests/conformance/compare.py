@@ -23,6 +23,8 @@ PRESENCE_HEADERS = frozenset({"content-length", "inference-header-content-length
 TIMES = frozenset({"ns", "last_inference"})
 
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
+    # Where a class of pb_utils was defined is the binding's affair; its own name is compared.
+    (re.compile(r"\b(c_python_backend_utils|stubserve_stub\.\w+)\.(?=[A-Z])"), ""),
     # repr() of an object without one of its own shows its address.
     (re.compile(r"0x[0-9a-f]{4,}"), "0xADDRESS"),
     # A traceback names the helper module where that server keeps it; the line moves with every release.
@@ -94,6 +96,10 @@ def describe_response(response: Response, server: Server) -> dict[str, Any]:
         key = name.lower()
         if key not in IGNORED_HEADERS:
             headers.setdefault(key, []).append("present" if key in PRESENCE_HEADERS else value)
+    # Real Triton sets no type on an error or an empty answer, and its HTTP library then writes text/plain, which
+    # {"error":...} is not: the type counts where there is a result.
+    if response.status >= 400 or not response.body:
+        headers.pop("content-type", None)
     described: dict[str, Any] = {"status": response.status, "headers": headers}
     if response.interim:
         described["interim"] = list(response.interim)

@@ -13,7 +13,7 @@ from typing import Any
 
 from .compare import describe_answer
 from .request import DEFAULT_TIMEOUT_S, Case, Concurrent, Exchange
-from .servers import Server, running
+from .servers import Server, StartError, running
 from .statistics import movement, settled
 from .wire import Answer, exchange
 
@@ -83,7 +83,13 @@ def outcomes(name: str, cases: Iterable[Case]) -> Iterator[tuple[Case, Outcome]]
     for setup, batch in waiting.items():
         while batch:
             _say(f"{name}: starting with the {setup} models, {len(batch)} cases")
-            with running(name, setup) as server:
+            with contextlib.ExitStack() as stack:
+                try:
+                    server = stack.enter_context(running(name, setup))
+                except StartError as error:
+                    _say(str(error))
+                    yield from ((case, {"steps": [], "server": "did not start"}) for case in batch)
+                    break
                 usable = True
                 while batch and usable:
                     case = batch.pop(0)

@@ -18,7 +18,7 @@ from . import broken_models, repository, serving_models
 from .wire import exchange
 
 START_TIMEOUT_S = 300.0
-STOP_TIMEOUT_S = 40.0
+STOP_TIMEOUT_S = 15.0
 ROOT = Path(__file__).parents[2]
 NAMES = ("triton", "stubserve")
 
@@ -30,6 +30,7 @@ def _some(names: tuple[str, ...]) -> tuple[repository.Model, ...]:
 # Which models and which flags a case's ``server`` stands for.
 SETUPS = {
     "serving": (serving_models.MODELS, ("--strict-readiness=false",)),
+    "broken": (broken_models.MODELS, ("--strict-readiness=false",)),
     "control": (
         broken_models.MODELS,
         ("--strict-readiness=false", "--model-control-mode=explicit", "--load-model=*"),
