@@ -1,28 +1,27 @@
-"""The accepted differences between stubserve and the real Triton 2.51 the suite runs beside.
-
-Every entry names one case, says why its answers may differ, and, where a fixed answer is promised instead, pins it:
-``status`` and ``text`` are what stubserve's last response must then carry. An entry whose case no longer differs is
-an error of its own, so the table cannot outlive its reasons. ``docs/differences.md`` is written from this table.
-"""
+"""What the table of accepted differences means: the check of its promises, and its page for readers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .accepted import SECTIONS, Accepted
+
 PAGE = Path(__file__).parents[2] / "docs" / "differences.md"
 
+_HEAD = """\
+# Known differences
 
-@dataclass(frozen=True)
-class Accepted:
-    reason: str
-    status: int | None = None
-    text: str | None = None
+`make conformance` sends the same raw requests to real Triton 2.51 and to stubserve and compares status, headers, body
+and statistics. Apart from the cases below every answer is the same. A case that is listed here and no longer differs
+fails the run, and so does one whose answer is not the promised one.
 
+What is never compared: the reason phrase, the Date and Server headers, the type of an error or an empty body (Triton
+sends `text/plain`, stubserve the true type or none), durations and clock times, addresses, and installation paths.
 
-ACCEPTED: Mapping[str, Accepted] = {}
+This page is written by `python -m tests.conformance --write-differences` from `tests/conformance/accepted.py`.
+"""
 
 
 def broken_promise(accepted: Accepted, outcome: Mapping[str, Any]) -> str:
@@ -45,16 +44,17 @@ def _last_response(steps: list[Any]) -> dict[str, Any]:
 
 def page() -> str:
     """The text of docs/differences.md."""
-    lines = [
-        "# Known differences",
-        "",
-        "`make conformance` sends the same requests to real Triton 2.51 and to stubserve. Apart from the cases below,",
-        "every answer is the same. This page is written by `python -m tests.conformance --write-differences`.",
-        "",
-        "| case | why it differs |",
-        "|---|---|",
-    ]
-    lines += [f"| `{name}` | {entry.reason.replace('|', chr(92) + '|')} |" for name, entry in sorted(ACCEPTED.items())]
-    if not ACCEPTED:
-        lines = [*lines[:4], "", "There are none."]
-    return "\n".join(lines) + "\n"
+    lines = [_HEAD]
+    for title, entries in SECTIONS.items():
+        lines += [f"## {title}", "", "| why | what stubserve answers | cases |", "|---|---|---|"]
+        lines += [_row(entry) for entry in entries]
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _row(entry: Accepted) -> str:
+    promise = [str(entry.status)] if entry.status else []
+    if entry.text:
+        promise.append(f"`{entry.text.strip()}`")
+    names = ", ".join(f"`{name}`" for name in entry.cases)
+    return f"| {entry.reason} | {' '.join(promise)} | {names} |"

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .accepted import ACCEPTED
 from .compare import differences, same
-from .differences import ACCEPTED, broken_promise
+from .differences import broken_promise
 from .request import Case
 from .run import Outcome
 
@@ -47,8 +48,9 @@ def judge(cases: Sequence[Case], oracle: Mapping[str, Outcome], ours: Mapping[st
         left, right = oracle[case.name], ours[case.name]
         accepted = ACCEPTED.get(case.name)
         if same(left, right):
-            why = "listed as a difference, but the answers are the same" if accepted else ""
-            verdict = "different" if accepted else "same"
+            stale = accepted is not None and not accepted.sometimes
+            why = "listed as a difference, but the answers are the same" if stale else ""
+            verdict = "different" if stale else "same"
         elif accepted:
             why = broken_promise(accepted, right)
             verdict = "different" if why else "explained"

@@ -27,7 +27,7 @@ CASES: tuple[Case, ...] = evaluations(
         "request_bytes_names": _REQUEST.format("bls(model_name=b'm', request_id=b'r', requested_output_names=[b'O'])"),
         "request_tuple_names": _REQUEST.format("bls(requested_output_names=('O',), inputs=(tensor(np.zeros(1)),))"),
         "request_float_correlation": "bls(correlation_id=1.5)",
-        "request_none_correlation": "bls(correlation_id=None)",
+        "request_none_correlation": _kind("bls(correlation_id=None)"),
         "request_numpy_correlation": "bls(correlation_id=np.int64(5))",
         "request_negative_correlation": _kind("bls(correlation_id=-1)"),
         "request_none_tensor": "bls(inputs=[None])",

@@ -1,0 +1,305 @@
+"""The table of accepted differences between stubserve and the real Triton 2.51 that the suite runs beside.
+
+Every entry names its cases and says why they may differ; where a fixed answer is promised instead, ``status`` and
+``text`` pin what stubserve's last response must carry. An entry whose case no longer differs is an error of its own
+(unless real Triton's answer changes from run to run: ``sometimes``), so the table cannot outlive its reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .cases import CASES
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """Why cases may differ, and what stubserve promises in them instead (see the module)."""
+
+    reason: str
+    cases: tuple[str, ...]
+    status: int | None = None
+    text: str | None = None
+    sometimes: bool = False
+
+
+def _of_server(*servers: str) -> tuple[str, ...]:
+    """The names of all cases that need one of these servers."""
+    return tuple(case.name for case in CASES if case.server in servers)
+
+
+def _starting(prefix: str) -> tuple[str, ...]:
+    return tuple(case.name for case in CASES if case.name.startswith(prefix))
+
+
+NEWER_TRITON = (
+    Accepted(
+        "Triton 2.73 names the unknown model or version here; 2.51 only says it is not ready.",
+        (
+            "metadata/ready_unknown_model",
+            "metadata/ready_unknown_version",
+            "versions/latest_ready_of_unloaded",
+            "versions/specific_ready_of_skipped",
+        ),
+        404,
+        "Request for unknown model: ",
+    ),
+    Accepted(
+        "Triton 2.73 limits how deep `data` may be nested; 2.51 recurses as deep as it is told to.",
+        ("json/nested_100", "json/nested_101", "json/nested_1000"),
+        400,
+        "JSON nesting depth exceeds maximum allowed limit (100)",
+    ),
+    Accepted(
+        "Triton 2.73 refuses a header length that is no number; 2.51 reads it as 0 and so as a raw request.",
+        ("binary/header_length_text", "binary/header_length_empty"),
+        400,
+        "Unable to parse Inference-Header-Content-Length, got: ",
+    ),
+    Accepted(
+        "Triton 2.73 says that the number is out of range.",
+        ("binary/header_length_huge",),
+        400,
+        "value is out of range",
+    ),
+    Accepted(
+        "Triton 2.73 answers 400 with a text of its own for a `ready` that is no boolean.",
+        ("index/ready_number", "index/ready_text", "index/ready_null"),
+        400,
+        "Invalid value for 'ready': expected a boolean",
+    ),
+    Accepted(
+        "Triton 2.73 checks a shape before it believes it; 2.51 dies, or loses the stub, on some of these.",
+        ("admission/overflow_shape", "malformed/shape_too_large", "malformed/shape_over_int64"),
+        400,
+        "invalid shape for input 'IN'",
+        sometimes=True,
+    ),
+    Accepted(
+        "As above, for shapes whose size in bytes cannot be counted.",
+        ("admission/huge_shape", "admission/overflow_bytes"),
+        400,
+        "byte size overflow for input 'IN'",
+        sometimes=True,
+    ),
+    Accepted(
+        "Triton 2.73 has a limit on JSON tensors; 2.51 allocates the 4 GB first.",
+        ("admission/large_shape",),
+        400,
+        "Use --http-max-input-size to increase the limit.",
+        sometimes=True,
+    ),
+    Accepted(
+        "In Triton 2.73 an empty Content-Encoding means none.",
+        ("compression/empty_name",),
+        200,
+    ),
+    Accepted(
+        "In Triton 2.73 a response can carry parameters.",
+        (
+            "message/response_defaults",
+            "message/response_error",
+            "message/response_parameters",
+            "message/response_parameters_list",
+            "message/response_parameters_key",
+            "message/response_parameters_value",
+            "behaviour/parameters",
+            "behaviour/parameters_empty",
+        ),
+        200,
+    ),
+    Accepted(
+        "In Triton 2.73 a malformed string blob has a text of its own; in 2.51 `struct` complains.",
+        ("tensor/deserialize_short_length", "tensor/deserialize_short_text"),
+        200,
+        "Invalid bytes tensor data: ",
+    ),
+    Accepted("Triton 2.73 refuses a label file outside the model directory.", ("broken/label_outside",)),
+)
+
+DECISIONS = (
+    Accepted(
+        "stubserve tells its own version.",
+        ("metadata/server", "http/origin_header", "http/get_with_body_then_next"),
+        200,
+    ),
+    Accepted(
+        "Compressed data that is damaged or none at all: Triton serves what its decompressor left behind, stubserve "
+        "refuses it.",
+        (
+            "compression/deflate_without_header",
+            "compression/not_compressed",
+            "compression/truncated",
+            "compression/damaged",
+        ),
+        400,
+        "unable to decompress the request body",
+    ),
+    Accepted(
+        "HTTP allows a space before `q=`; Triton then overlooks the whole entry.",
+        ("compression/accept_weights_spaces",),
+        200,
+    ),
+    Accepted(
+        "Clients percent-encode a model's name in the path; stubserve decodes it, Triton looks for the encoded name.",
+        (
+            "metadata/percent_encoded_name",
+            "metadata/percent_slash_name",
+            "metadata/name_with_space",
+            "health/percent_encoded_path",
+            "http/encoded_null",
+            "http/encoded_utf8_in_path",
+        ),
+    ),
+    Accepted(
+        "Real Triton crashes, or its stub does; stubserve answers.",
+        (
+            "classes/strings",
+            "tensor/dlpack_from_array",
+            "tensor/dlpack_sliced",
+            "tensor/dlpack_complex",
+            "tensor/dlpack_twice",
+            "message/bls_cancelled",
+        ),
+        sometimes=True,
+    ),
+    Accepted(
+        "Triton closes the connection of a request it cannot parse; stubserve says what is wrong with it first.",
+        (
+            "http/length_text",
+            "http/length_negative",
+            "http/length_plus",
+            "http/garbage",
+            "http/lower_case_method",
+            "http/chunked_bad_size",
+            "http/header_no_colon",
+            "http/space_in_path",
+        ),
+        400,
+    ),
+    Accepted(
+        "Triton accepts what request smuggling is made of (two lengths, a length and chunks, a space before the "
+        "colon); stubserve refuses it.",
+        ("http/length_twice", "http/length_and_chunked", "http/header_space_before_colon"),
+        400,
+    ),
+    Accepted(
+        "Methods that HTTP knows but no route takes, and bytes outside ASCII in a path, end at stubserve's parser.",
+        ("http/unknown_method", "http/connect_method", "http/utf8_in_path"),
+        400,
+    ),
+    Accepted(
+        "Triton's parser wants no more than one request at a time, and none of: an empty line before a request, chunk "
+        "extensions, a request line that arrives in two packets. stubserve follows the standard.",
+        ("http/pipelined", "http/leading_empty_line", "http/chunked_extension", "http/body_in_parts"),
+        200,
+    ),
+    Accepted(
+        "stubserve answers HTTP/1.0, and what claims to be 2.0, with `Connection: close` and a length.",
+        ("http/version_1_0", "http/version_1_0_keep_alive", "http/version_1_0_infer", "http/version_2_0"),
+        200,
+    ),
+    Accepted("Connection options have no case in HTTP; they do for Triton.", ("http/connection_close_upper",), 200),
+    Accepted("A fragment is no part of the path.", ("http/fragment",), 200),
+    Accepted("Triton says 100 Continue to an expectation it does not know.", ("http/expect_unknown",), 200),
+    Accepted(
+        "What follows a body that is longer than its Content-Length is the start of another request: stubserve waits "
+        "for the rest of that, Triton closes at once.",
+        ("http/length_too_short",),
+    ),
+    Accepted(
+        "Not HTTP: Triton closes at once, stubserve waits for the end of the first line.",
+        ("http/line_feeds_only", "http/tls_hello"),
+    ),
+    Accepted(
+        "The text of 2.51 contains the compiler's name of a C++ type.",
+        ("message/request_parameters_list", "message/request_parameters_text"),
+        200,
+        "Expect dict, got",
+    ),
+    Accepted(
+        "In Triton the binding itself fails to convert the number, with an exception of another class.",
+        ("message/request_negative_correlation",),
+        200,
+    ),
+    Accepted(
+        "A consumed capsule is renamed as the DLPack standard says.",
+        ("tensor/dlpack_used_name",),
+        200,
+        "used_dltensor",
+    ),
+    Accepted(
+        "Upstream's helper stumbles over the missing name while it writes its message.",
+        ("modelconfig/input_extra_no_name", "modelconfig/output_extra_no_name"),
+        200,
+        "contains property other than 'name'",
+    ),
+)
+
+NOT_YET = (
+    Accepted(
+        "Models are not loaded and unloaded while the server runs.",
+        (
+            *_of_server("control", "strict"),
+            *_starting("control_utils/load"),
+            *_starting("control_utils/unload"),
+        ),
+        sometimes=True,
+    ),
+    Accepted(
+        "Sequence batching.",
+        (
+            "metadata/sequence",
+            "config/sequence",
+            "json/sequence_model",
+            "parameters/sequence_no_id",
+            "parameters/sequence_not_started",
+            "parameters/sequence_string_id",
+            "parameters/sequence_batch",
+            "admission/control_tensor_given",
+            "index/all",
+            "index/empty_object",
+            "index/array_body",
+            "index/text_body",
+        ),
+    ),
+    Accepted(
+        "A model does not call other models.",
+        (*_starting("message/exec_"), "message/async_exec_no_loop"),
+        sometimes=True,
+    ),
+    Accepted(
+        "A model answers by returning from execute, not through a response sender.",
+        (
+            *_starting("behaviour/sender"),
+            "behaviour/none",
+            "behaviour/none_element",
+            "statistics/sender",
+            "message/request_sender_is_same",
+            "message/bls_sender_send",
+        ),
+        sometimes=True,
+    ),
+    Accepted("A model does not ask whether another one is ready.", _starting("control_utils/ready"), sometimes=True),
+    Accepted(
+        "Metrics of a model.",
+        tuple(
+            name
+            for kind in ("counter", "gauge", "same_series", "family", "orphan")
+            for name in _starting(f"control_utils/{kind}")
+        ),
+        sometimes=True,
+    ),
+    Accepted("Model warm-up.", ("statistics/fresh_batching_model",)),
+)
+
+SECTIONS: Mapping[str, tuple[Accepted, ...]] = {
+    "As the newer Triton 2.73 does": NEWER_TRITON,
+    "By decision": DECISIONS,
+    "Not offered yet": NOT_YET,
+}
+
+ACCEPTED: Mapping[str, Accepted] = {
+    name: entry for entries in SECTIONS.values() for entry in entries for name in entry.cases
+}
