@@ -8,7 +8,7 @@ Every entry names its cases and says why they may differ; where a fixed answer i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .cases import CASES
 
@@ -22,6 +22,11 @@ class Accepted:
     status: int | None = None
     text: str | None = None
     sometimes: bool = False
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+    def text_for(self, case: str) -> str | None:
+        """The promised text of ``case``: its own in ``texts``, else the common one."""
+        return self.texts.get(case, self.text)
 
 
 def _of_server(*servers: str) -> tuple[str, ...]:
@@ -118,7 +123,58 @@ NEWER_TRITON = (
     Accepted("Triton 2.73 refuses a label file outside the model directory.", ("broken/label_outside",)),
 )
 
+# What real Triton writes into its log when it cannot use a model's configuration, by model.
+POLL_FAILURES = {
+    "config_syntax": "failed to read text proto from",
+    "config_unknown_field": "failed to read text proto from",
+    "config_wrong_value": "failed to read text proto from",
+    "config_bad_enum": "failed to read text proto from",
+    "config_unclosed": "failed to read text proto from",
+    "config_other_name": "unexpected directory name 'config_other_name' for model 'another', "
+    "directory name must equal model name",
+    "config_negative_batch": "'max_batch_size' must be non-negative value for config_negative_batch",
+    "config_no_versions": "at least one version must be available under the version policy of model "
+    "'config_no_versions'",
+    "config_version_missing": "at least one version must be available under the version policy of model "
+    "'config_version_missing'",
+    "config_pair": "Ensemble model 'config_pair' must have platform type 'ensemble' and empty backend type",
+    "config_platform": "unexpected platform type 'nosuch' for config_platform",
+    "batching_size_zero": "dynamic batching preferred size must be positive for batching_size_zero",
+    "batching_size_large": "dynamic batching preferred size must be <= max batch size for batching_size_large",
+    "batching_default_level": "default priority level must be in range [1, 2] for batching_default_level",
+    "batching_no_default_level": "default priority level must be in range [1, 2] for batching_no_default_level",
+    "batching_policy_level": "priority queue policy must have priority level in range [1, 2] for batching_policy_level",
+    "batching_ordering_levels": "Only one priority level is allowed when 'preserve_ordering' is true for "
+    "batching_ordering_levels",
+    "batching_ordering_delay": "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true "
+    "for batching_ordering_delay",
+    "batching_two_schedulers": "failed to read text proto from",
+    "sequence_no_name": "sequence batching control tensor must have a name for sequence_no_name",
+    "sequence_no_values": "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or "
+    "'bool_false_true' for CONTROL_SEQUENCE_START for sequence_no_values",
+    "sequence_one_value": "sequence batching control 'int32_false_true' must have exactly 2 entries for "
+    "CONTROL_SEQUENCE_START for sequence_one_value",
+    "sequence_two_kinds": "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and "
+    "'bool_false_true' for CONTROL_SEQUENCE_START for sequence_two_kinds",
+    "sequence_corrid_type": "unexpected data type for control CONTROL_SEQUENCE_CORRID for sequence_corrid_type. "
+    "Allowed data types are TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING",
+    "cache_decoupled": "Response Cache does not currently support model cache_decoupled with 'decoupled' transaction "
+    "policy. Please disable the response cache.",
+    "cache_sequence": "Response Cache does not currently support model cache_sequence with sequence batching "
+    "scheduler. Please disable the response cache.",
+    "ensemble_scheduling_on_python": "ensemble scheduling cannot be set for model 'ensemble_scheduling_on_python' "
+    "whose platform is not ensemble",
+}
+_POLL_TEXTS = {f"broken/{model}": text for model, text in POLL_FAILURES.items()}
+
 DECISIONS = (
+    Accepted(
+        "Where a configuration cannot be used, Triton's index names the model and only the log says why; stubserve's "
+        "index gives that reason (Triton's own words), with the state UNAVAILABLE.",
+        tuple(_POLL_TEXTS),
+        200,
+        texts=_POLL_TEXTS,
+    ),
     Accepted(
         "stubserve tells its own version.",
         ("metadata/server", "http/origin_header", "http/get_with_body_then_next"),
@@ -266,7 +322,7 @@ NOT_YET = (
     ),
     Accepted(
         "A model does not call other models.",
-        (*_starting("message/exec_"), "message/async_exec_no_loop"),
+        (*_starting("message/exec_"), "message/async_exec_no_loop", "broken/code_initialize_bls"),
         sometimes=True,
     ),
     Accepted(
@@ -291,7 +347,12 @@ NOT_YET = (
         ),
         sometimes=True,
     ),
-    Accepted("Model warm-up.", ("statistics/fresh_batching_model",)),
+    Accepted("Model warm-up.", ("statistics/fresh_batching_model", *_starting("broken/warmup_"))),
+    Accepted(
+        "Ensembles.",
+        tuple(name for name in _starting("broken/ensemble_") if name not in _POLL_TEXTS),
+    ),
+    Accepted("Python environments of a model's own.", _starting("broken/environment_")),
 )
 
 SECTIONS: Mapping[str, tuple[Accepted, ...]] = {

@@ -27,8 +27,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\b(c_python_backend_utils|stubserve_stub\.\w+)\.(?=[A-Z])"), ""),
     # repr() of an object without one of its own shows its address.
     (re.compile(r"0x[0-9a-f]{4,}"), "0xADDRESS"),
-    # A traceback names the helper module where that server keeps it; the line moves with every release.
-    (re.compile(r"/[^\s(']*/triton_python_backend_utils\.py\(\d+\)"), "<utils>.py"),
+    # Frames of the helper library say how that server is built; what counts are the model's own.
+    (re.compile(r"  /[^\s(']*/(triton_python_backend_utils|stubserve_stub/[\w/]+)\.py\(\d+\): \w+\n"), ""),
     # Frames of Python's own import machinery say how a server imports model.py, not what is wrong with it.
     (re.compile(r"  (<frozen importlib[^>]*>|/[^\s(]*/importlib/__init__\.py)\(\d+\): \w+\n"), ""),
     # The standard library lies where that interpreter was installed.

@@ -24,14 +24,24 @@ This page is written by `python -m tests.conformance --write-differences` from `
 """
 
 
-def broken_promise(accepted: Accepted, outcome: Mapping[str, Any]) -> str:
-    """Why ``outcome`` (stubserve's) is not what ``accepted`` promises; empty when it is."""
+def broken_promise(accepted: Accepted, case: str, outcome: Mapping[str, Any]) -> str:
+    """Why ``outcome`` (stubserve's for ``case``) is not what ``accepted`` promises; empty when it is."""
     last = _last_response(outcome.get("steps", []))
     if accepted.status is not None and last.get("status") != accepted.status:
         return f"promised status {accepted.status}, got {last.get('status')}"
-    if accepted.text is not None and accepted.text not in str(last.get("json", last.get("text", ""))):
-        return f"promised text {accepted.text!r} is missing"
+    text = accepted.text_for(case)
+    if text is not None and not _contains(last.get("json", last.get("text")), text):
+        return f"promised text {text!r} is missing"
     return ""
+
+
+def _contains(value: Any, text: str) -> bool:
+    """Whether some string inside JSON data contains ``text``."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return any(_contains(item, text) for item in value)
+    return isinstance(value, str) and text in value
 
 
 def _last_response(steps: list[Any]) -> dict[str, Any]:

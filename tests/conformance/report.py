@@ -12,7 +12,7 @@ from .accepted import ACCEPTED
 from .compare import differences, same
 from .differences import broken_promise
 from .request import Case
-from .run import Outcome
+from .run import NOT_STARTED, Outcome
 
 WIDTH = 300
 VERDICTS = ("same", "explained", "different")
@@ -52,7 +52,7 @@ def judge(cases: Sequence[Case], oracle: Mapping[str, Outcome], ours: Mapping[st
             why = "listed as a difference, but the answers are the same" if stale else ""
             verdict = "different" if stale else "same"
         elif accepted:
-            why = broken_promise(accepted, right)
+            why = broken_promise(accepted, case.name, right)
             verdict = "different" if why else "explained"
         else:
             verdict, why = "different", ""
@@ -61,6 +61,9 @@ def judge(cases: Sequence[Case], oracle: Mapping[str, Outcome], ours: Mapping[st
             report.lines.append(f"{verdict.upper()} {case.name}" + (f"  ({case.note})" if case.note else ""))
             if why or (accepted and verdict == "explained"):
                 report.lines.append(f"    {why or (accepted and accepted.reason)}")
+            if NOT_STARTED in (left.get("server"), right.get("server")):
+                report.lines.append("    its server did not start, see above")
+                continue
             for path, one, other in differences(left, right):
                 report.lines.append(f"    {path}")
                 report.lines.append(f"      triton    {_short(one)}")

@@ -25,6 +25,7 @@ DEAD_STUB = "is not healthy."
 TIMED_OUT = '"timeout"'
 BROKEN_CONNECTION = ('"reset"', '"early close"', '"no connection')
 DEATH_WAIT_S = 1.0
+NOT_STARTED = "did not start"
 
 
 def _send(server: Server, step: Exchange) -> Answer:
@@ -88,7 +89,7 @@ def outcomes(name: str, cases: Iterable[Case]) -> Iterator[tuple[Case, Outcome]]
                     server = stack.enter_context(running(name, setup))
                 except StartError as error:
                     _say(str(error))
-                    yield from ((case, {"steps": [], "server": "did not start"}) for case in batch)
+                    yield from ((case, {"steps": [], "server": NOT_STARTED}) for case in batch)
                     break
                 usable = True
                 while batch and usable:

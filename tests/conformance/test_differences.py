@@ -25,12 +25,19 @@ def test_every_entry_names_a_case_and_no_case_has_two_reasons() -> None:
 
 
 def test_a_promise_is_checked_against_the_last_response() -> None:
-    outcome = {"steps": [{"responses": [{"status": 200}, {"status": 404, "json": {"error": "no such thing"}}]}]}
-    assert differences.broken_promise(Accepted("r", (), 404, "no such"), outcome) == ""
-    assert "got 404" in differences.broken_promise(Accepted("r", (), 400), outcome)
-    assert "missing" in differences.broken_promise(Accepted("r", (), 404, "another"), outcome)
+    outcome = {"steps": [{"responses": [{"status": 200}, {"status": 404, "json": {"error": "no 'such' thing"}}]}]}
+    assert differences.broken_promise(Accepted("r", (), 404, "no 'such'"), "c", outcome) == ""
+    assert "got 404" in differences.broken_promise(Accepted("r", (), 400), "c", outcome)
+    assert "missing" in differences.broken_promise(Accepted("r", (), 404, "another"), "c", outcome)
+
+
+def test_a_case_may_have_a_promise_of_its_own() -> None:
+    outcome = {"steps": [{"responses": [{"status": 200, "json": [{"reason": "because"}]}]}]}
+    entry = Accepted("r", ("a", "b"), 200, texts={"a": "because", "b": "why"})
+    assert differences.broken_promise(entry, "a", outcome) == ""
+    assert "'why' is missing" in differences.broken_promise(entry, "b", outcome)
 
 
 def test_an_answer_that_never_came_breaks_a_promise() -> None:
     outcome = {"steps": [{"responses": [], "ending": "timeout"}]}
-    assert differences.broken_promise(Accepted("r", (), 200), outcome)
+    assert differences.broken_promise(Accepted("r", (), 200), "c", outcome)
