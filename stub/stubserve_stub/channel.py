@@ -13,6 +13,7 @@ import time
 import weakref
 from typing import Any, Deque, Dict, List, Sequence, Tuple
 
+from stubserve_stub.patience import Patience
 from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import Arena
@@ -38,6 +39,7 @@ class Channel:
             segment.view[layout.RESPONSE_RING : layout.RESPONSE_RING + layout.RING_BYTES], response_doorbell
         )
         self.allocator = Allocator(arena, index, retain=min(64 << 20, arena.limit // 16))
+        self._patience = Patience(segment.words)
         self._held: Dict[int, "weakref.ref[Any]"] = {}
         self._released: Deque[int] = collections.deque()
         self.set_health(STARTING)
@@ -51,11 +53,13 @@ class Channel:
 
     def receive(self) -> List[Tuple[Any, ...]]:
         """Sleeps until there are messages and returns them all."""
+        self._patience.look()
         while True:
             count, pokes = read_doorbell(self._request_doorbell)
             if pokes:
                 self._report_released()
             if count:
+                self._patience.took(count)
                 return self._reader.take(count, self._decode)
 
     def send(self, message: Sequence[Any]) -> None:

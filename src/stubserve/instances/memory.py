@@ -12,11 +12,15 @@ from stubserve.instances.stub_memory import SegmentPool
 
 
 class Memory:
-    """The server's shared memory: the arena, ingress's allocator, and the pool of segments for stubs."""
+    """The server's shared memory: the arena, ingress's allocator, and the pool of segments for stubs.
+
+    `batches_in_flight` counts what all stubs together are busy with.
+    """
 
     def __init__(self, limit: int) -> None:
         self.arena = Arena.create(limit)
         self.segments = SegmentPool(self.arena)
+        self.batches_in_flight = 0
         self.ingress = Allocator(self.arena, 0, retain=min(128 << 20, limit // 8), skip=layout.HEADER_BYTES)
 
     def block(self, nbytes: int) -> Block:

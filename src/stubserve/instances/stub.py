@@ -184,6 +184,8 @@ class Stub:
             data = messages.pack((spilled.offset, spilled.nbytes))
             flags = SPILLED
         self._in_flight[number] = (requests, spilled)
+        self._memory.batches_in_flight += 1
+        self._segment.words[layout.ALONE] = len(requests) == 1 and self._memory.batches_in_flight == 1
         self._put(data, flags)
 
     def cancel(self, request: Request) -> None:
@@ -216,6 +218,7 @@ class Stub:
         if not self._writer.put(data, flags):
             raise internal(f"the request ring of stub '{self.name}' is full")
         self._writer.announce()
+        self._segment.words[layout.ANNOUNCED] += 1
 
     def _on_doorbell(self) -> None:
         try:
@@ -243,6 +246,7 @@ class Stub:
     def _finish(self, message: tuple[Any, ...]) -> list[tuple[Request, Response]]:
         _, number, start_ns, end_ns, wire_responses, held, error = message
         requests, spilled = self._in_flight.pop(number)
+        self._memory.batches_in_flight -= 1
         if spilled is not None:
             spilled.drop()
         if held:
@@ -324,6 +328,7 @@ class Stub:
             unfinished.extend(requests)
             if spilled is not None:
                 spilled.drop()
+        self._memory.batches_in_flight -= len(self._in_flight)
         self._in_flight.clear()
         self._gone.set()
         if self.owner is not None:
