@@ -7,18 +7,17 @@ from stubserve.instances.restart import RestartPolicy
 
 def test_delays_double_up_to_half_a_minute() -> None:
     policy = RestartPolicy(limit=12)
-    delays = [policy.next_delay(0.0, 1.0) for _ in range(12)]
+    delays = [policy.next_delay(None, 1.0) for _ in range(6)] + [policy.next_delay(0.0, 0.5) for _ in range(6)]
     assert delays[:4] == [0.1, 0.2, 0.4, 0.8]
     assert delays[-1] == 30.0
-    assert policy.next_delay(0.0, 1.0) is None
+    assert policy.next_delay(None, 1.0) is None
 
 
-def test_a_stable_minute_forgives() -> None:
+def test_having_served_for_a_second_forgives() -> None:
     policy = RestartPolicy(limit=2)
-    assert policy.next_delay(0.0, 1.0) == 0.1
-    assert policy.next_delay(0.0, 1.0) == 0.2
-    assert policy.next_delay(100.0, 160.0) == 0.1
-    assert policy.total == 3
+    assert policy.next_delay(0.0, 0.9) == 0.1
+    assert policy.next_delay(0.0, 0.9) == 0.2
+    assert policy.next_delay(100.0, 101.0) == 0.1
 
 
 def test_zero_turns_it_off() -> None:

@@ -52,6 +52,7 @@ class Instance:
         self.last_error = ""
         self._launch = launch
         self._owner = owner
+        self._ready_at: float | None = None
         self._restart: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -103,7 +104,7 @@ class Instance:
                 self._owner.on_death(self, error, unfinished)
             return
         self.last_error = error.message
-        delay = self.policy.next_delay(stub.started_at, time.monotonic())
+        delay = self.policy.next_delay(self._ready_at, time.monotonic())
         if delay is None:
             self.state = State.FAILED
             log.error("%s It has died too often and is not restarted.", error)
@@ -117,6 +118,7 @@ class Instance:
         self.stub = stub
         stub.owner = self
         self.state = State.READY
+        self._ready_at = time.monotonic()
         self._owner.on_ready(self)
         if stub.death is not None:  # it died between its last word and this line
             self.on_death(stub, stub.death, [])
@@ -124,12 +126,11 @@ class Instance:
     async def _start_again(self, delay: float) -> None:
         while True:
             await asyncio.sleep(delay)
-            started_at = time.monotonic()
             try:
                 stub = await self._launch(self)
             except ServeError as error:
                 self.last_error = error.message
-                next_delay = self.policy.next_delay(started_at, time.monotonic())
+                next_delay = self.policy.next_delay(None, time.monotonic())
                 if next_delay is None:
                     self.state = State.FAILED
                     log.error("restart of instance '%s' failed and is not tried again: %s", self.name, error)

@@ -19,10 +19,10 @@ from typing import Any, Protocol
 from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, read_doorbell
 
-from stubserve.errors import Code, ServeError, internal
+from stubserve.errors import internal
 from stubserve.inference.memory import Block
-from stubserve.inference.request import BACKEND_FAILURE, SUCCESS, Request, Response
-from stubserve.inference.tensor import Tensor
+from stubserve.inference.request import Request, Response
+from stubserve.instances.batch import pack_batch, read_result
 from stubserve.instances.environment import Environment
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub_memory import StubMemory
@@ -75,6 +75,7 @@ class Stub:
         # Batches that the stub has, by number; with the block of a message too large for the ring
         self._in_flight: dict[int, tuple[list[Request], Block | None]] = {}
         self._batches = 0
+        self._hang_watch: asyncio.TimerHandle | None = None
         try:
             self._process = StubProcess(
                 name, environment, memory.arena.fd, self._on_message, self._on_process_death, terminal
@@ -150,33 +151,7 @@ class Stub:
     def execute(self, requests: list[Request]) -> None:
         """Hands a batch to the stub. Raises ServeError (503) when even its description finds no memory."""
         number = self._batches = self._batches + 1
-        data = messages.pack(
-            (
-                messages.EXECUTE,
-                number,
-                self._outputs.take_frees(),
-                [
-                    (
-                        request.id,
-                        request.correlation_id,
-                        request.flags,
-                        request.timeout_us,
-                        request.parameters,
-                        request.requested_outputs,
-                        [
-                            (
-                                tensor.name,
-                                tensor.datatype,
-                                tensor.shape,
-                                tensor.data if tensor.data is not None else (tensor.offset, tensor.nbytes),
-                            )
-                            for tensor in request.inputs
-                        ],
-                    )
-                    for request in requests
-                ],
-            )
-        )
+        data = pack_batch(number, self._outputs.take_frees(), requests)
         spilled = None
         flags = 0
         if len(data) > MAX_RECORD:
@@ -184,6 +159,8 @@ class Stub:
             data = messages.pack((spilled.offset, spilled.nbytes))
             flags = SPILLED
         self._in_flight[number] = (requests, spilled)
+        if self._hang_watch is None:
+            self._hang_watch = self._loop.call_later(_PATIENCE_S, self._watch_for_hang)
         self._memory.batches_in_flight += 1
         self._segment.words[layout.ALONE] = len(requests) == 1 and self._memory.batches_in_flight == 1
         self._put(data, flags)
@@ -212,6 +189,19 @@ class Stub:
 
     def set_log_levels(self, levels: dict[str, Any]) -> None:
         self._process.send("log_levels", levels=levels)
+
+    def _watch_for_hang(self) -> None:
+        """Tells the log about a batch that takes long; wakes only while there are batches."""
+        self._hang_watch = None
+        if not self._in_flight or self.death is not None:
+            return
+        doing, seconds = self.health()
+        if doing == "executing" and seconds >= _PATIENCE_S:
+            log.warning(
+                "stub '%s' has been executing a batch of %d requests for %.0f s; 'py-spy dump --pid %d' shows where",
+                self.name, len(next(iter(self._in_flight.values()))[0]), seconds, self.pid,
+            )  # fmt: skip
+        self._hang_watch = self._loop.call_later(_PATIENCE_S, self._watch_for_hang)
 
     def _put(self, data: bytes, flags: int) -> None:
         # One batch at a time is in flight, and a record is at most a quarter of the ring: there is always room.
@@ -244,59 +234,11 @@ class Stub:
         return message
 
     def _finish(self, message: tuple[Any, ...]) -> list[tuple[Request, Response]]:
-        _, number, start_ns, end_ns, wire_responses, held, error = message
-        requests, spilled = self._in_flight.pop(number)
+        requests, spilled = self._in_flight.pop(message[1])
         self._memory.batches_in_flight -= 1
         if spilled is not None:
             spilled.drop()
-        if held:
-            self._hold_inputs(requests, held)
-        now = time.monotonic_ns()
-        finished = []
-        for index, request in enumerate(requests):
-            request.compute_input_end_ns = start_ns
-            request.compute_infer_end_ns = end_ns
-            request.compute_end_ns = now
-            if error is not None:
-                request.outcome = BACKEND_FAILURE
-                response = Response(error=internal(error))
-            else:
-                request.outcome = SUCCESS
-                response = self._response(wire_responses[index], requests)
-            finished.append((request, response))
-        return finished
-
-    def _response(self, wire: tuple[Any, ...] | None, requests: list[Request]) -> Response:
-        if wire is None:
-            return Response(
-                error=internal(
-                    f"model instance '{self.name}' returned None for this request; answering through a response sender "
-                    "is not offered by this release of stubserve"
-                )
-            )
-        error, outputs, parameters = wire
-        if error is not None:
-            return Response(error=ServeError(Code(error[1]), error[0]))
-        return Response([self._output(output, requests) for output in outputs], parameters)
-
-    def _output(self, wire: tuple[Any, ...], requests: list[Request]) -> Tensor:
-        name, datatype, shape, data = wire
-        if isinstance(data, bytes):
-            return Tensor(name, datatype, shape, data)
-        offset, nbytes = data
-        if self._segment.start <= offset < self._segment.start + self._segment.span:
-            return Tensor(name, datatype, shape, None, self._outputs.output(offset, nbytes), offset, nbytes)
-        for request in requests:
-            for tensor in request.inputs:
-                if tensor.block is not None and tensor.block.contains(offset, nbytes):
-                    return Tensor(name, datatype, shape, None, tensor.block.hold(), offset, nbytes)
-        raise internal(f"stub '{self.name}' answered with memory that belongs to no request of its batch")
-
-    def _hold_inputs(self, requests: list[Request], held: list[int]) -> None:
-        for request in requests:
-            for tensor in request.inputs:
-                if tensor.block is not None and tensor.offset in held:
-                    self._outputs.hold_input(tensor.offset, tensor.block)
+        return read_result(message, requests, self._outputs, self.name)
 
     # Messages and death
 
@@ -330,6 +272,8 @@ class Stub:
                 spilled.drop()
         self._memory.batches_in_flight -= len(self._in_flight)
         self._in_flight.clear()
+        if self._hang_watch is not None:
+            self._hang_watch.cancel()
         self._gone.set()
         if self.owner is not None:
             self.owner.on_death(self, cause, unfinished)

@@ -40,11 +40,16 @@ class StubMemory:
     def __init__(self, pool: SegmentPool) -> None:
         self._pool = pool
         self.index = pool.take()
+        self._start = pool.arena.segment(self.index).start
         self._frees: list[int] = []
         self.unreported_bytes = 0
         self._reading = 0
         self._held: dict[int, Block] = {}
         self._closed = False
+
+    def owns(self, offset: int) -> bool:
+        """Whether an arena offset lies in the stub's segment."""
+        return 0 <= offset - self._start < self._pool.arena.span
 
     def output(self, offset: int, nbytes: int) -> Block:
         """A block for an output in the stub's segment; its creator is its first holder."""
