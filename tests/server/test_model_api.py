@@ -187,3 +187,13 @@ def test_classification(server: Serving) -> None:
         outputs=[{"name": "OUTPUT0", "parameters": {"classification": 2}}],
     ).json()
     assert answer["outputs"][0]["data"] == ["3.000000:1:dog", "2.000000:2:fish"]
+
+
+def test_parts_of_a_configuration_that_have_no_effect_are_said(repository: Path) -> None:
+    write_model(repository, "cached", IDENTITY, io_config(extra="response_cache { enable: true }"))
+    write_model(repository, "decoupled", IDENTITY, io_config(extra="model_transaction_policy { decoupled: true }"))
+    with Serving(repository) as server:
+        server.wait_for("model 'cached': 'response_cache' has no effect")
+        answer = server.infer_array("decoupled", np.zeros(1, np.float32))
+        assert answer.status == 501
+        assert answer.error == "HTTP end point doesn't support models with decoupled transaction policy"

@@ -111,6 +111,7 @@ class Loader:
                 f"unable to find backend library for backend '{config.backend}', "
                 "try specifying runtime on the model configuration."
             )
+        _warn_of_missing_parts(config)
         version_dir = folder.version_path(version)
         terminal = name in self._settings.debug_model
         launcher = Launcher(
@@ -191,3 +192,17 @@ class Loader:
             await asyncio.gather(*starting, return_exceptions=True)
             await model.stop(_FAILED_LOAD_GRACE_S)
             raise
+
+
+def _warn_of_missing_parts(config: Any) -> None:
+    """Says which parts of a configuration have no effect, because stubserve does not offer them yet."""
+    missing = {
+        "model_warmup": bool(config.model_warmup),
+        "response_cache": config.response_cache.enable,
+        "batch_input": bool(config.batch_input),
+        "batch_output": bool(config.batch_output),
+        "rate_limiter": any(group.HasField("rate_limiter") for group in config.instance_group),
+        "model_repository_agents": bool(config.model_repository_agents.agents),
+    }
+    for part in (name for name, used in missing.items() if used):
+        log.warning("model '%s': '%s' has no effect, stubserve does not offer it yet", config.name, part)

@@ -7,6 +7,7 @@ bytes, and a repeated one costs a dictionary lookup. The memory is bounded by co
 from __future__ import annotations
 
 import re
+from urllib.parse import unquote
 
 import httptools
 
@@ -95,7 +96,7 @@ def parse_head(data: bytes) -> Head:
     if head.method == b"POST":
         match = _INFER.fullmatch(head.target.partition(b"?")[0].decode("latin-1"))
         if match:
-            head.infer = (match[1], match[2] or "")
+            head.infer = (unquote(match[1]), match[2] or "")
     return head
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from stubserve.errors import ServeError, internal
+from stubserve.errors import ServeError, internal, unsupported
 from stubserve.inference.admission import admit
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
@@ -90,6 +90,8 @@ class InferCall:
         head = self._head
         model = self._model
         signature = model.signature
+        if signature.decoupled:
+            raise unsupported("HTTP end point doesn't support models with decoupled transaction policy")
         if head.content_encoding is not None:
             content = compression.decompress(body, head.content_encoding, self._ingress.max_input_size)
             if content is not body:
