@@ -22,8 +22,6 @@ from stubserve_stub.arguments import as_text, incompatible
 from stubserve_stub.constants import ErrorCode
 
 _PACKAGE = "stubserve_stub."
-# Backends that run in a stub stand in for a model.
-_BACKENDS = _PACKAGE + "backends."
 # The module that calls into the model: the callers beyond it are none of the model's.
 _ENTRY = _PACKAGE + "model"
 
@@ -102,7 +100,7 @@ def _frames(exc: BaseException, below: Optional[object] = None) -> List[str]:
         module = frame.f_globals.get("__name__") or ""
         if module == _ENTRY or frame.f_code is below:
             break
-        if not module.startswith(_PACKAGE) or module.startswith(_BACKENDS):
+        if not module.startswith(_PACKAGE):
             code = frame.f_code
             lines.append("  {}({}): {}\n".format(code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back  # type: ignore[assignment]

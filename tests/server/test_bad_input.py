@@ -121,9 +121,7 @@ def test_strings_that_are_cut_short(connection: http.client.HTTPConnection) -> N
                 ]
             }
         ).encode()
-        answer = ask(
-            connection, head + data, "/v2/models/words/infer", Inference_Header_Content_Length=str(len(head))
-        )
+        answer = ask(connection, head + data, "/v2/models/words/infer", Inference_Header_Content_Length=str(len(head)))
         assert answer.status == 400, data
 
 
