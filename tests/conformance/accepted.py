@@ -301,7 +301,6 @@ NOT_YET = (
             *_starting("control_utils/load"),
             *_starting("control_utils/unload"),
         ),
-        sometimes=True,
     ),
     Accepted(
         "Sequence batching.",
@@ -323,7 +322,6 @@ NOT_YET = (
     Accepted(
         "A model does not call other models.",
         (*_starting("message/exec_"), "message/async_exec_no_loop", "broken/code_initialize_bls"),
-        sometimes=True,
     ),
     Accepted(
         "A model answers by returning from execute, not through a response sender.",
@@ -335,9 +333,8 @@ NOT_YET = (
             "message/request_sender_is_same",
             "message/bls_sender_send",
         ),
-        sometimes=True,
     ),
-    Accepted("A model does not ask whether another one is ready.", _starting("control_utils/ready"), sometimes=True),
+    Accepted("A model does not ask whether another one is ready.", _starting("control_utils/ready")),
     Accepted(
         "Metrics of a model.",
         tuple(
@@ -345,7 +342,6 @@ NOT_YET = (
             for kind in ("counter", "gauge", "same_series", "family", "orphan")
             for name in _starting(f"control_utils/{kind}")
         ),
-        sometimes=True,
     ),
     Accepted("Model warm-up.", ("statistics/fresh_batching_model", *_starting("broken/warmup_"))),
     Accepted(

@@ -75,7 +75,8 @@ def _may_be_silent(case: Case) -> bool:
 def outcomes(name: str, cases: Iterable[Case]) -> Iterator[tuple[Case, Outcome]]:
     """Each case and its outcome on server ``name``; a setup is started again if a case breaks something.
 
-    Real Triton may die some time after the request that broke it, so the case at hand gets a second chance there.
+    Real Triton may die some time after the request that broke it, so the case at hand gets a second chance there;
+    not among the fragile models, where each case is known for what it does.
     """
     waiting: dict[str, list[Case]] = {}
     for case in cases:
@@ -101,7 +102,7 @@ def outcomes(name: str, cases: Iterable[Case]) -> Iterator[tuple[Case, Outcome]]
                     if took > SLOW_S or not usable:
                         broken = "" if usable else ", and something is broken"
                         _say(f"  {case.name}: {took:.1f} s{broken}")
-                    if not usable and name == "triton" and case.name not in retried:
+                    if not usable and name == "triton" and setup != "fragile" and case.name not in retried:
                         retried.add(case.name)
                         batch.insert(0, case)
                     else:
