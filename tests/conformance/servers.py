@@ -147,8 +147,11 @@ def _tail(log: Path) -> str:
 def _stop(server: Server) -> None:
     """Asks politely, then ends what is left of the server's own process group."""
     server.process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        server.process.wait(STOP_TIMEOUT_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(server.process.pid, signal.SIGKILL)
-    server.process.wait()
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.process.wait(STOP_TIMEOUT_S)
+    finally:
+        # Also when the wait itself is interrupted: nothing may outlive the run.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.process.pid, signal.SIGKILL)
+        server.process.wait()
