@@ -110,7 +110,7 @@ class Batch:
         try:
             outputs = [self._encode_tensor(tensor) for tensor in response.output_tensors()]
         except ArenaFull as full:
-            return ((str(full), int(TritonError.UNAVAILABLE)), (), None)
+            return self._no_memory(full)
         return (None, outputs, response._parameters)
 
     def _encode_tensor(self, tensor: Tensor) -> WireTensor:
@@ -163,11 +163,18 @@ class Batch:
             return held, wire
         return held, [None if response is None else self._moved(response, spans) for response in wire]
 
+    @staticmethod
+    def _no_memory(full: ArenaFull) -> Tuple[Any, ...]:
+        return ((str(full), int(TritonError.UNAVAILABLE)), (), None)
+
     def _moved(self, response: Tuple[Any, ...], spans: List[Tuple[int, int]]) -> Tuple[Any, ...]:
         error, outputs, parameters = response
         moved = []
         for name, datatype, shape, data in outputs:
             if not isinstance(data, bytes) and any(at <= data[0] < at + nbytes for at, nbytes in spans):
-                data = self._channel.place(self._channel.arena.view(*data))
+                try:
+                    data = self._channel.place(self._channel.arena.view(*data))
+                except ArenaFull as full:
+                    return self._no_memory(full)
             moved.append((name, datatype, shape, data))
         return (error, moved, parameters)

@@ -21,7 +21,7 @@ from stubserve_stub.control import Control
 from stubserve_stub.exceptions import format_exception
 from stubserve_stub.model import ContractBroken, Model, import_model
 from stubserve_stub.wire import messages
-from stubserve_stub.wire.arena import Arena
+from stubserve_stub.wire.arena import Arena, ArenaFull
 
 
 class Worker:
@@ -162,7 +162,11 @@ class Worker:
         batch.drop()
         held, wire = batch.settle(watches, wire)
         channel.set_health(IDLE)
-        channel.send((messages.RESULT, number, start, end or time.monotonic_ns(), wire, held, error))
+        end = end or time.monotonic_ns()
+        try:
+            channel.send((messages.RESULT, number, start, end, wire, held, error))
+        except ArenaFull as full:
+            channel.send((messages.RESULT, number, start, end, [], held, str(full)))
 
     def _failure(self, message: str) -> str:
         text = "Failed to process the request(s) for model '{}', message: {}".format(self._instance, message)

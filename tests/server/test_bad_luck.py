@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.serving import Answer, Serving, binary_output, io_config, write_model
@@ -143,6 +144,44 @@ def test_a_killed_stub_fails_its_requests_at_once_and_others_go_on(tmp_path: Pat
         assert rows["other"]["state"] == "READY"
         array = np.arange(3, dtype=np.float32)
         np.testing.assert_array_equal(binary_output(server.infer_array("other", array)), array)
+
+
+def test_what_a_model_has_started_ends_with_its_stub(tmp_path: Path) -> None:
+    write_model(
+        tmp_path,
+        "parental",
+        """
+        import subprocess
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                child = subprocess.Popen(["sleep", "1000"])
+                print("child", child.pid, flush=True)
+
+            def execute(self, requests):
+                return []
+        """,
+    )
+    with Serving(tmp_path, "--stub-restart-limit=0") as server:
+        child = psutil.Process(int(server.wait_for(r"child (\d+)")[1]))
+        (stub,) = server.stub_pids()
+        os.kill(stub, signal.SIGKILL)
+        _, alive = psutil.wait_procs([child], 10)
+        assert not alive
+
+
+def test_a_request_that_never_ends_does_not_hold_up_the_exit(tmp_path: Path) -> None:
+    write_model(tmp_path, "obedient", OBEDIENT, CONFIG)
+    with Serving(tmp_path, "--exit-timeout-secs=1") as server:
+        answers: list[Answer] = []
+        waiting = threading.Thread(target=lambda: answers.append(order(server, "hang")))
+        waiting.start()
+        server.wait_for(r"hanging \d+")
+        assert server.stop(20) == 0
+        server.wait_for("Exit timeout expired")
+        waiting.join(10)
+        assert answers[0].status == 500
+        assert "it was killed by signal 9 (SIGKILL)" in answers[0].error
 
 
 def test_of_several_instances_one_may_die(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ to stderr is passed on to the server's and its last part kept, so that an error 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -50,6 +51,7 @@ class StubProcess:
         self._unframer = Unframer()
         self._outbox = bytearray()
         self._dead = False
+        self._terminal = terminal
         self.doorbell_out = os.eventfd(0, os.EFD_CLOEXEC)
         self.doorbell_in = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._control, theirs = socket.socketpair()
@@ -66,6 +68,9 @@ class StubProcess:
                 stdin=None if terminal else subprocess.DEVNULL,
                 stderr=None if terminal else stderr_write,
                 pass_fds=descriptors,
+                # A group of its own, so that what the model has started can be ended with it. A stub that is being
+                # debugged stays in the terminal's group, or it could not read from it.
+                start_new_session=not terminal,
             )
         except OSError:
             for descriptor in (self.doorbell_out, self.doorbell_in, stderr_read):
@@ -151,6 +156,10 @@ class StubProcess:
     def _reap(self) -> None:
         self._dead = True
         self._loop.remove_reader(self._pidfd)
+        if not self._terminal:
+            # Before the wait: until then the number of the group cannot be given to another.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
         code = self._process.wait()
         os.close(self._pidfd)
         while self._read_control():
