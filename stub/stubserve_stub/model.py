@@ -76,7 +76,7 @@ class Model:
         """Runs `auto_complete_config` and returns the configuration as JSON text."""
         completed = self._class.auto_complete_config(ModelConfig(config_json))
         if not isinstance(completed, ModelConfig):
-            raise TritonModelException(
+            raise ContractBroken(
                 "auto_complete_config function in model '{}' must return a valid pb.ModelConfig object.".format(
                     model_name
                 )

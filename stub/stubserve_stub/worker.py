@@ -76,7 +76,8 @@ class Worker:
         try:
             yield
         except BaseException as error:  # a model may raise SystemExit, and the parent must hear of that too
-            self._control.send("failed", stage=stage, error=format_exception(error))
+            text = str(error) if isinstance(error, ContractBroken) else format_exception(error)
+            self._control.send("failed", stage=stage, error=text)
             sys.stderr.flush()
             os._exit(0)
 

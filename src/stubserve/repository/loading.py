@@ -22,7 +22,12 @@ from stubserve.instances.stub import Stub
 from stubserve.model_config.complete import InstanceSpec, instances_of, normalise
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.render import conclude_auto_complete, render_json, to_json_dict
-from stubserve.model_config.validate import validate, validate_directory_name
+from stubserve.model_config.validate import (
+    validate,
+    validate_directory_name,
+    validate_instance_groups,
+    validate_model,
+)
 from stubserve.repository.folder import (
     DUPLICATE_REASON,
     ModelFolder,
@@ -38,6 +43,7 @@ from stubserve.settings import Settings
 log = logging.getLogger("stubserve.repository")
 
 _FAILED_LOAD_GRACE_S = 1.0
+_FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
 class Loader:
@@ -78,7 +84,8 @@ class Loader:
                 raise invalid(
                     f"at least one version must be available under the version policy of model '{folder.name}'"
                 )
-        except ServeError as error:
+        except Exception as raised:
+            error = _as_load_error(raised)
             log.error("Poll failed for model directory '%s': %s", folder.name, error)
             self._registry.entry(folder.name).reason = error.message
             return False
@@ -95,7 +102,8 @@ class Loader:
             log.info("loading: %s:%d", folder.name, version)
             try:
                 model = await self._start_version(folder, version, config, has_config_file)
-            except ServeError as error:
+            except Exception as raised:
+                error = _as_load_error(raised)
                 log.error("failed to load '%s' version %d: %s", folder.name, version, error.status_text)
                 self._registry.set_version(folder.name, version, State.UNAVAILABLE, error.status_text)
                 return False
@@ -104,6 +112,8 @@ class Loader:
 
     async def _start_version(self, folder: ModelFolder, version: int, config: Any, has_config_file: bool) -> Model:
         name = folder.name
+        validate_model(config)
+        validate_instance_groups(config)
         if config.backend != "python":
             if config.platform == "ensemble":
                 raise unsupported(f"model '{name}' is an ensemble, which stubserve does not offer yet")
@@ -111,6 +121,7 @@ class Loader:
                 f"unable to find backend library for backend '{config.backend}', "
                 "try specifying runtime on the model configuration."
             )
+        _check_python_backend(config)
         _warn_of_missing_parts(config)
         version_dir = folder.version_path(version)
         terminal = name in self._settings.debug_model
@@ -192,6 +203,26 @@ class Loader:
             await asyncio.gather(*starting, return_exceptions=True)
             await model.stop(_FAILED_LOAD_GRACE_S)
             raise
+
+
+def _as_load_error(raised: Exception) -> ServeError:
+    """What failed a load, for the index; a fault of the server's own is kept from ending it, and goes to the log."""
+    if isinstance(raised, ServeError):
+        return raised
+    log.error("unexpected error while a model was loaded", exc_info=raised)
+    return internal(f"unexpected error: {raised!r}")
+
+
+def _check_python_backend(config: Any) -> None:
+    """The checks that upstream's Python backend makes before it starts a stub. Raises ServeError."""
+    if not config.instance_group:
+        raise invalid(f"must specify one or more 'instance group's for {config.name}")
+    file = config.default_model_filename
+    if file and not file.endswith(".py"):
+        raise internal(f"Model name must end with '.py'. Model name is \"{file}\".")
+    force = config.parameters[_FORCE_CPU].string_value if _FORCE_CPU in config.parameters else "yes"
+    if force not in ("yes", "no"):
+        raise invalid(f"Incorrect value for {_FORCE_CPU}: {force}'")
 
 
 def _warn_of_missing_parts(config: Any) -> None:

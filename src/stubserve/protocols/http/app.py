@@ -155,6 +155,9 @@ class ManagementRoutes:
         raise unsupported("'repository_name' specification is not supported")
 
     async def model_control(self, request: Request) -> Response:
+        body = await read_body(request, self._server.max_input_size)
+        if body:
+            parse_json(body)
         raise unavailable("explicit model load / unload is not allowed if polling is enabled")
 
     async def not_offered(self, request: Request) -> Response:
