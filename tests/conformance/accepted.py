@@ -51,6 +51,23 @@ NEWER_TRITON = (
         "Request for unknown model: ",
     ),
     Accepted(
+        "As above, for models that failed to load.",
+        ("startup/broken_model_ready", "startup/bad_config_ready"),
+        404,
+        "Request for unknown model: ",
+    ),
+    Accepted(
+        "As above, for a version that failed to load.",
+        ("startup/broken_model_version_ready",),
+        503,
+        "is not at ready state",
+    ),
+    Accepted(
+        "Triton 2.73 wants a compute capability of 7.5 at least, 2.51 of 6.0, and both say so.",
+        ("broken/config_gpu_id",),
+        200,
+    ),
+    Accepted(
         "Triton 2.73 limits how deep `data` may be nested; 2.51 recurses as deep as it is told to.",
         ("json/nested_100", "json/nested_101", "json/nested_1000"),
         400,

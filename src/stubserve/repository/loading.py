@@ -92,9 +92,18 @@ class Loader:
         loaded = await asyncio.gather(
             *(self._load_version(folder, version, config, written is not None) for version in versions)
         )
-        if any(loaded):
+        if all(loaded):
             log.info("successfully loaded '%s'", folder.name)
-        return all(loaded)
+            return True
+        await self._unload_rest(folder.name)
+        return False
+
+    async def _unload_rest(self, name: str) -> None:
+        """Takes down the versions of a model of which another failed: all are served or none is, as upstream."""
+        for version, entry in list(self._registry.entry(name).versions.items()):
+            if entry.model is not None:
+                self._registry.set_version(name, version, State.UNAVAILABLE, "unloaded")
+                await entry.model.stop(self._settings.exit_timeout_secs)
 
     async def _load_version(self, folder: ModelFolder, version: int, config: Any, has_config_file: bool) -> bool:
         self._registry.set_version(folder.name, version, State.LOADING)
@@ -222,7 +231,7 @@ def _check_python_backend(config: Any) -> None:
         raise internal(f"Model name must end with '.py'. Model name is \"{file}\".")
     force = config.parameters[_FORCE_CPU].string_value if _FORCE_CPU in config.parameters else "yes"
     if force not in ("yes", "no"):
-        raise invalid(f"Incorrect value for {_FORCE_CPU}: {force}'")
+        raise unsupported(f"Incorrect value for {_FORCE_CPU}: {force}'")
 
 
 def _warn_of_missing_parts(config: Any) -> None:

@@ -6,7 +6,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
-from stubserve.errors import invalid, not_found, unavailable
+from stubserve.errors import not_found, unavailable
+from stubserve.inference.version import parse_version
 from stubserve.repository.model import Model
 
 
@@ -117,21 +118,3 @@ class Registry:
                     row["reason"] = reason
                 rows.append(row)
         return rows
-
-
-def parse_version(text: str) -> int | None:
-    """A version as clients write it; None for the empty text. Raises ServeError (INVALID_ARG)."""
-    if not text:
-        return None
-    try:
-        number = int(text)
-    except ValueError:
-        number = 2**63
-    if number >= 2**63:
-        raise invalid(
-            f"failed to get model version from specified version string '{text}' (details: stol), "
-            "version should be an integral value > 0"
-        )
-    if number < 0:
-        raise invalid(f"invalid model version specified '{text}' , version should be an integral value > 0")
-    return number

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from stubserve.errors import ServeError, internal, invalid, unavailable, unsupported
 from stubserve.inference.statistics import ModelStatistics
+from stubserve.inference.version import parse_version
 from stubserve.model_config.metadata import model_metadata
 from stubserve.protocols.http.head import Head
 from stubserve.protocols.http.infer import InferCall, Ingress, Reply, ServingModel
@@ -137,7 +138,8 @@ class ManagementRoutes:
                 raise invalid(f"requested model '{name}' is not available")
             version = request.path_params.get("version")
             if version is not None:
-                models = [model for model in models if model.version == version]
+                number = parse_version(str(version))
+                models = [model for model in models if model.version == number]
                 if not models:
                     raise invalid(f"requested model version is not available for model '{name}'")
         return json_response({"model_stats": [model.statistics.to_dict(model.name, model.version) for model in models]})
@@ -154,10 +156,13 @@ class ManagementRoutes:
     async def repository_by_name(self, request: Request) -> Response:
         raise unsupported("'repository_name' specification is not supported")
 
-    async def model_control(self, request: Request) -> Response:
+    async def load(self, request: Request) -> Response:
         body = await read_body(request, self._server.max_input_size)
         if body:
             parse_json(body)
+        return await self.unload(request)
+
+    async def unload(self, request: Request) -> Response:
         raise unavailable("explicit model load / unload is not allowed if polling is enabled")
 
     async def not_offered(self, request: Request) -> Response:
@@ -272,14 +277,15 @@ def create_app(server: ServerFacts, lifespan: Any = None) -> Starlette:
             (prefix + "/generate", _Methods(POST=routes.not_offered)),
             (prefix + "/generate_stream", _Methods(POST=routes.not_offered)),
         ]
-    for prefix, handler in (
-        ("/v2/repository", routes.model_control),
-        ("/v2/repository/{repository}", routes.repository_by_name),
+    by_name = routes.repository_by_name
+    for prefix, load, unload in (
+        ("/v2/repository", routes.load, routes.unload),
+        ("/v2/repository/{repository}", by_name, by_name),
     ):
         table += [
             (prefix + "/index", _Methods(POST=routes.index)),
-            (prefix + "/models/{model}/load", _Methods(POST=handler)),
-            (prefix + "/models/{model}/unload", _Methods(POST=handler)),
+            (prefix + "/models/{model}/load", _Methods(POST=load)),
+            (prefix + "/models/{model}/unload", _Methods(POST=unload)),
         ]
     table += [
         (path, _Methods(GET=routes.not_offered, POST=routes.not_offered))
