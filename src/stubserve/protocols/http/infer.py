@@ -117,6 +117,8 @@ class InferCall:
             self._model.cancel(self._request)
 
     def _on_response(self, request: Request, response: Response) -> None:
+        # Request and call know each other; cut here, or only the garbage collector could free them.
+        self._request = None
         try:
             reply = self._encode(request, response)
         except ServeError as error:
