@@ -333,7 +333,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _reply(self, reply: Reply) -> None:
         keep_alive = self._head.keep_alive and not self._closing
-        total = sum(len(part) for part in reply.parts)
+        total = sum(map(len, reply.parts))
         head = reply_head(reply.status, reply.content_type, total, reply.headers, keep_alive)
         if reply.blocks:
             wrap = self._shared.sent_memory.wrap

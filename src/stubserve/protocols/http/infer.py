@@ -54,7 +54,7 @@ class Reply:
     def __init__(
         self,
         encoded: EncodedReply,
-        headers: Sequence[tuple[str, str]] = (),
+        headers: tuple[tuple[str, str], ...] = (),
         blocks: Sequence[Block] = (),
     ) -> None:
         self.status = encoded.status
@@ -65,8 +65,8 @@ class Reply:
 
     @classmethod
     def of_error(cls, error: ServeError) -> Reply:
-        headers = [("Accept-Encoding", compression.SUPPORTED)] if error.message == compression.UNSUPPORTED_TEXT else []
-        return cls(encode_error(error), headers)
+        unsupported_coding = error.message == compression.UNSUPPORTED_TEXT
+        return cls(encode_error(error), (("Accept-Encoding", compression.SUPPORTED),) if unsupported_coding else ())
 
 
 class InferCall:
@@ -132,14 +132,14 @@ class InferCall:
         if response.error is not None:
             raise response.error
         encoded = encode(request, response, self._model.signature, str(self._model.version), self._reply_format)
-        headers: list[tuple[str, str]] = []
+        headers: tuple[tuple[str, str], ...] = ()
         if encoded.json_length is not None:
-            headers.append(("Inference-Header-Content-Length", str(encoded.json_length)))
+            headers = (("Inference-Header-Content-Length", str(encoded.json_length)),)
         blocks = [tensor.block for tensor in response.outputs if tensor.block is not None]
         if self._head.accept_encoding is not None:
             coding = compression.choose(self._head.accept_encoding)
             if coding is not None:
                 encoded.parts = compression.compress(encoded.parts, coding)
-                headers.append(("Content-Encoding", coding))
+                headers = (*headers, ("Content-Encoding", coding))
                 blocks = []
         return Reply(encoded, headers, blocks)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from math import prod
 
 from stubserve_stub.wire.datatypes import BYTES
@@ -154,6 +155,7 @@ def decode(
         raise
 
 
+@lru_cache(maxsize=1024)
 def parse_header_length(value: bytes | None, content_length: int) -> int | None:
     """The length of the JSON part by its Inference-Header-Content-Length header: None without one, 0 for raw mode.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http
 import weakref
 from collections.abc import Sequence
@@ -13,8 +14,10 @@ from stubserve.inference.memory import Block
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
 
 
+# Like heads of requests, those of replies are the same again and again.
+@functools.lru_cache(maxsize=1024)
 def reply_head(
-    status: int, content_type: str | None, length: int, extra: Sequence[tuple[str, str]] = (), keep_alive: bool = True
+    status: int, content_type: str | None, length: int, extra: tuple[tuple[str, str], ...] = (), keep_alive: bool = True
 ) -> bytes:
     """Status line and header fields of a reply with a body of `length` bytes."""
     lines = [_STATUS_LINES[status]]
