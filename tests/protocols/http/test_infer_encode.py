@@ -12,7 +12,8 @@ from stubserve_stub.wire.datatypes import BY_NAME
 from stubserve.errors import Code, ServeError, not_found
 from stubserve.inference.request import Response
 from stubserve.inference.tensor import Tensor
-from stubserve.protocols.http.infer_encode import EncodedReply, encode, encode_error
+from stubserve.protocols.http.infer_encode import encode, encode_error
+from stubserve.protocols.http.reply import Reply
 from stubserve.protocols.http.reply_format import ReplyFormat, Slot
 from tests.inference.models import echo, request
 from tests.protocols.http.arena import Memory
@@ -23,10 +24,11 @@ ALL_BINARY = ReplyFormat(None, True)
 
 def reply(
     *outputs: Tensor, form: ReplyFormat = ALL_JSON, id: str = "", parameters: dict[str, Any] | None = None
-) -> EncodedReply:
+) -> Reply:
     model = echo("f", "FP32", "-1")
+    model.version = 3
     model.labels["OUT"] = ["zero", "one"]
-    return encode(request(id=id), Response(list(outputs), parameters), model, "3", form)
+    return encode(request(id=id), Response(list(outputs), parameters), model, form)
 
 
 def text(*outputs: Tensor, **options: Any) -> str:

@@ -18,8 +18,9 @@ from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.version import parse_version
 from stubserve.model_config.metadata import model_metadata
 from stubserve.protocols.http.head import Head
-from stubserve.protocols.http.infer import InferCall, Ingress, Reply, ServingModel
+from stubserve.protocols.http.infer import InferCall, Ingress, ServingModel
 from stubserve.protocols.http.json_values import UNSET, find, parse_json
+from stubserve.protocols.http.reply import Reply
 
 # In upstream's order; clients look features up here.
 EXTENSIONS = [
@@ -212,9 +213,9 @@ def _header(request: Request, name: str) -> bytes | None:
 
 
 def _copied(reply: Reply) -> Response:
-    response = Response(b"".join(reply.parts), reply.status, dict(reply.headers))
-    if reply.content_type is not None:
-        response.headers["Content-Type"] = reply.content_type
+    response = Response(b"".join(reply.parts), reply.status, dict(reply.headers), reply.content_type)
+    if reply.json_length is not None:
+        response.headers["Inference-Header-Content-Length"] = str(reply.json_length)
     return response
 
 

@@ -31,8 +31,9 @@ from stubserve.protocols.http.body import MAX_BODY_BYTES, ArenaBody, refusal
 from stubserve.protocols.http.chunked import ChunkedBody, TooManyChunks
 from stubserve.protocols.http.fallback import Fallback
 from stubserve.protocols.http.head import MAX_HEAD_BYTES, BadRequest, Head
-from stubserve.protocols.http.infer import InferCall, Reply
-from stubserve.protocols.http.reply import reply_head
+from stubserve.protocols.http.infer import InferCall
+from stubserve.protocols.http.infer_encode import encode_error
+from stubserve.protocols.http.reply import JSON, Reply, reply_head
 from stubserve.protocols.http.shared import SCRATCH_BYTES, STALL_S, Connections
 
 log = logging.getLogger("stubserve.http")
@@ -104,6 +105,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._infer_from_arena()
             return
         data = bytes(self._shared.scratch_view[:nbytes])
+        if self._state is State.HEAD and not self._pending and not self._write_paused and self._begin_known(data):
+            return
         if self._pending:
             data = self._pending + data
             self._pending = b""
@@ -191,6 +194,17 @@ class Connection(asyncio.BufferedProtocol):
         elif self._watched:
             self._unwatch()
 
+    def _begin_known(self, data: bytes) -> bool:
+        """The short way for the usual case: one whole inference request, with a head that was seen before."""
+        body_start = data.find(b"\r\n\r\n") + 4
+        head = self._shared.heads.known(data[:body_start])
+        if head is None or head.infer is None or head.content_length != len(data) - body_start or head.chunked:
+            return False
+        self._head = head
+        self._state = State.BUSY
+        self._infer(data[body_start:], None, 0)
+        return True
+
     def _begin(self, head: Head, raw: bytes, data: bytes, position: int) -> int:
         """A head is complete: decides what to do with its body. Returns the position behind what it used of it."""
         self._head = head
@@ -205,7 +219,7 @@ class Connection(asyncio.BufferedProtocol):
                 if head.expects_continue or length > MAX_BODY_BYTES:
                     # The client may not send the body after this answer, or would send for ever: no way to go on.
                     self._closing = True
-                    self._reply(Reply.of_error(self._refusal))
+                    self._reply(encode_error(self._refusal))
                     return len(data)
                 self._state = State.SKIP
             elif head.expects_continue:
@@ -270,7 +284,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._state is State.SKIP:
                 assert self._refusal is not None
                 self._state = State.BUSY
-                self._reply(Reply.of_error(self._refusal))
+                self._reply(encode_error(self._refusal))
             else:
                 self._state = State.BUSY
                 body, self._body = bytes(self._body), bytearray()
@@ -316,13 +330,11 @@ class Connection(asyncio.BufferedProtocol):
             call.start(body, block, offset)
         except ServeError as error:
             self._call = None
-            self._reply(Reply.of_error(error))
+            self._reply(encode_error(error))
         except Exception:
             log.exception("a request to model '%s' failed inside the server", self._head.infer[0])
             self._call = None
-            self._reply(
-                Reply.of_error(internal("unexpected error while the request was handled; see the server's log"))
-            )
+            self._reply(encode_error(internal("unexpected error while the request was handled; see the server's log")))
 
     def _on_reply(self, reply: Reply) -> None:
         self._call = None
@@ -334,7 +346,7 @@ class Connection(asyncio.BufferedProtocol):
     def _reply(self, reply: Reply) -> None:
         keep_alive = self._head.keep_alive and not self._closing
         total = sum(map(len, reply.parts))
-        head = reply_head(reply.status, reply.content_type, total, reply.headers, keep_alive)
+        head = reply_head(reply.status, reply.content_type, total, reply.json_length, reply.headers, keep_alive)
         if reply.blocks:
             wrap = self._shared.sent_memory.wrap
             self._transport.writelines(
@@ -350,7 +362,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _answer_and_close(self, status: int, message: str) -> None:
         body = b'{"error":"' + message.encode().replace(b'"', b'\\"') + b'"}'
-        self._transport.write(reply_head(status, "application/json", len(body), (), False) + body)
+        self._transport.write(reply_head(status, JSON, len(body), keep_alive=False) + body)
         self._state = State.CLOSED
         self._transport.close()
 

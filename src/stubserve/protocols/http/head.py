@@ -106,6 +106,10 @@ class HeadCache:
     def __init__(self) -> None:
         self._heads: dict[bytes, Head] = {}
 
+    def known(self, data: bytes) -> Head | None:
+        """The parsed head if it was seen before."""
+        return self._heads.get(data)
+
     def get(self, data: bytes) -> Head:
         """The parsed head, from memory if it was seen before. Raises BadRequest."""
         head = self._heads.get(data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from stubserve.errors import ServeError, internal, unsupported
@@ -15,7 +15,8 @@ from stubserve.inference.signature import Signature
 from stubserve.protocols.http import compression
 from stubserve.protocols.http.head import Head
 from stubserve.protocols.http.infer_decode import decode, parse_header_length
-from stubserve.protocols.http.infer_encode import EncodedReply, encode, encode_error
+from stubserve.protocols.http.infer_encode import encode, encode_error
+from stubserve.protocols.http.reply import Reply
 
 log = logging.getLogger("stubserve.http")
 
@@ -41,32 +42,6 @@ class Ingress(Protocol):
     def block(self, nbytes: int) -> Block: ...
 
     def store(self, data: bytes | memoryview) -> Block: ...
-
-
-class Reply:
-    """What goes back: status, content type, further headers, the body in parts.
-
-    Parts that are memoryviews lie in `blocks`, which must be held until they are sent.
-    """
-
-    __slots__ = ("blocks", "content_type", "headers", "parts", "status")
-
-    def __init__(
-        self,
-        encoded: EncodedReply,
-        headers: tuple[tuple[str, str], ...] = (),
-        blocks: Sequence[Block] = (),
-    ) -> None:
-        self.status = encoded.status
-        self.content_type: str | None = encoded.content_type
-        self.parts = encoded.parts
-        self.headers = headers
-        self.blocks = blocks
-
-    @classmethod
-    def of_error(cls, error: ServeError) -> Reply:
-        unsupported_coding = error.message == compression.UNSUPPORTED_TEXT
-        return cls(encode_error(error), (("Accept-Encoding", compression.SUPPORTED),) if unsupported_coding else ())
 
 
 class InferCall:
@@ -122,24 +97,21 @@ class InferCall:
         try:
             reply = self._encode(request, response)
         except ServeError as error:
-            reply = Reply.of_error(error)
+            reply = encode_error(error)
         except Exception:
             log.exception("the answer of model '%s' could not be encoded", self._model.signature.model)
-            reply = Reply.of_error(internal("unexpected error while the answer was encoded; see the server's log"))
+            reply = encode_error(internal("unexpected error while the answer was encoded; see the server's log"))
         self._on_reply(reply)
 
     def _encode(self, request: Request, response: Response) -> Reply:
         if response.error is not None:
             raise response.error
-        encoded = encode(request, response, self._model.signature, str(self._model.version), self._reply_format)
-        headers: tuple[tuple[str, str], ...] = ()
-        if encoded.json_length is not None:
-            headers = (("Inference-Header-Content-Length", str(encoded.json_length)),)
-        blocks = [tensor.block for tensor in response.outputs if tensor.block is not None]
+        reply = encode(request, response, self._model.signature, self._reply_format)
+        reply.blocks = [tensor.block for tensor in response.outputs if tensor.block is not None]
         if self._head.accept_encoding is not None:
             coding = compression.choose(self._head.accept_encoding)
             if coding is not None:
-                encoded.parts = compression.compress(encoded.parts, coding)
-                headers = (*headers, ("Content-Encoding", coding))
-                blocks = []
-        return Reply(encoded, headers, blocks)
+                reply.parts = compression.compress(reply.parts, coding)
+                reply.headers = (("Content-Encoding", coding),)
+                reply.blocks = ()
+        return reply

@@ -6,7 +6,6 @@ outputs are not copied; the reply's parts are views of where they lie.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 from struct import Struct
@@ -21,33 +20,15 @@ from stubserve.inference.classification import classify
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
-from stubserve.protocols.http import json_text
+from stubserve.protocols.http import compression, json_text
+from stubserve.protocols.http.reply import BINARY, JSON, Reply
 from stubserve.protocols.http.reply_format import ReplyFormat
-
-JSON = "application/json"
-BINARY = "application/octet-stream"
 
 _LENGTH = Struct("<I")
 _FLOATS = frozenset((11, 12))
 
 
-class EncodedReply:
-    """A reply: `parts` are its body's buffers, the first the JSON; `json_length` is set where binary parts follow."""
-
-    __slots__ = ("content_type", "json_length", "parts", "status")
-
-    def __init__(
-        self, status: int, content_type: str, json_length: int | None, parts: Sequence[bytes | memoryview]
-    ) -> None:
-        self.status = status
-        self.content_type = content_type
-        self.json_length = json_length
-        self.parts = parts
-
-
-def encode(
-    request: Request, response: Response, signature: Signature, model_version: str, reply_format: ReplyFormat
-) -> EncodedReply:
+def encode(request: Request, response: Response, signature: Signature, reply_format: ReplyFormat) -> Reply:
     """The reply to a request whose model did not fail. Raises ServeError where an output has no form in JSON.
 
     Outputs that were not asked for are left out.
@@ -74,24 +55,27 @@ def encode(
             fragments.append(b'%b,"data":%b}' % (head, _data(tensor)))
     json = b'{%b%b%b,"outputs":[%b]}' % (
         b'"id":%b,' % json_text.string(request.id) if request.id else b"",
-        _model(signature.model, model_version),
+        _model(signature.model, signature.version),
         _parameters(response.parameters) if response.parameters else b"",
         b",".join(fragments),
     )
     parts[0] = json
     if len(parts) == 1:
-        return EncodedReply(200, JSON, None, parts)
-    return EncodedReply(200, BINARY, len(json), parts)
+        return Reply(200, JSON, None, parts)
+    return Reply(200, BINARY, len(json), parts)
 
 
-def encode_error(error: ServeError) -> EncodedReply:
+def encode_error(error: ServeError) -> Reply:
     """The reply that tells a client of an error."""
-    return EncodedReply(error.code.http_status, JSON, None, [b'{"error":%b}' % json_text.string(error.message)])
+    reply = Reply(error.code.http_status, JSON, None, [b'{"error":%b}' % json_text.string(error.message)])
+    if error.message == compression.UNSUPPORTED_TEXT:
+        reply.headers = (("Accept-Encoding", compression.SUPPORTED),)
+    return reply
 
 
 @lru_cache(maxsize=1024)
-def _model(name: str, version: str) -> bytes:
-    return b'"model_name":%b,"model_version":%b' % (json_text.string(name), json_text.string(version))
+def _model(name: str, version: int) -> bytes:
+    return b'"model_name":%b,"model_version":"%d"' % (json_text.string(name), version)
 
 
 @lru_cache(maxsize=4096)
