@@ -30,6 +30,11 @@ def test_repeated_flags_collect() -> None:
     assert settings.backend_config == [("python", "x", "1"), ("", "y", "2")]
 
 
+def test_backend_settings_without_effect_are_said() -> None:
+    (notice,) = parse_arguments(["m", "--backend-config=python,shm-default-byte-size=1048576"]).notices
+    assert notice.startswith("--backend-config=python,shm-default-byte-size=1048576 has no effect")
+
+
 def test_a_switch_before_a_folder_does_not_swallow_it() -> None:
     assert parse_arguments(["--strict-readiness", "models"]).model_repository == [Path("models")]
     assert parse_arguments(["--allow-grpc", "models"]).model_repository == [Path("models")]

@@ -177,6 +177,11 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
             values[flag.attribute] = value
     settings = Settings(**values)
     _check(settings)
+    settings.notices += [
+        f"--backend-config={backend},{setting}={value} has no effect: shared memory is one arena here (--shm-limit), "
+        "and stubs have no pools or timeouts to set"
+        for backend, setting, value in settings.backend_config
+    ]
     return settings
 
 

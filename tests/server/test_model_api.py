@@ -189,6 +189,24 @@ def test_classification(server: Serving) -> None:
     assert answer["outputs"][0]["data"] == ["3.000000:1:dog", "2.000000:2:fish"]
 
 
+def test_a_passive_instance_is_loaded_and_gets_no_requests(repository: Path) -> None:
+    source = (
+        IDENTITY
+        + """
+        def initialize(self, args):
+            print("here is", args["model_instance_name"])
+    """
+    )
+    groups = 'instance_group [ { name: "active" }, { name: "idle" passive: true } ]'
+    write_model(repository, "mixed", source, io_config(extra=groups))
+    with Serving(repository) as server:
+        server.wait_for("here is idle_0")
+        server.wait_for("here is active_0")
+        assert len(server.stub_pids()) == 2
+        for _ in range(4):
+            assert server.infer_array("mixed", np.zeros(2, np.float32)).status == 200
+
+
 def test_parts_of_a_configuration_that_have_no_effect_are_said(repository: Path) -> None:
     write_model(repository, "cached", IDENTITY, io_config(extra="response_cache { enable: true }"))
     write_model(repository, "decoupled", IDENTITY, io_config(extra="model_transaction_policy { decoupled: true }"))

@@ -40,12 +40,21 @@ class InstanceOwner(Protocol):
 
 
 class Instance:
-    """A named instance. `launch` makes a stub with the model initialized in it, or raises ServeError."""
+    """A named instance. `launch` makes a stub with the model initialized in it, or raises ServeError.
+
+    A passive instance is loaded and watched like any other, but gets no requests.
+    """
 
     def __init__(
-        self, name: str, launch: Callable[[Instance], Awaitable[Stub]], owner: InstanceOwner, policy: RestartPolicy
+        self,
+        name: str,
+        launch: Callable[[Instance], Awaitable[Stub]],
+        owner: InstanceOwner,
+        policy: RestartPolicy,
+        passive: bool = False,
     ) -> None:
         self.name = name
+        self.passive = passive
         self.state = State.STARTING
         self.stub: Stub | None = None
         self.policy = policy

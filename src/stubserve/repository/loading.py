@@ -200,7 +200,7 @@ class Loader:
             return launch
 
         model.instances = [
-            Instance(spec.name, launch_for(spec), model, RestartPolicy(self._settings.stub_restart_limit))
+            Instance(spec.name, launch_for(spec), model, RestartPolicy(self._settings.stub_restart_limit), spec.passive)
             for spec in specs
         ]
         starting = [asyncio.ensure_future(one.start()) for one in model.instances]

@@ -137,6 +137,8 @@ class Model:
     # What the instances tell
 
     def on_ready(self, instance: Instance) -> None:
+        if instance.passive:
+            return
         self._ready_instances += 1
         self._scheduler.instance_idle(instance)
         self._poll()
@@ -152,6 +154,8 @@ class Model:
             self._answer(request, response)
 
     def on_death(self, instance: Instance, error: ServeError, unfinished: list[Request]) -> None:
+        if instance.passive:
+            return
         self._scheduler.instance_gone(instance)
         self._ready_instances -= 1
         self._answer_all(unfinished, error, BACKEND_FAILURE)
