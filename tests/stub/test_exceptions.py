@@ -110,7 +110,6 @@ def test_frames_of_the_stub_are_left_out() -> None:
     assert raised(source) == "ValueError: bad\n\nAt:\n  model.py(2): __str__\n  model.py(3): boom\n"
 
 
-
 def test_frames_of_libraries_are_shown() -> None:
     lines = raised("def boom(): np.linalg.inv(np.zeros((2, 2)))").splitlines()
     assert lines[0] == "LinAlgError: Singular matrix"
