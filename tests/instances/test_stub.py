@@ -1,0 +1,100 @@
+"""A stub driven by hand, under every Python that it promises to run in, each with nothing but its numpy."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stubserve.inference.request import SUCCESS, Request, Response
+from stubserve.inference.tensor import Tensor
+from stubserve.instances.environment import Environment
+from stubserve.instances.launcher import Launcher
+from stubserve.instances.memory import Memory
+from stubserve.instances.stub import Stub
+from stubserve.model_config.complete import instances_of, normalise
+from stubserve.model_config.parse import parse_text
+from stubserve.model_config.render import render_json
+from tests.serving import io_config, write_model
+from tests.stub.test_interpreters import NUMPY, environment
+
+FP32 = 11
+LEVELS = {"info": True, "warning": True, "error": True, "verbose": 0}
+
+MODEL = """
+    import sys
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            version = np.array([sys.version_info[1]], np.float32)
+            return [
+                pb_utils.InferenceResponse([
+                    pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy()),
+                    pb_utils.Tensor("VERSION", version),
+                ])
+                for request in requests
+            ]
+"""
+
+CONFIG = io_config(extra='output [ { name: "VERSION" data_type: TYPE_FP32 dims: [ 1 ] } ]')
+
+
+class Owner:
+    """Waits for what a stub tells."""
+
+    def __init__(self) -> None:
+        self.results: asyncio.Queue[list[tuple[Request, Response]]] = asyncio.Queue()
+
+    def on_results(self, stub: Stub, finished: list[tuple[Request, Response]]) -> None:
+        self.results.put_nowait(finished)
+
+    def on_death(self, stub: Stub, cause: str, unfinished: list[Request]) -> None:
+        assert not unfinished
+
+
+async def drive(folder: Path, interpreter: Path) -> int:
+    """Loads the model, sends a small and a large tensor through it; the minor version of the Python that ran it."""
+    memory = Memory(64 << 20)
+    config: Any = normalise(parse_text((folder / "config.pbtxt").read_text(), "config.pbtxt"), "echo", folder)
+    version_dir = folder / "1"
+    launcher = Launcher(
+        memory, Environment(str(interpreter)), folder, version_dir, version_dir / "model.py", lambda: LEVELS
+    )
+    (spec,) = instances_of(config)
+    stub = launcher.boot(spec.name)
+    assert await stub.imported() is False
+    await launcher.initialize(stub, spec, config, render_json(config))
+    owner = Owner()
+    stub.owner = owner
+    version = 0
+    for size in (4, 500_000):
+        array = np.arange(size, dtype=np.float32)
+        if size == 4:
+            tensor = Tensor("INPUT0", FP32, (size,), array.tobytes())
+        else:
+            block = memory.store(array.tobytes())
+            tensor = Tensor("INPUT0", FP32, (size,), None, block, block.offset, array.nbytes)
+        request = Request([tensor], lambda *_: None)
+        stub.execute([request])
+        ((_, response),) = await asyncio.wait_for(owner.results.get(), 60)
+        assert response.error is None
+        assert request.outcome == SUCCESS
+        echoed, ran = response.outputs
+        np.testing.assert_array_equal(np.frombuffer(echoed.buffer, np.float32), array)
+        if size > 4:
+            # The very memory that the request came in.
+            assert echoed.offset == tensor.offset
+        version = int(np.frombuffer(ran.buffer, np.float32)[0])
+    assert await stub.stop(60)
+    return version
+
+
+@pytest.mark.parametrize("version", NUMPY)
+def test_a_stub_serves(version: str, repository: Path) -> None:
+    folder = write_model(repository, "echo", MODEL, CONFIG)
+    assert asyncio.run(drive(folder, environment(version))) == int(version.split(".")[1])

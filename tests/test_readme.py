@@ -1,0 +1,44 @@
+"""What the README shows is what works: its model, its configuration, its requests, its files, its make targets."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+from tests.serving import Serving
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of a language, "" for those without one."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def test_the_ten_line_model_answers_its_request(repository: Path) -> None:
+    (model,) = blocks("python")
+    (config,) = [block for block in blocks("") if "backend:" in block]
+    (ask,) = re.findall(r"^curl (.*)$", README, re.MULTILINE)
+    folder = repository / "double"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(model)
+    (folder / "config.pbtxt").write_text(config)
+    url, flag, body = shlex.split(ask)
+    assert flag == "-d"
+    with Serving(repository) as server:
+        answer = server.request("POST", url.removeprefix("localhost:8000"), body.encode())
+    assert answer.status == 200
+    assert answer.json()["outputs"][0]["data"] == [2 * x for x in json.loads(body)["inputs"][0]["data"]]
+
+
+def test_its_links_and_commands_exist() -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / link).exists(), link
+    for script in re.findall(r"model_repository/\S+\.py", README):
+        assert (ROOT / script).exists(), script
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"\bmake (\w+)", README):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
