@@ -45,7 +45,7 @@ def repository_of_batchers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def add(name: str, extra: str, max_batch_size: int = 8, dims: str = "1") -> None:
         write_model(repository, name, COUNTING, io_config("FP32", dims, max_batch_size, extra))
 
-    add("batching", "dynamic_batching { max_queue_delay_microseconds: 500000 preferred_batch_size: [ 4 ] }")
+    add("batching", "dynamic_batching { max_queue_delay_microseconds: 10000000 preferred_batch_size: [ 4 ] }")
     add("patient", "dynamic_batching { max_queue_delay_microseconds: 1000 }")
     add("plain", "")
     add("ordered", "dynamic_batching { preserve_ordering: true } instance_group [ { count: 2 } ]", max_batch_size=1)
