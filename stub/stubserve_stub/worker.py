@@ -112,7 +112,6 @@ class Worker:
         self._model = model
         self._control.handle("cancel", self._on_cancel)
         self._control.handle("is_ready", self._on_is_ready)
-        self._control.handle("log_levels", lambda message: logger.set_levels(message["levels"]))
         self._channel.set_health(IDLE)
         self._control.send("ready", checks_readiness=model.checks_readiness)
         return True

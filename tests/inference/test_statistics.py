@@ -99,18 +99,3 @@ def test_failures_without_an_execution() -> None:
     assert found["inference_stats"]["fail"]["count"] == 4
     assert found["inference_stats"]["fail"]["ns"] > 0
     assert found["execution_count"] == 0
-
-
-def test_cache_hits_are_successes_that_were_not_computed() -> None:
-    statistics = ModelStatistics()
-    statistics.record_cache_miss(50)
-    statistics.record_batch([executed(1, 0)])
-    statistics.record_cache_hit(executed(1, 100), 30, 140)
-    found = statistics.to_dict("m", 1)
-    assert found["inference_count"] == 1
-    stats = found["inference_stats"]
-    assert stats["success"] == duration(2, 11111 + 40)
-    assert stats["queue"]["count"] == 2
-    assert stats["compute_infer"]["count"] == 1
-    assert stats["cache_hit"] == duration(1, 30)
-    assert stats["cache_miss"] == duration(1, 50)

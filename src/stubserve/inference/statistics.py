@@ -2,7 +2,7 @@
 
 Rules, as upstream has them: a request counts as a success if its execution did not fail, even where the model answered
 it with an error; a failed execution counts all its requests as failures, and still as one execution. Times are summed
-nanoseconds. A request answered from the response cache is a success that was never computed.
+nanoseconds. There is no response cache, so its counts are always zero.
 """
 
 from __future__ import annotations
@@ -39,15 +39,11 @@ class _Executions:
 class ModelStatistics:
     """The statistics of one model version.
 
-    Readers take the attributes as they are: `failures` counts by outcome, `pending` is the number of requests that
-    wait for an instance (kept by whoever queues them), durations are nanoseconds, `last_inference_ms` is Unix time.
+    Readers take the attributes as they are: `failures` counts by outcome, durations are nanoseconds,
+    `last_inference_ms` is Unix time.
     """
 
     __slots__ = (
-        "cache_hit_count",
-        "cache_hit_ns",
-        "cache_miss_count",
-        "cache_miss_ns",
         "compute_infer_ns",
         "compute_input_ns",
         "compute_output_ns",
@@ -58,7 +54,6 @@ class ModelStatistics:
         "failures",
         "inference_count",
         "last_inference_ms",
-        "pending",
         "queue_ns",
         "success_count",
         "success_ns",
@@ -66,7 +61,6 @@ class ModelStatistics:
 
     def __init__(self) -> None:
         # Requests
-        self.pending = 0
         self.success_count = 0
         self.success_ns = 0
         self.fail_count = 0
@@ -81,11 +75,6 @@ class ModelStatistics:
         # Executions, by their total batch size
         self.execution_count = 0
         self.executions: dict[int, _Executions] = {}
-        # Response cache
-        self.cache_hit_count = 0
-        self.cache_hit_ns = 0
-        self.cache_miss_count = 0
-        self.cache_miss_ns = 0
 
     def record_batch(self, requests: Sequence[Request]) -> None:
         """Counts one execution and its requests, once all their timestamps are set.
@@ -121,22 +110,8 @@ class ModelStatistics:
         """Counts a request that ended without an execution, under its outcome (OTHER where it has none)."""
         self._count_failure(request, time.monotonic_ns())
 
-    def record_cache_hit(self, request: Request, lookup_ns: int, end_ns: int) -> None:
-        """Counts a request that the response cache answered; the lookup took `lookup_ns`."""
-        self.success_count += 1
-        self.success_ns += end_ns - request.request_start_ns
-        self.cache_hit_count += 1
-        self.cache_hit_ns += lookup_ns
-        self.last_inference_ms = time.time_ns() // 1_000_000
-
-    def record_cache_miss(self, spent_ns: int) -> None:
-        """Counts a lookup that found nothing; `spent_ns` is the lookup and the insertion later."""
-        self.cache_miss_count += 1
-        self.cache_miss_ns += spent_ns
-
     def to_dict(self, model: str, version: int) -> dict[str, Any]:
         """One entry of `model_stats`, keys in upstream's order."""
-        computed = self.success_count - self.cache_hit_count
         return {
             "name": model,
             "version": str(version),
@@ -147,11 +122,11 @@ class ModelStatistics:
                 "success": _duration(self.success_count, self.success_ns),
                 "fail": _duration(self.fail_count, self.fail_ns),
                 "queue": _duration(self.success_count, self.queue_ns),
-                "compute_input": _duration(computed, self.compute_input_ns),
-                "compute_infer": _duration(computed, self.compute_infer_ns),
-                "compute_output": _duration(computed, self.compute_output_ns),
-                "cache_hit": _duration(self.cache_hit_count, self.cache_hit_ns),
-                "cache_miss": _duration(self.cache_miss_count, self.cache_miss_ns),
+                "compute_input": _duration(self.success_count, self.compute_input_ns),
+                "compute_infer": _duration(self.success_count, self.compute_infer_ns),
+                "compute_output": _duration(self.success_count, self.compute_output_ns),
+                "cache_hit": _duration(0, 0),
+                "cache_miss": _duration(0, 0),
             },
             "response_stats": {},
             "batch_stats": [
@@ -172,7 +147,7 @@ class ModelStatistics:
         self.failures[request.outcome if request.outcome in self.failures else OTHER_FAILURE] += 1
 
     def __repr__(self) -> str:
-        return f"<ModelStatistics {self.success_count} succeeded, {self.fail_count} failed, {self.pending} pending>"
+        return f"<ModelStatistics {self.success_count} succeeded, {self.fail_count} failed>"
 
 
 def _duration(count: int, nanoseconds: int) -> dict[str, int]:

@@ -187,9 +187,6 @@ class Stub:
         answer = await asyncio.shield(self._readiness)
         return answer["ready"], answer["reason"]
 
-    def set_log_levels(self, levels: dict[str, Any]) -> None:
-        self._process.send("log_levels", levels=levels)
-
     def _watch_for_hang(self) -> None:
         """Tells the log about a batch that takes long; wakes only while there are batches."""
         self._hang_watch = None

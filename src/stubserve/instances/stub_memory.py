@@ -76,10 +76,6 @@ class StubMemory:
             if block is not None:
                 block.drop()
 
-    @property
-    def held_inputs(self) -> int:
-        return len(self._held)
-
     def close(self) -> None:
         """The stub is gone: nothing holds its inputs any more, nobody writes the segment."""
         self.release_inputs(list(self._held))

@@ -78,11 +78,6 @@ class SentMemory:
         self._waiting[id(reference)] = (reference, [block.hold() for block in blocks])
         return array.data
 
-    @property
-    def waiting(self) -> int:
-        """Pieces that are still to be sent."""
-        return len(self._waiting)
-
     def _sent(self, reference: weakref.ref[np.ndarray]) -> None:
         for block in self._waiting.pop(id(reference))[1]:
             block.drop()
