@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stubserve_stub.wire.layout import HEAP
 
 from stubserve.inference.request import SUCCESS, Request, Response
 from stubserve.inference.tensor import Tensor
@@ -15,6 +16,7 @@ from stubserve.instances.environment import Environment
 from stubserve.instances.launcher import Launcher
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub import Stub
+from stubserve.instances.stub_memory import StubMemory
 from stubserve.model_config.complete import instances_of, normalise
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.render import render_json
@@ -98,3 +100,17 @@ async def drive(folder: Path, interpreter: Path) -> int:
 def test_a_stub_serves(version: str, repository: Path) -> None:
     folder = write_model(repository, "echo", MODEL, CONFIG)
     assert asyncio.run(drive(folder, environment(version))) == int(version.split(".")[1])
+
+
+def test_what_a_message_could_not_tell_the_stub_rides_on_the_next() -> None:
+    memory = Memory(1 << 20)
+    outputs = StubMemory(memory.segments)
+    offsets = [memory.arena.segment(outputs.index).start + HEAP + 64 * number for number in range(3)]
+    for offset in offsets[:2]:
+        outputs.output(offset, 64).drop()
+    frees = outputs.take_frees()
+    assert frees == offsets[:2]
+    outputs.output(offsets[2], 64).drop()
+    outputs.keep_frees(frees)
+    assert outputs.take_frees() == offsets
+    assert outputs.take_frees() == []

@@ -94,11 +94,6 @@ class Stub:
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def busy(self) -> int:
-        """Batches that the stub has and has not answered."""
-        return len(self._in_flight)
-
     def health(self) -> tuple[str, float]:
         """What the stub says it is doing, and for how many seconds."""
         words = self._segment.words
@@ -151,13 +146,18 @@ class Stub:
     def execute(self, requests: list[Request]) -> None:
         """Hands a batch to the stub. Raises ServeError (503) when even its description finds no memory."""
         number = self._batches = self._batches + 1
-        data = pack_batch(number, self._outputs.take_frees(), requests)
+        frees = self._outputs.take_frees()
         spilled = None
         flags = 0
-        if len(data) > MAX_RECORD:
-            spilled = self._memory.store(data)
-            data = messages.pack((spilled.offset, spilled.nbytes))
-            flags = SPILLED
+        try:
+            data = pack_batch(number, frees, requests)
+            if len(data) > MAX_RECORD:
+                spilled = self._memory.store(data)
+                data = messages.pack((spilled.offset, spilled.nbytes))
+                flags = SPILLED
+        except Exception:
+            self._outputs.keep_frees(frees)  # this message will not tell the stub of them, so the next one must
+            raise
         self._in_flight[number] = (requests, spilled)
         if self._hang_watch is None:
             self._hang_watch = self._loop.call_later(_PATIENCE_S, self._watch_for_hang)

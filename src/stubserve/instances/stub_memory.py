@@ -64,6 +64,10 @@ class StubMemory:
             self.unreported_bytes = 0
         return frees
 
+    def keep_frees(self, frees: list[int]) -> None:
+        """Puts back what `take_frees` gave for a message that could not be sent."""
+        self._frees[:0] = frees
+
     def hold_input(self, offset: int, block: Block) -> None:
         """The model keeps the input at `offset` beyond its batch."""
         if offset not in self._held:
