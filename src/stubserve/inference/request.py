@@ -20,19 +20,27 @@ OTHER_FAILURE = "other"
 
 
 class Response:
-    """A model's answer to one request: outputs in the order the model gave them, or an error."""
+    """A model's answer to one request: outputs in the order the model gave them, or an error.
 
-    __slots__ = ("error", "outputs", "parameters")
+    A decoupled model gives any number of them; `final` says that no further one follows. One that is `empty` brings
+    nothing but that news, as upstream's final flag without a response.
+    """
+
+    __slots__ = ("empty", "error", "final", "outputs", "parameters")
 
     def __init__(
         self,
         outputs: list[Tensor] | None = None,
         parameters: dict[str, Any] | None = None,
         error: ServeError | None = None,
+        final: bool = True,
+        empty: bool = False,
     ) -> None:
         self.outputs = outputs if outputs is not None else []
         self.parameters = parameters
         self.error = error
+        self.final = final
+        self.empty = empty
 
     def __repr__(self) -> str:
         return f"<Response {self.error or self.outputs}>"
@@ -48,8 +56,9 @@ class Request:
 
     Times are CLOCK_MONOTONIC nanoseconds, 0 until they happen; statistics, metrics and traces derive from them.
 
-    `on_response` is called once with (request, response) when the answer is there. The blocks behind inputs and outputs
-    are only promised until it returns: who needs them longer holds them.
+    `on_response` is called with (request, response): once, or, for a decoupled model, once per response until one is
+    `final`. The blocks behind inputs (until the final response) and outputs are only promised until it returns: who
+    needs them longer holds them.
     """
 
     __slots__ = (
