@@ -13,9 +13,9 @@ from stubserve.errors import ServeError
 from stubserve.inference.admission import admit
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, unanswered
 from stubserve.inference.signature import Signature
-from stubserve.protocols.http import infer_decode
+from stubserve.protocols import plan
 from stubserve.protocols.http.infer_decode import DecodedInfer, decode, parse_header_length
-from stubserve.protocols.http.reply_format import ReplyFormat, Slot
+from stubserve.protocols.reply_format import ReplyFormat, Slot
 from tests.inference.models import echo, io, signature
 from tests.protocols.http.arena import Memory
 
@@ -589,7 +589,7 @@ def test_data_in_json_is_not_remembered(model: Signature) -> None:
 
 
 def test_plans_are_few(model: Signature, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(infer_decode, "PLANS", 3)
+    monkeypatch.setattr(plan, "PLANS", 3)
     for n in range(5):
         admitted(model, body(binary(64), extra=n), bytes(64))
     assert len(model.memo["http-plans"]) == 3

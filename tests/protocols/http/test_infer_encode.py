@@ -14,7 +14,7 @@ from stubserve.inference.request import Response
 from stubserve.inference.tensor import Tensor
 from stubserve.protocols.http.infer_encode import encode, encode_error
 from stubserve.protocols.http.reply import Reply
-from stubserve.protocols.http.reply_format import ReplyFormat, Slot
+from stubserve.protocols.reply_format import ReplyFormat, Slot
 from tests.inference.models import echo, request
 from tests.protocols.http.arena import Memory
 

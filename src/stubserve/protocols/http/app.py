@@ -18,9 +18,10 @@ from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.version import parse_version
 from stubserve.model_config.metadata import model_metadata
 from stubserve.protocols.http.head import Head
-from stubserve.protocols.http.infer import InferCall, Ingress, ServingModel
+from stubserve.protocols.http.infer import InferCall
 from stubserve.protocols.http.json_values import UNSET, find, parse_json
 from stubserve.protocols.http.reply import Reply
+from stubserve.protocols.serving import Ingress, ServingModel
 
 # In upstream's order; clients look features up here.
 EXTENSIONS = [

@@ -6,8 +6,8 @@ from stubserve_stub.wire.layout import ALIGNMENT
 
 from stubserve.errors import ServeError, invalid
 from stubserve.protocols.http.head import Head
-from stubserve.protocols.http.infer import Ingress
 from stubserve.protocols.http.limits import LIMIT_HINT
+from stubserve.protocols.serving import Ingress
 
 # Content-Length is parsed as a 32-bit number upstream.
 MAX_BODY_BYTES = 2**31 - 1

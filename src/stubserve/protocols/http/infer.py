@@ -5,43 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from stubserve.errors import ServeError, internal, unsupported
 from stubserve.inference.admission import admit
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
-from stubserve.inference.signature import Signature
 from stubserve.protocols.http import compression
 from stubserve.protocols.http.head import Head
 from stubserve.protocols.http.infer_decode import decode, parse_header_length
 from stubserve.protocols.http.infer_encode import encode, encode_error
 from stubserve.protocols.http.reply import Reply
+from stubserve.protocols.serving import Ingress, ServingModel
 
 log = logging.getLogger("stubserve.http")
-
-
-class ServingModel(Protocol):
-    """What inference needs of a loaded model version."""
-
-    signature: Signature
-    version: int
-
-    def submit(self, request: Request) -> None: ...
-
-    def cancel(self, request: Request) -> None: ...
-
-
-class Ingress(Protocol):
-    """What inference needs of the server."""
-
-    max_input_size: int
-
-    def find_model(self, name: str, version: str) -> ServingModel: ...
-
-    def block(self, nbytes: int) -> Block: ...
-
-    def store(self, data: bytes | memoryview) -> Block: ...
 
 
 class InferCall:

@@ -3,11 +3,9 @@
 The order of the checks is upstream's, so that of several faults a client is told the same one: JSON, id, parameters,
 inputs one by one, what is left over, outputs. What needs the model's signature alone is `admission.admit`'s.
 
-Clients send the same JSON header over and over, with other bytes behind it. So what a header means is remembered as a
-`HeaderPlan`, for headers that describe binary inputs only; an id at the front is not part of what is remembered. A
-known header costs one dictionary lookup and the tensors, about 3 µs in place of 20, and its request leaves already
-admitted. Everything that depends on the bytes behind the header is checked every time: their number and the elements
-of BYTES tensors. Plans live and die with their signature; at most PLANS of them, from headers of at most PLAN_BYTES.
+What a JSON header means is remembered as a `RequestPlan`, for headers that describe binary inputs only; an id at the
+front is not part of what is remembered. A known header costs one dictionary lookup and the tensors, about 3 µs in
+place of 20.
 
 Ownership: every tensor of a decoded request that lies in a block holds it once. When decoding fails nothing is held.
 """
@@ -17,24 +15,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from math import prod
 
-from stubserve_stub.wire.datatypes import BYTES
-
-from stubserve.errors import ServeError, invalid
-from stubserve.inference.admission import admit, check_strings
+from stubserve.errors import invalid
 from stubserve.inference.memory import Block
-from stubserve.inference.request import Request, Response, unanswered
+from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
-from stubserve.inference.tensor import Tensor
 from stubserve.protocols.http.infer_json import decode_json
 from stubserve.protocols.http.infer_raw import decode_raw
 from stubserve.protocols.http.limits import DEFAULT_MAX_INPUT_SIZE, LIMIT_HINT
-from stubserve.protocols.http.placement import Placer, Store
-from stubserve.protocols.http.reply_format import ReplyFormat
-
-PLANS = 256
-PLAN_BYTES = 4096
+from stubserve.protocols.placement import Placer, Store
+from stubserve.protocols.plan import PLAN_BYTES, RequestPlan, remember
+from stubserve.protocols.reply_format import ReplyFormat
 
 _LEADING_INTEGER = re.compile(rb"[ \t\r\n\v\f]*([+-]?[0-9]+)").match
 _PLAIN_ID = re.compile(rb'\{"id":"([ !#-\[\]-~]+)"(?=,)').match
@@ -53,60 +44,6 @@ class DecodedInfer:
         """The request, always the same one, which will answer to `on_response`."""
         self._request.on_response = on_response
         return self._request
-
-
-class HeaderPlan:
-    """What a JSON header without `data` asks for, already found admissible."""
-
-    __slots__ = ("_inputs", "_reply_format", "_template", "tail_bytes")
-
-    def __init__(self, request: Request, reply_format: ReplyFormat) -> None:
-        self._reply_format = reply_format
-        # A request without inputs: those of the one at hand hold memory.
-        self._template = Request(
-            [],
-            unanswered,
-            request.id,
-            request.correlation_id,
-            request.flags,
-            request.priority,
-            request.timeout_us,
-            request.parameters and request.parameters.copy(),
-            request.requested_outputs,
-            request.batch_size,
-        )
-        self._inputs = [
-            (tensor.name, tensor.datatype, tensor.shape, tensor.nbytes, _string_count(tensor))
-            for tensor in request.inputs
-        ]
-        self.tail_bytes = sum(tensor.nbytes for tensor in request.inputs)
-
-    def apply(self, id: str, at: int, placer: Placer, model: str) -> DecodedInfer:
-        """The request that this header makes of the body's bytes from `at` on."""
-        template = self._template
-        inputs: list[Tensor] = []
-        parameters = template.parameters
-        request = Request(
-            inputs,
-            unanswered,
-            id or template.id,
-            template.correlation_id,
-            template.flags,
-            template.priority,
-            template.timeout_us,
-            parameters and parameters.copy(),
-            template.requested_outputs,
-            template.batch_size,
-        )
-        for name, datatype, shape, nbytes, strings in self._inputs:
-            tensor = placer.slice(name, datatype, shape, at, nbytes)
-            at += nbytes
-            inputs.append(tensor)
-            if strings is not None:
-                # A fault elsewhere in the request cannot come first: everything else about it is known to be right.
-                check_strings(request, tensor, strings, model)
-        request.admitted = True
-        return DecodedInfer(request, self._reply_format)
 
 
 def decode(
@@ -142,13 +79,13 @@ def decode(
             return DecodedInfer(*decode_json(bytes(body[:end]), signature, placer, max_input_size)[:2])
         header = bytes(body[:end])
         id, rest = _split_id(header)
-        plans: dict[bytes, HeaderPlan] = signature.memo.setdefault("http-plans", {})
+        plans: dict[bytes, RequestPlan] = signature.memo.setdefault("http-plans", {})
         plan = plans.get(rest)
         if plan is not None and plan.tail_bytes == size - end:
-            return plan.apply(id, end, placer, signature.model)
+            return DecodedInfer(plan.apply(id, end, placer, signature.model), plan.reply_format)
         request, reply_format, plannable = decode_json(header, signature, placer, max_input_size)
         if plannable and plan is None:
-            _remember(plans, rest, request, reply_format, signature)
+            remember(plans, rest, request, reply_format, signature)
         return DecodedInfer(request, reply_format)
     except BaseException:
         placer.undo()
@@ -179,24 +116,7 @@ def parse_header_length(value: bytes | None, content_length: int) -> int | None:
     return length
 
 
-def _string_count(tensor: Tensor) -> int | None:
-    return prod(tensor.shape) if tensor.datatype == BYTES else None
-
-
 def _split_id(header: bytes) -> tuple[str, bytes]:
     """A header's id and what follows, where the id is the first member and plain; otherwise no id and the whole."""
     found = _PLAIN_ID(header)
     return ("", header) if found is None else (found[1].decode(), header[found.end() :])
-
-
-def _remember(
-    plans: dict[bytes, HeaderPlan], key: bytes, request: Request, reply_format: ReplyFormat, signature: Signature
-) -> None:
-    try:
-        admit(request, signature)
-    except ServeError:
-        # Whoever asked for the request admits it too, and answers with this same error.
-        return
-    if len(plans) >= PLANS:
-        del plans[next(iter(plans))]
-    plans[key] = HeaderPlan(request, reply_format)

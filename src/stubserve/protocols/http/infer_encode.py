@@ -22,7 +22,7 @@ from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
 from stubserve.protocols.http import compression, json_text
 from stubserve.protocols.http.reply import BINARY, JSON, Reply
-from stubserve.protocols.http.reply_format import ReplyFormat
+from stubserve.protocols.reply_format import ReplyFormat
 
 _LENGTH = Struct("<I")
 _FLOATS = frozenset((11, 12))

@@ -24,8 +24,8 @@ from stubserve.protocols.http.json_values import (
     parse_json,
 )
 from stubserve.protocols.http.limits import too_large
-from stubserve.protocols.http.placement import Placer
-from stubserve.protocols.http.reply_format import ReplyFormat, Slot
+from stubserve.protocols.placement import Placer
+from stubserve.protocols.reply_format import ReplyFormat, Slot
 
 _MAX_ELEMENTS = (1 << 63) - 1
 _MAX_BYTES = (1 << 64) - 1

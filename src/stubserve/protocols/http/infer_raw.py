@@ -11,8 +11,8 @@ from stubserve.inference.admission import size_mismatch
 from stubserve.inference.request import Request, unanswered
 from stubserve.inference.signature import Signature
 from stubserve.protocols.http.limits import too_large
-from stubserve.protocols.http.placement import Placer
-from stubserve.protocols.http.reply_format import ReplyFormat
+from stubserve.protocols.placement import Placer
+from stubserve.protocols.reply_format import ReplyFormat
 
 # How upstream names the input in what it says about its size.
 RAW_INPUT = "raw_input"

@@ -6,8 +6,8 @@ import asyncio
 from typing import Protocol
 
 from stubserve.protocols.http.head import HeadCache
-from stubserve.protocols.http.infer import Ingress
 from stubserve.protocols.http.reply import SentMemory
+from stubserve.protocols.serving import Ingress
 
 SCRATCH_BYTES = 64 * 1024
 STALL_S = 60.0

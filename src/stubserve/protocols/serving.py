@@ -1,0 +1,32 @@
+"""What a protocol's inference needs of the rest of the server."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from stubserve.inference.memory import Block
+from stubserve.inference.request import Request
+from stubserve.inference.signature import Signature
+
+
+class ServingModel(Protocol):
+    """A loaded model version."""
+
+    signature: Signature
+    version: int
+
+    def submit(self, request: Request) -> None: ...
+
+    def cancel(self, request: Request) -> None: ...
+
+
+class Ingress(Protocol):
+    """The server: finds models, and gives memory of the arena."""
+
+    max_input_size: int
+
+    def find_model(self, name: str, version: str) -> ServingModel: ...
+
+    def block(self, nbytes: int) -> Block: ...
+
+    def store(self, data: bytes | memoryview) -> Block: ...
