@@ -29,6 +29,7 @@ class Settings:
     disable_auto_complete_config: bool = False
     model_load_thread_count: int = 4
     model_config_name: str = ""
+    backend_directory: Path = Path("/opt/tritonserver/backends")
     backend_config: list[tuple[str, str, str]] = field(default_factory=list)
     debug_model: list[str] = field(default_factory=list)
     stub_restart_limit: int = 10

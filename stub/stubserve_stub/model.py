@@ -41,21 +41,20 @@ class EventLoopThread:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
 
-def import_model(model_file: str, model_dir: str, extra_paths: List[str]) -> Any:
-    """Imports `<model_dir>/<version>/<file>.py` as upstream does and returns its `TritonPythonModel` class.
+def import_model(model_file: str, module: str, paths: List[str]) -> Any:
+    """Imports a model's file as upstream does and returns its `TritonPythonModel` class.
 
-    The module's name is `<version>.<file>`: with the model's folder on the path the version folder is a namespace
-    package, so both `import helper` and `from . import helper` find files beside the model. Raises whatever the model's
-    top level raises, and AttributeError when the class is missing.
+    A model's own file is imported as `<version>.<file>`: with the model's folder among the `paths`, which are appended
+    to `sys.path`, the version folder is a namespace package, so both `import helper` and `from . import helper` find
+    files beside the model. A backend's file is a plain module. Raises whatever its top level raises, and AttributeError
+    when the class is missing.
     """
     if not os.path.isfile(model_file):
         raise TritonModelException("Python model file not found in '{}'".format(model_file))
-    version_dir, file_name = os.path.split(model_file)
-    sys.path.extend([version_dir, model_dir, *extra_paths])
-    name = "{}.{}".format(os.path.basename(version_dir), file_name[: -len(".py")])
+    sys.path.extend(paths)
     # Not importlib.import_module: its frames would show in the text of an error, where upstream's has none.
-    __import__(name)
-    return sys.modules[name].TritonPythonModel
+    __import__(module)
+    return sys.modules[module].TritonPythonModel
 
 
 class Model:

@@ -86,7 +86,7 @@ class Worker:
         boot = self._boot
         with self._reporting("import"):
             utils.set_model_dir(boot["version_dir"])
-            model = Model(import_model(boot["model_file"], boot["model_dir"], boot["paths"]), boot["model_file"])
+            model = Model(import_model(boot["model_file"], boot["module"], boot["paths"]), boot["model_file"])
         self._control.send(
             "imported",
             completes_config=model.completes_config,

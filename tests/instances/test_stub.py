@@ -13,7 +13,7 @@ from stubserve_stub.wire.layout import HEAP
 from stubserve.inference.request import SUCCESS, Request, Response
 from stubserve.inference.tensor import Tensor
 from stubserve.instances.environment import Environment
-from stubserve.instances.launcher import Launcher
+from stubserve.instances.launcher import Launcher, Program
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub import Stub
 from stubserve.instances.stub_memory import StubMemory
@@ -64,9 +64,8 @@ async def drive(folder: Path, interpreter: Path) -> int:
     memory = Memory(64 << 20)
     config: Any = normalise(parse_text((folder / "config.pbtxt").read_text(), "config.pbtxt"), "echo", folder)
     version_dir = folder / "1"
-    launcher = Launcher(
-        memory, Environment(str(interpreter)), folder, version_dir, version_dir / "model.py", lambda: LEVELS
-    )
+    program = Program(version_dir / "model.py", "1.model", (version_dir, folder))
+    launcher = Launcher(memory, Environment(str(interpreter)), folder, version_dir, program, lambda: LEVELS)
     (spec,) = instances_of(config)
     stub = launcher.boot(spec.name)
     assert await stub.imported() is False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,21 @@ from stubserve.instances.environment import Environment
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub import Stub
 from stubserve.model_config.complete import InstanceSpec
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a stub imports: a file, under which module name, with which folders at the end of `sys.path`.
+
+    `runtime` is what the served configuration says; `default_environment` is the packed environment that a backend
+    written in Python brings along, for models that name none.
+    """
+
+    file: Path
+    module: str
+    search_path: tuple[Path, ...]
+    runtime: str = ""
+    default_environment: Path | None = None
 
 
 class Launcher:
@@ -22,7 +38,7 @@ class Launcher:
         environment: Environment,
         model_dir: Path,
         version_dir: Path,
-        model_file: Path,
+        program: Program,
         log_levels: Callable[[], dict[str, Any]],
         terminal: bool = False,
     ) -> None:
@@ -30,7 +46,7 @@ class Launcher:
         self._environment = environment
         self._model_dir = model_dir
         self._version_dir = version_dir
-        self._model_file = model_file
+        self._program = program
         self._log_levels = log_levels
         self._terminal = terminal
 
@@ -42,10 +58,10 @@ class Launcher:
             self._memory,
             {
                 "instance": instance,
-                "model_file": str(self._model_file),
-                "model_dir": str(self._model_dir),
+                "model_file": str(self._program.file),
+                "module": self._program.module,
+                "paths": [str(folder) for folder in self._program.search_path],
                 "version_dir": str(self._version_dir),
-                "paths": [],
             },
             log_from_stub,
             self._terminal,

@@ -82,6 +82,16 @@ def normalise_again(config: ModelConfig) -> ModelConfig:
     return completed
 
 
+def with_runtime(config: ModelConfig, runtime: str) -> ModelConfig:
+    """`config` itself where its `runtime` says so already, else a copy that does."""
+    if config.runtime == runtime:
+        return config
+    completed = ModelConfig()
+    completed.CopyFrom(config)
+    completed.runtime = runtime
+    return completed
+
+
 def instances_of(config: ModelConfig) -> list[InstanceSpec]:
     """The instances of a normalised configuration in starting order; none for an ensemble.
 

@@ -19,7 +19,7 @@ from stubserve.instances.launcher import Launcher
 from stubserve.instances.memory import Memory
 from stubserve.instances.restart import RestartPolicy
 from stubserve.instances.stub import Stub
-from stubserve.model_config.complete import InstanceSpec, instances_of, normalise
+from stubserve.model_config.complete import InstanceSpec, instances_of, normalise, with_runtime
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.render import conclude_auto_complete, render_json, to_json_dict
 from stubserve.model_config.validate import (
@@ -37,13 +37,13 @@ from stubserve.repository.folder import (
     survey,
 )
 from stubserve.repository.model import Model
+from stubserve.repository.program import find_program
 from stubserve.repository.registry import Registry, State
 from stubserve.settings import Settings
 
 log = logging.getLogger("stubserve.repository")
 
 _FAILED_LOAD_GRACE_S = 1.0
-_FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
 class Loader:
@@ -123,14 +123,10 @@ class Loader:
         name = folder.name
         validate_model(config)
         validate_instance_groups(config)
-        if config.backend != "python":
-            if config.platform == "ensemble":
-                raise unsupported(f"model '{name}' is an ensemble, which stubserve does not offer yet")
-            raise invalid(
-                f"unable to find backend library for backend '{config.backend}', "
-                "try specifying runtime on the model configuration."
-            )
-        _check_python_backend(config)
+        if config.platform == "ensemble":
+            raise unsupported(f"model '{name}' is an ensemble, which stubserve does not offer yet")
+        program = find_program(config, folder.path.resolve(), version, self._settings.backend_directory)
+        config = with_runtime(config, program.runtime)
         _warn_of_missing_parts(config)
         version_dir = folder.version_path(version)
         terminal = name in self._settings.debug_model
@@ -139,7 +135,7 @@ class Loader:
             Environment(),
             folder.path.resolve(),
             version_dir.resolve(),
-            version_dir.resolve() / (config.default_model_filename or "model.py"),
+            program,
             self._log_levels,
             terminal,
         )
@@ -220,18 +216,6 @@ def _as_load_error(raised: Exception) -> ServeError:
         return raised
     log.error("unexpected error while a model was loaded", exc_info=raised)
     return internal(f"unexpected error: {raised!r}")
-
-
-def _check_python_backend(config: Any) -> None:
-    """The checks that upstream's Python backend makes before it starts a stub. Raises ServeError."""
-    if not config.instance_group:
-        raise invalid(f"must specify one or more 'instance group's for {config.name}")
-    file = config.default_model_filename
-    if file and not file.endswith(".py"):
-        raise internal(f"Model name must end with '.py'. Model name is \"{file}\".")
-    force = config.parameters[_FORCE_CPU].string_value if _FORCE_CPU in config.parameters else "yes"
-    if force not in ("yes", "no"):
-        raise unsupported(f"Incorrect value for {_FORCE_CPU}: {force}'")
 
 
 def _warn_of_missing_parts(config: Any) -> None:

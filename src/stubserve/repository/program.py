@@ -1,0 +1,95 @@
+"""What the stubs of a model version run: the model's own `model.py`, or that of a backend written in Python.
+
+A backend named `X` that is no compiled library lies in `<backend directory>/X/model.py` and serves every model whose
+configuration says `backend: "X"`; the version folders of those hold whatever it reads. The rules are upstream's, from
+real Triton 2.51: a library `libtriton_X.so` goes before `model.py` and is looked for in the version's folder, the
+model's and the backend's; `runtime` in the configuration names the file and ends the search; a served model's `runtime`
+says `model.py`. Libraries cannot be loaded here, so one that is found is refused by name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stubserve.errors import ServeError, internal, invalid, unsupported
+from stubserve.instances.launcher import Program
+
+_RUNTIME = "model.py"
+_PYTHON = "python"
+_FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
+
+
+def find_program(config: Any, model_dir: Path, version: int, backend_directory: Path) -> Program:
+    """The program of one version of a model whose configuration is normalised.
+
+    Raises: ServeError with upstream's texts; UNSUPPORTED for a compiled backend.
+    """
+    check_python_parameters(config)
+    version_dir = model_dir / str(version)
+    if config.backend == _PYTHON and not config.runtime:
+        file_name = config.default_model_filename or _RUNTIME
+        return Program(version_dir / file_name, f"{version}.{Path(file_name).stem}", (version_dir, model_dir))
+    return _program_of_backend(config, (version_dir, model_dir), backend_directory)
+
+
+def check_python_parameters(config: Any) -> None:
+    """The checks that upstream's Python backend makes before it starts a stub. Raises: ServeError."""
+    file = config.default_model_filename
+    if config.backend == _PYTHON and file and not file.endswith(".py"):
+        raise internal(f"Model name must end with '.py'. Model name is \"{file}\".")
+    force = config.parameters[_FORCE_CPU].string_value if _FORCE_CPU in config.parameters else "yes"
+    if force not in ("yes", "no"):
+        raise unsupported(f"Incorrect value for {_FORCE_CPU}: {force}'")
+
+
+def _program_of_backend(config: Any, model_dirs: tuple[Path, ...], backend_directory: Path) -> Program:
+    backend, runtime = config.backend, config.runtime
+    if not backend or not _is_plain(backend):
+        raise _no_backend(backend)
+    folder = backend_directory.absolute() / backend
+    places = (*model_dirs, folder)
+    if not runtime:
+        for library in (place / f"libtriton_{backend}.so" for place in places):
+            if library.is_file():
+                raise _compiled(backend, library)
+        if not (folder / _RUNTIME).is_file():
+            raise _no_backend(backend)
+        runtime = _RUNTIME
+    file = folder / runtime
+    if not (_is_plain(runtime) and runtime.endswith(".py") and file.is_file()):
+        raise _no_runtime(config.name, runtime, places)
+    packed = folder / f"pb_exec_env_{runtime}.tar.gz"
+    return Program(file, file.stem, (folder,), runtime, packed if packed.is_file() else None)
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name stays in the folder that it is looked for in."""
+    return "/" not in name and name not in (".", "..") and "\0" not in name
+
+
+def _no_backend(backend: str) -> ServeError:
+    return invalid(
+        f"unable to find backend library for backend '{backend}', try specifying runtime on the model configuration."
+    )
+
+
+def _no_runtime(model: str, runtime: str, places: tuple[Path, ...]) -> ServeError:
+    if runtime == _RUNTIME:
+        return invalid(
+            f"unable to find Python backend based backend library '{runtime}' for model '{model}', "
+            f"searched: '{places[-1] / runtime}'"
+        )
+    if _is_plain(runtime):
+        for library in (place / runtime for place in places):
+            if library.is_file():
+                return _compiled(runtime, library)
+    searched = "".join(f"'{place}' " for place in places)
+    return invalid(f"unable to find backend library '{runtime}' for model '{model}', searched: {searched}")
+
+
+def _compiled(what: str, library: Path) -> ServeError:
+    return unsupported(
+        f"backend '{what}' is a compiled library ({library}), and stubserve runs backends in Python only. If there is "
+        'a model.py beside it, runtime: "model.py" in config.pbtxt chooses that.'
+    )
