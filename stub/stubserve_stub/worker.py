@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterator, Optional, Sequence
 
 import numpy as np
 
-from stubserve_stub import logger, utils
+from stubserve_stub import logger, session_threads, utils
 from stubserve_stub.batch import Batch
 from stubserve_stub.channel import EXECUTING, FINALIZING, IDLE, Channel
 from stubserve_stub.control import Control
@@ -86,6 +86,8 @@ class Worker:
         boot = self._boot
         with self._reporting("import"):
             utils.set_model_dir(boot["version_dir"])
+            if boot["threads"]:
+                session_threads.limit(boot["threads"])
             model = Model(import_model(boot["model_file"], boot["module"], boot["paths"]), boot["model_file"])
         self._control.send(
             "imported",

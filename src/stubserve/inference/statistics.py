@@ -8,7 +8,7 @@ nanoseconds. There is no response cache, so its counts are always zero.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stubserve.inference.request import (
@@ -40,10 +40,11 @@ class ModelStatistics:
     """The statistics of one model version.
 
     Readers take the attributes as they are: `failures` counts by outcome, durations are nanoseconds,
-    `last_inference_ms` is Unix time.
+    `last_inference_ms` is Unix time. `memory_usage` gives the rows of that name as they are now.
     """
 
     __slots__ = (
+        "_memory_usage",
         "compute_infer_ns",
         "compute_input_ns",
         "compute_output_ns",
@@ -59,7 +60,8 @@ class ModelStatistics:
         "success_ns",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, memory_usage: Callable[[], list[dict[str, Any]]] = list) -> None:
+        self._memory_usage = memory_usage
         # Requests
         self.success_count = 0
         self.success_ns = 0
@@ -138,7 +140,7 @@ class ModelStatistics:
                 }
                 for batch_size, executions in sorted(self.executions.items())
             ],
-            "memory_usage": [],
+            "memory_usage": self._memory_usage(),
         }
 
     def _count_failure(self, request: Request, end_ns: int) -> None:

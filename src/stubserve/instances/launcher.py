@@ -30,7 +30,10 @@ class Program:
 
 
 class Launcher:
-    """Makes stubs for the model version in `version_dir`. `log_levels()` gives the server's log settings of now."""
+    """Makes stubs for the model version in `version_dir`. `log_levels()` gives the server's log settings of now.
+
+    `threads` limits onnxruntime's threads (0: not at all); for other libraries the environment's variables do.
+    """
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class Launcher:
         program: Program,
         log_levels: Callable[[], dict[str, Any]],
         terminal: bool = False,
+        threads: int = 0,
     ) -> None:
         self._memory = memory
         self._environment = environment
@@ -49,6 +53,7 @@ class Launcher:
         self._program = program
         self._log_levels = log_levels
         self._terminal = terminal
+        self._threads = threads
 
     def boot(self, instance: str) -> Stub:
         """A stub that is importing the model. Raises ServeError if no process can be started."""
@@ -62,6 +67,7 @@ class Launcher:
                 "module": self._program.module,
                 "paths": [str(folder) for folder in self._program.search_path],
                 "version_dir": str(self._version_dir),
+                "threads": self._threads,
             },
             log_from_stub,
             self._terminal,

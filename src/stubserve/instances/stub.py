@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import psutil
 from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, read_doorbell
 
@@ -100,6 +101,15 @@ class Stub:
         since = words[layout.HEALTH_SINCE_NS]
         seconds = (time.monotonic_ns() - since) / 1e9 if since else time.monotonic() - self.started_at
         return _HEALTH_NAMES.get(words[layout.HEALTH_STATE], "unknown"), seconds
+
+    def memory(self) -> int:
+        """The bytes of memory that are the process's own, 0 when it is gone."""
+        try:
+            memory = psutil.Process(self.pid).memory_info()
+        except psutil.Error:
+            return 0
+        # `shared` is what is backed by a file: libraries, and the arena.
+        return int(memory.rss - memory.shared)
 
     # Loading
 

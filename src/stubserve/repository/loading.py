@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from stubserve.errors import ServeError, internal, invalid, unsupported
@@ -19,6 +21,7 @@ from stubserve.instances.launcher import Launcher
 from stubserve.instances.memory import Memory
 from stubserve.instances.restart import RestartPolicy
 from stubserve.instances.stub import Stub
+from stubserve.instances.threads import thread_variables, threads_per_instance
 from stubserve.model_config.complete import InstanceSpec, instances_of, normalise, with_runtime
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.render import conclude_auto_complete, render_json, to_json_dict
@@ -129,19 +132,27 @@ class Loader:
         config = with_runtime(config, program.runtime)
         _warn_of_missing_parts(config)
         version_dir = folder.version_path(version)
+        environment = Environment()
+        specs = instances_of(config)
+        threads = threads_per_instance(config, len(specs), os.environ)
+        environment = replace(
+            environment, variables=environment.variables | thread_variables(config, threads, os.environ)
+        )
+        if threads:
+            log.debug("'%s' version %d: %d threads per instance", name, version, threads)
         terminal = name in self._settings.debug_model
         launcher = Launcher(
             self._memory,
-            Environment(),
+            environment,
             folder.path.resolve(),
             version_dir.resolve(),
             program,
             self._log_levels,
             terminal,
+            threads,
         )
         first: Stub | None = None
         config_json = render_json(config)
-        specs = instances_of(config)
         if not self._settings.disable_auto_complete_config:
             first, config, config_json = await self._complete(launcher, specs[0].name, config, has_config_file)
             specs = instances_of(config)

@@ -37,7 +37,7 @@ class Model:
         self.signature.labels = labels
         # Moving parts
         self.instances: list[Instance] = []
-        self.statistics = ModelStatistics()
+        self.statistics = ModelStatistics(self.memory_usage)
         self._scheduler = create_scheduler(config)
         self._orderer = ResponseOrderer() if config.dynamic_batching.preserve_ordering else None
         self._loop = asyncio.get_running_loop()
@@ -175,6 +175,14 @@ class Model:
     def down(self) -> bool:
         """Whether no instance serves."""
         return not self._ready_instances
+
+    def memory_usage(self) -> list[dict[str, Any]]:
+        """The memory of its stubs, as the statistics extension shows memory: upstream's row for a model's CPU memory.
+
+        Counted is what belongs to a stub alone; not libraries that stubs share as files, and not tensors in the arena.
+        """
+        total = sum(instance.stub.memory() for instance in self.instances if instance.stub is not None)
+        return [{"type": "CPU", "id": 0, "byte_size": total}] if total else []
 
     async def check_ready(self) -> str:
         """As `why_not_ready`, and asks the models that define `is_ready`; each gets five seconds."""

@@ -1,0 +1,72 @@
+"""How many threads the numeric libraries of one instance may start, so that instances do not fight for the cores.
+
+OpenMP, MKL and OpenBLAS (and with them numpy, scipy and torch) start one thread per core in every process, and
+onnxruntime does the same in every session. Four instances on eight cores then run thirty-two threads and are slower
+than with eight; a container that may use two cores of sixty-four is slowed down most, because the libraries count
+sixty-four. So an instance gets `cores / instances of its model`, at least one.
+
+Nothing is set where it would change nothing: one instance that may use all cores. Who knows better is obeyed, in this
+order: the model's parameter THREADS_PER_INSTANCE (0 for no limit); variables that the server's own environment has. Of
+other models nothing is known here: they may be idle.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stubserve.errors import invalid
+
+PARAMETER = "THREADS_PER_INSTANCE"
+
+# MKL and OpenBLAS go by OMP_NUM_THREADS where their own variable is missing.
+_GENERAL = "OMP_NUM_THREADS"
+_VARIABLES = (_GENERAL, "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+
+
+def visible_cores() -> int:
+    """The cores that a process sees, which is what the libraries go by."""
+    return len(os.sched_getaffinity(0))
+
+
+def allowed_cores(cpu_max: Path = _CPU_MAX) -> int:
+    """The cores whose time this process gets: those it sees, or the container's share where that is less."""
+    cores = visible_cores()
+    try:
+        quota, period = cpu_max.read_text().split()
+        if quota != "max":
+            cores = min(cores, max(math.ceil(int(quota) / int(period)), 1))
+    except (OSError, ValueError, ZeroDivisionError):
+        pass  # no such limit here
+    return cores
+
+
+def threads_per_instance(
+    config: Any, instances: int, environ: Mapping[str, str], *, allowed: int | None = None, visible: int | None = None
+) -> int:
+    """The limit for each of `instances` instances of a model, 0 for none. Raises: ServeError INVALID_ARG."""
+    if PARAMETER in config.parameters:
+        text = config.parameters[PARAMETER].string_value
+        if not (text.isascii() and text.isdigit()):
+            raise invalid(
+                f"parameter '{PARAMETER}' of model '{config.name}' must be a number of threads, or 0 for no limit. "
+                f"Got '{text}'"
+            )
+        return int(text)
+    if _GENERAL in environ:
+        return 0
+    share = max((allowed_cores() if allowed is None else allowed) // max(instances, 1), 1)
+    return share if share < (visible_cores() if visible is None else visible) else 0
+
+
+def thread_variables(config: Any, threads: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables that tell the libraries; those that are set already stay, but for the parameter."""
+    if not threads:
+        return {}
+    forced = PARAMETER in config.parameters
+    return {name: str(threads) for name in _VARIABLES if forced or name not in environ}
