@@ -6,6 +6,7 @@ Codes are those of Triton's error enum; the HTTP statuses are the ones its HTTP 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 
 class Code(enum.IntEnum):
@@ -54,15 +55,23 @@ _TITLE = {
 
 
 class ServeError(Exception):
-    """Something that a client or an operator is told, word for word."""
+    """Something that a client or an operator is told, word for word.
 
-    def __init__(self, code: Code, message: str) -> None:
+    `path` says which field of a model's configuration it is about, as field names and indices (`("input", 0, "dims")`).
+    """
+
+    def __init__(self, code: Code, message: str, path: tuple[str | int, ...] = ()) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.path = path
 
     def __str__(self) -> str:
         return self.message
+
+    def at(self, *path: str | int) -> ServeError:
+        """The same error, about this field."""
+        return ServeError(self.code, self.message, path)
 
     @property
     def status_text(self) -> str:
@@ -88,3 +97,9 @@ def unavailable(message: str) -> ServeError:
 
 def unsupported(message: str) -> ServeError:
     return ServeError(Code.UNSUPPORTED, message)
+
+
+def raise_first(errors: Iterable[ServeError]) -> None:
+    """Raises the first error, if there is one."""
+    for error in errors:
+        raise error

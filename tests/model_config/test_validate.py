@@ -9,6 +9,7 @@ from stubserve.model_config.complete import normalise
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.validate import (
+    problems,
     validate,
     validate_directory_name,
     validate_instance_groups,
@@ -204,3 +205,30 @@ def test_directory_name() -> None:
 
 def test_tensors_are_validated_too() -> None:
     assert refusal(PYTHON + "input {}") == "model input must specify 'name' for m"
+
+
+def test_every_problem_is_found_with_its_field() -> None:
+    config = parse_text(
+        """
+        name: "m" backend: "python" max_batch_size: -1
+        dynamic_batching { preferred_batch_size: [ 0 ] preserve_ordering: true priority_levels: 2 }
+        input [ { name: "a" data_type: TYPE_FP32 dims: [ 1 ] }, { dims: [ 0 ] } ]
+        output [ { name: "b" } ]
+        """,
+        "c",
+    )
+    config.version_policy.latest.num_versions = 1
+    config.instance_group.add(kind="KIND_CPU", gpus=[0])
+    assert [error.path for error in problems(config)] == [
+        ("max_batch_size",),
+        ("dynamic_batching", "preferred_batch_size"),
+        ("dynamic_batching", "preferred_batch_size"),
+        ("dynamic_batching", "default_priority_level"),
+        ("dynamic_batching", "preserve_ordering"),
+        ("instance_group", 0, "gpus"),
+        ("input", 1, "name"),
+        ("input", 1, "data_type"),
+        ("input", 1, "dims"),
+        ("output", 0, "data_type"),
+        ("output", 0, "dims"),
+    ]

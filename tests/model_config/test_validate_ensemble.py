@@ -1,9 +1,9 @@
 import pytest
 
-from stubserve.errors import Code, ServeError
+from stubserve.errors import Code, ServeError, raise_first
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.proto import ModelConfig
-from stubserve.model_config.validate_ensemble import validate_ensemble
+from stubserve.model_config.validate_ensemble import ensemble_problems
 
 
 def step(inputs: str, outputs: str, model: str = "n") -> str:
@@ -32,7 +32,7 @@ def ensemble(steps: str, inputs: str = "A", outputs: str = "B", rest: str = 'pla
     ],
 )
 def test_accepted(steps: str, inputs: str, outputs: str) -> None:
-    validate_ensemble(ensemble(steps, inputs, outputs))
+    raise_first(ensemble_problems(ensemble(steps, inputs, outputs)))
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,6 @@ def test_accepted(steps: str, inputs: str, outputs: str) -> None:
 )
 def test_refused(config: ModelConfig, message: str) -> None:
     with pytest.raises(ServeError) as caught:
-        validate_ensemble(config)
+        raise_first(ensemble_problems(config))
     assert caught.value.code == Code.INVALID_ARG
     assert caught.value.message == message

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stubserve.errors import Code, ServeError
+from stubserve.errors import Code, ServeError, raise_first
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
-from stubserve.model_config.validate_io import validate_io
+from stubserve.model_config.validate_io import io_problems
 
 TENSORS = 'input { name: "X" data_type: TYPE_FP32 dims: 1 } output { name: "Y" data_type: TYPE_FP32 dims: 1 } '
 
@@ -16,7 +16,7 @@ def config_of(text: str) -> ModelConfig:
 
 def refusal(config: ModelConfig) -> str:
     with pytest.raises(ServeError) as caught:
-        validate_io(config)
+        raise_first(io_problems(config))
     assert caught.value.code == Code.INVALID_ARG
     assert caught.value.message.endswith(" for m")
     return caught.value.message[: -len(" for m")]
@@ -128,7 +128,7 @@ def test_unknown_batch_kind_refused() -> None:
     ],
 )
 def test_accepted(text: str) -> None:
-    validate_io(config_of(text))
+    raise_first(io_problems(config_of(text)))
 
 
 def test_empty_reshape_needs_one_element() -> None:
@@ -157,6 +157,6 @@ def test_reshape_is_accepted_exactly_when_every_size_fits(dims: list[int], shape
         return sizes
 
     if chunks(dims) == chunks(shape):
-        validate_io(config)
+        raise_first(io_problems(config))
     else:
         assert "different" in refusal(config)

@@ -1,9 +1,9 @@
 import pytest
 
-from stubserve.errors import Code, ServeError
+from stubserve.errors import Code, ServeError, raise_first
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.proto import ModelConfig
-from stubserve.model_config.validate_sequence import validate_sequence_batching
+from stubserve.model_config.validate_sequence import sequence_problems
 
 
 def config_of(batching: str) -> ModelConfig:
@@ -31,7 +31,7 @@ EITHER = "'int32_false_true', 'fp32_false_true' or 'bool_false_true'"
     ],
 )
 def test_accepted(batching: str) -> None:
-    validate_sequence_batching(config_of(batching))
+    raise_first(sequence_problems(config_of(batching)))
 
 
 @pytest.mark.parametrize("kind", ["START", "END", "READY", "CORRID"])
@@ -39,10 +39,10 @@ def test_accepted(batching: str) -> None:
 def test_only_the_correlation_id_has_a_type(kind: str, dtype: str) -> None:
     config = config_of(control("C", kind, f"data_type: {dtype}"))
     if kind == "CORRID" and dtype == "TYPE_UINT64":
-        validate_sequence_batching(config)
+        raise_first(sequence_problems(config))
     else:
         with pytest.raises(ServeError):
-            validate_sequence_batching(config)
+            raise_first(sequence_problems(config))
 
 
 @pytest.mark.parametrize(
@@ -95,6 +95,6 @@ def test_only_the_correlation_id_has_a_type(kind: str, dtype: str) -> None:
 )
 def test_refused(batching: str, message: str) -> None:
     with pytest.raises(ServeError) as caught:
-        validate_sequence_batching(config_of(batching))
+        raise_first(sequence_problems(config_of(batching)))
     assert caught.value.code == Code.INVALID_ARG
     assert caught.value.message == message

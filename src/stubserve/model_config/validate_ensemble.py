@@ -6,9 +6,10 @@ every tensor that its step reads is ready: the least fixed point, so that a loop
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from stubserve.errors import invalid
+from stubserve.errors import ServeError, invalid
 from stubserve.model_config.proto import ModelConfig
 
 ENSEMBLE_PLATFORM = "ensemble"
@@ -17,67 +18,75 @@ ENSEMBLE_PLATFORM = "ensemble"
 @dataclass
 class _Tensor:
     name: str
+    step: int  # that names it first
     written: bool = False
     ready: bool = False
     sources: list[_Tensor] = field(default_factory=list)
     readers: list[_Tensor] = field(default_factory=list)
 
 
-def validate_ensemble(config: ModelConfig) -> None:
-    """Raises: ServeError INVALID_ARG."""
+def ensemble_problems(config: ModelConfig) -> Iterator[ServeError]:
+    """Each error INVALID_ARG."""
     name = config.name
     if config.platform != ENSEMBLE_PLATFORM:
-        raise invalid(f"ensemble scheduling cannot be set for model '{name}' whose platform is not {ENSEMBLE_PLATFORM}")
+        text = f"ensemble scheduling cannot be set for model '{name}' whose platform is not {ENSEMBLE_PLATFORM}"
+        yield invalid(text).at("ensemble_scheduling")
     if config.instance_group:
-        raise invalid(f"instance group should not be specified for ensemble '{name}'")
+        yield invalid(f"instance group should not be specified for ensemble '{name}'").at("instance_group")
     if config.HasField("optimization"):
-        raise invalid(f"optimization should not be specified for ensemble '{name}'")
+        yield invalid(f"optimization should not be specified for ensemble '{name}'").at("optimization")
     if config.model_warmup:
-        raise invalid(f"model_warmup can not be specified for ensemble '{name}'")
+        yield invalid(f"model_warmup can not be specified for ensemble '{name}'").at("model_warmup")
     if not config.ensemble_scheduling.step:
-        raise invalid(f"must specify 'step' for ensemble '{name}'")
-    tensors = _data_flow(config)
-    _mark_ready(config, tensors)
-    _validate_outputs(config, tensors)
+        yield invalid(f"must specify 'step' for ensemble '{name}'").at("ensemble_scheduling")
+        return
+    tensors: dict[str, _Tensor] = {}
+    yield from _data_flow_problems(config, tensors)
+    yield from _input_problems(config, tensors)
+    yield from _output_problems(config, tensors)
     outputs = {output.name for output in config.output}
     for tensor in tensors.values():
-        # An output may have no reader, and is known to be ready by now.
+        # An output may have no reader; whether it is ready was checked above.
         if tensor.name not in outputs and not (tensor.ready and tensor.readers):
-            raise invalid(f"ensemble tensor '{tensor.name}' is unused in ensemble '{name}'")
+            text = f"ensemble tensor '{tensor.name}' is unused in ensemble '{name}'"
+            yield invalid(text).at("ensemble_scheduling", "step", tensor.step)
 
 
-def _data_flow(config: ModelConfig) -> dict[str, _Tensor]:
-    tensors: dict[str, _Tensor] = {}
+def _data_flow_problems(config: ModelConfig, tensors: dict[str, _Tensor]) -> Iterator[ServeError]:
+    """Fills `tensors`, by name."""
     for index, step in enumerate(config.ensemble_scheduling.step):
+        here = ("ensemble_scheduling", "step", index)
         for required in ("model_name", "input_map", "output_map"):
             if not getattr(step, required):
-                raise invalid(f"must specify '{required}' in step {index} of ensemble '{config.name}'")
+                yield invalid(f"must specify '{required}' in step {index} of ensemble '{config.name}'").at(*here)
         written = []
         # Maps come in no order of their own; sorted, the first error is always the same.
         for target in sorted(step.output_map.values()):
-            tensor = tensors.setdefault(target, _Tensor(target))
+            tensor = tensors.setdefault(target, _Tensor(target, index))
             if tensor.written:
-                raise invalid(
+                yield invalid(
                     f"ensemble tensor '{target}' can appear in an output map only once for ensemble '{config.name}' "
                     f"step {index}"
-                )
+                ).at(*here)
             tensor.written = True
             written.append(tensor)
         for source_name in sorted(step.input_map.values()):
-            source = tensors.setdefault(source_name, _Tensor(source_name))
+            source = tensors.setdefault(source_name, _Tensor(source_name, index))
             for tensor in written:
                 tensor.sources.append(source)
                 source.readers.append(tensor)
-    return tensors
 
 
-def _mark_ready(config: ModelConfig, tensors: dict[str, _Tensor]) -> None:
+def _input_problems(config: ModelConfig, tensors: dict[str, _Tensor]) -> Iterator[ServeError]:
+    """Marks what is ready, beginning with the inputs."""
     queue = []
-    for model_input in config.input:
+    for index, model_input in enumerate(config.input):
         tensor = tensors.get(model_input.name)
         if tensor is None:
             # The stray quote is upstream's.
-            raise invalid(f"ensemble input '{model_input.name}' for ensemble {config.name}' is not used")
+            text = f"ensemble input '{model_input.name}' for ensemble {config.name}' is not used"
+            yield invalid(text).at("input", index)
+            continue
         tensor.ready = True
         queue.append(tensor)
     while queue:
@@ -87,18 +96,18 @@ def _mark_ready(config: ModelConfig, tensors: dict[str, _Tensor]) -> None:
                 queue.append(reader)
 
 
-def _validate_outputs(config: ModelConfig, tensors: dict[str, _Tensor]) -> None:
-    for output in config.output:
+def _output_problems(config: ModelConfig, tensors: dict[str, _Tensor]) -> Iterator[ServeError]:
+    for index, output in enumerate(config.output):
         tensor = tensors.get(output.name)
         if tensor is None:
-            raise invalid(f"ensemble output '{output.name}' for ensemble {config.name}' is not used")
-        if tensor.ready:
-            continue
-        text = f"output '{output.name}' for ensemble '{config.name}' is not written"
-        culprit = _first_unconnected(tensor)
-        if culprit is not tensor:
-            text += f": at least one of its depending tensors, '{culprit.name}', is not connected"
-        raise invalid(text)
+            text = f"ensemble output '{output.name}' for ensemble {config.name}' is not used"
+            yield invalid(text).at("output", index)
+        elif not tensor.ready:
+            text = f"output '{output.name}' for ensemble '{config.name}' is not written"
+            culprit = _first_unconnected(tensor)
+            if culprit is not tensor:
+                text += f": at least one of its depending tensors, '{culprit.name}', is not connected"
+            yield invalid(text).at("output", index)
 
 
 def _first_unconnected(tensor: _Tensor) -> _Tensor:

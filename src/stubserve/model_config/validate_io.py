@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -16,68 +16,78 @@ _TENSORRT_PLATFORM = "tensorrt_plan"
 _WILDCARD = -1
 
 
-def validate_io(config: ModelConfig) -> None:
-    """Raises: ServeError INVALID_ARG, the text ending in " for <model>"."""
-    try:
-        for tensor in config.input:
-            _validate_tensor(tensor, "input", config)
-        for tensor in config.output:
-            _validate_tensor(tensor, "output", config)
-        _validate_batch_inputs(config)
-        _validate_batch_outputs(config)
-    except ServeError as error:
-        raise ServeError(error.code, f"{error.message} for {config.name}") from None
+def io_problems(config: ModelConfig) -> Iterator[ServeError]:
+    """Each error INVALID_ARG, the text ending in " for <model>"."""
+    for error in _problems(config):
+        yield ServeError(error.code, f"{error.message} for {config.name}", error.path)
 
 
-def _validate_tensor(tensor: Any, direction: str, config: ModelConfig) -> None:
-    _validate_shape(tensor, f"model {direction} ", config.max_batch_size)
+def _problems(config: ModelConfig) -> Iterator[ServeError]:
+    for direction, tensors in (("input", config.input), ("output", config.output)):
+        for index, tensor in enumerate(tensors):
+            for error in _tensor_problems(tensor, direction, config):
+                yield error.at(direction, index, *error.path)
+    yield from _batch_input_problems(config)
+    yield from _batch_output_problems(config)
+
+
+def _tensor_problems(tensor: Any, direction: str, config: ModelConfig) -> Iterator[ServeError]:
+    yield from _shape_problems(tensor, f"model {direction} ", config.max_batch_size)
     if direction == "input" and tensor.format in _IMAGE_FORMATS and len(tensor.dims) != 3:
-        raise invalid("model input NHWC/NCHW require 3 dims")
+        yield invalid("model input NHWC/NCHW require 3 dims").at("dims")
     if tensor.is_shape_tensor and config.platform != _TENSORRT_PLATFORM:
-        raise invalid("shape tensors are only supported for TensorRT platform")
+        yield invalid("shape tensors are only supported for TensorRT platform").at("is_shape_tensor")
     if tensor.is_non_linear_format_io:
         if config.platform != _TENSORRT_PLATFORM:
-            raise invalid("Non-linear IO format is only supported for the TensorRT platform")
-        if len(tensor.dims) != 3:
-            raise invalid(f"Non-linear IO format {direction} requires 3 dims")
+            error = invalid("Non-linear IO format is only supported for the TensorRT platform")
+            yield error.at("is_non_linear_format_io")
+        elif len(tensor.dims) != 3:
+            yield invalid(f"Non-linear IO format {direction} requires 3 dims").at("dims")
 
 
-def _validate_shape(tensor: Any, prefix: str, max_batch_size: int) -> None:
-    if not tensor.name:
-        raise invalid(f"{prefix}must specify 'name'")
-    prefix = f"{prefix}'{tensor.name}' "
+def _shape_problems(tensor: Any, prefix: str, max_batch_size: int) -> Iterator[ServeError]:
+    if tensor.name:
+        prefix = f"{prefix}'{tensor.name}' "
+    else:
+        yield invalid(f"{prefix}must specify 'name'").at("name")
     if tensor.data_type == _TYPE_INVALID:
-        raise invalid(f"{prefix}must specify 'data_type'")
+        yield invalid(f"{prefix}must specify 'data_type'").at("data_type")
     if not tensor.dims:
-        raise invalid(f"{prefix}must specify 'dims'")
+        yield invalid(f"{prefix}must specify 'dims'").at("dims")
     reshaped = tensor.HasField("reshape")
     if reshaped and not tensor.reshape.shape and max_batch_size == 0:
-        raise invalid(f"{prefix}cannot have empty reshape for non-batching model as scalar tensors are not supported")
+        text = f"{prefix}cannot have empty reshape for non-batching model as scalar tensors are not supported"
+        yield invalid(text).at("reshape")
     if not _are_dims(tensor.dims):
-        raise invalid(f"{prefix}dimension must be integer >= 1, or -1 to indicate a variable-size dimension")
-    if not reshaped:
+        text = f"{prefix}dimension must be integer >= 1, or -1 to indicate a variable-size dimension"
+        yield invalid(text).at("dims")
+        return
+    if not reshaped or not tensor.dims:
         return
     if not _are_dims(tensor.reshape.shape):
-        raise invalid(f"{prefix}reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension")
-    _validate_reshape(tensor.dims, tensor.reshape.shape, prefix)
+        text = f"{prefix}reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension"
+        yield invalid(text).at("reshape")
+        return
+    yield from _reshape_problems(tensor.dims, tensor.reshape.shape, prefix)
 
 
 def _are_dims(dims: Sequence[int]) -> bool:
     return all(dim >= 1 or dim == _WILDCARD for dim in dims)
 
 
-def _validate_reshape(dims: Sequence[int], shape: Sequence[int], prefix: str) -> None:
+def _reshape_problems(dims: Sequence[int], shape: Sequence[int], prefix: str) -> Iterator[ServeError]:
     """Both sides must hold the same number of elements, between any two variable dimensions as well as in all.
 
     [2, 4, -1, 6] to [8, -1, 1, 6] passes. An empty shape, a scalar, counts as one element.
     """
     before, after = _chunk_sizes(dims), _chunk_sizes(shape)
     if (len(before) == 1) != (len(after) == 1):
-        raise invalid(f"{prefix}has different size for dims and reshape")
-    if len(before) != len(after):
-        raise invalid(f"{prefix}has different number of variable-size dimensions for dims and reshape")
-    if before != after:
-        raise invalid(f"{prefix}has different size for dims and reshape")
+        yield invalid(f"{prefix}has different size for dims and reshape").at("reshape")
+    elif len(before) != len(after):
+        text = f"{prefix}has different number of variable-size dimensions for dims and reshape"
+        yield invalid(text).at("reshape")
+    elif before != after:
+        yield invalid(f"{prefix}has different size for dims and reshape").at("reshape")
 
 
 def _chunk_sizes(dims: Sequence[int]) -> list[int]:
@@ -87,42 +97,48 @@ def _chunk_sizes(dims: Sequence[int]) -> list[int]:
     return [prod(dims[start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
-def _validate_batch_inputs(config: ModelConfig) -> None:
+def _batch_input_problems(config: ModelConfig) -> Iterator[ServeError]:
     kinds = model_config_pb2.BatchInput.Kind
-    for batch_input in config.batch_input:
-        _validate_source_count("input", kinds, batch_input)
+    for index, batch_input in enumerate(config.batch_input):
+        here = ("batch_input", index)
+        yield from _source_count_problems("input", kinds, batch_input, here)
         if batch_input.data_type not in _BATCH_TYPES:
-            raise invalid("batch input data type must be TYPE_INT32 or TYPE_FP32")
-        _validate_sources(batch_input, config)
+            yield invalid("batch input data type must be TYPE_INT32 or TYPE_FP32").at(*here, "data_type")
+        yield from _source_problems(batch_input, config, here)
 
 
-def _validate_batch_outputs(config: ModelConfig) -> None:
+def _batch_output_problems(config: ModelConfig) -> Iterator[ServeError]:
     kinds = model_config_pb2.BatchOutput.Kind
     outputs = {output.name for output in config.output}
-    for batch_output in config.batch_output:
-        _validate_source_count("output", kinds, batch_output)
-        _validate_sources(batch_output, config)
+    for index, batch_output in enumerate(config.batch_output):
+        here = ("batch_output", index)
+        yield from _source_count_problems("output", kinds, batch_output, here)
+        yield from _source_problems(batch_output, config, here)
         seen: set[str] = set()
         for target in batch_output.target_name:
             if target not in outputs:
-                raise invalid(f"unknown target output name '{target}'")
-            if target in seen:
-                raise invalid(f"target output name '{target}' can only be specified once")
+                yield invalid(f"unknown target output name '{target}'").at(*here, "target_name")
+            elif target in seen:
+                yield invalid(f"target output name '{target}' can only be specified once").at(*here, "target_name")
             seen.add(target)
 
 
-def _validate_source_count(direction: str, kinds: Any, batch_io: Any) -> None:
+def _source_count_problems(
+    direction: str, kinds: Any, batch_io: Any, here: tuple[str | int, ...]
+) -> Iterator[ServeError]:
     if batch_io.kind not in kinds.values():
         # Protobuf has no name for it, and upstream prints the empty one it gets.
-        raise invalid(f"unknown batch {direction} kind ''")
+        yield invalid(f"unknown batch {direction} kind ''").at(*here, "kind")
+        return
     count = len(batch_io.source_input)
     if count != 1:
         kind = kinds.Name(batch_io.kind)
-        raise invalid(f"batch {direction} kind '{kind}' expects 1 source input, got {count}")
+        text = f"batch {direction} kind '{kind}' expects 1 source input, got {count}"
+        yield invalid(text).at(*here, "source_input")
 
 
-def _validate_sources(batch_io: Any, config: ModelConfig) -> None:
+def _source_problems(batch_io: Any, config: ModelConfig, here: tuple[str | int, ...]) -> Iterator[ServeError]:
     inputs = {tensor.name for tensor in config.input}
     for source in batch_io.source_input:
         if source not in inputs:
-            raise invalid(f"unknown source input name '{source}'")
+            yield invalid(f"unknown source input name '{source}'").at(*here, "source_input")
