@@ -9,13 +9,15 @@ PLAN_BYTES.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from stubserve_stub.wire.datatypes import BYTES
+from stubserve_stub.wire.layout import INLINE_BYTES
 
 from stubserve.errors import ServeError
 from stubserve.inference.admission import admit, check_strings
-from stubserve.inference.request import Request, unanswered
+from stubserve.inference.request import Request, Response, unanswered
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
 from stubserve.protocols.placement import Placer
@@ -32,7 +34,7 @@ class RequestPlan:
     with the inputs' sizes they make up `tail_bytes`.
     """
 
-    __slots__ = ("_inputs", "_template", "reply_format", "tail_bytes")
+    __slots__ = ("_inputs", "_template", "inline", "reply_format", "tail_bytes")
 
     def __init__(self, request: Request, reply_format: ReplyFormat, gaps: list[int] | None = None) -> None:
         self.reply_format = reply_format
@@ -56,15 +58,35 @@ class RequestPlan:
             self._inputs.append((tensor.name, tensor.datatype, tensor.shape, at, tensor.nbytes, _string_count(tensor)))
             at += tensor.nbytes
         self.tail_bytes = at
+        # Whether `inline_request` can make its requests: all bytes travel in the message, and none has to be looked at
+        self.inline = all(nbytes <= INLINE_BYTES and strings is None for *_, nbytes, strings in self._inputs)
 
     def apply(self, id: str, tail: int, placer: Placer, model: str) -> Request:
         """The request that this description makes of the message's bytes from `tail` on. Raises ServeError."""
-        template = self._template
         inputs: list[Tensor] = []
+        request = self._request(inputs, unanswered, id)
+        for name, datatype, shape, at, nbytes, strings in self._inputs:
+            tensor = placer.slice(name, datatype, shape, tail + at, nbytes)
+            inputs.append(tensor)
+            if strings is not None:
+                # A fault elsewhere in the request cannot come first: everything else about it is known to be right.
+                check_strings(request, tensor, strings, model)
+        return request
+
+    def inline_request(self, data: memoryview, tail: int, on_response: Callable[[Request, Response], None]) -> Request:
+        """The request that an `inline` description makes of the bytes in `data` from `tail` on."""
+        inputs = []
+        for name, datatype, shape, at, nbytes, _ in self._inputs:
+            start = tail + at
+            inputs.append(Tensor(name, datatype, shape, bytes(data[start : start + nbytes])))
+        return self._request(inputs, on_response, "")
+
+    def _request(self, inputs: list[Tensor], on_response: Callable[[Request, Response], None], id: str) -> Request:
+        template = self._template
         parameters = template.parameters
         request = Request(
             inputs,
-            unanswered,
+            on_response,
             id or template.id,
             template.correlation_id,
             template.flags,
@@ -74,12 +96,6 @@ class RequestPlan:
             template.requested_outputs,
             template.batch_size,
         )
-        for name, datatype, shape, at, nbytes, strings in self._inputs:
-            tensor = placer.slice(name, datatype, shape, tail + at, nbytes)
-            inputs.append(tensor)
-            if strings is not None:
-                # A fault elsewhere in the request cannot come first: everything else about it is known to be right.
-                check_strings(request, tensor, strings, model)
         request.admitted = True
         return request
 

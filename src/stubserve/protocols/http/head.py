@@ -54,6 +54,11 @@ class Head:
         self.header_length: bytes | None = None
         self.accept_encoding: bytes | None = None
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether the next request on the connection may be just like this one, with nothing negotiated."""
+        return self.keep_alive and self.accept_encoding is None and self.content_encoding is None
+
     # Callbacks of the parser
 
     def on_url(self, url: bytes) -> None:

@@ -15,6 +15,8 @@ from stubserve.protocols.http.head import Head
 from stubserve.protocols.http.infer_decode import decode, parse_header_length
 from stubserve.protocols.http.infer_encode import encode, encode_error
 from stubserve.protocols.http.reply import Reply
+from stubserve.protocols.plan import RequestPlan
+from stubserve.protocols.reply_format import ReplyFormat
 from stubserve.protocols.serving import Ingress, ServingModel
 
 log = logging.getLogger("stubserve.http")
@@ -26,20 +28,22 @@ class InferCall:
     The reply's blocks are only promised until `on_reply` returns.
     """
 
-    __slots__ = ("_head", "_ingress", "_model", "_on_reply", "_reply_format", "_request", "_start_ns")
+    __slots__ = ("_head", "_ingress", "_on_reply", "_reply_format", "_request", "_start_ns", "model", "plan")
 
     def __init__(self, model: ServingModel, head: Head, ingress: Ingress, on_reply: Callable[[Reply], None]) -> None:
-        self._model = model
+        self.model = model
         self._head = head
         self._ingress = ingress
         self._on_reply = on_reply
         self._start_ns = time.monotonic_ns()
         self._request: Request | None = None
+        # What is known of the request's JSON, for who wants to recognise it the next time
+        self.plan: RequestPlan | None = None
 
     def start(self, body: bytes | memoryview, block: Block | None, offset: int) -> None:
         """Decodes, checks and submits. `body` is complete; if it lies in the arena, in `block` at arena `offset`."""
         head = self._head
-        model = self._model
+        model = self.model
         signature = model.signature
         if signature.decoupled:
             raise unsupported("HTTP end point doesn't support models with decoupled transaction policy")
@@ -52,6 +56,7 @@ class InferCall:
         request = decoded.request(self._on_response)
         request.request_start_ns = self._start_ns
         self._reply_format = decoded.reply_format
+        self.plan = decoded.plan
         try:
             admit(request, signature)
             self._request = request
@@ -65,29 +70,30 @@ class InferCall:
     def cancel(self) -> None:
         """The client is gone."""
         if self._request is not None:
-            self._model.cancel(self._request)
+            self.model.cancel(self._request)
 
     def _on_response(self, request: Request, response: Response) -> None:
         # Request and call know each other; cut here, or only the garbage collector could free them.
         self._request = None
-        try:
-            reply = self._encode(request, response)
-        except ServeError as error:
-            reply = encode_error(error)
-        except Exception:
-            log.exception("the answer of model '%s' could not be encoded", self._model.signature.model)
-            reply = encode_error(internal("unexpected error while the answer was encoded; see the server's log"))
-        self._on_reply(reply)
+        self._on_reply(reply_to(request, response, self.model, self._head, self._reply_format))
 
-    def _encode(self, request: Request, response: Response) -> Reply:
-        if response.error is not None:
-            raise response.error
-        reply = encode(request, response, self._model.signature, self._reply_format)
+
+def reply_to(request: Request, response: Response, model: ServingModel, head: Head, reply_format: ReplyFormat) -> Reply:
+    """The reply that carries a model's response, or says why it cannot."""
+    if response.error is not None:
+        return encode_error(response.error)
+    try:
+        reply = encode(request, response, model.signature, reply_format)
         reply.blocks = [tensor.block for tensor in response.outputs if tensor.block is not None]
-        if self._head.accept_encoding is not None:
-            coding = compression.choose(self._head.accept_encoding)
+        if head.accept_encoding is not None:
+            coding = compression.choose(head.accept_encoding)
             if coding is not None:
                 reply.parts = compression.compress(reply.parts, coding)
                 reply.headers = (("Content-Encoding", coding),)
                 reply.blocks = ()
-        return reply
+    except ServeError as error:
+        return encode_error(error)
+    except Exception:
+        log.exception("the answer of model '%s' could not be encoded", model.signature.model)
+        return encode_error(internal("unexpected error while the answer was encoded; see the server's log"))
+    return reply

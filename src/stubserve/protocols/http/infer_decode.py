@@ -34,11 +34,13 @@ _PLAIN_ID = re.compile(rb'\{"id":"([ !#-\[\]-~]+)"(?=,)').match
 class DecodedInfer:
     """What a body asks for: a request, and how its reply is to look."""
 
-    __slots__ = ("_request", "reply_format")
+    __slots__ = ("_request", "plan", "reply_format")
 
-    def __init__(self, request: Request, reply_format: ReplyFormat) -> None:
+    def __init__(self, request: Request, reply_format: ReplyFormat, plan: RequestPlan | None = None) -> None:
         self._request = request
         self.reply_format = reply_format
+        # Set where the whole JSON header was known
+        self.plan = plan
 
     def request(self, on_response: Callable[[Request, Response], None]) -> Request:
         """The request, always the same one, which will answer to `on_response`."""
@@ -82,7 +84,8 @@ def decode(
         plans: dict[bytes, RequestPlan] = signature.memo.setdefault("http-plans", {})
         plan = plans.get(rest)
         if plan is not None and plan.tail_bytes == size - end:
-            return DecodedInfer(plan.apply(id, end, placer, signature.model), plan.reply_format)
+            request = plan.apply(id, end, placer, signature.model)
+            return DecodedInfer(request, plan.reply_format, None if id else plan)
         request, reply_format, plannable = decode_json(header, signature, placer, max_input_size)
         if plannable and plan is None:
             remember(plans, rest, request, reply_format, signature)
