@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
-from http.client import HTTPConnection
 
 import numpy as np
 import pytest
 
+from tests.protocols.http.test_connection import Client, post
 from tests.serving import Serving, binary_request, io_config, write_model
 
 MOODY = """
@@ -51,15 +50,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield running
 
 
-def connect(server: Serving) -> HTTPConnection:
-    return HTTPConnection("127.0.0.1", server.port, timeout=20)
+def request(array: np.ndarray, **options: object) -> bytes:
+    """Head and body, to be sent in one piece: a server that reads half of it first takes another way."""
+    _, body, headers = binary_request("moody", array, **options)  # type: ignore[arg-type]
+    return post(body, "moody", *(f"{name}: {value}" for name, value in headers.items()))
 
 
-def ask(connection: HTTPConnection, array: np.ndarray, **options: object) -> tuple[int, list[tuple[str, str]], bytes]:
-    path, body, headers = binary_request("moody", array, **options)  # type: ignore[arg-type]
-    connection.request("POST", path, body, headers)
-    answer = connection.getresponse()
-    return answer.status, answer.getheaders(), answer.read()
+def ask(client: Client, array: np.ndarray, **options: object) -> tuple[int, dict[str, str], bytes]:
+    client.send(request(array, **options))
+    return client.answer()
 
 
 def vector(*values: float) -> np.ndarray:
@@ -67,86 +66,70 @@ def vector(*values: float) -> np.ndarray:
 
 
 def test_only_the_values_change(server: Serving) -> None:
-    with closing(connect(server)) as connection:
+    with Client(server) as client:
         for start in range(10, 20):
-            status, _, body = ask(connection, vector(start, start + 1, start + 2))
+            status, _, body = ask(client, vector(start, start + 1, start + 2))
             assert status == 200
             assert np.frombuffer(body[-12:], np.float32).tolist() == [start + 100, start + 101, start + 102]
 
 
 @pytest.mark.parametrize("mood", [1, 2, 3, 4, 5, 10])
 def test_every_kind_of_answer_is_the_one_that_a_new_connection_gets(server: Serving, mood: int) -> None:
-    with closing(connect(server)) as alone:
+    with Client(server) as alone:
         expected = ask(alone, vector(mood, 0, 0))
-    with closing(connect(server)) as connection:
-        usual = [ask(connection, vector(10, 0, 0)) for _ in range(3)]
+    with Client(server) as client:
+        usual = [ask(client, vector(10, 0, 0)) for _ in range(3)]
         assert usual[0] == usual[1] == usual[2]
-        assert ask(connection, vector(mood, 0, 0)) == expected
-        assert ask(connection, vector(mood, 0, 0)) == expected
-        assert ask(connection, vector(10, 0, 0)) == usual[0]
+        assert ask(client, vector(mood, 0, 0)) == expected
+        assert ask(client, vector(mood, 0, 0)) == expected
+        assert ask(client, vector(10, 0, 0)) == usual[0]
 
 
 def test_other_requests_in_between(server: Serving) -> None:
-    with closing(connect(server)) as connection:
+    with Client(server) as client:
         for _ in range(3):
             for array in (vector(10, 11, 12), vector(10), vector(10, 11, 12), np.full((2, 3), 10, np.float32)):
-                status, _, body = ask(connection, array)
+                status, _, body = ask(client, array)
                 assert status == 200
                 assert np.array_equal(np.frombuffer(body[-array.nbytes :], np.float32), (array + 100).ravel())
-            connection.request("GET", "/v2/models/moody")
-            answer = connection.getresponse()
-            assert (answer.status, b'"moody"' in answer.read()) == (200, True)
+            client.send(b"GET /v2/models/moody HTTP/1.1\r\nHost: here\r\n\r\n")
+            status, _, body = client.answer()
+            assert (status, b'"moody"' in body) == (200, True)
 
 
 def test_the_same_front_with_a_wrong_length_is_refused(server: Serving) -> None:
-    with closing(connect(server)) as connection:
+    with Client(server) as client:
         for _ in range(3):
-            assert ask(connection, vector(10, 0, 0))[0] == 200
-        path, body, headers = binary_request("moody", vector(10, 0, 0))
-        connection.request("POST", path, body[:-4], headers)
-        answer = connection.getresponse()
-        assert (answer.status, b"error" in answer.read()) == (400, True)
-        assert ask(connection, vector(10, 0, 0))[0] == 200
+            assert ask(client, vector(10, 0, 0))[0] == 200
+        front = request(vector(10, 0, 0))[:-12]
+        client.send(front.replace(b"Content-Length: ", b"Content-Length: 1") + bytes(1012))
+        status, _, body = client.answer()
+        assert (status, b"error" in body) == (400, True)
 
 
 def test_ids_come_back(server: Serving) -> None:
-    with closing(connect(server)) as connection:
+    with Client(server) as client:
         for number in range(4):
             for _ in range(3):
-                assert b'"id":"%d"' % number in ask(connection, vector(10, 0, 0), id=str(number))[2]
+                assert b'"id":"%d"' % number in ask(client, vector(10, 0, 0), id=str(number))[2]
 
 
-def test_a_request_in_several_pieces(server: Serving) -> None:
-    path, body, headers = binary_request("moody", vector(10, 0, 0))
-    head = f"POST {path} HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n"
-    request = (head + "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n").encode() + body
-    with closing(connect(server)) as connection:
-        connection.connect()
-        stream = connection.sock.makefile("rb")
-
-        def answer() -> bytes:
-            lines = []
-            while line := stream.readline().strip():
-                lines.append(line)
-            length = next(int(line.split(b":")[1]) for line in lines if line.lower().startswith(b"content-length"))
-            return lines[0] + stream.read(length)
-
-        connection.sock.sendall(request)
-        expected = answer()
-        for cut in (0, 1, len(request) - 1, len(request) // 2, 0):
-            connection.sock.sendall(request[:cut])
-            connection.sock.sendall(request[cut:])
-            assert answer() == expected
-        connection.sock.sendall(request * 5)
-        assert [answer() for _ in range(5)] == [expected] * 5
+def test_a_request_in_several_pieces_and_several_in_one(server: Serving) -> None:
+    whole = request(vector(10, 0, 0))
+    with Client(server) as client:
+        client.send(whole)
+        expected = client.answer()
+        for cut in (0, 1, len(whole) - 1, len(whole) // 2, 0):
+            client.send(whole[:cut], whole[cut:])
+            assert client.answer() == expected
+        client.send(whole * 5)
+        assert [client.answer() for _ in range(5)] == [expected] * 5
 
 
 def test_a_client_that_goes_cancels_its_repeated_request(server: Serving) -> None:
-    connection = connect(server)
-    for _ in range(3):
-        assert ask(connection, vector(10, 0, 0))[0] == 200
-    path, body, headers = binary_request("moody", vector(6, 0, 0))
-    connection.request("POST", path, body, headers)
-    server.wait_for("waiting")
-    connection.close()
+    with Client(server) as client:
+        for _ in range(3):
+            assert ask(client, vector(10, 0, 0))[0] == 200
+        client.send(request(vector(6, 0, 0)))
+        server.wait_for("waiting")
     server.wait_for("cancelled")

@@ -11,6 +11,8 @@ from urllib.parse import unquote
 
 import httptools
 
+from stubserve.protocols.http import compression
+
 MAX_HEAD_BYTES = 64 * 1024
 _CACHED_HEADS = 1024
 _CACHED_HEAD_BYTES = 1024
@@ -36,6 +38,7 @@ class Head:
         "infer",
         "keep_alive",
         "method",
+        "repeatable",
         "target",
     )
 
@@ -53,11 +56,8 @@ class Head:
         self.infer: tuple[str, str] | None = None
         self.header_length: bytes | None = None
         self.accept_encoding: bytes | None = None
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether the next request on the connection may be just like this one, with nothing negotiated."""
-        return self.keep_alive and self.accept_encoding is None and self.content_encoding is None
+        # Whether the next request on the connection can be just like it, with nothing negotiated
+        self.repeatable = False
 
     # Callbacks of the parser
 
@@ -102,6 +102,11 @@ def parse_head(data: bytes) -> Head:
         match = _INFER.fullmatch(head.target.partition(b"?")[0].decode("latin-1"))
         if match:
             head.infer = (unquote(match[1]), match[2] or "")
+    head.repeatable = (
+        head.keep_alive
+        and head.content_encoding is None
+        and (head.accept_encoding is None or compression.choose(head.accept_encoding) is None)
+    )
     return head
 
 
