@@ -102,7 +102,7 @@ def test_the_same_front_with_a_wrong_length_is_refused(server: Serving) -> None:
         for _ in range(3):
             assert ask(client, vector(10, 0, 0))[0] == 200
         front = request(vector(10, 0, 0))[:-12]
-        client.send(front.replace(b"Content-Length: ", b"Content-Length: 1") + bytes(1012))
+        client.send(front.replace(b"\nContent-Length: ", b"\nContent-Length: 1") + bytes(1012))
         status, _, body = client.answer()
         assert (status, b"error" in body) == (400, True)
 
