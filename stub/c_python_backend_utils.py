@@ -8,9 +8,9 @@ from stubserve_stub.logger import Logger
 from stubserve_stub.preferred_memory import PreferredMemory
 from stubserve_stub.requests import InferenceRequest, InferenceTrace
 from stubserve_stub.responses import InferenceResponse
+from stubserve_stub.sender import InferenceResponseSender
 from stubserve_stub.tensors import Tensor
 from stubserve_stub.unavailable import (
-    InferenceResponseSender,
     Metric,
     MetricFamily,
     ResponseIterator,

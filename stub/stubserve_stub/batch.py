@@ -8,6 +8,8 @@ result reaches the parent. So after the model has run
    and an output of step 1 that lies in one of them is copied after all, for the model may write to it at any time.
 
 Everything else that a model returns is copied once, into the stub's own segment, or into the message when it is small.
+
+A request that is answered through a sender is left to it when `execute` has returned, its inputs too.
 """
 
 from __future__ import annotations
@@ -18,16 +20,15 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from stubserve_stub.channel import Channel
-from stubserve_stub.exceptions import TritonError
+from stubserve_stub.constants import REQUEST_RELEASE_RESCHEDULE
+from stubserve_stub.encoding import WireResponse, encode_response, no_memory
 from stubserve_stub.model import ContractBroken
 from stubserve_stub.requests import InferenceRequest
 from stubserve_stub.responses import InferenceResponse
+from stubserve_stub.sender import InferenceResponseSender, Senders
 from stubserve_stub.tensors import Tensor
+from stubserve_stub.wire import messages
 from stubserve_stub.wire.arena import ArenaFull
-from stubserve_stub.wire.layout import INLINE_BYTES
-
-WireTensor = Tuple[str, int, Sequence[int], Any]
-WireResponse = Optional[Tuple[Any, ...]]
 
 
 def _address(buffer: Any) -> int:
@@ -40,8 +41,11 @@ def _address(buffer: Any) -> int:
 class Batch:
     """The requests of one EXECUTE message."""
 
-    def __init__(self, channel: Channel, number: int, wire_requests: Sequence[Any], output_names: List[str]) -> None:
+    def __init__(
+        self, channel: Channel, senders: Senders, number: int, wire_requests: Sequence[Any], output_names: List[str]
+    ) -> None:
         self._channel = channel
+        self._senders = senders
         self.number = number
         # Inputs in the arena: (address, nbytes, offset) of each
         self._inputs: List[Tuple[int, int, int]] = []
@@ -71,8 +75,16 @@ class Batch:
             parameters,
             output_names if requested is None else requested,
             inputs,
-            self.number,
+            self,
         )
+
+    def create_sender(self, request: InferenceRequest) -> InferenceResponseSender:
+        """The sender of one of these requests; a closed one if the request has been answered."""
+        for index, candidate in enumerate(self.requests):
+            if candidate is request:
+                own = [entry for entry in self._tensors if any(entry[1] is tensor for tensor in request._inputs)]
+                return self._senders.create((self.number, index), request._requested_output_names, own)
+        return self._senders.closed()
 
     def check(self, result: Any) -> List[Optional[InferenceResponse]]:
         """What `execute` returned, as one response (or None) per request. Raises ContractBroken."""
@@ -95,38 +107,62 @@ class Batch:
                 )
         return result
 
-    def encode(self, responses: List[Optional[InferenceResponse]]) -> List[WireResponse]:
-        """The responses as they go over the wire, outputs pruned to what each request asked for."""
-        return [
-            None if response is None else self._encode(request, response)
-            for request, response in zip(self.requests, responses)
-        ]
+    def encode(self, responses: List[Optional[InferenceResponse]]) -> List[Any]:
+        """The entries of RESULT: the responses as they go over the wire, outputs pruned to what was asked for."""
+        return [self._entry(request, response) for request, response in zip(self.requests, responses)]
 
-    def _encode(self, request: InferenceRequest, response: InferenceResponse) -> WireResponse:
-        error = response.error()
-        if error is not None:
-            return ((error.message(), int(error.code())), (), None)
-        response._prune(request._requested_output_names)
-        try:
-            outputs = [self._encode_tensor(tensor) for tensor in response.output_tensors()]
-        except ArenaFull as full:
-            return self._no_memory(full)
-        return (None, outputs, response._parameters)
+    def _entry(self, request: InferenceRequest, response: Optional[InferenceResponse]) -> Any:
+        if request._release_flags & REQUEST_RELEASE_RESCHEDULE:
+            if response is None:
+                return self._rescheduled(request)
+            if response._error is None:
+                raise ContractBroken(
+                    "Expected a None object in the execute function return list for reschduled request, "
+                    "found type '{}'.".format(type(response))
+                )
+        if response is None:
+            request.get_response_sender()
+            return None
+        sender = request._sender
+        if sender is not None:
+            if sender._sent:
+                raise ContractBroken("Unable to send response. Non-decoupled model cannot send more than one response.")
+            sender._revoke()
+        return encode_response(response, request._requested_output_names, self)
 
-    def _encode_tensor(self, tensor: Tensor) -> WireTensor:
-        datatype, shape, buffer = tensor._payload()
-        if isinstance(buffer, bytes):
-            nbytes = len(buffer)
-        else:
-            nbytes = buffer.nbytes
-        if nbytes <= INLINE_BYTES:
-            return (tensor.name(), datatype, shape, buffer if isinstance(buffer, bytes) else buffer.tobytes())
+    def left_open(self) -> List[Any]:
+        """The entries of RESULT for a decoupled model: all is said, or will be, through senders."""
+        entries: List[Any] = []
+        for request in self.requests:
+            if request._release_flags & REQUEST_RELEASE_RESCHEDULE:
+                entries.append(self._rescheduled(request))
+            else:
+                request.get_response_sender()
+                entries.append(None)
+        return entries
+
+    @staticmethod
+    def _rescheduled(request: InferenceRequest) -> int:
+        if request._sender is not None:
+            request._sender._revoke()
+        return messages.RESCHEDULED
+
+    def revoke_senders(self) -> None:
+        """Ends what is open: the whole batch has failed."""
+        for request in self.requests:
+            if request._sender is not None:
+                request._sender._revoke()
+
+    def senders(self) -> List["weakref.ref[InferenceResponseSender]"]:
+        """Those that there are, without keeping them alive."""
+        return [weakref.ref(request._sender) for request in self.requests if request._sender is not None]
+
+    def place(self, buffer: Any) -> Tuple[int, int]:
+        """Where an output lies that is too large for the message. Raises ArenaFull."""
         place = None
-        if not isinstance(buffer, bytes) and self._inputs:
-            place = self._within_inputs(_address(buffer), nbytes)
-        if place is None:
-            place = self._channel.place(buffer)
-        return (tensor.name(), datatype, shape, place)
+        if self._inputs and not isinstance(buffer, bytes):
+            place = self._within_inputs(_address(buffer), buffer.nbytes)
+        return self._channel.place(buffer) if place is None else place
 
     def _within_inputs(self, address: int, nbytes: int) -> Optional[Tuple[int, int]]:
         for start, length, offset in self._inputs:
@@ -137,18 +173,28 @@ class Batch:
     def watches(self) -> Dict[int, "weakref.ref[Any]"]:
         """For each input of which the model was given a view: its offset, and a reference that dies with the views."""
         found = {}
-        for offset, tensor in self._tensors:
+        for offset, tensor in self._own_tensors():
             watch = tensor._watch()
             if watch is not None:
                 found[offset] = watch
         return found
+
+    def _own_tensors(self) -> List[Tuple[int, Tensor]]:
+        """All but those that senders look after."""
+        others = [
+            id(tensor)
+            for request in self.requests
+            if request._sender is not None and not request._sender._revoked
+            for tensor in request._inputs
+        ]
+        return [entry for entry in self._tensors if id(entry[1]) not in others] if others else self._tensors
 
     def drop(self) -> None:
         """Lets go of every object that the model was given."""
         self.requests = []
         self._tensors = []
 
-    def settle(self, watches: Dict[int, "weakref.ref[Any]"], wire: List[WireResponse]) -> Tuple[List[int], List[Any]]:
+    def settle(self, watches: Dict[int, "weakref.ref[Any]"], wire: List[Any]) -> Tuple[List[int], List[Any]]:
         """Finds the inputs that the model still holds, and moves outputs out of them: (held offsets, responses)."""
         held = []
         spans = []
@@ -161,13 +207,9 @@ class Batch:
                 self._channel.hold(offset, memory)
         if not spans:
             return held, wire
-        return held, [None if response is None else self._moved(response, spans) for response in wire]
+        return held, [self._moved(entry, spans) if isinstance(entry, tuple) else entry for entry in wire]
 
-    @staticmethod
-    def _no_memory(full: ArenaFull) -> Tuple[Any, ...]:
-        return ((str(full), int(TritonError.UNAVAILABLE)), (), None)
-
-    def _moved(self, response: Tuple[Any, ...], spans: List[Tuple[int, int]]) -> Tuple[Any, ...]:
+    def _moved(self, response: WireResponse, spans: List[Tuple[int, int]]) -> WireResponse:
         error, outputs, parameters = response
         moved = []
         for name, datatype, shape, data in outputs:
@@ -175,6 +217,6 @@ class Batch:
                 try:
                     data = self._channel.place(self._channel.arena.view(*data))
                 except ArenaFull as full:
-                    return self._no_memory(full)
+                    return no_memory(full)
             moved.append((name, datatype, shape, data))
         return (error, moved, parameters)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import inspect
 import os
 import sys
 import threading
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from stubserve_stub.exceptions import TritonModelException
 from stubserve_stub.model_config import ModelConfig
@@ -103,12 +104,22 @@ class Model:
 
     def execute(self, requests: List[Any]) -> Any:
         """Calls the model; a coroutine is run to its end on the model's event loop."""
-        if self._execute is None:
-            raise ContractBroken("Python model {} does not implement `execute` method.".format(self._path))
-        result = self._execute(requests)
+        result = self._call(requests)
         if asyncio.iscoroutine(result):
             result = self._loop.run(result)
         return result
+
+    def start(self, requests: List[Any]) -> Tuple[Any, Optional["concurrent.futures.Future[Any]"]]:
+        """As `execute`, but does not wait for a coroutine: (result, None), or (None, the coroutine's future)."""
+        result = self._call(requests)
+        if asyncio.iscoroutine(result):
+            return None, self._loop.submit(result)
+        return result, None
+
+    def _call(self, requests: List[Any]) -> Any:
+        if self._execute is None:
+            raise ContractBroken("Python model {} does not implement `execute` method.".format(self._path))
+        return self._execute(requests)
 
     def finalize(self) -> None:
         self._loop.stop()

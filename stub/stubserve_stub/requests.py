@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Sequence, Set, Union
+import threading
+from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Set, Union
 
 from stubserve_stub import parameters as params
+from stubserve_stub import sender
 from stubserve_stub.arguments import (
     INT64_MAX,
     INT64_MIN,
@@ -19,7 +21,11 @@ from stubserve_stub.arguments import (
 from stubserve_stub.constants import MemoryType
 from stubserve_stub.exceptions import TritonModelException
 from stubserve_stub.preferred_memory import PreferredMemory
+from stubserve_stub.sender import InferenceResponseSender
 from stubserve_stub.tensors import Tensor
+
+if TYPE_CHECKING:
+    from stubserve_stub.batch import Batch
 
 _SIGNATURE = (
     "InferenceRequest(request_id: str = '', correlation_id: object = 0, inputs: List[Tensor], "
@@ -70,15 +76,16 @@ class InferenceRequest:
 
     __slots__ = (
         "__weakref__",
+        "_batch",
         "_cancelled",
         "_correlation_id",
         "_flags",
         "_id",
         "_inputs",
-        "_key",
         "_parameters",
         "_release_flags",
         "_requested_output_names",
+        "_sender",
         "_target",
         "_timeout_us",
     )
@@ -92,9 +99,10 @@ class InferenceRequest:
     _inputs: List[Tensor]
     # Of a request that a model made
     _target: Optional[Target]
-    # Of a request that was received: the number of its batch; set from another thread; for its release
-    _key: Any
+    # Of a request that was received: its batch; set from another thread; for its release
+    _batch: Optional[Batch]
     _cancelled: bool
+    _sender: Optional[InferenceResponseSender]
     _release_flags: int
 
     def __init__(
@@ -155,8 +163,9 @@ class InferenceRequest:
         self._requested_output_names = names
         self._inputs = tensors
         self._target = Target(model, version, preferred_memory)
-        self._key = None
+        self._batch = None
         self._cancelled = False
+        self._sender = None
         self._release_flags = 0
 
     @staticmethod
@@ -168,7 +177,7 @@ class InferenceRequest:
         parameters: Optional[params.Parameters],
         requested_output_names: Sequence[str],
         inputs: List[Tensor],
-        key: Any,
+        batch: Batch,
     ) -> InferenceRequest:
         """A request out of a message."""
         self = _new(InferenceRequest)
@@ -180,8 +189,9 @@ class InferenceRequest:
         self._requested_output_names = requested_output_names
         self._inputs = inputs
         self._target = None
-        self._key = key
+        self._batch = batch
         self._cancelled = False
+        self._sender = None
         self._release_flags = 0
         return self
 
@@ -221,7 +231,7 @@ class InferenceRequest:
 
     def is_cancelled(self) -> bool:
         """Whether the client has gone; known at once, without asking the server."""
-        return self._cancelled
+        return self._cancelled or (self._sender is not None and self._sender.is_cancelled())
 
     def set_release_flags(self, flags: int, /) -> None:
         bits = as_integer(flags, 0, UINT32_MAX)
@@ -229,11 +239,17 @@ class InferenceRequest:
             raise incompatible("set_release_flags", "(self: InferenceRequest, arg0: int) -> None", (self, flags))
         self._release_flags = bits
 
-    def get_response_sender(self) -> Any:
-        """Raises TritonModelException: there are no response senders yet."""
-        raise TritonModelException(
-            "This release of stubserve has no response senders yet: return the responses from execute."
-        )
+    def get_response_sender(self) -> InferenceResponseSender:
+        """The same object on every call, from any thread."""
+        if self._sender is None:
+            with _creating:
+                if self._sender is None:
+                    made = sender.without_state() if self._batch is None else self._batch.create_sender(self)
+                    # Set by another thread, which looks for the sender only after that.
+                    if self._cancelled:
+                        made._cancelled = True
+                    self._sender = made
+        return self._sender
 
     def exec(self, decoupled: bool = False) -> Any:
         """Raises TritonModelException: models cannot call models yet."""
@@ -255,3 +271,4 @@ def _correlation_id(given: Any) -> Union[int, str]:
 
 
 _new = object.__new__
+_creating = threading.Lock()

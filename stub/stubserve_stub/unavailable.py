@@ -49,13 +49,6 @@ class Metric:
         raise TypeError("Metric: No constructor defined!")
 
 
-class InferenceResponseSender:
-    """A request hands these out; on its own it has no constructor."""
-
-    def __init__(self) -> None:
-        raise TypeError("InferenceResponseSender: No constructor defined!")
-
-
 class ResponseIterator:
     """Requests that a model makes return these; on its own it has no constructor."""
 

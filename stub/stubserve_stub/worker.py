@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import os
 import platform
 import signal
 import sys
 import threading
 import time
-from typing import Any, Dict, Iterator, Optional, Sequence
+import weakref
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from stubserve_stub.channel import EXECUTING, FINALIZING, IDLE, Channel
 from stubserve_stub.control import Control
 from stubserve_stub.exceptions import format_exception
 from stubserve_stub.model import ContractBroken, Model, import_model
+from stubserve_stub.sender import InferenceResponseSender, Senders
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.arena import Arena, ArenaFull
 
@@ -39,7 +42,10 @@ class Worker:
         # The batch that runs, for cancellation, which arrives on the control thread
         self._current: Optional[Batch] = None
         self._cancelled: Dict[int, Sequence[int]] = {}
+        self._newest = 0
         self._batch_guard = threading.Lock()
+        self._decoupled = False
+        self._senders = Senders(self._channel, False)
 
     @staticmethod
     def _name_process() -> None:
@@ -107,12 +113,15 @@ class Worker:
                 break
         self._instance = order["instance"]
         self._output_names = order["outputs"]
+        self._decoupled = self._senders.decoupled = order["decoupled"]
         logger.connect(self._log)
         logger.set_levels(order["log_levels"])
         with self._reporting("initialize"):
             model.initialize(order["arguments"])
         self._model = model
+        self._channel.on_poke = self._report_dropped
         self._control.handle("cancel", self._on_cancel)
+        self._control.handle("acknowledge", self._on_acknowledge)
         self._control.handle("is_ready", self._on_is_ready)
         self._channel.set_health(IDLE)
         self._control.send("ready", checks_readiness=model.checks_readiness)
@@ -139,9 +148,10 @@ class Worker:
     def _execute(self, number: int, wire_requests: Sequence[Any]) -> None:
         assert self._model is not None
         channel = self._channel
-        batch = Batch(channel, number, wire_requests, list(self._output_names))
+        batch = Batch(channel, self._senders, number, wire_requests, list(self._output_names))
         with self._batch_guard:
             self._current = batch
+            self._newest = number
             for index in self._cancelled.pop(number, ()):
                 batch.requests[index]._cancelled = True
         channel.set_health(EXECUTING, number)
@@ -150,13 +160,18 @@ class Worker:
         error = None
         wire: Any = []
         try:
-            result = self._model.execute(batch.requests)
-            end = time.monotonic_ns()
-            wire = batch.encode(batch.check(result))
+            if self._decoupled:
+                wire = self._execute_decoupled(batch)
+            else:
+                result = self._model.execute(batch.requests)
+                end = time.monotonic_ns()
+                wire = batch.encode(batch.check(result))
         except ContractBroken as broken:
             error = self._failure(str(broken))
         except BaseException as raised:  # SystemExit and KeyboardInterrupt of a model are its error too
             error = self._failure(format_exception(raised))
+        if error is not None:
+            batch.revoke_senders()
         result = None
         watches = batch.watches()
         with self._batch_guard:
@@ -168,7 +183,44 @@ class Worker:
         try:
             channel.send((messages.RESULT, number, start, end, wire, held, error))
         except ArenaFull as full:
+            self._senders.revoke(number)
             channel.send((messages.RESULT, number, start, end, [], held, str(full)))
+
+    def _execute_decoupled(self, batch: Batch) -> List[Any]:
+        """Runs a decoupled model on a batch; a coroutine is only started, and may outlive many batches."""
+        assert self._model is not None
+        result, future = self._model.start(batch.requests)
+        if result is not None:
+            raise ContractBroken(
+                "Python model '{}' is using the decoupled mode and the execute function must return None.".format(
+                    self._instance
+                )
+            )
+        entries = batch.left_open()
+        if future is not None:
+            future.add_done_callback(functools.partial(self._on_coroutine_end, batch.senders()))
+        return entries
+
+    def _on_coroutine_end(self, senders: List["weakref.ref[InferenceResponseSender]"], future: Any) -> None:
+        raised = future.exception()
+        if raised is None:
+            return
+        error = self._failure(format_exception(raised))
+        for reference in senders:
+            sender = reference()
+            if sender is not None:
+                sender._fail(error)
+
+    def _report_dropped(self) -> None:
+        for number, index in self._senders.report_dropped(self._instance):
+            self._log(
+                logger.WARNING_LEVEL,
+                "worker.py",
+                0,
+                "Model '{}' let go of the response sender of request {} of batch {} without the final flag".format(
+                    self._instance, index, number
+                ),
+            )
 
     def _failure(self, message: str) -> str:
         text = "Failed to process the request(s) for model '{}', message: {}".format(self._instance, message)
@@ -183,8 +235,16 @@ class Worker:
             if self._current is not None and self._current.number == number:
                 for index in indices:
                     self._current.requests[index]._cancelled = True
-            elif self._current is None or self._current.number < number:
+            elif number > self._newest:
                 self._cancelled[number] = list(self._cancelled.get(number, ())) + indices
+        for index in indices:
+            self._senders.cancel((number, index))
+
+    def _on_acknowledge(self, message: Dict[str, Any]) -> None:
+        # The frees travel with it because the main thread may be in `execute` for as long as the stream lasts.
+        self._channel.free(message["frees"])
+        for number, index in message["groups"]:
+            self._senders.acknowledge((number, index))
 
     def _on_is_ready(self, message: Dict[str, Any]) -> None:
         # A thread of its own: a slow answer must not hold up cancellations. The parent asks one question at a time.

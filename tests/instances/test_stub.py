@@ -52,11 +52,18 @@ class Owner:
     def __init__(self) -> None:
         self.results: asyncio.Queue[list[tuple[Request, Response]]] = asyncio.Queue()
 
-    def on_results(self, stub: Stub, finished: list[tuple[Request, Response]]) -> None:
+    def on_results(self, stub: Stub, requests: list[Request], finished: list[tuple[Request, Response]]) -> None:
         self.results.put_nowait(finished)
 
-    def on_death(self, stub: Stub, cause: str, unfinished: list[Request]) -> None:
+    def on_response(self, stub: Stub, request: Request, response: Response, start_ns: int) -> None:
+        raise AssertionError("this model has no sender")
+
+    def on_rescheduled(self, stub: Stub, request: Request) -> None:
+        raise AssertionError("this model reschedules nothing")
+
+    def on_death(self, stub: Stub, cause: str, unfinished: list[Request], open_: list[Request]) -> None:
         assert not unfinished
+        assert not open_
 
 
 async def drive(folder: Path, interpreter: Path) -> int:

@@ -46,5 +46,21 @@ def test_an_unexpected_or_second_answer_is_an_error_of_the_caller():
     orderer.expect(first)
     orderer.expect(second)
     orderer.complete(second, Response())
-    with pytest.raises(ValueError, match="answered twice"):
+    with pytest.raises(ValueError, match="after its final response"):
         orderer.complete(second, Response())
+
+
+def test_streams_follow_one_another():
+    orderer = ResponseOrderer()
+    first, second, third = (request(i) for i in range(3))
+    for r in (first, second, third):
+        orderer.expect(r)
+    more, last, only = Response(final=False), Response(), Response()
+    assert orderer.complete(second, more) == []
+    assert orderer.complete(second, last) == []
+    early = Response(final=False)
+    assert orderer.complete(first, early) == [(first, early)]
+    assert orderer.complete(third, only) == []
+    end = Response(empty=True)
+    assert orderer.complete(first, end) == [(first, end), (second, more), (second, last), (third, only)]
+    assert len(orderer) == 0

@@ -20,7 +20,7 @@ def received(**given: Any) -> InferenceRequest:
         "parameters": None,
         "requested_output_names": ["OUT"],
         "inputs": [],
-        "key": 7,
+        "batch": None,
     }
     return InferenceRequest._received(**{**fields, **given})
 
@@ -106,6 +106,7 @@ def test_bls_is_refused_in_plain_words(decoupled: bool) -> None:
             call(decoupled=decoupled)
 
 
-def test_sender_is_refused_in_plain_words() -> None:
-    with pytest.raises(TritonModelException, match="return the responses from execute"):
-        received().get_response_sender()
+def test_sender_is_always_the_same() -> None:
+    request = received()
+    assert request.get_response_sender() is request.get_response_sender()
+    assert request.get_response_sender().is_cancelled() is False

@@ -46,6 +46,21 @@ class Response:
         return f"<Response {self.error or self.outputs}>"
 
 
+class Stream:
+    """What is known of a request that is answered by more than one response, or slowly read.
+
+    `responses` so far, and when the last of them was passed on; `owed` is what to do when the reader goes on.
+    """
+
+    __slots__ = ("last_ns", "owed", "paused", "responses")
+
+    def __init__(self) -> None:
+        self.responses = 0
+        self.last_ns = 0
+        self.paused = False
+        self.owed: list[Callable[[], None]] = []
+
+
 class Request:
     """One request to one version of one model.
 
@@ -59,6 +74,11 @@ class Request:
     `on_response` is called with (request, response): once, or, for a decoupled model, once per response until one is
     `final`. The blocks behind inputs (until the final response) and outputs are only promised until it returns: who
     needs them longer holds them.
+
+    A reader that cannot keep up says `pause()`, from within `on_response` or at any time, and `resume()` when it has
+    caught up. The model's `send` then waits as soon as its credit is used up (see `stubserve_stub.sender`): at most two
+    groups of responses, of 128 responses or 2 MiB each, still arrive and are the reader's to keep. Other requests go
+    on. Cancelling a request resumes it for good.
     """
 
     __slots__ = (
@@ -80,6 +100,7 @@ class Request:
         "queue_start_ns",
         "request_start_ns",
         "requested_outputs",
+        "stream",
         "timeout_us",
     )
 
@@ -111,6 +132,7 @@ class Request:
         self.admitted = False
         self.cancelled = False
         self.outcome: str | None = None
+        self.stream: Stream | None = None
         # When what happened
         self.request_start_ns = 0
         self.queue_start_ns = 0
@@ -118,6 +140,26 @@ class Request:
         self.compute_input_end_ns = 0
         self.compute_infer_end_ns = 0
         self.compute_end_ns = 0
+
+    def pause(self) -> None:
+        """The reader is behind: no further credit for the model."""
+        if not self.cancelled:
+            self.streamed().paused = True
+
+    def resume(self) -> None:
+        """The reader has caught up."""
+        stream = self.stream
+        if stream is not None and stream.paused:
+            stream.paused = False
+            owed, stream.owed = stream.owed, []
+            for act in owed:
+                act()
+
+    def streamed(self) -> Stream:
+        """Its state as a stream, made when it is first asked for."""
+        if self.stream is None:
+            self.stream = Stream()
+        return self.stream
 
     @property
     def id_prefix(self) -> str:

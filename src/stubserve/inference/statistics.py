@@ -18,10 +18,14 @@ from stubserve.inference.request import (
     REJECTED,
     SUCCESS,
     Request,
+    Response,
 )
 
 # Outcomes as the failure metric's `reason` label spells them.
 FAILURE_REASONS = {REJECTED: "REJECTED", CANCELLED: "CANCELED", BACKEND_FAILURE: "BACKEND", OTHER_FAILURE: "OTHER"}
+
+# How many responses to one request have statistics of their own.
+RESPONSES = 256
 
 
 class _Executions:
@@ -34,6 +38,42 @@ class _Executions:
         self.input_ns = 0
         self.infer_ns = 0
         self.output_ns = 0
+
+
+class _Responses:
+    """All first responses, all second ones, and so on: how many of which kind, and their time."""
+
+    __slots__ = ("cancel", "empty", "fail", "infer", "output", "success")
+
+    def __init__(self) -> None:
+        # Each a count and nanoseconds
+        self.infer = [0, 0]
+        self.output = [0, 0]
+        self.success = [0, 0]
+        self.fail = [0, 0]
+        self.empty = [0, 0]
+        self.cancel = [0, 0]
+
+    def record(self, request: Request, response: Response, begin_ns: int, start_ns: int, end_ns: int) -> None:
+        if request.cancelled:
+            kind = self.cancel
+        elif response.empty:
+            kind = self.empty
+        else:
+            kind = self.success if response.error is None else self.fail
+            _add(self.infer, start_ns - begin_ns)
+            _add(self.output, end_ns - start_ns)
+        _add(kind, end_ns - begin_ns)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "compute_infer": _duration(*self.infer),
+            "compute_output": _duration(*self.output),
+            "success": _duration(*self.success),
+            "fail": _duration(*self.fail),
+            "empty_response": _duration(*self.empty),
+            "cancel": _duration(*self.cancel),
+        }
 
 
 class ModelStatistics:
@@ -56,6 +96,7 @@ class ModelStatistics:
         "inference_count",
         "last_inference_ms",
         "queue_ns",
+        "responses",
         "success_count",
         "success_ns",
     )
@@ -74,6 +115,8 @@ class ModelStatistics:
         self.compute_output_ns = 0
         self.inference_count = 0
         self.last_inference_ms = 0
+        # Of a decoupled model: responses by their place in the answer to one request
+        self.responses: list[_Responses] = []
         # Executions, by their total batch size
         self.execution_count = 0
         self.executions: dict[int, _Executions] = {}
@@ -108,6 +151,23 @@ class ModelStatistics:
         executions.output_ns += first.compute_end_ns - first.compute_infer_end_ns
         self.last_inference_ms = time.time_ns() // 1_000_000
 
+    def record_response(self, request: Request, response: Response, start_ns: int) -> None:
+        """Counts a response of a decoupled model, which the model sent at `start_ns`.
+
+        Its time begins with the request's execution or the response before. Only the first RESPONSES of a request are
+        counted: a stream may have any number.
+        """
+        stream = request.streamed()
+        place = stream.responses
+        if place == RESPONSES:
+            return
+        stream.responses += 1
+        if place == len(self.responses):
+            self.responses.append(_Responses())
+        now = time.monotonic_ns()
+        self.responses[place].record(request, response, stream.last_ns or request.compute_start_ns, start_ns, now)
+        stream.last_ns = now
+
     def record_failure(self, request: Request) -> None:
         """Counts a request that ended without an execution, under its outcome (OTHER where it has none)."""
         self._count_failure(request, time.monotonic_ns())
@@ -130,7 +190,7 @@ class ModelStatistics:
                 "cache_hit": _duration(0, 0),
                 "cache_miss": _duration(0, 0),
             },
-            "response_stats": {},
+            "response_stats": {str(place): responses.to_dict() for place, responses in enumerate(self.responses)},
             "batch_stats": [
                 {
                     "batch_size": batch_size,
@@ -150,6 +210,11 @@ class ModelStatistics:
 
     def __repr__(self) -> str:
         return f"<ModelStatistics {self.success_count} succeeded, {self.fail_count} failed>"
+
+
+def _add(total: list[int], nanoseconds: int) -> None:
+    total[0] += 1
+    total[1] += nanoseconds
 
 
 def _duration(count: int, nanoseconds: int) -> dict[str, int]:

@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from stubserve_stub.wire import messages
+from stubserve_stub.wire.messages import FINAL
 
 from stubserve.errors import Code, ServeError, internal
+from stubserve.inference.memory import Block
 from stubserve.inference.request import BACKEND_FAILURE, SUCCESS, Request, Response
 from stubserve.inference.tensor import Tensor
 from stubserve.instances.stub_memory import StubMemory
+
+
+class Batch:
+    """A batch that a stub has: its requests, and the block of a message that was too large for the ring.
+
+    `answered` are the indices of those that have had their final response before the batch's result, or None.
+    """
+
+    __slots__ = ("answered", "requests", "spilled")
+
+    def __init__(self, requests: list[Request], spilled: Block | None) -> None:
+        self.requests = requests
+        self.spilled = spilled
+        self.answered: set[int] | None = None
+
+    def unanswered(self) -> list[Request]:
+        if not self.answered:
+            return self.requests
+        return [request for index, request in enumerate(self.requests) if index not in self.answered]
 
 
 def pack_batch(number: int, frees: list[int], requests: list[Request]) -> bytes:
@@ -45,52 +67,73 @@ def pack_batch(number: int, frees: list[int], requests: list[Request]) -> bytes:
 
 
 def read_result(
-    message: tuple[Any, ...], requests: list[Request], memory: StubMemory, instance: str
-) -> list[tuple[Request, Response]]:
-    """The answers in a RESULT message; sets the requests' times and outcomes.
+    message: tuple[Any, ...], batch: Batch, memory: StubMemory, instance: str
+) -> tuple[list[tuple[Request, Response]], list[tuple[int, Any]]]:
+    """The answers in a RESULT message, and (index, entry) of requests that it does not answer; sets times and outcomes.
 
     `memory` is the stub's: inputs that its model still holds are held there, outputs in its segment become blocks.
     """
-    _, _, start_ns, end_ns, wire_responses, held, error = message
+    _, _, start_ns, end_ns, entries, held, error = message
+    requests = batch.requests
     if held:
         for request in requests:
-            for tensor in request.inputs:
-                if tensor.block is not None and tensor.offset in held:
-                    memory.hold_input(tensor.offset, tensor.block)
+            hold_inputs(request, held, memory)
     now = time.monotonic_ns()
     finished = []
+    left = []
     for index, request in enumerate(requests):
         request.compute_input_end_ns = start_ns
         request.compute_infer_end_ns = end_ns
         request.compute_end_ns = now
         if error is not None:
             request.outcome = BACKEND_FAILURE
+            if batch.answered is not None and index in batch.answered:
+                continue
             response = Response(error=internal(error))
         else:
             request.outcome = SUCCESS
+            entry = entries[index]
+            if type(entry) is not tuple:
+                if batch.answered is None or index not in batch.answered:
+                    left.append((index, entry))
+                continue
             try:
-                response = _response(wire_responses[index], requests, memory, instance)
+                response = _response(entry, requests, memory, instance)
             except ServeError as wrong:
                 response = Response(error=wrong)
         finished.append((request, response))
-    return finished
+    return finished, left
 
 
-def _response(wire: tuple[Any, ...] | None, requests: list[Request], memory: StubMemory, instance: str) -> Response:
+def read_response(message: tuple[Any, ...], memory: StubMemory, instance: str) -> Response:
+    """The response in a RESPONSE message; it refers to no input."""
+    wire = message[4]
+    final = bool(message[5] & FINAL)
     if wire is None:
-        return Response(
-            error=internal(
-                f"model instance '{instance}' returned None for this request; answering through a response sender "
-                "is not offered by this release of stubserve"
-            )
-        )
+        return Response(final=final, empty=True)
+    try:
+        response = _response(wire, (), memory, instance)
+    except ServeError as wrong:
+        response = Response(error=wrong)
+    response.final = final
+    return response
+
+
+def hold_inputs(request: Request, held: Sequence[int], memory: StubMemory) -> None:
+    """Keeps the inputs at these offsets, which the model still holds."""
+    for tensor in request.inputs:
+        if tensor.block is not None and tensor.offset in held:
+            memory.hold_input(tensor.offset, tensor.block)
+
+
+def _response(wire: tuple[Any, ...], requests: Sequence[Request], memory: StubMemory, instance: str) -> Response:
     error, outputs, parameters = wire
     if error is not None:
         return Response(error=ServeError(Code(error[1]), error[0]))
     return Response([_output(output, requests, memory, instance) for output in outputs], parameters)
 
 
-def _output(wire: tuple[Any, ...], requests: list[Request], memory: StubMemory, instance: str) -> Tensor:
+def _output(wire: tuple[Any, ...], requests: Sequence[Request], memory: StubMemory, instance: str) -> Tensor:
     name, datatype, shape, data = wire
     if isinstance(data, bytes):
         return Tensor(name, datatype, shape, data)

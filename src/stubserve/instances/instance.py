@@ -34,9 +34,17 @@ class InstanceOwner(Protocol):
 
     def on_ready(self, instance: Instance) -> None: ...
 
-    def on_results(self, instance: Instance, finished: list[tuple[Request, Response]]) -> None: ...
+    def on_results(
+        self, instance: Instance, requests: list[Request], finished: list[tuple[Request, Response]]
+    ) -> None: ...
 
-    def on_death(self, instance: Instance, error: ServeError, unfinished: list[Request]) -> None: ...
+    def on_response(self, request: Request, response: Response, start_ns: int) -> None: ...
+
+    def on_rescheduled(self, instance: Instance, request: Request) -> None: ...
+
+    def on_death(
+        self, instance: Instance, error: ServeError, unfinished: list[Request], open_: list[Request]
+    ) -> None: ...
 
 
 class Instance:
@@ -102,15 +110,21 @@ class Instance:
 
     # What the stub tells
 
-    def on_results(self, stub: Stub, finished: list[tuple[Request, Response]]) -> None:
-        self._owner.on_results(self, finished)
+    def on_results(self, stub: Stub, requests: list[Request], finished: list[tuple[Request, Response]]) -> None:
+        self._owner.on_results(self, requests, finished)
 
-    def on_death(self, stub: Stub, cause: str, unfinished: list[Request]) -> None:
+    def on_response(self, stub: Stub, request: Request, response: Response, start_ns: int) -> None:
+        self._owner.on_response(request, response, start_ns)
+
+    def on_rescheduled(self, stub: Stub, request: Request) -> None:
+        self._owner.on_rescheduled(self, request)
+
+    def on_death(self, stub: Stub, cause: str, unfinished: list[Request], open_: list[Request]) -> None:
         self.stub = None
         error = internal(f"Stub process '{self.name}' is not healthy: {cause} (pid {stub.pid}).")
         if self.state is State.STOPPED:
-            if unfinished:
-                self._owner.on_death(self, error, unfinished)
+            if unfinished or open_:
+                self._owner.on_death(self, error, unfinished, open_)
             return
         self.last_error = error.message
         delay = self.policy.next_delay(self._ready_at, time.monotonic())
@@ -121,7 +135,7 @@ class Instance:
             self.state = State.RESTARTING
             log.error("%s It is restarted in %.1f s.", error, delay)
             self._restart = asyncio.get_running_loop().create_task(self._start_again(delay))
-        self._owner.on_death(self, error, unfinished)
+        self._owner.on_death(self, error, unfinished, open_)
 
     def _adopt(self, stub: Stub) -> None:
         self.stub = stub
@@ -130,7 +144,7 @@ class Instance:
         self._ready_at = time.monotonic()
         self._owner.on_ready(self)
         if stub.death is not None:  # it died between its last word and this line
-            self.on_death(stub, stub.death, [])
+            self.on_death(stub, stub.death, [], [])
 
     async def _start_again(self, delay: float) -> None:
         while True:

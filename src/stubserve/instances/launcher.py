@@ -88,7 +88,9 @@ class Launcher:
             "model_version": self._version_dir.name,
             "model_name": config.name,
         }
-        await stub.initialize(arguments, [output.name for output in config.output], self._log_levels())
+        outputs = [output.name for output in config.output]
+        decoupled = config.model_transaction_policy.decoupled
+        await stub.initialize(arguments, outputs, decoupled, self._log_levels())
 
 
 _LEVELS = {0: logging.INFO, 1: logging.WARNING, 2: logging.ERROR, 3: logging.DEBUG}

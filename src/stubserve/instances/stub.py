@@ -5,12 +5,15 @@ configuration and ends ("completed"), or initializes the model ("ready"). A stag
 that dies instead leaves its cause of death and the end of its stderr in the error. No stage has a time limit, as
 upstream has none (a model may load for an hour); one that takes long is mentioned in the log.
 
-After that, batches go out and results come in over the rings; each wake-up takes everything that is there.
+After that, batches go out and results come in over the rings; each wake-up takes everything that is there. A request
+that its model answers through a sender is open until the final response, which may come before the result of its batch
+or long after it; the stub is free for the next batch with the result.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -21,9 +24,8 @@ from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, read_doorbell
 
 from stubserve.errors import internal
-from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
-from stubserve.instances.batch import pack_batch, read_result
+from stubserve.instances.batch import Batch, hold_inputs, pack_batch, read_response, read_result
 from stubserve.instances.environment import Environment
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub_memory import StubMemory
@@ -40,11 +42,17 @@ _HEALTH_NAMES = {0: "booting", 1: "loading", 2: "idle", 3: "executing", 4: "fina
 class StubOwner(Protocol):
     """Who is told what a stub does."""
 
-    def on_results(self, stub: Stub, finished: list[tuple[Request, Response]]) -> None:
-        """The answers to one batch."""
+    def on_results(self, stub: Stub, requests: list[Request], finished: list[tuple[Request, Response]]) -> None:
+        """A batch of these requests has run, and the stub is free for the next; with the answers that came of it."""
 
-    def on_death(self, stub: Stub, cause: str, unfinished: list[Request]) -> None:
-        """The stub is gone, and these requests with it."""
+    def on_response(self, stub: Stub, request: Request, response: Response, start_ns: int) -> None:
+        """A sender's response, before or after its batch has run; the model sent it at `start_ns`."""
+
+    def on_rescheduled(self, stub: Stub, request: Request) -> None:
+        """The model wants to execute this request, of a batch that has run, once more."""
+
+    def on_death(self, stub: Stub, cause: str, unfinished: list[Request], open_: list[Request]) -> None:
+        """The stub is gone, and with it the requests of a batch that ran, and those that senders had left to answer."""
 
 
 class Stub:
@@ -73,8 +81,13 @@ class Stub:
         self._steps: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._gone = asyncio.Event()
         self._readiness: asyncio.Future[dict[str, Any]] | None = None
-        # Batches that the stub has, by number; with the block of a message too large for the ring
-        self._in_flight: dict[int, tuple[list[Request], Block | None]] = {}
+        # Batches that the stub has, by number
+        self._in_flight: dict[int, Batch] = {}
+        # Requests of batches that have run which senders have yet to answer, by (batch, index), and the other way round
+        self._open: dict[tuple[int, int], Request] = {}
+        self._keys: dict[Request, tuple[int, int]] = {}
+        # Groups of responses that have been passed on, of which the stub is still to be told
+        self._passed_on: list[tuple[int, int]] = []
         self._batches = 0
         self._hang_watch: asyncio.TimerHandle | None = None
         try:
@@ -125,10 +138,17 @@ class Stub:
         completed: str = answer["config"]
         return completed
 
-    async def initialize(self, arguments: dict[str, str], outputs: list[str], log_levels: dict[str, Any]) -> None:
+    async def initialize(
+        self, arguments: dict[str, str], outputs: list[str], decoupled: bool, log_levels: dict[str, Any]
+    ) -> None:
         """Initializes the model; after that the stub takes batches. Raises ServeError."""
         self._process.send(
-            "initialize", instance=self.name, arguments=arguments, outputs=outputs, log_levels=log_levels
+            "initialize",
+            instance=self.name,
+            arguments=arguments,
+            outputs=outputs,
+            decoupled=decoupled,
+            log_levels=log_levels,
         )
         answer = await self._step("ready", "in initialize")
         self.checks_readiness = answer["checks_readiness"]
@@ -168,7 +188,7 @@ class Stub:
         except Exception:
             self._outputs.keep_frees(frees)  # this message will not tell the stub of them, so the next one must
             raise
-        self._in_flight[number] = (requests, spilled)
+        self._in_flight[number] = Batch(requests, spilled)
         if self._hang_watch is None:
             self._hang_watch = self._loop.call_later(_PATIENCE_S, self._watch_for_hang)
         self._memory.batches_in_flight += 1
@@ -177,11 +197,13 @@ class Stub:
 
     def cancel(self, request: Request) -> None:
         """Lets the model see that nobody waits for a request that it has."""
-        for number, (requests, _) in self._in_flight.items():
-            for index, candidate in enumerate(requests):
-                if candidate is request:
-                    self._process.send("cancel", batch=number, indices=[index])
-                    return
+        key = self._keys.get(request)
+        if key is None:
+            for number, batch in self._in_flight.items():
+                if request in batch.requests:
+                    key = (number, batch.requests.index(request))
+        if key is not None:
+            self._process.send("cancel", batch=key[0], indices=[key[1]])
 
     async def is_ready(self) -> tuple[bool, str]:
         """Asks the model's `is_ready`: the answer, and the reason of a no.
@@ -206,7 +228,7 @@ class Stub:
         if doing == "executing" and seconds >= _PATIENCE_S:
             log.warning(
                 "stub '%s' has been executing a batch of %d requests for %.0f s; 'py-spy dump --pid %d' shows where",
-                self.name, len(next(iter(self._in_flight.values()))[0]), seconds, self.pid,
+                self.name, len(next(iter(self._in_flight.values())).requests), seconds, self.pid,
             )  # fmt: skip
         self._hang_watch = self._loop.call_later(_PATIENCE_S, self._watch_for_hang)
 
@@ -224,13 +246,17 @@ class Stub:
             return
         for message in self._reader.take(count, self._decode):
             if message[0] == messages.RESULT:
-                finished = self._finish(message)
-                if self.owner is not None:
-                    self.owner.on_results(self, finished)
+                self._finish(message)
+            elif message[0] == messages.RESPONSE:
+                self._respond(message)
             else:
                 self._outputs.release_inputs(message[1])
         if self._outputs.unreported_bytes > _REPORT_FREES_ABOVE:
-            self._put(messages.pack((messages.FREE, self._outputs.take_frees())), 0)
+            if self._open or self._in_flight:
+                # The stub's main thread may be busy for long, and its ring fill up.
+                self._acknowledge()
+            else:
+                self._put(messages.pack((messages.FREE, self._outputs.take_frees())), 0)
 
     def _decode(self, data: memoryview, flags: int) -> tuple[Any, ...]:
         message: tuple[Any, ...] = messages.unpack(data)
@@ -240,12 +266,72 @@ class Stub:
             block.drop()
         return message
 
-    def _finish(self, message: tuple[Any, ...]) -> list[tuple[Request, Response]]:
-        requests, spilled = self._in_flight.pop(message[1])
+    def _finish(self, message: tuple[Any, ...]) -> None:
+        number = message[1]
+        batch = self._in_flight.pop(number)
         self._memory.batches_in_flight -= 1
-        if spilled is not None:
-            spilled.drop()
-        return read_result(message, requests, self._outputs, self.name)
+        if batch.spilled is not None:
+            batch.spilled.drop()
+        finished, left = read_result(message, batch, self._outputs, self.name)
+        owner = self.owner
+        if not left:
+            if owner is not None:
+                owner.on_results(self, batch.requests, finished)
+            return
+        rescheduled = []
+        for index, entry in left:
+            request = batch.requests[index]
+            if entry == messages.RESCHEDULED:
+                rescheduled.append(request)
+            else:
+                self._open[number, index] = request
+                self._keys[request] = (number, index)
+        if owner is not None:
+            owner.on_results(self, batch.requests, finished)
+            for request in rescheduled:
+                owner.on_rescheduled(self, request)
+
+    def _respond(self, message: tuple[Any, ...]) -> None:
+        _, number, index, start_ns, _, flags, held = message
+        response = read_response(message, self._outputs, self.name)
+        batch = self._in_flight.get(number)
+        if batch is not None:
+            request: Request | None = batch.requests[index]
+            if flags & messages.FINAL:
+                batch.answered = batch.answered or set()
+                batch.answered.add(index)
+        elif flags & messages.FINAL:
+            request = self._open.pop((number, index), None)
+            self._keys.pop(request, None)  # type: ignore[arg-type]  # None is no key
+        else:
+            request = self._open.get((number, index))
+        if request is None or self.owner is None:
+            # Sent while the request was being answered in another way.
+            for tensor in response.outputs:
+                if tensor.block is not None:
+                    tensor.block.drop()
+            return
+        if held:
+            hold_inputs(request, held, self._outputs)
+        self.owner.on_response(self, request, response, start_ns)
+        if flags & messages.ACKNOWLEDGE:
+            key = (number, index)
+            if request.stream is not None and request.stream.paused:
+                request.stream.owed.append(functools.partial(self._pass_on, key))
+            else:
+                self._pass_on(key)
+
+    def _pass_on(self, key: tuple[int, int]) -> None:
+        """A group of responses has been passed on to its reader; told with others of this turn of the event loop."""
+        if not self._passed_on:
+            self._loop.call_soon(self._acknowledge)
+        self._passed_on.append(key)
+
+    def _acknowledge(self) -> None:
+        groups, self._passed_on = self._passed_on, []
+        frees = self._outputs.take_frees()
+        if groups or frees:
+            self._process.send("acknowledge", groups=groups, frees=frees)
 
     # Messages and death
 
@@ -273,17 +359,20 @@ class Stub:
         self._steps.put_nowait(None)
         self._answer_readiness({"ready": False, "reason": f"Stub process '{self.name}' is not healthy: {cause}."})
         unfinished = []
-        for requests, spilled in self._in_flight.values():
-            unfinished.extend(requests)
-            if spilled is not None:
-                spilled.drop()
+        for batch in self._in_flight.values():
+            unfinished.extend(batch.unanswered())
+            if batch.spilled is not None:
+                batch.spilled.drop()
+        open_ = list(self._open.values())
+        self._open.clear()
+        self._keys.clear()
         self._memory.batches_in_flight -= len(self._in_flight)
         self._in_flight.clear()
         if self._hang_watch is not None:
             self._hang_watch.cancel()
         self._gone.set()
         if self.owner is not None:
-            self.owner.on_death(self, cause, unfinished)
+            self.owner.on_death(self, cause, unfinished, open_)
         self._outputs.close()
 
     async def stop(self, timeout_s: float) -> bool:

@@ -69,6 +69,7 @@ class Model:
     def cancel(self, request: Request) -> None:
         """The client of a submitted request is gone."""
         request.cancelled = True
+        request.resume()
         self._scheduler.cancel(request)
         self._poll()
         for instance in self.instances:
@@ -120,17 +121,19 @@ class Model:
             self._deliver(*released)
 
     def _deliver(self, request: Request, response: Response) -> None:
-        self.pending -= 1
         try:
             request.on_response(request, response)
         except Exception:
             log.exception("the answer to a request of model '%s' could not be passed on", self.name)
-        for tensor in request.inputs:
-            if tensor.block is not None:
-                tensor.block.drop()
         for tensor in response.outputs:
             if tensor.block is not None:
                 tensor.block.drop()
+        if not response.final:
+            return
+        for tensor in request.inputs:
+            if tensor.block is not None:
+                tensor.block.drop()
+        self.pending -= 1
         if not self.pending:
             self._idle.set()
 
@@ -143,22 +146,40 @@ class Model:
         self._scheduler.instance_idle(instance)
         self._poll()
 
-    def on_results(self, instance: Instance, finished: list[tuple[Request, Response]]) -> None:
+    def on_results(self, instance: Instance, requests: list[Request], finished: list[tuple[Request, Response]]) -> None:
         # The next batch first: the stub computes while the answers are written.
         self._scheduler.instance_idle(instance)
         self._poll()
-        self.statistics.record_batch([request for request, _ in finished])
+        self.statistics.record_batch(requests)
         for request, response in finished:
             if self.signature.reshaped_outputs:
                 reshape_outputs(response, self.signature)
             self._answer(request, response)
 
-    def on_death(self, instance: Instance, error: ServeError, unfinished: list[Request]) -> None:
+    def on_response(self, request: Request, response: Response, start_ns: int) -> None:
+        if self.signature.decoupled:
+            self.statistics.record_response(request, response, start_ns)
+        if self.signature.reshaped_outputs:
+            reshape_outputs(response, self.signature)
+        self._answer(request, response)
+
+    def on_rescheduled(self, instance: Instance, request: Request) -> None:
+        refusal = internal(
+            "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the "
+            "model is not configured to handle such a flag."
+        )
+        log.error("%s (model instance '%s')", refusal.message, instance.name)
+        self._answer(request, Response(error=refusal))
+
+    def on_death(self, instance: Instance, error: ServeError, unfinished: list[Request], open_: list[Request]) -> None:
         if instance.passive:
             return
         self._scheduler.instance_gone(instance)
         self._ready_instances -= 1
         self._answer_all(unfinished, error, BACKEND_FAILURE)
+        for request in open_:
+            # Their execution has been counted.
+            self._answer(request, Response(error=error))
         if not self._ready_instances:
             self._answer_all(list(self._scheduler.drain()), self._unavailable(), OTHER_FAILURE)
         self._poll()

@@ -8,37 +8,41 @@ from stubserve.inference.request import Request, Response
 
 
 class ResponseOrderer:
-    """Holds a response back until those of all requests that were expected earlier have been released.
+    """Holds responses back until those of all requests that were expected earlier have been released.
 
-    Every answer counts, also those that a scheduler gives to an expired or cancelled request: without it the later
-    ones would wait for ever. Costs O(1) amortised per request.
+    A decoupled model may give a request any number of responses: those of the first request in the order go out as they
+    come, and the next one is first after its final response. Every answer counts, also those that a scheduler gives to
+    an expired or cancelled request: without it the later ones would wait for ever. Costs O(1) amortised per response.
     """
 
     __slots__ = ("_expected",)
 
     def __init__(self) -> None:
-        self._expected: OrderedDict[Request, Response | None] = OrderedDict()
+        # What is held back of each request
+        self._expected: OrderedDict[Request, list[Response]] = OrderedDict()
 
     def expect(self, request: Request) -> None:
         """Appends a request to the order; to be called once it is queued."""
-        self._expected[request] = None
+        self._expected[request] = []
 
     def complete(self, request: Request, response: Response) -> list[tuple[Request, Response]]:
         """Takes a response; returns what may go out now, in order. Raises KeyError if it was not expected."""
         expected = self._expected
-        if expected[request] is not None:
-            raise ValueError(f"{request} was answered twice")
-        expected[request] = response
+        held = expected[request]
+        if held and held[-1].final:
+            raise ValueError(f"{request} was answered after its final response")
+        held.append(response)
         released: list[tuple[Request, Response]] = []
         while expected:
             first = next(iter(expected))
             ready = expected[first]
-            if ready is None:
+            released += [(first, response) for response in ready]
+            if not ready or not ready[-1].final:
+                ready.clear()
                 break
             del expected[first]
-            released.append((first, ready))
         return released
 
     def __len__(self) -> int:
-        """Requests whose responses are not released yet."""
+        """Requests whose final responses are not released yet."""
         return len(self._expected)

@@ -6,10 +6,13 @@ Over the rings, in the hot path::
     parent ▶ stub   (FREE, frees)
     parent ▶ stub   (STOP,)
     stub ▶ parent   (RESULT, batch, start_ns, end_ns, responses, held, error)
+    stub ▶ parent   (RESPONSE, batch, index, start_ns, response, flags, held)
     stub ▶ parent   (RELEASED, offsets)
 
     request   (id, correlation_id, flags, timeout_us, parameters, requested_outputs, inputs)
-    response  (error, outputs, parameters), or None where the model gave none
+    response  (error, outputs, parameters); in RESULT also None where a sender answers, before or after,
+              and RESCHEDULED where the same request is to be executed again; in RESPONSE None with the flag alone
+    flags     FINAL: no further response to this request; ACKNOWLEDGE: say when it has been passed on
     tensor    (name, datatype, shape, data)       datatype is the number in Triton's DataType enum
     data      bytes: the tensor itself, up to INLINE_BYTES
               (offset, nbytes): memory of the arena that belongs to this request alone
@@ -39,6 +42,12 @@ STOP = 3
 # stub ▶ parent
 RESULT = 1
 RELEASED = 2
+RESPONSE = 3
+
+FINAL = 1
+ACKNOWLEDGE = 2
+
+RESCHEDULED = 1
 
 # Names and parameters are a client's bytes, which need not be UTF-8; they come out as they went in.
 _TEXT = "surrogateescape"

@@ -1,0 +1,51 @@
+"""What a model returns or sends, as the wire has it: small tensors inside the message, large ones where `placer` says.
+
+A placer has one method, `place(buffer)`, which returns (offset, nbytes) in the arena and raises ArenaFull.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence, Tuple
+
+from stubserve_stub.exceptions import TritonError
+from stubserve_stub.responses import InferenceResponse
+from stubserve_stub.tensors import Tensor
+from stubserve_stub.wire.arena import ArenaFull
+from stubserve_stub.wire.layout import INLINE_BYTES
+
+WireTensor = Tuple[str, int, Sequence[int], Any]
+WireResponse = Tuple[Any, ...]
+
+
+def encode_response(response: InferenceResponse, requested: Sequence[str], placer: Any) -> WireResponse:
+    """A response, its outputs pruned to what was requested; one that finds no memory becomes an error that says so."""
+    error = response._error
+    if error is not None:
+        return ((error.message(), int(error.code())), (), None)
+    response._prune(requested)
+    try:
+        outputs = [encode_tensor(tensor, placer) for tensor in response._output_tensors]
+    except ArenaFull as full:
+        return no_memory(full)
+    return (None, outputs, response._parameters)
+
+
+def encode_tensor(tensor: Tensor, placer: Any) -> WireTensor:
+    """A tensor. Raises ArenaFull."""
+    datatype, shape, buffer = tensor._payload()
+    if isinstance(buffer, bytes):
+        if len(buffer) <= INLINE_BYTES:
+            return (tensor._name, datatype, shape, buffer)
+    elif buffer.nbytes <= INLINE_BYTES:
+        return (tensor._name, datatype, shape, buffer.tobytes())
+    return (tensor._name, datatype, shape, placer.place(buffer))
+
+
+def no_memory(full: ArenaFull) -> WireResponse:
+    """The response in place of one whose outputs find no memory."""
+    return ((str(full), int(TritonError.UNAVAILABLE)), (), None)
+
+
+def arena_bytes(wire: WireResponse) -> int:
+    """How many bytes of the arena an encoded response takes up."""
+    return sum(data[1] for _, _, _, data in wire[1] if not isinstance(data, bytes))
