@@ -4,8 +4,11 @@ BIN := $(VENV)/bin
 REPOSITORY ?= model_repository
 ARGS ?=
 PEERS_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/stubserve-peers
+RIVALS_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/stubserve-rivals
+# Set when ARGS name a server that tools/rivals.sh installs.
+RIVALS := $(filter --rivals,$(ARGS))$(findstring mosec,$(ARGS))$(findstring litserve,$(ARGS))$(findstring fastapi,$(ARGS))
 
-.PHONY: install serve test check conformance bench clean
+.PHONY: install serve test check conformance bench soak clean
 
 # Installs once, and again when pyproject.toml has changed.
 install: $(VENV)/.installed
@@ -32,7 +35,11 @@ conformance: install
 
 bench: install
 	PEERS_DIR='$(PEERS_DIR)' tools/peers.sh
-	PEERS_DIR='$(PEERS_DIR)' $(BIN)/python -m tools.bench $(ARGS)
+	$(if $(RIVALS),RIVALS_DIR='$(RIVALS_DIR)' PYTHON='$(PYTHON)' tools/rivals.sh)
+	PEERS_DIR='$(PEERS_DIR)' RIVALS_DIR='$(RIVALS_DIR)' $(BIN)/python -m tools.bench $(ARGS)
+
+soak: install
+	$(BIN)/python -m tools.soak $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

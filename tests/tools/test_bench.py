@@ -3,17 +3,24 @@
 import http.server
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tools.bench import payloads, perf_analyzer, repository, wrk
-from tools.bench.payloads import JSON_LENGTH_HEADER, Payload, WrongAnswerError
+from tools import soak
+from tools.bench import payloads, perf_analyzer, repository, versus, wrk
+from tools.bench.__main__ import turns
+from tools.bench.payloads import JSON_LENGTH_HEADER, Form, Payload, Sample, WrongAnswerError
+from tools.bench.processes import Memory, ProcessTree
 from tools.bench.report import Report, number, ratio, summary
+from tools.bench.rivals import RIVALS, Rival, payload_maker
 from tools.bench.servers import Program
-from tools.bench.workloads import BATCH, CPU, P50, RATE
+from tools.bench.targets import AFTERWARDS, TARGETS
+from tools.bench.workloads import BATCH, CPU, P50, RATE, Metric, all_workloads
 from tools.bench.wrk import LoadError
 
 FIGURES = {
@@ -112,19 +119,19 @@ def binary_answer(raw: bytes, name: str = "OUTPUT0") -> tuple[bytes, str]:
 def test_a_binary_answer_must_be_the_tensor_sent() -> None:
     payload = payloads.numbers("identity_fp32", 4)
     assert isinstance(payload.echo, bytes)
-    payloads.check(payload, *binary_answer(payload.echo))
+    payload.check(*binary_answer(payload.echo))
     for body, length in (binary_answer(payload.echo[:-4]), binary_answer(bytes(16)), binary_answer(payload.echo, "X")):
         with pytest.raises(WrongAnswerError, match="not what was sent"):
-            payloads.check(payload, body, length)
+            payload.check(body, length)
     with pytest.raises(WrongAnswerError, match=JSON_LENGTH_HEADER):
-        payloads.check(payload, payload.echo, None)
+        payload.check(payload.echo, None)
 
 
 def test_a_json_answer_must_have_the_values_sent() -> None:
     payload = payloads.json_numbers("identity_fp32", 2)
-    payloads.check(payload, b'{"outputs": [{"name": "OUTPUT0", "data": [0.5, 1.5]}]}', None)
+    payload.check(b'{"outputs": [{"name": "OUTPUT0", "data": [0.5, 1.5]}]}', None)
     with pytest.raises(WrongAnswerError):
-        payloads.check(payload, b'{"outputs": [{"name": "OUTPUT0", "data": [0.5, 1.0]}]}', None)
+        payload.check(b'{"outputs": [{"name": "OUTPUT0", "data": [0.5, 1.0]}]}', None)
 
 
 @pytest.mark.parametrize(
@@ -160,32 +167,26 @@ def test_perf_analyzer_report_without_figures(report: str) -> None:
 
 
 def test_a_ratio_above_one_always_speaks_for_the_candidate() -> None:
-    twice_the_rate = {"triton": [90.0, 100.0, 150.0], "stubserve": [200.0, 190.0, 900.0]}
-    assert ratio(RATE, twice_the_rate) == "2.00x"
-    assert ratio(P50, twice_the_rate) == "0.50x"
+    reference, candidate = [90.0, 100.0, 150.0], [200.0, 190.0, 900.0]
+    assert ratio(RATE, reference, candidate) == "2.00x"
+    assert ratio(P50, reference, candidate) == "0.50x"
 
 
 def test_a_ratio_of_overlapping_ranges_is_marked() -> None:
-    assert ratio(RATE, {"triton": [90.0, 100.0, 190.0], "stubserve": [200.0, 190.0, 900.0]}) == "2.00x ~"
-    assert ratio(RATE, {"triton": [200.0, 190.0, 900.0], "stubserve": [90.0, 100.0, 190.0]}) == "0.50x ~"
-    assert ratio(RATE, {"triton": [100.0], "stubserve": [100.0]}) == "1.00x"
+    assert ratio(RATE, [90.0, 100.0, 190.0], [200.0, 190.0, 900.0]) == "2.00x ~"
+    assert ratio(RATE, [200.0, 190.0, 900.0], [90.0, 100.0, 190.0]) == "0.50x ~"
+    assert ratio(RATE, [100.0], [100.0]) == "1.00x"
 
 
 @pytest.mark.parametrize(
-    "samples",
-    [
-        {"triton": [0.0], "stubserve": [1.0]},
-        {"triton": [1.0], "stubserve": [0.0]},
-        {"triton": [], "stubserve": [1.0]},
-        {"stubserve": [1.0]},
-    ],
+    ("reference", "candidate"), [([0.0], [1.0]), ([1.0], [0.0]), ([], [1.0]), ([1.0], []), ([], [])]
 )
-def test_no_ratio_where_there_is_nothing_to_divide(samples: dict[str, list[float]]) -> None:
-    assert ratio(CPU, samples) == ""
+def test_no_ratio_where_there_is_nothing_to_divide(reference: list[float], candidate: list[float]) -> None:
+    assert ratio(CPU, reference, candidate) == ""
 
 
 def test_a_figure_that_only_explains_has_no_ratio() -> None:
-    assert ratio(BATCH, {"triton": [4.0], "stubserve": [8.0]}) == ""
+    assert ratio(BATCH, [4.0], [8.0]) == ""
 
 
 def test_summary_gives_the_median_and_the_range() -> None:
@@ -201,26 +202,107 @@ def test_number_shows_about_three_digits(value: float, text: str) -> None:
     assert number(value) == text
 
 
-def test_report_in_both_forms() -> None:
-    report = Report(["machine: abacus"], ["triton", "stubserve"])
+def filled(servers: list[str], targets: dict[tuple[str, Metric], float]) -> Report:
+    """Three rounds in which stubserve has three times triton's rate, and one of a rival that has no latency to show."""
+    report = Report(["machine: abacus"], servers, targets)
     for rate in (100.0, 120.0, 110.0):
         report.add("load", "triton", {RATE: rate, P50: 50.0})
         report.add("load", "stubserve", {RATE: 3 * rate, P50: 25.0})
+    if "mosec" in servers:
+        report.add("load", "mosec", {RATE: 165.0})
+    return report
+
+
+def test_report_in_both_forms() -> None:
+    report = filled(["triton", "stubserve"], {("load", RATE): 2.5, ("load", P50): 2.5})
     assert report.markdown().splitlines() == [
         "- machine: abacus",
         "",
-        "| workload | figure | triton | stubserve | stubserve better by |",
-        "| --- | --- | --- | --- | --- |",
-        "| load | requests/s | 110 (100-120) | 330 (300-360) | 3.00x |",
-        "|  | p50 µs | 50.0 (50.0-50.0) | 25.0 (25.0-25.0) | 2.00x |",
+        "| workload | figure | triton | stubserve | better than triton | target |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| load | requests/s | 110 (100-120) | 330 (300-360) | 3.00x | 2.5x met |",
+        "|  | p50 µs | 50.0 (50.0-50.0) | 25.0 (25.0-25.0) | 2.00x | 2.5x missed |",
         "",
-        "Medians with (lowest-highest) over the rounds. Above 1x stubserve is better, below 1x triton; "
+        "Medians with (lowest-highest) over the rounds. Above 1x stubserve is better, below 1x the other; "
         "~ marks differences that may be chance, because the ranges overlap.",
     ]
     lines = report.text().splitlines()
     assert lines[0] == "machine: abacus"
-    assert lines[3].split() == ["load", "requests/s", "110", "(100-120)", "330", "(300-360)", "3.00x"]
+    assert lines[3].split() == ["load", "requests/s", "110", "(100-120)", "330", "(300-360)", "3.00x", "2.5x", "met"]
     assert lines[3].index("110") == lines[2].index("triton")
+
+
+def test_a_rival_without_a_figure_has_a_dash_and_no_ratio() -> None:
+    assert filled(["triton", "stubserve", "mosec"], {}).table()[2:] == [
+        "| load | requests/s | 110 (100-120) | 330 (300-360) | 165 | 3.00x |  | 2.00x |",
+        "|  | p50 µs | 50.0 (50.0-50.0) | 25.0 (25.0-25.0) | - | 2.00x |  |  |",
+    ]
+
+
+def test_the_page_has_a_line_for_each_server_and_says_what_rivals_lack() -> None:
+    page = versus.page(filled(["triton", "stubserve", "mosec"], {("load", RATE): 2.5}), "make bench")
+    for line in (
+        "    make bench\n",
+        "| load | requests/s | 110 (100-120) | 330 (300-360) | 3.00x | 2.5x met |",
+        "| server | requests/s | p50 µs |",
+        "| triton | 110 (100-120) · 3.00x | 50.0 (50.0-50.0) · 2.00x |",
+        "| stubserve | 330 (300-360) | 25.0 (25.0-25.0) |",
+        "| mosec | 165 · 2.00x | - |",
+        "- **mosec**: ",
+    ):
+        assert line in page
+    assert "litserve" not in page.partition("## How")[2]
+
+
+def test_every_target_is_of_a_row_that_can_be_measured() -> None:
+    names = {AFTERWARDS, *(workload.name for workload in all_workloads())}
+    if shutil.which("wrk") is not None:
+        assert {workload for workload, _ in TARGETS} <= names
+
+
+@pytest.mark.parametrize("rival", RIVALS, ids=lambda rival: rival.name)
+@pytest.mark.parametrize("connections", [1, 16, 64])
+def test_a_rival_is_sent_the_bare_tensor_on_a_route_that_its_program_has(rival: Rival, connections: int) -> None:
+    routes = {"identity_fp32", "identity_fp32_single", "identity_fp32_json", "identity_bytes"}
+    for sample in (
+        Sample("identity_fp32", Form.FLOATS, 16, connections),
+        Sample("identity_fp32", Form.JSON, 16, connections),
+        Sample("identity_bytes", Form.STRINGS, 16, connections),
+    ):
+        payload = payload_maker(rival)(sample)
+        routes.discard(payload.path[1:])
+        payload.check(payload.body, None)
+        with pytest.raises(WrongAnswerError):
+            payload.check(b"[0.5, 1.5]", None)
+        assert payload.shortest_answer <= len(payload.body)
+    assert routes in ({"identity_fp32"}, {"identity_fp32_single"})
+
+
+def test_everybody_is_first_in_turn() -> None:
+    assert [turns(["a", "b", "c"], number)[0] for number in range(4)] == ["a", "b", "c", "a"]
+    assert [turns(["a", "b"], number) for number in range(2)] == [["a", "b"], ["b", "a"]]
+
+
+def test_the_soak_compares_the_last_minute_with_the_first() -> None:
+    loads = [wrk.Load(1000, 100.0, 100.0, 400.0), wrk.Load(10, 1.0, 1.0, 1.0), wrk.Load(900, 90.0, 100.0, 500.0)]
+    memories = [Memory(parent, 0, stub, 0, 0, 0) for parent, stub in ((50, 30), (70, 60), (52, 29.5))]
+    assert soak.verdict(loads, memories) == (
+        "last minute beside the first: p99 1.25x, requests/s 0.90x, parent RSS +2.0 MiB, stub RSS -0.5 MiB"
+    )
+
+
+def test_memory_of_a_tree_counts_parent_and_largest_child() -> None:
+    child = "import sys; held = bytearray(64 << 20); print(flush=True); sys.stdin.read()"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        memory = ProcessTree(process.pid).memory()
+        process.communicate()
+    assert memory.stub_anon > 64
+    assert memory.stub_rss > memory.stub_anon
+    assert 0 < memory.parent_anon < memory.parent_rss < 64
+    assert memory.total_pss >= memory.total_uss > 64
 
 
 def test_a_program_fills_in_its_ports_and_shows_no_folders() -> None:

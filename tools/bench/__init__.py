@@ -1,5 +1,7 @@
 """Measures stubserve beside real Triton: one machine, one repository, the same requests. `python -m tools.bench`.
 
+With `--rivals` what a Python user would pick instead takes part too; `rivals/` says how that is kept fair.
+
 How it stays honest:
 
 - Both servers read the same folder of models and get the same bytes, from the same client, seconds apart. Within a

@@ -12,15 +12,20 @@ from contextlib import ExitStack, contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 import psutil
 
-from . import machine, repository, servers, workloads, wrk
+from . import machine, repository, servers, versus, workloads, wrk
 from .payloads import WrongAnswerError
 from .report import CANDIDATE, REFERENCE, Report
-from .servers import Server, ServerError
+from .rivals import RIVALS, program
+from .servers import Program, Server, ServerError
+from .targets import AFTERWARDS, BEFORE_LARGE, TARGETS
 from .workloads import Subject, Workload
 from .wrk import LoadError
+
+T = TypeVar("T")
 
 
 class BenchmarkError(Exception):
@@ -29,7 +34,7 @@ class BenchmarkError(Exception):
 
 def main() -> None:
     options = parse_arguments()
-    # Ended by `timeout` or a CI runner, it must not leave two servers behind.
+    # Ended by `timeout` or a CI runner, it must not leave servers behind.
     signal.signal(signal.SIGTERM, leave)
     chosen = [workload for workload in workloads.all_workloads() if re.search(options.only, workload.name)]
     if not chosen:
@@ -44,24 +49,62 @@ def main() -> None:
     print(report.text())
     if options.markdown:
         options.markdown.write_text(report.markdown())
+    if options.versus:
+        options.versus.write_text(versus.page(report, f"make bench ARGS='{flags(options)}'"))
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tools.bench", description="Measures stubserve beside real Triton and prints medians and ratios."
     )
+    known = [REFERENCE, CANDIDATE, *(rival.name for rival in RIVALS)]
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each workload (default: %(default)s)")
     parser.add_argument("--seconds", type=int, default=3, help="length of one measurement (default: %(default)s)")
     parser.add_argument("--only", metavar="REGEX", default="", help="only workloads whose name matches")
-    parser.add_argument("--only-server", choices=[REFERENCE, CANDIDATE], help="measure one server, compare nothing")
+    parser.add_argument(
+        "--servers",
+        metavar="NAME,...",
+        default=[REFERENCE, CANDIDATE],
+        type=lambda text: text.split(","),
+        help=f"which to measure, of {', '.join(known)} (default: {REFERENCE},{CANDIDATE})",
+    )
+    parser.add_argument("--rivals", dest="servers", action="store_const", const=known, help="measure all servers")
+    parser.add_argument(
+        "--python",
+        metavar="PATH",
+        # Not resolved: the link in an environment is what names the environment.
+        type=lambda text: Path(text).absolute(),
+        default=Path(sys.executable),
+        help="the interpreter whose environment stubserve runs in (default: this one)",
+    )
     parser.add_argument("--quick", action="store_true", help="one round of one second: shows that all works, no more")
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the table there too")
+    parser.add_argument("--versus", metavar="FILE", type=Path, help="write the page with a table per workload there")
     options = parser.parse_args()
     if options.quick:
         options.rounds = options.seconds = 1
     if options.rounds < 1 or options.seconds < 1:
         parser.error("--rounds and --seconds must be at least 1")
+    if unknown := [name for name in options.servers if name not in known]:
+        parser.error(f"--servers: no server {', '.join(unknown)}; there are {', '.join(known)}")
     return options
+
+
+def flags(options: argparse.Namespace) -> str:
+    """The flags that decide what is measured, as they would be typed."""
+    text = f"--rounds {options.rounds} --seconds {options.seconds} --servers {','.join(options.servers)}"
+    return text + (f' --only "{options.only}"' if options.only else "")
+
+
+def programs(options: argparse.Namespace) -> Iterator[Program]:
+    rivals = {rival.name: rival for rival in RIVALS}
+    for name in options.servers:
+        if name == REFERENCE:
+            yield servers.triton()
+        elif name == CANDIDATE:
+            yield servers.stubserve(options.python)
+        else:
+            yield program(rivals[name])
 
 
 def run(stack: ExitStack, options: argparse.Namespace, chosen: list[Workload]) -> Report:
@@ -71,37 +114,45 @@ def run(stack: ExitStack, options: argparse.Namespace, chosen: list[Workload]) -
     repository.write_serving(models)
 
     subjects = []
-    programs = {REFERENCE: servers.triton, CANDIDATE: servers.stubserve}
-    for name, make in programs.items():
-        if options.only_server in (None, name):
-            program = make()
-            progress(f"starting {name}")
-            server = stack.enter_context(Server(program, models, folder / f"{name}.log"))
-            subjects.append(Subject(program, server, folder))
+    for each in programs(options):
+        progress(f"starting {each.name}")
+        server = stack.enter_context(Server(each, models, folder / f"{each.name}.log"))
+        server.sleep()
+        subjects.append(Subject(each, server, folder))
+    report = Report(machine.describe(subjects, flags(options)), options.servers, TARGETS)
 
-    flags = f"--rounds {options.rounds} --seconds {options.seconds}" + (
-        f" --only {options.only}" if options.only else ""
-    )
-    report = Report(machine.describe(subjects, flags), [subject.server.name for subject in subjects])
-
-    for workload in chosen:
-        for subject in subjects:
-            progress(f"checking {workload.name}: {subject.server.name}")
-            with named(workload, subject):
-                workload.prepare(subject)
-    for number in range(options.rounds):
-        order = subjects if number % 2 == 0 else subjects[::-1]
+    # Memory first without what large tensors leave warm, so they come last here.
+    for large in (False, True):
         for workload in chosen:
-            for subject in order:
-                progress(f"round {number + 1} of {options.rounds}: {workload.name}: {subject.server.name}")
-                with named(workload, subject):
-                    report.add(workload.name, subject.server.name, workload.measure(subject, options.seconds))
+            for subject in subjects:
+                if workload.large is large and workload.serves(subject.program):
+                    progress(f"checking {workload.name}: {subject.program.name}")
+                    with named(workload, subject):
+                        workload.prepare(subject)
+        if not large:
+            before_large = {subject.program.name: workloads.measure_memory(subject.server) for subject in subjects}
 
-    for name, figures in workloads.measure_idle([subject.server for subject in subjects]).items():
-        report.add("idle afterwards", name, figures)
+    for number in range(options.rounds):
+        for workload in chosen:
+            for subject in turns(subjects, number):
+                if workload.serves(subject.program):
+                    progress(f"round {number + 1} of {options.rounds}: {workload.name}: {subject.program.name}")
+                    with named(workload, subject):
+                        report.add(workload.name, subject.program.name, workload.measure(subject, options.seconds))
+
     for subject in subjects:
-        report.add("memory afterwards", subject.server.name, workloads.measure_memory(subject.server))
+        report.add("idle afterwards", subject.program.name, workloads.measure_idle(subject.server))
+    for name, figures in before_large.items():
+        report.add(BEFORE_LARGE, name, figures)
+    for subject in subjects:
+        report.add(AFTERWARDS, subject.program.name, workloads.measure_memory(subject.server))
     return report
+
+
+def turns(everybody: list[T], number: int) -> list[T]:
+    """Who goes when in round `number`: everybody is first in turn."""
+    first = number % len(everybody)
+    return everybody[first:] + everybody[:first]
 
 
 @contextmanager

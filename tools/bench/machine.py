@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from . import perf_analyzer, wrk
+from . import interpreters, perf_analyzer, rivals, wrk
 from .workloads import Subject
 
 
@@ -20,16 +20,25 @@ def describe(subjects: Sequence[Subject], flags: str) -> list[str]:
     memory = psutil.virtual_memory().total / (1 << 30)
     lines = [
         f"date: {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC",
-        f"machine: {processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.release()}",
+        f"machine: {processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, {kernel()}",
         f"load average before the start: {os.getloadavg()[0]:.2f} (others' work on the machine blurs the figures)",
         f"load generators: {wrk.version() if wrk.available() else 'no wrk'}, perf_analyzer {perf_analyzer.version()}",
         f"flags: {flags}",
     ]
     for subject in subjects:
-        version = subject.server.get("/v2")["version"]
-        lines.append(f"{subject.program.name} {version}: {subject.program}")
-        lines.append(f"{subject.program.name} models run in: {interpreter(subject)}")
+        program = subject.program
+        version = subject.server.get("/v2")["version"] if program.kserve else rivals.version(program.package)
+        lines.append(f"{program.name} {version}: {program}")
+        python = interpreters.describe(program.python, program.environment)
+        lines.append(f"{program.name} {'models run' if program.kserve else 'runs'} in: {python}")
+    if not all(subject.program.kserve for subject in subjects):
+        lines.append(f"packages of the rivals: {rivals.versions()}")
     return [*lines, f"commit: {commit()}"]
+
+
+def kernel() -> str:
+    """Such as `Linux 6.18.44`, without the marks of whoever built it."""
+    return f"{platform.system()} {platform.release().partition('-')[0]}"
 
 
 def processor() -> str:
@@ -37,19 +46,6 @@ def processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
-
-
-def interpreter(subject: Subject) -> str:
-    """Python's and numpy's versions as the server's models see them."""
-    code = "import platform, numpy; print(f'Python {platform.python_version()}, numpy {numpy.__version__}')"
-    shown = subprocess.run(
-        [subject.program.python, "-c", code],
-        env=subject.program.environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return shown.stdout.strip()
 
 
 def commit() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import http.client
 import json
 import struct
@@ -13,6 +14,24 @@ JSON_LENGTH_HEADER = "Inference-Header-Content-Length"
 
 class WrongAnswerError(Exception):
     """A server answered, but not with what the model computes."""
+
+
+class Form(enum.Enum):
+    """What the tensor holds and how it travels where the protocol leaves a choice."""
+
+    FLOATS = "FP32 as bytes"
+    JSON = "FP32 as JSON numbers"
+    STRINGS = "strings"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is sent, in no protocol yet: `count` values for one of the models, over `connections` at a time."""
+
+    model: str
+    form: Form
+    count: int
+    connections: int
 
 
 @dataclass(frozen=True)
@@ -36,23 +55,55 @@ class Payload:
         """Bytes that any right answer has at least: the tensor itself, in JSON the digits and a comma each."""
         return len(self.echo) if isinstance(self.echo, bytes) else sum(len(repr(value)) + 1 for value in self.echo)
 
+    def check(self, body: bytes, json_length: str | None) -> None:
+        """Raises WrongAnswerError unless `body`, with this JSON length in its head, carries the tensor as OUTPUT0."""
+        if isinstance(self.echo, bytes):
+            if json_length is None:
+                raise WrongAnswerError(f"{self.path}: no {JSON_LENGTH_HEADER} header in the answer to a binary request")
+            text, raw = body[: int(json_length)], body[int(json_length) :]
+            right = raw == self.echo
+        else:
+            text = body
+            right = json.loads(text)["outputs"][0].get("data") == self.echo
+        if not right or json.loads(text)["outputs"][0]["name"] != "OUTPUT0":
+            raise WrongAnswerError(f"{self.path}: the answer is not what was sent: {text[:300]!r}")
+
+
+def kserve(sample: Sample) -> Payload:
+    """`sample` as a KServe v2 request."""
+    makers = {Form.FLOATS: numbers, Form.JSON: json_numbers, Form.STRINGS: strings}
+    return makers[sample.form](sample.model, sample.count)
+
 
 def numbers(model: str, count: int) -> Payload:
     """`count` FP32 values as one vector, in the binary form in both directions."""
-    return _binary(model, "FP32", count, array("f", (float(i % 1000) for i in range(count))).tobytes())
+    return _binary(model, "FP32", count, float_bytes(count))
 
 
 def strings(model: str, count: int) -> Payload:
     """`count` strings of 12 bytes as one vector, in the binary form in both directions."""
-    return _binary(model, "BYTES", count, b"".join(struct.pack("<I12s", 12, b"element %04d" % i) for i in range(count)))
+    return _binary(model, "BYTES", count, b"".join(struct.pack("<I12s", 12, text) for text in texts(count)))
 
 
 def json_numbers(model: str, count: int) -> Payload:
     """`count` FP32 values as one vector of JSON numbers in both directions."""
-    values = [i + 0.5 for i in range(count)]
+    values = halves(count)
     tensor = {"name": "INPUT0", "shape": [1, count], "datatype": "FP32", "data": values}
     body = json.dumps({"inputs": [tensor]}).encode()
     return Payload(model, {"Content-Type": "application/json"}, body, values)
+
+
+def float_bytes(count: int) -> bytes:
+    return array("f", (float(i % 1000) for i in range(count))).tobytes()
+
+
+def texts(count: int) -> list[bytes]:
+    return [b"element %04d" % i for i in range(count)]
+
+
+def halves(count: int) -> list[float]:
+    """Values that FP32 holds exactly, so that they come back as they went."""
+    return [i + 0.5 for i in range(count)]
 
 
 def _binary(model: str, datatype: str, count: int, raw: bytes) -> Payload:
@@ -81,21 +132,6 @@ def send(port: int, payload: Payload) -> None:
         body = response.read()
         if response.status != 200:
             raise WrongAnswerError(f"{payload.path}: status {response.status}: {body[:500]!r}")
-        check(payload, body, response.headers.get(JSON_LENGTH_HEADER))
+        payload.check(body, response.headers.get(JSON_LENGTH_HEADER))
     finally:
         connection.close()
-
-
-def check(payload: Payload, body: bytes, json_length: str | None) -> None:
-    """Raises WrongAnswerError unless `body` carries `payload`'s tensor back as OUTPUT0."""
-    if isinstance(payload.echo, bytes):
-        if json_length is None:
-            raise WrongAnswerError(f"{payload.path}: no {JSON_LENGTH_HEADER} header in the answer to a binary request")
-        text, raw = body[: int(json_length)], body[int(json_length) :]
-        right = raw == payload.echo
-    else:
-        text = body
-        right = json.loads(text)["outputs"][0].get("data") == payload.echo
-    output = json.loads(text)["outputs"][0]
-    if not right or output["name"] != "OUTPUT0":
-        raise WrongAnswerError(f"{payload.path}: the answer is not what was sent: {text[:300]!r}")

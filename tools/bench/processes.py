@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -13,12 +14,16 @@ MIB = 1 << 20
 class Memory:
     """Resident memory in MiB.
 
-    RSS counts a page in every process that maps it. USS counts the pages that one process alone has. PSS splits a
-    shared page among those that map it, so its sum over the tree counts every page once: what the machine is short of.
+    RSS counts a page in every process that maps it. Its anonymous part (RssAnon) leaves out what is mapped from files
+    and from shared memory. USS counts the pages that one process alone has. PSS splits a shared page among those that
+    map it, so its sum over the tree counts every page once: what the machine is short of. The stub is the largest
+    process but the first; a server without further ones has 0.
     """
 
     parent_rss: float
+    parent_anon: float
     stub_rss: float
+    stub_anon: float
     total_uss: float
     total_pss: float
 
@@ -41,11 +46,23 @@ class ProcessTree:
         return total
 
     def memory(self) -> Memory:
-        """The tree's memory now; `stub_rss` is the largest child's, 0 without children."""
-        parent, *children = (process.memory_full_info() for process in self._members())
+        """The tree's memory now."""
+        infos = [(process.memory_full_info(), rss_anon(process.pid)) for process in self._members()]
+        (parent, parent_anon), *children = infos
+        stub_rss, stub_anon = max(((info.rss, anon) for info, anon in children), default=(0, 0))
         return Memory(
             parent_rss=parent.rss / MIB,
-            stub_rss=max((child.rss for child in children), default=0) / MIB,
-            total_uss=sum(info.uss for info in (parent, *children)) / MIB,
-            total_pss=sum(info.pss for info in (parent, *children)) / MIB,
+            parent_anon=parent_anon / MIB,
+            stub_rss=stub_rss / MIB,
+            stub_anon=stub_anon / MIB,
+            total_uss=sum(info.uss for info, _ in infos) / MIB,
+            total_pss=sum(info.pss for info, _ in infos) / MIB,
         )
+
+
+def rss_anon(pid: int) -> int:
+    """Bytes of anonymous resident memory of a process. psutil has no name for it."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -13,59 +13,91 @@ REFERENCE, CANDIDATE = "triton", "stubserve"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. `cells` has a text for each server; `ratio` is empty where there is nothing to compare."""
+    """One line of the table: the samples of each server that gave any."""
 
     workload: str
-    metric: str
-    cells: tuple[str, ...]
-    ratio: str
+    metric: Metric
+    samples: Mapping[str, Sequence[float]]
+    target: float | None
+
+    def summary(self, server: str) -> str:
+        return summary(self.samples.get(server, ()))
+
+    def lead(self, server: str) -> str:
+        """How many times better the candidate is than `server`; empty where there is nothing to compare."""
+        return ratio(self.metric, self.samples.get(server, ()), self.samples.get(CANDIDATE, ()))
+
+    def verdict(self) -> str:
+        """The target against the reference, and whether the median reaches it; empty without one."""
+        if self.target is None:
+            return ""
+        reached = quotient(self.metric, self.samples.get(REFERENCE, ()), self.samples.get(CANDIDATE, ()))
+        if reached is None:
+            return f"{self.target:g}x"
+        return f"{self.target:g}x {'met' if reached >= self.target else 'missed'}"
 
 
 class Report:
     """The samples of a run, in the order in which their workloads and metrics were first seen."""
 
-    def __init__(self, header: Sequence[str], servers: Sequence[str]) -> None:
-        self._header = header
-        self._servers = servers
+    def __init__(
+        self, header: Sequence[str], servers: Sequence[str], targets: Mapping[tuple[str, Metric], float]
+    ) -> None:
+        self.header = header
+        self.servers = servers
+        self._targets = targets
         self._samples: dict[tuple[str, Metric], dict[str, list[float]]] = {}
 
     def add(self, workload: str, server: str, figures: Figures) -> None:
         for metric, value in figures.items():
-            by_server = self._samples.setdefault((workload, metric), {name: [] for name in self._servers})
-            by_server[server].append(value)
+            self._samples.setdefault((workload, metric), {}).setdefault(server, []).append(value)
 
     def rows(self) -> list[Row]:
-        rows = []
-        for (workload, metric), by_server in self._samples.items():
-            cells = tuple(summary(by_server[name]) for name in self._servers)
-            rows.append(Row(workload, metric.name, cells, ratio(metric, by_server)))
-        return rows
+        return [
+            Row(workload, metric, by_server, self._targets.get((workload, metric)))
+            for (workload, metric), by_server in self._samples.items()
+        ]
 
     def text(self) -> str:
         """The table for a terminal, columns aligned."""
-        lines = [self._titles(), *([row.workload, row.metric, *row.cells, row.ratio] for row in self.rows())]
+        lines = [self._titles(), *([row.workload, *self._cells(row)] for row in self.rows())]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
         ]
-        return "\n".join([*self._header, "", *table, "", self._footnote()])
+        return "\n".join([*self.header, "", *table, "", self.footnote()])
 
     def markdown(self) -> str:
+        return "\n".join([*(f"- {line}" for line in self.header), "", *self.table(), "", self.footnote(), ""])
+
+    def table(self) -> list[str]:
+        """The table as lines of Markdown. A workload's name stands once, before its first metric."""
         titles = self._titles()
-        lines = [f"- {line}" for line in self._header] + ["", row_of(titles), row_of(["---"] * len(titles))]
+        lines = [row_of(titles), row_of(["---"] * len(titles))]
         previous = ""
         for row in self.rows():
-            # A workload's name stands once, before its first metric.
-            lines.append(row_of([row.workload if row.workload != previous else "", row.metric, *row.cells, row.ratio]))
+            lines.append(row_of([row.workload if row.workload != previous else "", *self._cells(row)]))
             previous = row.workload
-        return "\n".join([*lines, "", self._footnote(), ""])
+        return lines
+
+    def _others(self) -> list[str]:
+        return [name for name in self.servers if name != CANDIDATE]
 
     def _titles(self) -> list[str]:
-        return ["workload", "figure", *self._servers, f"{CANDIDATE} better by"]
+        titles = ["workload", "figure", *self.servers]
+        for name in self._others():
+            titles += [f"better than {name}", "target"] if name == REFERENCE else [f"than {name}"]
+        return titles
 
-    def _footnote(self) -> str:
+    def _cells(self, row: Row) -> list[str]:
+        cells = [row.metric.name, *(row.summary(name) for name in self.servers)]
+        for name in self._others():
+            cells += [row.lead(name), row.verdict()] if name == REFERENCE else [row.lead(name)]
+        return cells
+
+    def footnote(self) -> str:
         return (
-            f"Medians with (lowest-highest) over the rounds. Above 1x {CANDIDATE} is better, below 1x {REFERENCE}; "
+            f"Medians with (lowest-highest) over the rounds. Above 1x {CANDIDATE} is better, below 1x the other; "
             "~ marks differences that may be chance, because the ranges overlap."
         )
 
@@ -82,22 +114,26 @@ def summary(samples: Sequence[float]) -> str:
     return middle if len(samples) == 1 else f"{middle} ({number(min(samples))}-{number(max(samples))})"
 
 
-def ratio(metric: Metric, by_server: dict[str, list[float]]) -> str:
+def ratio(metric: Metric, reference: Sequence[float], candidate: Sequence[float]) -> str:
     """How many times better the candidate's median is than the reference's, whichever direction is better.
 
     A `~` follows where the ranges overlap: the next run may well turn such a difference round.
     """
-    reference, candidate = by_server.get(REFERENCE), by_server.get(CANDIDATE)
-    if not reference or not candidate or metric.more_is_better is None:
+    value = quotient(metric, reference, candidate)
+    if value is None:
         return ""
+    overlap = min(candidate) <= max(reference) and min(reference) <= max(candidate)
+    return f"{value:.2f}x{' ~' if overlap and len(reference) > 1 else ''}"
+
+
+def quotient(metric: Metric, reference: Sequence[float], candidate: Sequence[float]) -> float | None:
+    """None where there is nothing to compare. Two servers of which one uses nothing at all cannot be divided."""
+    if not reference or not candidate or metric.more_is_better is None:
+        return None
     above, below = median(candidate), median(reference)
     if not metric.more_is_better:
         above, below = below, above
-    # Two servers of which one uses nothing at all cannot be divided.
-    if not above or not below:
-        return ""
-    overlap = min(candidate) <= max(reference) and min(reference) <= max(candidate)
-    return f"{above / below:.2f}x{' ~' if overlap and len(reference) > 1 else ''}"
+    return above / below if above and below else None
 
 
 def number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""The two servers: how each is started on a repository, known to be ready, and stopped."""
+"""Servers under measurement: how each is started on a repository, known to be ready, put to sleep, and stopped."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from . import payloads
+from .payloads import Payload, Sample
 from .processes import ProcessTree
 
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
 POLL_S = 0.002
+# wrk leaves its last requests unanswered: they should end before a server is put to sleep.
+DRAIN_S = 0.5
 
 
 class ServerError(Exception):
@@ -30,13 +34,23 @@ class ServerError(Exception):
 class Program:
     """A server's command line, and the interpreter that its models run in.
 
-    The words REPO, HTTP, GRPC and METRICS in `arguments` stand for the folder and the ports.
+    The words REPO, HTTP, GRPC and METRICS in `arguments` stand for the folder and the ports. `payload` puts a request
+    into the server's protocol. A rival has a `package`, whose version is its own; the others speak KServe v2. A server
+    that `polls` works while it waits.
     """
 
     name: str
     arguments: tuple[str, ...]
     python: str
     environment: dict[str, str]
+    ready_path: str = "/v2/health/ready"
+    payload: Callable[[Sample], Payload] = payloads.kserve
+    package: str = ""
+    polls: bool = False
+
+    @property
+    def kserve(self) -> bool:
+        return not self.package
 
     def command(self, repository: Path, ports: tuple[int, int, int]) -> list[str]:
         values = dict(zip(("REPO", "HTTP", "GRPC", "METRICS"), (str(repository), *map(str, ports)), strict=True))
@@ -69,21 +83,26 @@ def triton() -> Program:
     arguments += ["--http-address", "127.0.0.1", "--grpc-address", "127.0.0.1"]
     arguments += ["--http-port", "HTTP", "--grpc-port", "GRPC", "--metrics-port", "METRICS"]
     # The embedded interpreter finds its site-packages through the first python3 in PATH.
-    return Program(
-        "triton", tuple(arguments), f"{venv}/bin/python3", {**os.environ, "PATH": f"{venv}/bin:{os.environ['PATH']}"}
-    )
+    environment = {**os.environ, "PATH": f"{venv}/bin:{os.environ['PATH']}"}
+    # A checkout's stub/ on the path would take the place of Triton's own triton_python_backend_utils.
+    environment.pop("PYTHONPATH", None)
+    return Program("triton", tuple(arguments), f"{venv}/bin/python3", environment)
 
 
-def stubserve() -> Program:
-    arguments = [str(Path(sys.executable).with_name("stubserve")), "serve", "REPO", "--http-address", "127.0.0.1"]
+def stubserve(python: Path) -> Program:
+    """stubserve as installed in the environment of the interpreter `python`."""
+    script = python.with_name("stubserve")
+    if not script.is_file():
+        raise ServerError(f"no {script}: install stubserve there first ({python} -m pip install --editable .)")
+    arguments = [str(script), "serve", "REPO", "--http-address", "127.0.0.1"]
     arguments += ["--http-port", "HTTP", "--grpc-port", "GRPC", "--metrics-port", "METRICS"]
-    return Program("stubserve", tuple(arguments), sys.executable, dict(os.environ))
+    return Program("stubserve", tuple(arguments), str(python), dict(os.environ))
 
 
 class Server:
     """One running server; a context manager that starts it, waits for readiness, and stops it.
 
-    `start_ms` is the time from exec to the first 200 of /v2/health/ready.
+    `start_ms` is the time from exec to the first 200 of the program's `ready_path`.
     """
 
     def __init__(self, program: Program, repository: Path, log: Path) -> None:
@@ -125,7 +144,7 @@ class Server:
             self.require_alive()
             connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=5)
             try:
-                connection.request("GET", "/v2/health/ready")
+                connection.request("GET", self._program.ready_path)
                 if connection.getresponse().status == 200:
                     return
             except (OSError, http.client.HTTPException):
@@ -140,6 +159,8 @@ class Server:
         if process is None:
             return
         process.send_signal(signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            self.wake()
         with suppress(subprocess.TimeoutExpired):
             process.wait(STOP_TIMEOUT_S)
         # A server that is stopped while it loads its models may leave their processes behind.
@@ -155,6 +176,28 @@ class Server:
 
     def log_tail(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """While it is open, a server that `sleep` has stopped runs."""
+        self.wake()
+        try:
+            yield
+        finally:
+            self.sleep()
+
+    def sleep(self) -> None:
+        """Stops the processes of a server that polls where they are, so that its waiting costs the others nothing."""
+        if self._program.polls:
+            time.sleep(DRAIN_S)
+            self._signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        os.killpg(self._process.pid, number)
 
     def processes(self) -> ProcessTree:
         assert self._process is not None

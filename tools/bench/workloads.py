@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from . import payloads, perf_analyzer, repository, wrk
-from .payloads import Payload
-from .processes import ProcessTree
+from .payloads import Form, Sample
 from .servers import Program, Server
 from .wrk import Load
 
@@ -32,9 +30,12 @@ P99 = Metric("p99 µs", False)
 CPU = Metric("CPU s per 1000 requests", False)
 BATCH = Metric("mean batch", None)
 START = Metric("ms from exec to ready", False)
+ANSWER = Metric("ms from exec to an answer", False)
 IDLE_CPU = Metric("CPU % of a core", False)
 PARENT_RSS = Metric("parent RSS MiB", False)
 STUB_RSS = Metric("largest stub RSS MiB", False)
+PARENT_ANON = Metric("parent RssAnon MiB", None)
+STUB_ANON = Metric("largest stub RssAnon MiB", None)
 USS = Metric("all processes USS MiB", False)
 PSS = Metric("all processes PSS MiB", False)
 
@@ -52,6 +53,10 @@ class Subject:
 
 class Workload(Protocol):
     name: str
+    large: bool
+
+    def serves(self, program: Program) -> bool:
+        """Whether `program` can run this at all."""
 
     def prepare(self, subject: Subject) -> None:
         """Checks the server's answers and brings it to its running temperature; raises if an answer is wrong."""
@@ -61,39 +66,50 @@ class Workload(Protocol):
 
 
 class WrkLoad:
-    """One payload, posted by wrk over a number of connections."""
+    """A number of equal requests at a time, posted by wrk over as many connections."""
 
-    def __init__(self, name: str, payload: Payload, connections: int, *, count_cpu: bool = False) -> None:
+    def __init__(
+        self, name: str, model: str, count: int, connections: int, form: Form = Form.FLOATS, count_cpu: bool = False
+    ) -> None:
         self.name = f"{name}, {connections} connection{'s'[: connections > 1]}"
-        self._payload = payload
-        self._connections = connections
+        self.large = form is Form.FLOATS and count >= 1 << 16
+        self._sample = Sample(model, form, count, connections)
         self._count_cpu = count_cpu
 
+    def serves(self, program: Program) -> bool:
+        return True
+
     def prepare(self, subject: Subject) -> None:
-        payloads.send(subject.server.http_port, self._payload)
-        self._load(subject, 1)
+        with subject.server.awake():
+            payloads.send(subject.server.http_port, subject.program.payload(self._sample))
+            self._load(subject, 1)
 
     def measure(self, subject: Subject, seconds: int) -> Figures:
         processes = subject.server.processes()
-        before = processes.cpu_seconds()
-        load = self._load(subject, seconds)
+        with subject.server.awake():
+            before = processes.cpu_seconds()
+            load = self._load(subject, seconds)
+            spent = processes.cpu_seconds() - before
         figures = figures_of(load)
         if self._count_cpu:
-            figures[CPU] = (processes.cpu_seconds() - before) / load.requests * 1000
+            figures[CPU] = spent / load.requests * 1000
         return figures
 
     def _load(self, subject: Subject, seconds: int) -> Load:
-        script = subject.workspace / (re.sub(r"\W+", "_", self.name) + ".lua")
+        payload = subject.program.payload(self._sample)
+        script = subject.workspace / (re.sub(r"\W+", "_", f"{subject.program.name} {self.name}") + ".lua")
         if not script.exists():
-            wrk.write_script(script, self._payload)
-        return wrk.run(subject.server.http_port, script, self._payload, self._connections, seconds)
+            wrk.write_script(script, payload)
+        return wrk.run(subject.server.http_port, script, payload, self._sample.connections, seconds)
 
 
 class BatchedLoad(WrkLoad):
-    """A wrk load that also tells how many requests the server put into a batch."""
+    """A wrk load that also tells how many requests the server put into a batch, where its statistics say so."""
 
     def measure(self, subject: Subject, seconds: int) -> Figures:
-        path = f"/v2/models/{self._payload.model}/stats"
+        if not subject.program.kserve:
+            return super().measure(subject, seconds)
+        path = f"/v2/models/{self._sample.model}/stats"
         before = executions(subject.server.get(path))
         figures = super().measure(subject, seconds)
         inferences, batches = (b - a for a, b in zip(before, executions(subject.server.get(path)), strict=True))
@@ -103,26 +119,38 @@ class BatchedLoad(WrkLoad):
 class AnalyzerLoad:
     """16 floats, sent by perf_analyzer at a fixed number of requests in flight."""
 
+    large = False
+
     def __init__(self, concurrency: int) -> None:
         self.name = f"perf_analyzer, 16 floats, {concurrency} in flight"
-        self._payload = payloads.numbers("identity_fp32", 16)
-        self._concurrency = concurrency
+        self._sample = Sample("identity_fp32", Form.FLOATS, 16, concurrency)
+
+    def serves(self, program: Program) -> bool:
+        return program.kserve
 
     def prepare(self, subject: Subject) -> None:
-        payloads.send(subject.server.http_port, self._payload)
+        payloads.send(subject.server.http_port, subject.program.payload(self._sample))
 
     def measure(self, subject: Subject, seconds: int) -> Figures:
         report = subject.workspace / "perf_analyzer.csv"
-        port, model = subject.server.http_port, self._payload.model
-        return figures_of(perf_analyzer.run(port, model, "INPUT0:16", self._concurrency, seconds, report))
+        port, sample = subject.server.http_port, self._sample
+        return figures_of(perf_analyzer.run(port, sample.model, "INPUT0:16", sample.connections, seconds, report))
 
 
 class StartUp:
-    """A further copy of the server, started on a repository of `models` identity models and stopped again."""
+    """A further copy of the server, started on a repository of `models` identity models and stopped again.
+
+    The time to the first answer of its last model shows whether it was ready when it said so.
+    """
+
+    large = False
 
     def __init__(self, models: int) -> None:
         self.name = f"start with {models} model{'s'[: models > 1]}"
         self._models = models
+
+    def serves(self, program: Program) -> bool:
+        return True
 
     def prepare(self, subject: Subject) -> None:
         folder = self._repository(subject)
@@ -133,28 +161,31 @@ class StartUp:
     def measure(self, subject: Subject, seconds: int) -> Figures:
         log = subject.workspace / f"{subject.program.name}-start.log"
         with Server(subject.program, self._repository(subject), log) as server:
-            return {START: server.start_ms}
+            # 64 connections: the route by the model's own name, the only one that rivals have for these models.
+            sample = Sample(f"identity_{self._models - 1:02}", Form.FLOATS, 16, 64)
+            begin = time.monotonic()
+            payloads.send(server.http_port, subject.program.payload(sample))
+            return {START: server.start_ms, ANSWER: server.start_ms + (time.monotonic() - begin) * 1000}
 
     def _repository(self, subject: Subject) -> Path:
         return subject.workspace / f"start_{self._models}"
 
 
-def measure_idle(servers: Sequence[Server]) -> dict[str, Figures]:
-    """Processor time that waiting costs, of all `servers` at the same time, by their names."""
-    trees: dict[str, ProcessTree] = {server.name: server.processes() for server in servers}
-    before = {name: tree.cpu_seconds() for name, tree in trees.items()}
-    time.sleep(IDLE_S)
-    return {name: {IDLE_CPU: (tree.cpu_seconds() - before[name]) / IDLE_S * 100} for name, tree in trees.items()}
+def measure_idle(server: Server) -> Figures:
+    """Processor time that waiting costs."""
+    tree = server.processes()
+    with server.awake():
+        before = tree.cpu_seconds()
+        time.sleep(IDLE_S)
+        return {IDLE_CPU: (tree.cpu_seconds() - before) / IDLE_S * 100}
 
 
 def measure_memory(server: Server) -> Figures:
     memory = server.processes().memory()
-    return {
-        PARENT_RSS: memory.parent_rss,
-        STUB_RSS: memory.stub_rss,
-        USS: memory.total_uss,
-        PSS: memory.total_pss,
-    }
+    figures = {PARENT_RSS: memory.parent_rss, PARENT_ANON: memory.parent_anon}
+    if memory.stub_rss:
+        figures |= {STUB_RSS: memory.stub_rss, STUB_ANON: memory.stub_anon}
+    return figures | {USS: memory.total_uss, PSS: memory.total_pss}
 
 
 def figures_of(load: Load) -> Figures:
@@ -170,19 +201,19 @@ def executions(stats: dict[str, object]) -> tuple[int, int]:
 
 def all_workloads() -> list[Workload]:
     """Every workload in the table's order, less those whose tool is missing."""
-    small = payloads.numbers("identity_fp32", 16)
+    floats, strings = "identity_fp32", "identity_bytes"
     found: list[Workload] = []
     if wrk.available():
         found += [
-            WrkLoad("16 floats", small, 1),
-            WrkLoad("16 floats", small, 16, count_cpu=True),
-            WrkLoad("16 floats", small, 64),
-            WrkLoad("256 floats as JSON", payloads.json_numbers("identity_fp32", 256), 16),
-            WrkLoad("1000 strings", payloads.strings("identity_bytes", 1000), 16),
-            WrkLoad("1 MiB", payloads.numbers("identity_fp32", 1 << 18), 4),
-            WrkLoad("4 MiB", payloads.numbers("identity_fp32", 1 << 20), 1),
-            WrkLoad("4 MiB", payloads.numbers("identity_fp32", 1 << 20), 4),
-            WrkLoad("16 MiB", payloads.numbers("identity_fp32", 1 << 22), 2),
-            BatchedLoad("dynamic batching, 4 instances of 2 ms", payloads.numbers("sleep_2ms", 16), 64),
+            WrkLoad("16 floats", floats, 16, 1, count_cpu=True),
+            WrkLoad("16 floats", floats, 16, 16, count_cpu=True),
+            WrkLoad("16 floats", floats, 16, 64, count_cpu=True),
+            WrkLoad("256 floats as JSON", floats, 256, 16, Form.JSON),
+            WrkLoad("1000 strings", strings, 1000, 16, Form.STRINGS),
+            WrkLoad("1 MiB", floats, 1 << 18, 4),
+            WrkLoad("4 MiB", floats, 1 << 20, 1),
+            WrkLoad("4 MiB", floats, 1 << 20, 4),
+            WrkLoad("16 MiB", floats, 1 << 22, 2),
+            BatchedLoad("dynamic batching, 4 instances of 2 ms", "sleep_2ms", 16, 64),
         ]
     return [*found, AnalyzerLoad(16), StartUp(1), StartUp(20)]

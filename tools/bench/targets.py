@@ -1,0 +1,32 @@
+"""How many times better than real Triton stubserve means to be, by workload and figure.
+
+A latency of at most half is 2 times better, memory of at most 0.8 is 1.25 times better.
+"""
+
+from __future__ import annotations
+
+from .workloads import CPU, P50, P99, PARENT_RSS, RATE, START, STUB_RSS, Metric
+
+BEFORE_LARGE = "memory after the small requests"
+AFTERWARDS = "memory after the whole table"
+
+TARGETS: dict[tuple[str, Metric], float] = {
+    ("16 floats, 1 connection", P50): 2,
+    ("16 floats, 16 connections", RATE): 2.5,
+    ("16 floats, 16 connections", P99): 2,
+    ("16 floats, 16 connections", CPU): 2,
+    ("16 floats, 64 connections", RATE): 2.5,
+    ("16 floats, 64 connections", P99): 2,
+    ("256 floats as JSON, 16 connections", RATE): 2,
+    ("1000 strings, 16 connections", RATE): 5,
+    ("1 MiB, 4 connections", RATE): 4,
+    ("4 MiB, 1 connection", RATE): 4,
+    ("4 MiB, 4 connections", RATE): 4,
+    ("16 MiB, 2 connections", RATE): 4,
+    ("perf_analyzer, 16 floats, 16 in flight", RATE): 1.7,
+    ("dynamic batching, 4 instances of 2 ms, 64 connections", RATE): 1.3,
+    ("start with 1 model", START): 1,
+    ("start with 20 models", START): 1,
+    (AFTERWARDS, PARENT_RSS): 1,
+    (AFTERWARDS, STUB_RSS): 1.25,
+}
