@@ -49,7 +49,8 @@ class Response:
 class Stream:
     """What is known of a request that is answered by more than one response, or slowly read.
 
-    `responses` so far, and when the last of them was passed on; `owed` is what to do when the reader goes on.
+    `responses` that have been counted, and when the model sent the last of them; `owed` is what to do when the reader
+    goes on.
     """
 
     __slots__ = ("last_ns", "owed", "paused", "responses")

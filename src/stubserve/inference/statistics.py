@@ -154,8 +154,8 @@ class ModelStatistics:
     def record_response(self, request: Request, response: Response, start_ns: int) -> None:
         """Counts a response of a decoupled model, which the model sent at `start_ns`.
 
-        Its time begins with the request's execution or the response before. Only the first RESPONSES of a request are
-        counted: a stream may have any number.
+        Its time begins when the request was executed or the response before was sent. Only the first RESPONSES of a
+        request are counted: a stream may have any number.
         """
         stream = request.streamed()
         place = stream.responses
@@ -164,9 +164,9 @@ class ModelStatistics:
         stream.responses += 1
         if place == len(self.responses):
             self.responses.append(_Responses())
-        now = time.monotonic_ns()
-        self.responses[place].record(request, response, stream.last_ns or request.compute_start_ns, start_ns, now)
-        stream.last_ns = now
+        begin_ns = stream.last_ns or request.compute_start_ns
+        self.responses[place].record(request, response, begin_ns, start_ns, time.monotonic_ns())
+        stream.last_ns = start_ns
 
     def record_failure(self, request: Request) -> None:
         """Counts a request that ended without an execution, under its outcome (OTHER where it has none)."""

@@ -17,6 +17,7 @@ from stubserve.errors import ServeError, internal, invalid, unavailable, unsuppo
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.version import parse_version
 from stubserve.model_config.metadata import model_metadata
+from stubserve.protocols.http.generate import EventStream, GenerateCall, generate
 from stubserve.protocols.http.head import Head
 from stubserve.protocols.http.infer import InferCall
 from stubserve.protocols.http.json_values import UNSET, find, parse_json
@@ -202,7 +203,31 @@ class InferRoute:
             watching.cancel()
 
 
-async def _cancel_when_gone(request: Request, call: InferCall) -> None:
+class GenerateRoute:
+    """`generate`, or `generate_stream` where `streamed`."""
+
+    def __init__(self, server: ServerFacts, streamed: bool) -> None:
+        self._server = server
+        self._streamed = streamed
+
+    async def __call__(self, request: Request) -> Response:
+        version = request.path_params.get("version")
+        model = self._server.find_model(request.path_params["model"], "" if version is None else str(version))
+        if request.headers.get("content-encoding", "identity") not in ("identity", ""):
+            raise invalid("Unsupported content-encoding, only 'identity' is supported.")
+        body = await read_body(request, self._server.max_input_size)
+        call = GenerateCall(model, self._server, self._streamed)
+        call.start(body)
+        watching = asyncio.ensure_future(_cancel_when_gone(request, call))
+        if self._streamed:
+            return EventStream(call, watching)
+        try:
+            return await generate(call)
+        finally:
+            watching.cancel()
+
+
+async def _cancel_when_gone(request: Request, call: InferCall | GenerateCall) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     call.cancel()
@@ -276,8 +301,8 @@ def create_app(server: ServerFacts, lifespan: Any = None) -> Starlette:
             (prefix + "/config", _Methods(GET=routes.config)),
             (prefix + "/stats", _Methods(GET=routes.statistics)),
             (prefix + "/infer", _Methods(POST=infer)),
-            (prefix + "/generate", _Methods(POST=routes.not_offered)),
-            (prefix + "/generate_stream", _Methods(POST=routes.not_offered)),
+            (prefix + "/generate", _Methods(POST=GenerateRoute(server, streamed=False))),
+            (prefix + "/generate_stream", _Methods(POST=GenerateRoute(server, streamed=True))),
         ]
     by_name = routes.repository_by_name
     for prefix, load, unload in (

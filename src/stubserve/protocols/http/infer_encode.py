@@ -52,7 +52,7 @@ def encode(request: Request, response: Response, signature: Signature, reply_for
             if tensor.nbytes:
                 parts.append(tensor.buffer)
         else:
-            fragments.append(b'%b,"data":%b}' % (head, _data(tensor)))
+            fragments.append(b'%b,"data":%b}' % (head, json_array(tensor)))
     json = b'{%b%b%b,"outputs":[%b]}' % (
         b'"id":%b,' % json_text.string(request.id) if request.id else b"",
         _model(signature.model, signature.version),
@@ -97,7 +97,7 @@ def _parameters(parameters: dict[str, object]) -> bytes:
     return b',"parameters":{%b}' % b",".join(members)
 
 
-def _data(tensor: Tensor) -> bytes:
+def json_array(tensor: Tensor) -> bytes:
     """A tensor's elements as a flat JSON array."""
     kind = BY_NUMBER[tensor.datatype]
     if tensor.datatype in (FP16, BF16):
