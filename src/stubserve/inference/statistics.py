@@ -126,29 +126,38 @@ class ModelStatistics:
 
         A request without an outcome, or with SUCCESS, is a success.
         """
-        batch_size = 0
+        # What is measured of an execution is the same for all of its requests.
+        first = requests[0]
+        input_ns = first.compute_input_end_ns - first.compute_start_ns
+        infer_ns = first.compute_infer_end_ns - first.compute_input_end_ns
+        output_ns = first.compute_end_ns - first.compute_infer_end_ns
+        batch_size = count = items = arrived_ns = queued_ns = 0
         for request in requests:
-            batch_size += request.batch_size
-            if request.outcome is None or request.outcome == SUCCESS:
-                self.success_count += 1
-                self.success_ns += request.compute_end_ns - request.request_start_ns
-                self.queue_ns += request.compute_start_ns - request.queue_start_ns
-                self.compute_input_ns += request.compute_input_end_ns - request.compute_start_ns
-                self.compute_infer_ns += request.compute_infer_end_ns - request.compute_input_end_ns
-                self.compute_output_ns += request.compute_end_ns - request.compute_infer_end_ns
-                self.inference_count += request.batch_size
+            size = request.batch_size
+            batch_size += size
+            outcome = request.outcome
+            if outcome is None or outcome == SUCCESS:
+                count += 1
+                items += size
+                arrived_ns += request.request_start_ns
+                queued_ns += request.queue_start_ns
             else:
                 self._count_failure(request, request.compute_end_ns)
+        self.success_count += count
+        self.inference_count += items
+        self.success_ns += count * first.compute_end_ns - arrived_ns
+        self.queue_ns += count * first.compute_start_ns - queued_ns
+        self.compute_input_ns += count * input_ns
+        self.compute_infer_ns += count * infer_ns
+        self.compute_output_ns += count * output_ns
         self.execution_count += 1
         executions = self.executions.get(batch_size)
         if executions is None:
             executions = self.executions[batch_size] = _Executions()
-        # What is measured of an execution is the same for all of its requests.
-        first = requests[0]
         executions.count += 1
-        executions.input_ns += first.compute_input_end_ns - first.compute_start_ns
-        executions.infer_ns += first.compute_infer_end_ns - first.compute_input_end_ns
-        executions.output_ns += first.compute_end_ns - first.compute_infer_end_ns
+        executions.input_ns += input_ns
+        executions.infer_ns += infer_ns
+        executions.output_ns += output_ns
         self.last_inference_ms = time.time_ns() // 1_000_000
 
     def record_response(self, request: Request, response: Response, start_ns: int) -> None:

@@ -80,6 +80,11 @@ class Instance:
         assert self.stub is not None
         self.stub.execute(requests)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the instance can be given a batch now, be it ahead of the one that it executes."""
+        return self.stub is not None and self.stub.has_room
+
     def cancel(self, request: Request) -> None:
         if self.stub is not None:
             self.stub.cancel(request)

@@ -44,6 +44,8 @@ class Model:
         self._alarm: Alarm | None = None
         self._poll_is_due = False
         self._ready_instances = 0
+        # Whether a batch may be handed out ahead of time: not past an idle instance, nor past the rules of a queue
+        self._ahead = False
         # Requests that are queued or executing
         self.pending = 0
         self._idle = asyncio.Event()
@@ -91,6 +93,8 @@ class Model:
                 request.compute_start_ns = now
             try:
                 instance.execute(requests)
+                if self._ahead and instance.has_room:
+                    self._scheduler.instance_idle(instance)
             except Exception as refused:
                 if not isinstance(refused, ServeError):
                     log.exception("a batch of model '%s' could not be handed to '%s'", self.name, instance.name)
@@ -143,13 +147,15 @@ class Model:
         if instance.passive:
             return
         self._ready_instances += 1
+        self._ahead = self._scheduler.plain and len(self.instances) == 1
         self._scheduler.instance_idle(instance)
         self._poll()
 
     def on_results(self, instance: Instance, requests: list[Request], finished: list[tuple[Request, Response]]) -> None:
         # The next batch first: the stub computes while the answers are written.
-        self._scheduler.instance_idle(instance)
-        self._poll()
+        if instance.has_room:
+            self._scheduler.instance_idle(instance)
+            self._poll()
         self.statistics.record_batch(requests)
         for request, response in finished:
             if self.signature.reshaped_outputs:

@@ -61,5 +61,10 @@ class Scheduler(abc.ABC):
 
     @property
     @abc.abstractmethod
+    def plain(self) -> bool:
+        """Whether requests run as they came and never expire: then a batch may be formed a moment too early."""
+
+    @property
+    @abc.abstractmethod
     def queued(self) -> int:
         """Requests that wait, cancelled ones that no `poll` has answered yet among them."""

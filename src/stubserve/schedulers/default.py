@@ -57,5 +57,9 @@ class DefaultScheduler(Scheduler):
         return drained
 
     @property
+    def plain(self) -> bool:
+        return True
+
+    @property
     def queued(self) -> int:
         return len(self._queue) + len(self._cancelled)

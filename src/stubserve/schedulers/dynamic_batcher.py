@@ -150,6 +150,10 @@ class DynamicBatcher(Scheduler):
         return drained
 
     @property
+    def plain(self) -> bool:
+        return self._policies is None
+
+    @property
     def queued(self) -> int:
         return len(self._queue) + len(self._cancelled)
 
