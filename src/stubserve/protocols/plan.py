@@ -31,10 +31,10 @@ class RequestPlan:
     """What one description asks for.
 
     `gaps[i]` is how many bytes there are between the end of input i - 1 (or of the description) and input i; together
-    with the inputs' sizes they make up `tail_bytes`.
+    with the inputs' sizes they make up `tail_bytes`. `kinds` are the inputs' (datatype, nbytes).
     """
 
-    __slots__ = ("_inputs", "_template", "inline", "reply_format", "tail_bytes")
+    __slots__ = ("_inputs", "_template", "inline", "kinds", "reply_format", "tail_bytes")
 
     def __init__(self, request: Request, reply_format: ReplyFormat, gaps: list[int] | None = None) -> None:
         self.reply_format = reply_format
@@ -58,6 +58,7 @@ class RequestPlan:
             self._inputs.append((tensor.name, tensor.datatype, tensor.shape, at, tensor.nbytes, _string_count(tensor)))
             at += tensor.nbytes
         self.tail_bytes = at
+        self.kinds = [(tensor.datatype, tensor.nbytes) for tensor in request.inputs]
         # Whether `inline_request` can make its requests: all bytes travel in the message, and none has to be looked at
         self.inline = all(nbytes <= INLINE_BYTES and strings is None for *_, nbytes, strings in self._inputs)
 

@@ -583,11 +583,6 @@ def test_what_is_refused_is_not_remembered(model: Signature) -> None:
     assert model.memo["http-plans"] == {}
 
 
-def test_data_in_json_is_not_remembered(model: Signature) -> None:
-    admitted(model, body(tensor()))
-    assert model.memo["http-plans"] == {}
-
-
 def test_plans_are_few(model: Signature, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "PLANS", 3)
     for n in range(5):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given
@@ -45,7 +46,7 @@ from stubserve.protocols.http import json_text
 )
 def test_double(value: float, text: str) -> None:
     assert json_text.double(value) == text.encode()
-    assert json_text.floats([value, 2.5]) == f"[{text},2.5]".encode()
+    assert json_text.floats(np.array([value, 2.5])) == f"[{text},2.5]".encode()
 
 
 def test_last_digit_is_the_closest() -> None:
@@ -58,6 +59,20 @@ def test_double_reads_back(value: float) -> None:
     text = json_text.double(value)
     assert float(text) == value
     assert b"." in text or b"e" in text
+
+
+@given(st.lists(st.floats()))
+def test_floats_are_written_as_one_by_one(values: list[float]) -> None:
+    text = json_text.floats(np.array(values, np.float64))
+    assert text == b"[%b]" % b",".join(map(json_text.double, values))
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
+def test_integers(kind: type[np.integer]) -> None:
+    limits = np.iinfo(kind)
+    values = np.array([limits.min, 0, 1, limits.max], kind)
+    assert json_text.integers(values) == f"[{limits.min},0,1,{limits.max}]".encode()
+    assert json_text.integers(values[:0]) == b"[]"
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,10 @@ def json_array(tensor: Tensor) -> bytes:
         raise _size_error(tensor)
     if tensor.datatype == BOOL:
         return orjson.dumps([byte != 0 for byte in tensor.buffer])
-    values = np.frombuffer(tensor.buffer, kind.numpy).tolist()
-    return json_text.floats(values) if tensor.datatype in _FLOATS else orjson.dumps(values)
+    # A copy, for a buffer may begin anywhere.
+    if tensor.datatype in _FLOATS:
+        return json_text.floats(np.frombuffer(tensor.buffer, kind.numpy).astype(np.float64))
+    return json_text.integers(np.frombuffer(tensor.buffer, kind.numpy).astype(kind.numpy))
 
 
 def _elements(tensor: Tensor, count: int) -> list[bytes]:

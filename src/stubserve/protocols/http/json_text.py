@@ -10,6 +10,7 @@ import math
 import re
 from typing import Any
 
+import numpy as np
 import orjson
 
 _SPECIAL = re.compile(rb'["\\\x00-\x1f]')
@@ -45,13 +46,21 @@ def strings(elements: list[bytes]) -> bytes:
     return b"[%b]" % b",".join(map(string_of_bytes, elements))
 
 
-def floats(values: list[float]) -> bytes:
-    """An array of numbers, each the shortest that reads back as the same double, always with a point or an exponent."""
+def floats(values: np.ndarray[Any, Any]) -> bytes:
+    """An array of numbers, each the shortest that reads back as the same double, always with a point or an exponent.
+
+    `values` are doubles, in one dimension and without gaps.
+    """
     # orjson differs from rapidjson in exponents and in what is not finite, and writes an e or null for those only.
-    text = orjson.dumps(values)
+    text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
     if b"e" not in text and b"n" not in text:
         return text
-    return b"[%b]" % b",".join(map(double, values))
+    return b"[%b]" % b",".join(map(double, values.tolist()))
+
+
+def integers(values: np.ndarray[Any, Any]) -> bytes:
+    """An array of whole numbers, of any of numpy's integer types, in one dimension and without gaps."""
+    return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def double(value: float) -> bytes:
