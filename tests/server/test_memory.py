@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import psutil
 import pytest
@@ -128,3 +130,25 @@ def test_steady_traffic_does_not_grow_memory(server: Serving) -> None:
     round_of_requests(150)
     for process, rss in zip(processes, before, strict=True):
         assert process.memory_info().rss < rss + (4 << 20)
+
+
+def test_a_plain_stub_imports_only_what_it_needs(tmp_path: Path) -> None:
+    """What a stub imports, every instance pays for: asyncio alone is 7 MiB, and brings OpenSSL."""
+    write_model(
+        tmp_path,
+        "plain",
+        """
+        import sys
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                heavy = [name for name in ("asyncio", "ssl", "logging", "subprocess", "email") if name in sys.modules]
+                print("HEAVY", heavy, flush=True)
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.zeros(1, np.float32))])]
+        """,
+    )
+    with Serving(tmp_path) as server:
+        assert server.infer_array("plain", np.zeros(1, np.float32)).status == 200
+        server.wait_for(r"HEAVY \[\]")
