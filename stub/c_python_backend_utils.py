@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stubserve_stub.bls import ResponseIterator
 from stubserve_stub.constants import MemoryType, MetricKind
 from stubserve_stub.exceptions import TritonError, TritonModelException
 from stubserve_stub.logger import Logger
@@ -13,7 +14,6 @@ from stubserve_stub.tensors import Tensor
 from stubserve_stub.unavailable import (
     Metric,
     MetricFamily,
-    ResponseIterator,
     SharedMemory,
     is_model_ready,
     load_model,

@@ -1,4 +1,4 @@
-"""The program of a stub: `python <this file> triton_python_backend_stub ARENA_FD CONTROL_FD REQUEST_FD RESPONSE_FD`.
+"""The program of a stub: `python <this file> triton_python_backend_stub ARENA_FD CONTROL_FD DOORBELL_FDS...`.
 
 It is run by file name, in the interpreter of the model's environment, so nothing of the parent's site-packages comes
 onto that environment's path: this package and the two utility modules are registered from where they lie. msgpack is
@@ -37,8 +37,8 @@ def _lend_msgpack(folder: str) -> None:
 
 def main() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
-    descriptors = [int(word) for word in sys.argv[2:6]]
-    msgpack_folder = sys.argv[6] if len(sys.argv) > 6 else ""
+    descriptors = [int(word) for word in sys.argv[2:7]]
+    msgpack_folder = sys.argv[7] if len(sys.argv) > 7 else ""
     # A model's `unittest.main()` or argparse must not read the stub's arguments.
     sys.argv = [""]
     # Run by file name, the package's own folder is first on the path; upstream has the empty string (working folder).

@@ -3,10 +3,12 @@
 The delicate part is memory. An input above INLINE_BYTES is a view of the arena, owned by its request until the batch's
 result reaches the parent. So after the model has run
 
-1. an output that lies inside an input of this batch is answered with a descriptor of that memory, without a copy;
+1. an output that lies inside an input of this batch, or inside an output of another model that this one has called
+   (a lease), is answered with a descriptor of that memory, without a copy;
 2. all objects of the batch are dropped, and what is still alive is held by the model: those inputs are named as held,
-   and an output of step 1 that lies in one of them is copied after all, for the model may write to it at any time.
+   and an output of step 1 that lies in held memory is copied after all, for the model may write to it at any time.
 
+An input whose memory others read too is a read-only view; a tensor makes its own copy of that when it is looked at.
 Everything else that a model returns is copied once, into the stub's own segment, or into the message when it is small.
 
 A request that is answered through a sender is left to it when `execute` has returned, its inputs too.
@@ -15,13 +17,14 @@ A request that is answered through a sender is left to it when `execute` has ret
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from stubserve_stub.channel import Channel
 from stubserve_stub.constants import REQUEST_RELEASE_RESCHEDULE
 from stubserve_stub.encoding import WireResponse, encode_response, no_memory
+from stubserve_stub.lease import Lease, lease_of
 from stubserve_stub.model import ContractBroken
 from stubserve_stub.requests import InferenceRequest
 from stubserve_stub.responses import InferenceResponse
@@ -50,6 +53,8 @@ class Batch:
         # Inputs in the arena: (address, nbytes, offset) of each
         self._inputs: List[Tuple[int, int, int]] = []
         self._tensors: List[Tuple[int, Tensor]] = []
+        # Leases in which outputs lie
+        self._leases: "List[weakref.ref[Lease]]" = []
         self.requests = [self._request(wire, output_names) for wire in wire_requests]
 
     def _request(self, wire: Any, output_names: List[str]) -> InferenceRequest:
@@ -61,11 +66,10 @@ class Batch:
                 continue
             view = self._channel.arena.view(data[0], data[1])
             if len(data) > 2:
-                view = memoryview(bytearray(view))
+                view = view.toreadonly()
             tensor = Tensor._received(name, datatype, shape, None, view)
-            if len(data) == 2:
-                self._inputs.append((_address(view), data[1], data[0]))
-                self._tensors.append((data[0], tensor))
+            self._inputs.append((_address(view), data[1], data[0]))
+            self._tensors.append((data[0], tensor))
             inputs.append(tensor)
         return InferenceRequest._received(
             request_id,
@@ -157,27 +161,27 @@ class Batch:
         """Those that there are, without keeping them alive."""
         return [weakref.ref(request._sender) for request in self.requests if request._sender is not None]
 
-    def place(self, buffer: Any) -> Tuple[int, int]:
+    def place(self, buffer: Any) -> Tuple[int, ...]:
         """Where an output lies that is too large for the message. Raises ArenaFull."""
-        place = None
-        if self._inputs and not isinstance(buffer, bytes):
-            place = self._within_inputs(_address(buffer), buffer.nbytes)
-        return self._channel.place(buffer) if place is None else place
+        given = None if isinstance(buffer, bytes) else self._given(buffer, buffer.nbytes)
+        return self._channel.place(buffer) if given is None else given
 
-    def _within_inputs(self, address: int, nbytes: int) -> Optional[Tuple[int, int]]:
-        for start, length, offset in self._inputs:
-            if start <= address and address + nbytes <= start + length:
-                return (offset + address - start, nbytes)
-        return None
+    def _given(self, buffer: Any, nbytes: int) -> Optional[Tuple[int, int, int]]:
+        """The descriptor of a buffer that lies in memory which the stub was given, else None."""
+        if self._inputs:
+            address = _address(buffer)
+            for start, length, offset in self._inputs:
+                if start <= address and address + nbytes <= start + length:
+                    return (offset + address - start, nbytes, offset)
+        lease = lease_of(buffer)
+        if lease is None:
+            return None
+        self._leases.append(weakref.ref(lease))
+        return (lease.offset + _address(buffer) - lease.address, nbytes, lease.offset)
 
-    def watches(self) -> Dict[int, "weakref.ref[Any]"]:
-        """For each input of which the model was given a view: its offset, and a reference that dies with the views."""
-        found = {}
-        for offset, tensor in self._own_tensors():
-            watch = tensor._watch()
-            if watch is not None:
-                found[offset] = watch
-        return found
+    def watches(self) -> "List[Tuple[int, Optional[weakref.ref[Any]]]]":
+        """For each input in the arena its offset and a reference that dies with the last view, None without a view."""
+        return [(offset, tensor._watch()) for offset, tensor in self._own_tensors()]
 
     def _own_tensors(self) -> List[Tuple[int, Tensor]]:
         """All but those that senders look after."""
@@ -194,17 +198,22 @@ class Batch:
         self.requests = []
         self._tensors = []
 
-    def settle(self, watches: Dict[int, "weakref.ref[Any]"], wire: List[Any]) -> Tuple[List[int], List[Any]]:
+    def settle(
+        self, watches: "List[Tuple[int, Optional[weakref.ref[Any]]]]", wire: List[Any]
+    ) -> Tuple[List[int], List[Any]]:
         """Finds the inputs that the model still holds, and moves outputs out of them: (held offsets, responses)."""
         held = []
         spans = []
-        for _, nbytes, offset in self._inputs:
-            watch = watches.get(offset)
+        for offset, watch in watches:
             memory = watch() if watch is not None else None
             if memory is not None:
                 held.append(offset)
-                spans.append((offset, nbytes))
+                spans.append((offset, memory.nbytes))
                 self._channel.hold(offset, memory)
+        for reference in self._leases:
+            lease = reference()
+            if lease is not None:
+                spans.append((lease.offset, lease.nbytes))
         if not spans:
             return held, wire
         return held, [self._moved(entry, spans) if isinstance(entry, tuple) else entry for entry in wire]
@@ -215,7 +224,7 @@ class Batch:
         for name, datatype, shape, data in outputs:
             if not isinstance(data, bytes) and any(at <= data[0] < at + nbytes for at, nbytes in spans):
                 try:
-                    data = self._channel.place(self._channel.arena.view(*data))
+                    data = self._channel.place(self._channel.arena.view(data[0], data[1]))
                 except ArenaFull as full:
                     return no_memory(full)
             moved.append((name, datatype, shape, data))

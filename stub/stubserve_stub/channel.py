@@ -2,15 +2,18 @@
 
 Outputs are placed in the stub's own segment and freed when the parent says that their readers are done (`frees`).
 Inputs belong to the parent; it takes them back when a batch's result arrives, except those that the result names as
-held. The last view of a held input may die on any thread at any moment (a weak reference's callback), so the callback
-only notes the offset and pokes the main thread, which tells the parent.
+held. What a model was given beyond a batch (held inputs, outputs in the answers to its own requests) it keeps until the
+last view dies. That may happen on any thread at any moment (in a weak reference's callback, or a finalizer), so what
+runs then only notes the offset and pokes the main thread, which tells the parent, unless another message does it first.
 
-Only the main thread receives. Any thread may send and place: two locks keep them apart.
+Only the main thread receives. Any thread may send, place and free: two locks keep them apart. `sending` may be held
+over several sends, so that nothing comes in between.
 """
 
 from __future__ import annotations
 
 import collections
+import itertools
 import threading
 import time
 import weakref
@@ -19,7 +22,7 @@ from typing import Any, Callable, Deque, Dict, List, Sequence, Tuple
 from stubserve_stub.patience import Patience
 from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.allocator import Allocator
-from stubserve_stub.wire.arena import Arena
+from stubserve_stub.wire.arena import Arena, ArenaFull
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, poke, read_doorbell
 
 # States of the health word, readable by the parent at any time.
@@ -30,9 +33,11 @@ FINALIZING = 4
 
 
 class Channel:
-    """Both rings of one instance, its health word, and its segment's memory."""
+    """The rings of one instance, its health word, and its segment's memory."""
 
-    def __init__(self, arena: Arena, index: int, request_doorbell: int, response_doorbell: int) -> None:
+    def __init__(
+        self, arena: Arena, index: int, request_doorbell: int, response_doorbell: int, answer_doorbell: int
+    ) -> None:
         segment = arena.segment(index)
         self.arena = arena
         self._words = segment.words
@@ -41,14 +46,20 @@ class Channel:
         self._writer = RingWriter(
             segment.view[layout.RESPONSE_RING : layout.RESPONSE_RING + layout.RING_BYTES], response_doorbell
         )
+        self.answer_doorbell = answer_doorbell
+        self._answers = RingReader(segment.view[layout.ANSWER_RING : layout.ANSWER_RING + layout.RING_BYTES])
         self.allocator = Allocator(arena, index, retain=min(64 << 20, arena.limit // 16))
         self._patience = Patience(segment.words)
-        self._sending = threading.Lock()
+        self.sending = threading.RLock()
         self._allocating = threading.Lock()
         # What the main thread does after a poke, besides
         self.on_poke: Callable[[], None] = lambda: None
-        self._held: Dict[int, List["weakref.ref[Any]"]] = {}
-        self._released: Deque[Tuple[int, Any]] = collections.deque()
+        # Weak references to the memory of held inputs; they only have to be kept
+        self._held: Dict[int, "weakref.ref[Any]"] = {}
+        self._held_keys = itertools.count()
+        self._released: Deque[int] = collections.deque()
+        self._afterthoughts: Deque[Sequence[Any]] = collections.deque()
+        self._poked = False
         self.set_health(STARTING)
 
     def set_health(self, state: int, batch: int = 0) -> None:
@@ -76,11 +87,15 @@ class Channel:
         flags = 0
         if len(data) > MAX_RECORD:
             data, flags = messages.pack(self.place(data)), SPILLED
-        with self._sending:
+        with self.sending:
             while not self._writer.put(data, flags):
                 # The parent drains the ring whenever it runs; it has simply not run yet.
                 time.sleep(0.0005)
             self._writer.announce()
+
+    def take_answers(self, count: int) -> List[Tuple[Any, ...]]:
+        """So many answers to requests of the model; their reader knows from the doorbell how many there are."""
+        return self._answers.take(count, self._decode)
 
     def place(self, data: Any) -> Tuple[int, int]:
         """Copies contiguous bytes into the stub's segment: (offset, nbytes). Raises ArenaFull."""
@@ -100,12 +115,18 @@ class Channel:
     def hold(self, offset: int, memory: Any) -> None:
         """Tells the parent when `memory`, the base of all views of the input at `offset`, is gone."""
 
-        def gone(reference: Any) -> None:
-            self._released.append((offset, reference))
-            self.poke()
+        key = next(self._held_keys)
 
-        # A list: a request that is rescheduled comes again with the same memory.
-        self._held.setdefault(offset, []).append(weakref.ref(memory, gone))
+        def gone(_: Any) -> None:
+            self._held.pop(key, None)
+            self.let_go(offset)
+
+        self._held[key] = weakref.ref(memory, gone)
+
+    def let_go(self, offset: int) -> None:
+        """The last view of what the stub was given at `offset` is gone. Safe to call from a finalizer."""
+        self._released.append(offset)
+        self.poke()
 
     def respond(self, key: Tuple[int, int], start_ns: int, wire: Any, acknowledge: bool) -> None:
         """Sends a response that is not the final one; the parent says when it has passed it on if asked to."""
@@ -129,21 +150,42 @@ class Channel:
         for offset, memory in held:
             self.hold(offset, memory)
 
+    def send_later(self, message: Sequence[Any]) -> None:
+        """Has a message sent when the main thread is free, or with the next one. Safe to call from a finalizer."""
+        self._afterthoughts.append(message)
+        self.poke()
+
+    def send_and_report(self, message: Sequence[Any]) -> None:
+        """Sends one message with what has been let go of as its last element. Raises ArenaFull."""
+        with self.sending:
+            released = self._take_released()
+            try:
+                self.send((*message, released))
+            except ArenaFull:
+                self._released.extend(released)
+                raise
+
     def poke(self) -> None:
         """Has the main thread look after what is noted for it. Safe from any thread and in a destructor."""
-        poke(self._request_doorbell)
+        if not self._poked:
+            self._poked = True
+            poke(self._request_doorbell)
 
     def _report_released(self) -> None:
+        self._poked = False
+        with self.sending:
+            offsets = self._take_released()
+            if offsets:
+                self.send((messages.RELEASED, offsets))
+
+    def _take_released(self) -> List[int]:
+        # Under `sending`, and for a message that is sent before it is left.
+        while self._afterthoughts:
+            self.send(self._afterthoughts.popleft())
         offsets = []
         while self._released:
-            offset, reference = self._released.popleft()
-            references = self._held[offset]
-            references.remove(reference)
-            if not references:
-                del self._held[offset]
-                offsets.append(offset)
-        if offsets:
-            self.send((messages.RELEASED, offsets))
+            offsets.append(self._released.popleft())
+        return offsets
 
     def _decode(self, data: memoryview, flags: int) -> Tuple[Any, ...]:
         message: Tuple[Any, ...] = messages.unpack(data)

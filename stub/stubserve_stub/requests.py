@@ -1,12 +1,12 @@
-"""`InferenceRequest`: what `execute` receives, and what a model will make to call another model."""
+"""`InferenceRequest`: what `execute` receives, and what a model makes to call another model."""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Set, Union
+from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
+from stubserve_stub import bls, sender
 from stubserve_stub import parameters as params
-from stubserve_stub import sender
 from stubserve_stub.arguments import (
     INT64_MAX,
     INT64_MIN,
@@ -31,10 +31,6 @@ _SIGNATURE = (
     "InferenceRequest(request_id: str = '', correlation_id: object = 0, inputs: List[Tensor], "
     "requested_output_names: List[str], model_name: str, model_version: int = -1, flags: int = 0, timeout: int = 0, "
     "preferred_memory: PreferredMemory, trace: InferenceTrace, parameters: object = None)"
-)
-_NO_BLS = (
-    "This release of stubserve does not run inference requests made by a model (BLS) yet: "
-    "the request for model '{}' was not sent."
 )
 
 
@@ -252,12 +248,27 @@ class InferenceRequest:
         return self._sender
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Raises TritonModelException: models cannot call models yet."""
-        raise TritonModelException(_NO_BLS.format(self._target.model_name if self._target else ""))
+        """Sends the request to its model and waits: the InferenceResponse or, with `decoupled`, a ResponseIterator.
+
+        Failures are responses with an error. Raises TritonModelException in `initialize` and in `finalize`.
+        """
+        return bls.execute(*self._outgoing(), decoupled)
 
     def async_exec(self, decoupled: bool = False) -> Any:
-        """Raises TritonModelException: models cannot call models yet."""
-        return self.exec(decoupled)
+        """As `exec`, to be awaited. Raises RuntimeError where no event loop runs."""
+        return bls.async_execute(*self._outgoing(), decoupled)
+
+    def _outgoing(self) -> Tuple[bls.Target, bls.Request]:
+        target = self._target
+        return ("", -1) if target is None else (target.model_name, target.model_version), (
+            self._id,
+            self._correlation_id,
+            self._flags,
+            self._timeout_us,
+            self._parameters,
+            self._requested_output_names,
+            self._inputs,
+        )
 
 
 def _correlation_id(given: Any) -> Union[int, str]:

@@ -49,13 +49,6 @@ class Metric:
         raise TypeError("Metric: No constructor defined!")
 
 
-class ResponseIterator:
-    """Requests that a model makes return these; on its own it has no constructor."""
-
-    def __init__(self) -> None:
-        raise TypeError("ResponseIterator: No constructor defined!")
-
-
 class SharedMemory:
     """Upstream's handle to a stub's shared-memory region. Here nothing in a stub has a region to run out of."""
 

@@ -16,8 +16,9 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import numpy as np
 
-from stubserve_stub import logger, session_threads, utils
+from stubserve_stub import bls, logger, session_threads, utils
 from stubserve_stub.batch import Batch
+from stubserve_stub.calls import Calls
 from stubserve_stub.channel import EXECUTING, FINALIZING, IDLE, Channel
 from stubserve_stub.control import Control
 from stubserve_stub.exceptions import format_exception
@@ -28,15 +29,19 @@ from stubserve_stub.wire.arena import Arena, ArenaFull
 
 
 class Worker:
-    """One stub process. The arguments are inherited descriptors: arena, control socket, the two doorbells."""
+    """One stub process. The arguments are inherited descriptors: arena, control socket, the three doorbells."""
 
-    def __init__(self, arena: int, control: int, request_doorbell: int, response_doorbell: int) -> None:
+    def __init__(
+        self, arena: int, control: int, request_doorbell: int, response_doorbell: int, answer_doorbell: int
+    ) -> None:
         self._name_process()
         self._control = Control(control)
         boot = self._control.inbox.get()
         self._instance: str = boot["instance"]
         self._boot = boot
-        self._channel = Channel(Arena.attach(arena), boot["segment"], request_doorbell, response_doorbell)
+        self._channel = Channel(
+            Arena.attach(arena), boot["segment"], request_doorbell, response_doorbell, answer_doorbell
+        )
         self._output_names: Sequence[str] = ()
         self._model: Optional[Model] = None
         # The batch that runs, for cancellation, which arrives on the control thread
@@ -123,6 +128,7 @@ class Worker:
         self._control.handle("cancel", self._on_cancel)
         self._control.handle("acknowledge", self._on_acknowledge)
         self._control.handle("is_ready", self._on_is_ready)
+        bls.connect(Calls(self._channel, bls.received))
         self._channel.set_health(IDLE)
         self._control.send("ready", checks_readiness=model.checks_readiness)
         return True
@@ -172,19 +178,24 @@ class Worker:
             error = self._failure(format_exception(raised))
         if error is not None:
             batch.revoke_senders()
-        result = None
-        watches = batch.watches()
-        with self._batch_guard:
-            self._current = None
-        batch.drop()
-        held, wire = batch.settle(watches, wire)
-        channel.set_health(IDLE)
-        end = end or time.monotonic_ns()
-        try:
-            channel.send((messages.RESULT, number, start, end, wire, held, error))
-        except ArenaFull as full:
+        overflow = ""
+        # Nobody reports that the model has let go of memory before the result that refers to it is under way.
+        with channel.sending:
+            result = None
+            watches = batch.watches()
+            with self._batch_guard:
+                self._current = None
+            batch.drop()
+            held, wire = batch.settle(watches, wire)
+            channel.set_health(IDLE)
+            end = end or time.monotonic_ns()
+            try:
+                channel.send((messages.RESULT, number, start, end, wire, held, error))
+            except ArenaFull as full:
+                overflow = str(full)
+        if overflow:
             self._senders.revoke(number)
-            channel.send((messages.RESULT, number, start, end, [], held, str(full)))
+            channel.send((messages.RESULT, number, start, end, [], held, overflow))
 
     def _execute_decoupled(self, batch: Batch) -> List[Any]:
         """Runs a decoupled model on a batch; a coroutine is only started, and may outlive many batches."""
@@ -265,6 +276,7 @@ class Worker:
     def _finalize(self) -> None:
         assert self._model is not None
         self._channel.set_health(FINALIZING)
+        bls.disconnect()
         try:
             self._model.finalize()
         except BaseException as error:

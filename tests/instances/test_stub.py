@@ -20,6 +20,7 @@ from stubserve.instances.stub_memory import StubMemory
 from stubserve.model_config.complete import instances_of, normalise
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.render import render_json
+from stubserve.repository.registry import Registry
 from tests.serving import io_config, write_model
 from tests.stub.test_interpreters import NUMPY, environment
 
@@ -72,7 +73,7 @@ async def drive(folder: Path, interpreter: Path) -> int:
     config: Any = normalise(parse_text((folder / "config.pbtxt").read_text(), "config.pbtxt"), "echo", folder)
     version_dir = folder / "1"
     program = Program(version_dir / "model.py", "1.model", (version_dir, folder))
-    launcher = Launcher(memory, Environment(str(interpreter)), folder, version_dir, program, lambda: LEVELS)
+    launcher = Launcher(memory, Environment(str(interpreter)), folder, version_dir, program, lambda: LEVELS, Registry())
     (spec,) = instances_of(config)
     stub = launcher.boot(spec.name)
     assert await stub.imported() is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -100,10 +101,15 @@ def test_sequences_of_other_kinds() -> None:
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_bls_is_refused_in_plain_words(decoupled: bool) -> None:
-    for call in (made(model_name="other").exec, made(model_name="other").async_exec):
-        with pytest.raises(TritonModelException, match=r"\(BLS\) yet: the request for model 'other' was not sent"):
-            call(decoupled=decoupled)
+def test_bls_is_refused_where_no_server_is(decoupled: bool) -> None:
+    async def awaited() -> None:
+        await made(model_name="other").async_exec(decoupled=decoupled)
+
+    refusal = r"^BLS is only supported during the 'execute' function\.$"
+    with pytest.raises(TritonModelException, match=refusal):
+        made(model_name="other").exec(decoupled=decoupled)
+    with pytest.raises(TritonModelException, match=refusal):
+        asyncio.run(awaited())
 
 
 def test_sender_is_always_the_same() -> None:

@@ -11,9 +11,12 @@ class Block:
     A request's body is one block for all of its inputs; an output in a stub's segment is one too. `view` is the memory
     (writable bytes), `offset` its place in the arena. A holder calls `hold()` before it keeps the block longer than
     whoever gave it, and `drop()` when it is done. Not thread-safe: blocks live on the event loop.
+
+    The memory belongs to one model at a time, which may write to it, unless it is `shared`: then several may have it,
+    and none writes. `returned` says that a model has sent it on once; the second time it becomes shared.
     """
 
-    __slots__ = ("_holders", "_release", "nbytes", "offset", "view")
+    __slots__ = ("_holders", "_release", "nbytes", "offset", "returned", "shared", "view")
 
     def __init__(self, offset: int, nbytes: int, view: memoryview, release: Callable[[Block], None]) -> None:
         self.offset = offset
@@ -21,6 +24,8 @@ class Block:
         self.view = view
         self._release = release
         self._holders = 1
+        self.returned = False
+        self.shared = False
 
     def hold(self) -> Block:
         self._holders += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from stubserve_stub.wire import messages
@@ -55,7 +55,7 @@ def pack_batch(number: int, frees: list[int], requests: list[Request]) -> bytes:
                             tensor.name,
                             tensor.datatype,
                             tensor.shape,
-                            tensor.data if tensor.data is not None else (tensor.offset, tensor.nbytes),
+                            tensor.data if tensor.data is not None else place_of(tensor),
                         )
                         for tensor in request.inputs
                     ],
@@ -64,6 +64,13 @@ def pack_batch(number: int, frees: list[int], requests: list[Request]) -> bytes:
             ],
         )
     )
+
+
+def place_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Where a stub finds a tensor that lies in the arena, and whether others read it too."""
+    if tensor.block is not None and tensor.block.shared:
+        return (tensor.offset, tensor.nbytes, True)
+    return (tensor.offset, tensor.nbytes)
 
 
 def read_result(
@@ -75,9 +82,7 @@ def read_result(
     """
     _, _, start_ns, end_ns, entries, held, error = message
     requests = batch.requests
-    if held:
-        for request in requests:
-            hold_inputs(request, held, memory)
+    hold_inputs(requests, held, memory)
     now = time.monotonic_ns()
     finished = []
     left = []
@@ -119,11 +124,12 @@ def read_response(message: tuple[Any, ...], memory: StubMemory, instance: str) -
     return response
 
 
-def hold_inputs(request: Request, held: Sequence[int], memory: StubMemory) -> None:
+def hold_inputs(requests: Sequence[Request], held: Sequence[int], memory: StubMemory) -> None:
     """Keeps the inputs at these offsets, which the model still holds."""
-    for tensor in request.inputs:
-        if tensor.block is not None and tensor.offset in held:
-            memory.hold_input(tensor.offset, tensor.block)
+    for offset in held:
+        block = input_block(requests, offset)
+        if block is not None:
+            memory.hold(offset, block)
 
 
 def _response(wire: tuple[Any, ...], requests: Sequence[Request], memory: StubMemory, instance: str) -> Response:
@@ -137,11 +143,32 @@ def _output(wire: tuple[Any, ...], requests: Sequence[Request], memory: StubMemo
     name, datatype, shape, data = wire
     if isinstance(data, bytes):
         return Tensor(name, datatype, shape, data)
-    offset, nbytes = data
-    if memory.owns(offset):
+    offset, nbytes = data[:2]
+    if len(data) == 2:
         return Tensor(name, datatype, shape, None, memory.output(offset, nbytes), offset, nbytes)
+    block = given_block(data, requests, memory, instance)
+    if block.returned:
+        block.shared = True
+    block.returned = True
+    return Tensor(name, datatype, shape, None, block.hold(), offset, nbytes)
+
+
+def given_block(data: tuple[int, ...], requests: Iterable[Request], memory: StubMemory, instance: str) -> Block:
+    """The block behind a descriptor of memory that a stub was given: with one of these requests, or held since.
+
+    Raises ServeError if there is none: no stub reaches what it was not given.
+    """
+    offset, nbytes, within = data
+    block = input_block(requests, within) or memory.held(within)
+    if block is None or not block.contains(offset, nbytes):
+        raise internal(f"stub '{instance}' named memory that it was not given")
+    return block
+
+
+def input_block(requests: Iterable[Request], offset: int) -> Block | None:
+    """The block of the input that begins at `offset`."""
     for request in requests:
         for tensor in request.inputs:
-            if tensor.block is not None and tensor.block.contains(offset, nbytes):
-                return Tensor(name, datatype, shape, None, tensor.block.hold(), offset, nbytes)
-    raise internal(f"stub '{instance}' answered with memory that belongs to no request of its batch")
+            if tensor.offset == offset and tensor.block is not None:
+                return tensor.block
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,9 +22,9 @@ class Environment:
     interpreter: str = sys.executable
     variables: dict[str, str] = field(default_factory=dict)
 
-    def command(self, arena: int, control: int, request_doorbell: int, response_doorbell: int) -> list[str]:
-        """The command line of a stub that inherits these descriptors."""
-        descriptors = [str(fd) for fd in (arena, control, request_doorbell, response_doorbell)]
+    def command(self, arena: int, control: int, doorbells: Sequence[int]) -> list[str]:
+        """The command line of a stub that inherits these descriptors; doorbells of requests, responses, answers."""
+        descriptors = [str(fd) for fd in (arena, control, *doorbells)]
         return [self.interpreter, str(_STUB_PROGRAM), "triton_python_backend_stub", *descriptors, str(_MSGPACK)]
 
     def process_variables(self) -> dict[str, str]:

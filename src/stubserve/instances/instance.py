@@ -15,6 +15,7 @@ from typing import Protocol
 
 from stubserve.errors import ServeError, internal
 from stubserve.inference.request import Request, Response
+from stubserve.instances import waiting
 from stubserve.instances.restart import RestartPolicy
 from stubserve.instances.stub import Stub
 
@@ -103,6 +104,13 @@ class Instance:
             else (f"it died {self.policy.restarts + 1} times in a row and is not restarted (--stub-restart-limit)")
         )
         return f"{self.last_error} {restarting[0].upper()}{restarting[1:]}."
+
+    @property
+    def waiter(self) -> waiting.Waiter | None:
+        """The instance as one that calls may wait for; None if it takes none, now and later."""
+        if self.passive or self.state in (State.FAILED, State.STOPPED):
+            return None
+        return self.stub or waiting.Starting(self.name)
 
     async def stop(self, timeout_s: float) -> None:
         """Finalizes the model and ends the stub, by force after `timeout_s`."""

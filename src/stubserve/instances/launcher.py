@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stubserve.instances.bls import Models
 from stubserve.instances.environment import Environment
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub import Stub
@@ -33,6 +34,7 @@ class Launcher:
     """Makes stubs for the model version in `version_dir`. `log_levels()` gives the server's log settings of now.
 
     `threads` limits onnxruntime's threads (0: not at all); for other libraries the environment's variables do.
+    `models` are those that the model may call.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Launcher:
         version_dir: Path,
         program: Program,
         log_levels: Callable[[], dict[str, Any]],
+        models: Models,
         terminal: bool = False,
         threads: int = 0,
     ) -> None:
@@ -52,6 +55,7 @@ class Launcher:
         self._version_dir = version_dir
         self._program = program
         self._log_levels = log_levels
+        self._models = models
         self._terminal = terminal
         self._threads = threads
 
@@ -70,6 +74,7 @@ class Launcher:
                 "threads": self._threads,
             },
             log_from_stub,
+            self._models,
             self._terminal,
         )
 

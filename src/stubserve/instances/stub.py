@@ -16,7 +16,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import psutil
@@ -26,6 +26,7 @@ from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter
 from stubserve.errors import internal
 from stubserve.inference.request import Request, Response
 from stubserve.instances.batch import Batch, hold_inputs, pack_batch, read_response, read_result
+from stubserve.instances.bls import Call, Models, StubCalls
 from stubserve.instances.environment import Environment
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub_memory import StubMemory
@@ -58,7 +59,7 @@ class StubOwner(Protocol):
 
 
 class Stub:
-    """A stub process with its rings and memory."""
+    """A stub process with its rings and memory. `models` is where the requests of its own model go."""
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class Stub:
         memory: Memory,
         boot: dict[str, Any],
         on_log: Callable[[dict[str, Any]], None],
+        models: Models,
         terminal: bool = False,
     ) -> None:
         self.name = name
@@ -104,6 +106,9 @@ class Stub:
         self._writer = RingWriter(self._segment.view[start : start + layout.RING_BYTES], self._process.doorbell_out)
         start = layout.RESPONSE_RING
         self._reader = RingReader(self._segment.view[start : start + layout.RING_BYTES])
+        start = layout.ANSWER_RING
+        answers = RingWriter(self._segment.view[start : start + layout.RING_BYTES], self._process.answer_doorbell)
+        self._calls = StubCalls(self, models, self._outputs, answers, memory.store)
         self._loop.add_reader(self._process.doorbell_in, self._on_doorbell)
         self._process.send("boot", segment=self._outputs.index, **boot)
 
@@ -262,8 +267,10 @@ class Stub:
                 self._finish(message)
             elif message[0] == messages.RESPONSE:
                 self._respond(message)
+            elif message[0] == messages.RELEASED:
+                self._outputs.release(message[1])
             else:
-                self._outputs.release_inputs(message[1])
+                self._calls.on_message(message, self._requests)
         if self._outputs.unreported_bytes > _REPORT_FREES_ABOVE:
             if self._open or self._in_flight:
                 # The stub's main thread may be busy for long, and its ring fill up.
@@ -326,7 +333,7 @@ class Stub:
                     tensor.block.drop()
             return
         if held:
-            hold_inputs(request, held, self._outputs)
+            hold_inputs((request,), held, self._outputs)
         self.owner.on_response(self, request, response, start_ns)
         if flags & messages.ACKNOWLEDGE:
             key = (number, index)
@@ -346,6 +353,20 @@ class Stub:
         frees = self._outputs.take_frees()
         if groups or frees:
             self._process.send("acknowledge", groups=groups, frees=frees)
+
+    # What it waits for
+
+    def has(self, request: Request) -> bool:
+        """Whether the stub has this request."""
+        return request in self._requests()
+
+    def waits_for(self) -> Sequence[Call]:
+        """The requests of its own model without whose answers the batch that the stub executes does not finish."""
+        return self._calls.blocking() if self._in_flight else ()
+
+    def _requests(self) -> list[Request]:
+        running = [request for batch in self._in_flight.values() for request in batch.requests]
+        return [*running, *self._open.values()]
 
     # Messages and death
 
@@ -368,6 +389,7 @@ class Stub:
         if self.death is None:
             self._on_doorbell()
         self.death = cause
+        self._calls.close()
         self._loop.remove_reader(self._process.doorbell_in)
         self._process.close_doorbells()
         self._steps.put_nowait(None)

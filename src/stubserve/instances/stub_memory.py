@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from stubserve_stub.wire.arena import Arena
 
+from stubserve.errors import internal
 from stubserve.inference.memory import Block
 
 
@@ -44,15 +45,14 @@ class StubMemory:
         self._frees: list[int] = []
         self.unreported_bytes = 0
         self._reading = 0
-        self._held: dict[int, Block] = {}
+        # By the offset under which the stub knows it; as often as the stub has it
+        self._held: dict[int, list[Block]] = {}
         self._closed = False
 
-    def owns(self, offset: int) -> bool:
-        """Whether an arena offset lies in the stub's segment."""
-        return 0 <= offset - self._start < self._pool.arena.span
-
     def output(self, offset: int, nbytes: int) -> Block:
-        """A block for an output in the stub's segment; its creator is its first holder."""
+        """A block for what the stub has placed in its segment; its creator is its first holder. Raises ServeError."""
+        if not 0 <= offset - self._start <= self._pool.arena.span - nbytes:
+            raise internal("a stub named memory outside of its segment as its own")
         self._reading += 1
         return Block(offset, nbytes, self._pool.arena.view(offset, nbytes), self._read)
 
@@ -68,21 +68,30 @@ class StubMemory:
         """Puts back what `take_frees` gave for a message that could not be sent."""
         self._frees[:0] = frees
 
-    def hold_input(self, offset: int, block: Block) -> None:
-        """The model keeps the input at `offset` beyond its batch."""
-        if offset not in self._held:
-            self._held[offset] = block.hold()
+    def hold(self, offset: int, block: Block) -> None:
+        """The model keeps an input beyond its batch, or is given an output of another; both begin at `offset`."""
+        self._held.setdefault(offset, []).append(block.hold())
 
-    def release_inputs(self, offsets: Iterable[int]) -> None:
-        """The last views of these inputs are gone."""
+    def held(self, offset: int) -> Block | None:
+        """What the stub holds at `offset`."""
+        blocks = self._held.get(offset)
+        return blocks[-1] if blocks else None
+
+    def release(self, offsets: Iterable[int]) -> None:
+        """The last views of these inputs and outputs are gone."""
         for offset in offsets:
-            block = self._held.pop(offset, None)
-            if block is not None:
-                block.drop()
+            blocks = self._held.get(offset)
+            if blocks:
+                blocks.pop().drop()
+                if not blocks:
+                    del self._held[offset]
 
     def close(self) -> None:
-        """The stub is gone: nothing holds its inputs any more, nobody writes the segment."""
-        self.release_inputs(list(self._held))
+        """The stub is gone: it holds nothing any more, nobody writes the segment."""
+        for blocks in self._held.values():
+            for block in blocks:
+                block.drop()
+        self._held.clear()
         self._closed = True
         self._give_back_if_done()
 

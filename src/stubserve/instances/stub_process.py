@@ -31,7 +31,8 @@ class StubProcess:
     """A running stub.
 
     `on_message` gets each control message, `on_death` is called once with the cause when the process is gone and its
-    last messages and stderr have been read. `doorbell_out` wakes the stub, `doorbell_in` is the event loop's to watch.
+    last messages and stderr have been read. `doorbell_out` wakes the stub, `answer_doorbell` whoever waits in it for an
+    answer to a request of its model; `doorbell_in` is the event loop's to watch.
     """
 
     def __init__(
@@ -54,26 +55,27 @@ class StubProcess:
         self._terminal = terminal
         self.doorbell_out = os.eventfd(0, os.EFD_CLOEXEC)
         self.doorbell_in = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.answer_doorbell = os.eventfd(0, os.EFD_CLOEXEC)
         self._control, theirs = socket.socketpair()
         self._control.setblocking(False)
         stderr_read, stderr_write = os.pipe()
         os.set_blocking(stderr_read, False)
         self._stderr = stderr_read
         self._oom_kills_before = oom_kills()
-        descriptors = (arena, theirs.fileno(), self.doorbell_out, self.doorbell_in)
+        doorbells = (self.doorbell_out, self.doorbell_in, self.answer_doorbell)
         try:
             self._process = subprocess.Popen(
-                environment.command(*descriptors),
+                environment.command(arena, theirs.fileno(), doorbells),
                 env=environment.process_variables(),
                 stdin=None if terminal else subprocess.DEVNULL,
                 stderr=None if terminal else stderr_write,
-                pass_fds=descriptors,
+                pass_fds=(arena, theirs.fileno(), *doorbells),
                 # A group of its own, so that what the model has started can be ended with it. A stub that is being
                 # debugged stays in the terminal's group, or it could not read from it.
                 start_new_session=not terminal,
             )
         except OSError:
-            for descriptor in (self.doorbell_out, self.doorbell_in, stderr_read):
+            for descriptor in (*doorbells, stderr_read):
                 os.close(descriptor)
             self._control.close()
             raise
@@ -102,8 +104,8 @@ class StubProcess:
 
     def close_doorbells(self) -> None:
         """For the owner, when it watches and rings them no more."""
-        os.close(self.doorbell_in)
-        os.close(self.doorbell_out)
+        for doorbell in (self.doorbell_in, self.doorbell_out, self.answer_doorbell):
+            os.close(doorbell)
 
     def stderr_text(self) -> str:
         """The last lines that the stub wrote to stderr."""

@@ -148,6 +148,7 @@ class Loader:
             version_dir.resolve(),
             program,
             self._log_levels,
+            self._registry,
             terminal,
             threads,
         )

@@ -13,6 +13,7 @@ from stubserve.inference.request import BACKEND_FAILURE, CANCELLED, OTHER_FAILUR
 from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.instances.instance import Instance, State
+from stubserve.instances.waiting import Waiter
 from stubserve.repository.alarm import Alarm
 from stubserve.schedulers.factory import create_scheduler
 from stubserve.schedulers.ordering import ResponseOrderer
@@ -210,6 +211,15 @@ class Model:
         """
         total = sum(instance.stub.memory() for instance in self.instances if instance.stub is not None)
         return [{"type": "CPU", "id": 0, "byte_size": total}] if total else []
+
+    @property
+    def waiters(self) -> list[Waiter]:
+        """The instances that take requests, now or when they have been restarted."""
+        return [instance.waiter for instance in self.instances if instance.waiter is not None]
+
+    def checks_readiness(self) -> bool:
+        """Whether the model defines `is_ready`."""
+        return any(instance.stub is not None and instance.stub.checks_readiness for instance in self.instances)
 
     async def check_ready(self) -> str:
         """As `why_not_ready`, and asks the models that define `is_ready`; each gets five seconds."""

@@ -22,6 +22,8 @@ import mmap
 import os
 from typing import Dict, List
 
+import numpy as np
+
 from stubserve_stub.wire import layout
 
 
@@ -114,6 +116,19 @@ class Arena:
         segment = self.segment((offset - layout.LEDGER_BYTES) // self.span)
         at = offset - segment.start
         return segment.view[at : at + nbytes]
+
+    def address(self, offset: int) -> int:
+        """Where the memory behind a descriptor is mapped in this process."""
+        segment = self.segment((offset - layout.LEDGER_BYTES) // self.span)
+        return segment.address + offset - segment.start
+
+    def offset(self, memory: memoryview) -> int:
+        """The arena offset of memory that a view of this arena gave. Raises ValueError for other memory."""
+        address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+        for segment in self._segments.values():
+            if 0 <= address - segment.address < segment.span:
+                return segment.start + address - segment.address
+        raise ValueError("the memory does not lie in the arena")
 
     def commit(self, index: int, nbytes: int) -> None:
         """Accounts for `nbytes` that segment `index` is about to touch. Only that segment's writer may call this.

@@ -4,7 +4,7 @@ The arena is one sparse file without a name. It begins with the ledger; behind i
 for what comes in over the network (segment 0, written by the parent) and one per instance (written by its stub)::
 
     ledger   | segment 0        | segment 1                                             | ...
-    words    | header heap      | header  request ring  response ring  heap ...         |
+    words    | header heap      | header  request ring  response ring  answer ring  heap |
 
 A tensor anywhere is (offset in the arena, nbytes). Which segment an offset belongs to follows from arithmetic.
 Numbers are native 64-bit words: the arena never leaves the machine.
@@ -12,7 +12,7 @@ Numbers are native 64-bit words: the arena never leaves the machine.
 
 from __future__ import annotations
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 PAGE = 4096
 
@@ -24,12 +24,13 @@ LEDGER_LIMIT = 1
 LEDGER_SPAN = 2
 MAX_SEGMENTS = LEDGER_BYTES // 8 - LEDGER_HEAD_WORDS
 
-# Segment: a header page, then (in an instance's segment) the two rings, then the heap.
+# Segment: a header page, then (in an instance's segment) the three rings, then the heap.
 HEADER_BYTES = PAGE
 RING_BYTES = 128 * 1024
 REQUEST_RING = HEADER_BYTES
 RESPONSE_RING = REQUEST_RING + RING_BYTES
-HEAP = RESPONSE_RING + RING_BYTES
+ANSWER_RING = RESPONSE_RING + RING_BYTES
+HEAP = ANSWER_RING + RING_BYTES
 
 # Words in a segment's header page: the health of the stub that writes it.
 HEALTH_STATE = 0

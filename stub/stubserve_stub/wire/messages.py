@@ -9,6 +9,15 @@ Over the rings, in the hot path::
     stub ▶ parent   (RESPONSE, batch, index, start_ns, response, flags, held)
     stub ▶ parent   (RELEASED, offsets)
 
+Requests that a model makes (BLS) go out with the results; their answers have a ring of their own, because they are
+read by whoever waits for them while the main thread is in `execute`::
+
+    stub ▶ parent   (CALL, call, blocking, decoupled, model, version, request, released)
+    stub ▶ parent   (CALL_BLOCKS, call)           the call has turned out to hold up its instance
+    stub ▶ parent   (CANCEL, call)
+    stub ▶ parent   (DISCARD, call)               nobody is interested in further answers
+    parent ▶ stub   (call, final, response, frees)
+
     request   (id, correlation_id, flags, timeout_us, parameters, requested_outputs, inputs)
     response  (error, outputs, parameters); in RESULT also None where a sender answers, before or after,
               and RESCHEDULED where the same request is to be executed again; in RESPONSE None with the flag alone
@@ -16,10 +25,14 @@ Over the rings, in the hot path::
     tensor    (name, datatype, shape, data)       datatype is the number in Triton's DataType enum
     data      bytes: the tensor itself, up to INLINE_BYTES
               (offset, nbytes): memory of the arena that belongs to this request alone
-              (offset, nbytes, True): memory that others read too; the stub copies it before a model sees it
+              (offset, nbytes, True), parent ▶ stub: memory that others read too; a model sees a copy
+              (offset, nbytes, within), stub ▶ parent: memory that the stub was given, as the input or answer that
+              begins at `within`
     error     (message, code), or None; the one of RESULT (a message) is for the whole batch
     frees     arena offsets in the stub's own segment whose readers are done
-    held      offsets of inputs that the model still holds; a RELEASED follows when the last view of them dies
+    held      offsets of inputs that the model still holds
+    released  offsets of held inputs and of outputs in answers whose last views have died
+    blocking  whether the call keeps its instance from finishing the batch that it executes
 
 Times are CLOCK_MONOTONIC nanoseconds, the same clock for all processes of a machine. `parameters` is a dict or None,
 `requested_outputs` a list of names or None for all.
@@ -43,6 +56,10 @@ STOP = 3
 RESULT = 1
 RELEASED = 2
 RESPONSE = 3
+CALL = 4
+CALL_BLOCKS = 5
+CANCEL = 6
+DISCARD = 7
 
 FINAL = 1
 ACKNOWLEDGE = 2

@@ -1,0 +1,298 @@
+"""The requests that a stub's model makes (business logic scripting), as the parent carries them out.
+
+A call is submitted like any client's request: it passes admission, waits with the target's scheduler, and is counted.
+Its answers go back to the calling stub through that stub's answer ring. Tensors do not move: inputs are blocks in the
+caller's segment, or blocks that it was given; outputs are held for the caller until it lets go of them. Who may write
+to which memory is told in `stubserve_stub.bls`; here it comes down to `Block.shared`.
+
+A call that keeps its instance from finishing its batch is refused if it could never run, see `waiting`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from stubserve_stub.wire import messages
+from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingWriter
+
+from stubserve.errors import Code, ServeError, internal
+from stubserve.inference.admission import admit
+from stubserve.inference.memory import Block
+from stubserve.inference.request import Request, Response
+from stubserve.inference.signature import Signature
+from stubserve.inference.tensor import Tensor
+from stubserve.instances import waiting
+from stubserve.instances.batch import given_block, place_of
+from stubserve.instances.stub_memory import StubMemory
+
+_RETRY_S = 0.001
+
+
+class CallableModel(waiting.Target, Protocol):
+    """What a call needs of a loaded model version."""
+
+    signature: Signature
+
+    def submit(self, request: Request) -> None: ...
+
+    def cancel(self, request: Request) -> None: ...
+
+    def down(self) -> bool: ...
+
+    def why_not_ready(self) -> str: ...
+
+    def checks_readiness(self) -> bool: ...
+
+    async def check_ready(self) -> str: ...
+
+
+class Models(Protocol):
+    """Where a call finds its model."""
+
+    def find(self, name: str, version: str) -> CallableModel:
+        """The version of a model, the latest that is ready for an empty text. Raises ServeError."""
+
+
+class Call:
+    """One call of a stub. `request` is None once it has been answered for good."""
+
+    __slots__ = ("_calls", "blocking", "model", "number", "request")
+
+    def __init__(self, calls: StubCalls, number: int, blocking: bool) -> None:
+        self._calls = calls
+        self.number = number
+        self.blocking = blocking
+        self.model: CallableModel | None = None
+        self.request: Request | None = None
+
+    def on_response(self, request: Request, response: Response) -> None:
+        if response.final:
+            self.request = None  # they know each other; cut here, or only the garbage collector could free them
+        self._calls.answer(self, request, response)
+
+
+class StubCalls:
+    """The calls that one stub has under way.
+
+    `waiter` stands for the stub where it may wait for itself. `store` makes a block of bytes too large for the ring.
+    """
+
+    def __init__(
+        self,
+        waiter: waiting.Waiter,
+        models: Models,
+        memory: StubMemory,
+        ring: RingWriter,
+        store: Callable[[bytes], Block],
+    ) -> None:
+        self._waiter = waiter
+        self._models = models
+        self._memory = memory
+        self._ring = ring
+        self._store = store
+        self._open: dict[int, Call] = {}
+        # Answers for which the ring had no room, because the stub does not read them now
+        self._overflow: collections.deque[tuple[bytes, int]] = collections.deque()
+        self._retry: asyncio.TimerHandle | None = None
+        self._checks: set[asyncio.Task[None]] = set()
+
+    def blocking(self) -> Sequence[Call]:
+        """The calls without which the stub's batch does not finish."""
+        return [call for call in self._open.values() if call.blocking] if self._open else ()
+
+    def on_message(self, message: tuple[Any, ...], executing: Callable[[], list[Request]]) -> None:
+        """Takes a message about a call. `executing` gives the requests that the stub has."""
+        kind, number = message[0], message[1]
+        if kind == messages.CALL:
+            _, _, blocking, decoupled, name, version, wire, released = message
+            call = self._open[number] = Call(self, number, blocking)
+            try:
+                self._start(call, decoupled, name, version, wire, executing)
+            except ServeError as error:
+                self._refuse(call, name, error)
+            self._memory.release(released)
+            return
+        found = self._open.get(number)
+        if found is None:
+            return
+        if kind == messages.CALL_BLOCKS:
+            found.blocking = True
+            if found.model is not None and found.request is not None:
+                self._check_chain(found, found.model, found.request)
+        elif kind == messages.CANCEL:
+            if found.model is not None and found.request is not None:
+                found.model.cancel(found.request)
+        else:
+            del self._open[number]
+
+    def close(self) -> None:
+        """The stub is gone: nobody waits for its calls any more."""
+        if self._retry is not None:
+            self._retry.cancel()
+        for check in self._checks:
+            check.cancel()
+        calls = list(self._open.values())
+        self._open.clear()
+        self._overflow.clear()
+        for call in calls:
+            if call.model is not None and call.request is not None:
+                call.model.cancel(call.request)
+
+    # There
+
+    def _start(
+        self, call: Call, decoupled: bool, name: str, version: int, wire: tuple[Any, ...], executing: Callable[[], Any]
+    ) -> None:
+        now = time.monotonic_ns()
+        id_, correlation_id, flags, timeout_us, parameters, requested, wire_inputs = wire
+        inputs: list[Tensor] = []
+        request = Request(
+            inputs, call.on_response, id_, correlation_id, flags, 0, timeout_us, parameters,
+            None if requested is None else list(requested),
+        )  # fmt: skip
+        request.request_start_ns = now
+        try:
+            inputs.extend(self._input(tensor, executing) for tensor in wire_inputs)
+            try:
+                model = self._models.find(name, "" if version == -1 else str(version))
+            except ServeError:
+                raise _not_ready(name) from None
+            if model.down():
+                raise _not_ready(name, model.why_not_ready())
+            if model.signature.decoupled and not decoupled:
+                raise internal(
+                    f"Model {name} is using the decoupled. The current BLS request call doesn't support models using "
+                    "the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
+                    "'async_exec' calls for decoupled models.'"
+                )
+            admit(request, model.signature)
+            if call.blocking:
+                chain = waiting.dead_end(self._waiter, model, None)
+                if chain is not None:
+                    raise _circle(name, chain)
+            call.model, call.request = model, request
+            if model.checks_readiness():
+                check = asyncio.get_running_loop().create_task(self._submit_if_ready(call, name, model, request))
+                self._checks.add(check)
+                check.add_done_callback(self._checks.discard)
+            else:
+                model.submit(request)
+        except ServeError:
+            _drop(request)
+            raise
+
+    def _input(self, wire: tuple[Any, ...], executing: Callable[[], list[Request]]) -> Tensor:
+        name, datatype, shape, data = wire
+        if isinstance(data, bytes):
+            return Tensor(name, datatype, shape, data)
+        offset, nbytes = data[:2]
+        if len(data) == 2:
+            block = self._memory.output(offset, nbytes)
+        else:
+            block = given_block(data, executing(), self._memory, self._waiter.name).hold()
+            block.shared = True
+        return Tensor(name, datatype, shape, None, block, offset, nbytes)
+
+    async def _submit_if_ready(self, call: Call, name: str, model: CallableModel, request: Request) -> None:
+        """Asks the target's `is_ready` first, as upstream does before each call."""
+        try:
+            reason = await model.check_ready()
+            if reason:
+                raise _not_ready(name, reason)
+            model.submit(request)
+        except BaseException as error:
+            _drop(request)
+            if not isinstance(error, ServeError):
+                raise
+            self._refuse(call, name, error)
+
+    def _check_chain(self, call: Call, model: CallableModel, request: Request) -> None:
+        chain = waiting.dead_end(self._waiter, model, request)
+        if chain is not None:
+            name = model.signature.model
+            self._refuse(call, name, _circle(name, chain))
+            model.cancel(request)
+
+    def _refuse(self, call: Call, name: str, error: ServeError) -> None:
+        call.request = None
+        if self._open.pop(call.number, None) is not None:
+            text = f"Model {name} - Error when running inference: {error.message}"
+            self._send(call.number, True, ((text, int(Code.INTERNAL)), (), None))
+
+    # Back
+
+    def answer(self, call: Call, request: Request, response: Response) -> None:
+        """Passes a response on to the stub; what nobody waits for any more is dropped by whoever made it."""
+        found = self._open.pop(call.number, None) if response.final else self._open.get(call.number)
+        if found is not call:
+            return
+        wire: tuple[Any, ...] | None
+        if response.empty:
+            wire = None
+        elif response.error is not None:
+            wire = ((response.error.message, int(response.error.code)), (), None)
+        else:
+            wire = (None, [self._output(tensor) for tensor in response.outputs], response.parameters)
+        self._send(call.number, response.final, wire)
+
+    def _output(self, tensor: Tensor) -> tuple[Any, ...]:
+        data: Any = tensor.data
+        if data is None:
+            assert tensor.block is not None
+            self._memory.hold(tensor.offset, tensor.block)
+            data = place_of(tensor)
+        return (tensor.name, tensor.datatype, tuple(tensor.shape), data)
+
+    def _send(self, number: int, final: bool, wire: tuple[Any, ...] | None) -> None:
+        frees = self._memory.take_frees()
+        data, flags = messages.pack((number, final, wire, frees)), 0
+        if len(data) > MAX_RECORD:
+            try:
+                block = self._store(data)
+            except ServeError as full:
+                self._memory.keep_frees(frees)
+                self._send(number, final, ((full.message, int(full.code)), (), None))
+                return
+            # The stub lets go of the message as it does of an output.
+            self._memory.hold(block.offset, block)
+            block.drop()
+            data, flags = messages.pack((block.offset, block.nbytes)), SPILLED
+        if self._overflow or not self._ring.put(data, flags):
+            self._overflow.append((data, flags))
+            self._try_again_later()
+            return
+        self._ring.announce()
+
+    def _try_again_later(self) -> None:
+        if self._retry is None:
+            self._retry = asyncio.get_running_loop().call_later(_RETRY_S, self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        while self._overflow and self._ring.put(*self._overflow[0]):
+            self._overflow.popleft()
+        self._ring.announce()
+        if self._overflow:
+            self._try_again_later()
+
+
+def _not_ready(name: str, reason: str = "") -> ServeError:
+    text = f"Failed for execute the inference request. Model '{name}' is not ready."
+    return internal(f"{text} {reason}" if reason else text)
+
+
+def _circle(name: str, chain: list[str]) -> ServeError:
+    return internal(
+        f"the request to model '{name}' can never run, because every instance that could take it waits for an instance "
+        f"that waits for it: {' -> '.join(chain)}. Give model '{name}' more instances, or end the recursion sooner."
+    )
+
+
+def _drop(request: Request) -> None:
+    for tensor in request.inputs:
+        if tensor.block is not None:
+            tensor.block.drop()

@@ -1,0 +1,116 @@
+"""Which instances wait for which: finding calls that can never be answered.
+
+An instance that executes a batch waits for its blocking calls, for every one of them. A call waits for the instance
+that executes it or, while it is queued, for any instance of its model. An instance without a blocking call goes on by
+itself, and so does one that is being restarted. From these everything is found that can go on; a call of which no
+instance is among that is in a dead end, for ever: instances that wait in a circle have nobody outside to wake them.
+
+Such a circle closes with the blocking call that completes it. So it is enough to look when one begins, and it is always
+the newest call that fails; the others go on, with its error at the end of their chain. It costs a look at the target's
+instances, unless all of them wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from stubserve.inference.request import Request
+
+
+class Target(Protocol):
+    """A model version whose instances may take a call."""
+
+    @property
+    def waiters(self) -> Sequence[Waiter]: ...
+
+
+class BlockingCall(Protocol):
+    """A call that its stub waits for."""
+
+    @property
+    def model(self) -> Target | None: ...
+
+    @property
+    def request(self) -> Request | None: ...
+
+
+class Waiter(Protocol):
+    """An instance, as far as it waits."""
+
+    name: str
+
+    def has(self, request: Request) -> bool:
+        """Whether it executes this request."""
+
+    def waits_for(self) -> Sequence[BlockingCall]:
+        """The calls that keep it from finishing what it executes; empty if it goes on by itself."""
+
+
+class Starting:
+    """The waiter of an instance that has no stub now, but will have one."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def has(self, request: Request) -> bool:
+        return False
+
+    def waits_for(self) -> Sequence[BlockingCall]:
+        return ()
+
+
+def dead_end(caller: Waiter, model: Target, request: Request | None) -> list[str] | None:
+    """The chain of instances of which each waits for the next, from `caller` on, if its call can never be answered.
+
+    `request` is the call's if it has been submitted; None if it is about to be. None if nothing is wrong.
+    """
+    first = _takers(model, request)
+    if any(taker is not caller and not taker.waits_for() for taker in first):
+        return None
+    # What each instance waits for: a list of lists, one of whose members must go on for each
+    needs: dict[int, list[Sequence[Waiter]]] = {id(caller): [first]}
+    free: set[int] = set()
+    todo = list(first)
+    while todo:
+        waiter = todo.pop()
+        if id(waiter) in needs or id(waiter) in free:
+            continue
+        calls = waiter.waits_for()
+        if not calls:
+            free.add(id(waiter))
+            continue
+        needs[id(waiter)] = [_takers(call.model, call.request) for call in calls if call.model is not None]
+        for takers in needs[id(waiter)]:
+            todo.extend(takers)
+    while True:
+        freed = {
+            waiter
+            for waiter, calls in needs.items()
+            if waiter not in free and all(any(id(taker) in free for taker in takers) for takers in calls)
+        }
+        if not freed:
+            break
+        free |= freed
+    if not first or any(id(taker) in free for taker in first):
+        return None
+    chain = [caller.name]
+    seen = {id(caller)}
+    waiter = first[0]
+    while id(waiter) not in seen:
+        seen.add(id(waiter))
+        chain.append(waiter.name)
+        waiter = next(
+            takers[0] for takers in needs[id(waiter)] if takers and not any(id(taker) in free for taker in takers)
+        )
+    return [*chain, waiter.name]
+
+
+def _takers(model: Target, request: Request | None) -> Sequence[Waiter]:
+    """Who executes a request or, while nobody does, who may."""
+    waiters = model.waiters
+    if request is not None and request.compute_start_ns:
+        running = [waiter for waiter in waiters if waiter.has(request)]
+        if running:
+            return running
+    return waiters

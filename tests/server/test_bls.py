@@ -1,0 +1,565 @@
+"""Models that call models: sync, async, from threads, onwards, in circles, into death; and whose memory it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.serving import Answer, Serving, binary_output, io_config, write_model
+
+# A model that runs the Python text of its input, with `call` at hand, and returns what that leaves in `result`.
+SCRIPT = """
+    import asyncio, gc, json, os, threading, time
+    from concurrent.futures import ThreadPoolExecutor
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    def request(model, *arrays, **more):
+        tensors = [pb_utils.Tensor("INPUT%d" % i, array) for i, array in enumerate(arrays)]
+        more.setdefault("requested_output_names", [])
+        return pb_utils.InferenceRequest(model_name=model, inputs=tensors, **more)
+
+    def outcome(response):
+        if response.has_error():
+            return "error: " + response.error().message()
+        return [tensor.as_numpy() for tensor in response.output_tensors()]
+
+    def call(model, *arrays, **more):
+        return outcome(request(model, *arrays, **more).exec())
+
+    def text(value):
+        return np.array([value.encode() if isinstance(value, str) else value], dtype=object)
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.name = args["model_instance_name"]
+            self.kept = []
+
+        def run(self, one):
+            source = one.inputs()[0].as_numpy()[0].decode()
+            names = dict(globals(), self=self, this=one)
+            exec(source, names)
+            return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", text(json.dumps(names["result"])))])
+
+        def execute(self, requests):
+            return [self.run(one) for one in requests]
+"""
+
+ASYNC_SCRIPT = (
+    SCRIPT
+    + """
+        async def execute(self, requests):
+            answers = []
+            for one in requests:
+                names = dict(globals(), self=self, this=one)
+                exec(one.inputs()[0].as_numpy()[0].decode(), names)
+                result = await names["main"]()
+                answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", text(json.dumps(result)))]))
+            return answers
+"""
+)
+
+# Adds one in place, so a caller would see it in memory that should be its own.
+INCREMENT = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            answers = []
+            for request in requests:
+                array = request.inputs()[0].as_numpy()
+                array += 1
+                answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]))
+            return answers
+"""
+
+# Passes its request on to the increment model and returns that one's output, looking at nothing.
+RELAY = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [
+                pb_utils.InferenceResponse(
+                    pb_utils.InferenceRequest(
+                        model_name="increment", requested_output_names=["OUTPUT0"], inputs=one.inputs()
+                    ).exec().output_tensors()
+                )
+                for one in requests
+            ]
+"""
+
+TWICE = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [
+                pb_utils.InferenceResponse([
+                    pb_utils.Tensor("OUTPUT0", one.inputs()[0].as_numpy()),
+                    pb_utils.Tensor("OUTPUT1", one.inputs()[0].as_numpy()),
+                ])
+                for one in requests
+            ]
+"""
+
+TWO_OUTPUTS = io_config(extra='output [ { name: "OUTPUT1" data_type: TYPE_FP32 dims: [ -1 ] } ]')
+
+# Waits until it is told, by a file, that it may go on.
+SLOW = """
+    import os, pathlib, time
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            folder = pathlib.Path(os.environ["SIGNALS"])
+            (folder / "running").write_text(str(os.getpid()))
+            while not (folder / "go").exists() and not any(one.is_cancelled() for one in requests):
+                time.sleep(0.01)
+            if any(one.is_cancelled() for one in requests):
+                (folder / "cancelled").write_text("")
+            return [
+                pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", one.inputs()[0].as_numpy())])
+                for one in requests
+            ]
+"""
+
+NEVER_READY = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            raise RuntimeError("must not run")
+
+        def is_ready(self):
+            return False
+"""
+
+TEXT = io_config("STRING", "1")
+
+
+def instances(count: int) -> str:
+    return f"instance_group [ {{ count: {count} kind: KIND_CPU }} ]"
+
+
+@pytest.fixture(scope="module")
+def signals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("signals")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, signals: Path) -> Iterator[Serving]:
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "echo")
+    write_model(repository, "increment", INCREMENT)
+    write_model(repository, "relay", RELAY)
+    write_model(repository, "twice", TWICE, TWO_OUTPUTS)
+    write_model(repository, "slow", SLOW)
+    write_model(repository, "never_ready", NEVER_READY)
+    write_model(repository, "script", SCRIPT, TEXT)
+    write_model(repository, "other", SCRIPT, TEXT)
+    write_model(repository, "pair", SCRIPT, io_config("STRING", "1", extra=instances(2)))
+    write_model(repository, "coroutine", ASYNC_SCRIPT, TEXT)
+    with Serving(repository, environment={"SIGNALS": str(signals)}) as running:
+        yield running
+
+
+def ask(server: Serving, source: str, model: str = "script") -> Answer:
+    data = [source]
+    return server.infer_json(model, [{"name": "INPUT0", "datatype": "BYTES", "shape": [1], "data": data}])
+
+
+def run(server: Serving, source: str, model: str = "script") -> Any:
+    """What `source` leaves in `result` (or, in the model "coroutine", what its `main` returns)."""
+    answer = ask(server, source, model)
+    assert answer.status == 200, answer
+    return json.loads(answer.json()["outputs"][0]["data"][0])
+
+
+def test_small_and_large_tensors_come_back(server: Serving) -> None:
+    source = """
+result = []
+for size in (0, 1, 256, 257, 1_000_000):
+    array = np.arange(size, dtype=np.float32)
+    (got,) = call("increment", array)
+    result.append(bool((got == array + 1).all()) and got.flags.writeable)
+"""
+    assert run(server, source) == [True] * 5
+
+
+def test_a_call_counts_as_a_request(server: Serving) -> None:
+    before = server.statistics("echo")["inference_stats"]["success"]["count"]
+    run(server, "[call('echo', np.zeros(4, np.float32)) for _ in range(7)]; result = 0")
+    assert server.statistics("echo")["inference_stats"]["success"]["count"] == before + 7
+
+
+def test_neither_side_sees_what_the_other_writes(server: Serving) -> None:
+    source = """
+array = np.arange(500_000, dtype=np.float32)
+mine = array.copy()
+(got,) = call("increment", array)
+result = [bool((array == mine).all())]
+got[:] = -1
+(again,) = call("increment", array)
+result.append(bool((again == mine + 1).all()))
+"""
+    assert run(server, source) == [True, True]
+
+
+def test_outputs_of_one_memory_are_two_arrays(server: Serving) -> None:
+    source = """
+one, two = call("twice", np.zeros(300_000, np.float32))
+one[:] = 1
+result = [float(one.sum()), float(two.sum())]
+"""
+    assert run(server, source) == [300_000, 0]
+
+
+def test_a_relay_copies_nothing_and_changes_nothing(server: Serving) -> None:
+    for size in (10, 1_000_000):
+        array = np.arange(size, dtype=np.float32)
+        for _ in range(3):
+            np.testing.assert_array_equal(binary_output(server.infer_array("relay", array)), array + 1)
+
+
+def test_a_request_carries_what_it_is_given(server: Serving) -> None:
+    source = (
+        "inner = 'result = [this.request_id(), this.correlation_id(), this.flags(), this.timeout(), "
+        "this.parameters(), sorted(this.requested_output_names())]'\n"
+        "(out,) = call('other', text(inner), request_id='inner', correlation_id=7, flags=3, timeout=5_000_000, "
+        "parameters={'a': 1, 'b': 'x', 'c': True}, requested_output_names=['OUTPUT0'], "
+        "preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU), trace=this.trace())\n"
+        "result = json.loads(out[0])"
+    )
+    got = run(server, source)
+    assert got[:4] == ["inner", 7, 3, 5_000_000]
+    assert json.loads(got[4]) == {"a": 1, "b": "x", "c": True}
+    assert got[5] == ["OUTPUT0"]
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("call('nosuch')", "Model nosuch - Error when running inference: Failed for execute the inference request. "
+         "Model 'nosuch' is not ready."),
+        ("call('echo', np.zeros(2, np.float32), model_version=9)", "Model 'echo' is not ready."),
+        ("call('echo')", "expected 1 inputs but got 0 inputs for model 'echo'"),
+        ("call('echo', np.zeros(2))", "data-type is 'FP64', but model 'echo' expects 'FP32'"),
+        ("call('never_ready', np.zeros(2, np.float32))", "Model 'never_ready' is not ready."),
+        ("call('other', text('raise ValueError(5)'))", "Failed to process the request(s) for model 'other_0', "
+         "message: ValueError: 5"),
+    ],
+)  # fmt: skip
+def test_failures_are_answers(server: Serving, source: str, text: str) -> None:
+    got = run(server, f"result = {source}")
+    assert got.startswith("error: ")
+    assert text in got
+
+
+def test_no_room_is_an_answer(tmp_path: Path) -> None:
+    write_model(tmp_path, "echo")
+    write_model(tmp_path, "script", SCRIPT, TEXT)
+    with Serving(tmp_path, "--shm-limit=16777216") as server:
+        source = """
+result = [call("echo", np.zeros(8_000_000, np.float32))]
+for _ in range(20):
+    result.append(float(call("echo", np.ones(500_000, np.float32))[0].sum()))
+"""
+        first, *rest = run(server, source)
+        assert "--shm-limit" in first
+        assert rest == [500_000] * 20
+
+
+# Who may call when
+
+
+def test_calls_from_threads(server: Serving) -> None:
+    source = """
+def one(number):
+    (got,) = call("increment", np.full(1000, number, np.float32))
+    return float(got[-1])
+with ThreadPoolExecutor(8) as pool:
+    result = list(pool.map(one, range(200)))
+"""
+    assert run(server, source) == [number + 1.0 for number in range(200)]
+
+
+def test_calls_from_coroutines(server: Serving) -> None:
+    source = """
+async def main():
+    async def one(number):
+        (got,) = outcome(await request("increment", np.full(1000, number, np.float32)).async_exec())
+        return float(got[-1])
+    first = await asyncio.gather(*(one(number) for number in range(100)))
+    # The same beside calls that block threads of the same stub.
+    loop = asyncio.get_running_loop()
+    mixed = await asyncio.gather(
+        *(one(number) for number in range(50)),
+        *(loop.run_in_executor(None, lambda: float(call("increment", np.zeros(9, np.float32))[0][0]))
+          for _ in range(50)))
+    return first + mixed
+"""
+    expected = [number + 1.0 for number in range(100)] + [number + 1.0 for number in range(50)] + [1.0] * 50
+    assert run(server, source, "coroutine") == expected
+
+
+def test_an_event_loop_of_the_models_own(server: Serving) -> None:
+    source = """
+async def main():
+    answers = await asyncio.gather(*(request("increment", np.zeros(2, np.float32)).async_exec() for _ in range(10)))
+    return [float(outcome(answer)[0][0]) for answer in answers]
+result = asyncio.run(main())
+"""
+    assert run(server, source) == [1.0] * 10
+
+
+def test_async_exec_wants_an_event_loop(server: Serving) -> None:
+    answer = ask(server, "request('echo').async_exec()")
+    assert "RuntimeError: no running event loop" in answer.error
+
+
+def test_a_call_that_nobody_awaits_any_more(server: Serving, signals: Path) -> None:
+    clear(signals)
+    source = """
+async def main():
+    waiting = asyncio.ensure_future(request("slow", np.zeros(2, np.float32)).async_exec())
+    done, pending = await asyncio.wait({waiting}, timeout=0.05)
+    waiting.cancel()
+    open(os.environ["SIGNALS"] + "/go", "w").close()
+    (got,) = outcome(await request("increment", np.zeros(2, np.float32)).async_exec())
+    return [len(pending), float(got[0])]
+"""
+    assert run(server, source, "coroutine") == [1, 1.0]
+
+
+@pytest.mark.parametrize("method", ["initialize", "finalize"])
+def test_not_in_initialize_and_not_in_finalize(tmp_path: Path, method: str) -> None:
+    argument = ", args" if method == "initialize" else ""
+    code = f"""
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def {method}(self{argument}):
+                pb_utils.InferenceRequest(model_name="echo", inputs=[], requested_output_names=[]).exec()
+
+            def execute(self, requests):
+                pass
+    """
+    write_model(tmp_path, "early", code)
+    server = Serving(tmp_path)
+    server.start()
+    server.wait_for(r"Started HTTPService" if method == "finalize" else "failed to load all models")
+    server.stop()
+    assert "BLS is only supported during the 'execute' function." in server.output
+
+
+# Iterators
+
+
+def test_an_iterator_over_one_response(server: Serving) -> None:
+    source = """
+answers = request("increment", np.zeros(2, np.float32)).exec(decoupled=True)
+first = [float(outcome(answer)[0][0]) for answer in answers]
+second = [float(outcome(answer)[0][0]) for answer in answers]
+try:
+    next(answers)
+except StopIteration:
+    first.append("end")
+answers.cancel()
+result = [first, second]
+"""
+    assert run(server, source) == [[1.0, "end"], [1.0]]
+
+
+def test_an_iterator_of_a_coroutine(server: Serving) -> None:
+    source = """
+async def main():
+    answers = await request("increment", np.zeros(2, np.float32)).async_exec(decoupled=True)
+    return [float(outcome(answer)[0][0]) for answer in answers]
+"""
+    assert run(server, source, "coroutine") == [1.0]
+
+
+def test_an_iterator_over_an_error(server: Serving) -> None:
+    got = run(server, "result = [outcome(one) for one in request('nosuch').exec(decoupled=True)]")
+    assert len(got) == 1
+    assert "is not ready" in got[0]
+
+
+# Circles
+
+
+def nested(*models: str) -> str:
+    """A script that calls the first model with a script that calls the second, and so on; the innermost says so."""
+    source = "result = 'bottom'"
+    for model in reversed(models):
+        inner = source
+        source = (
+            f"got = call({model!r}, text({inner!r})); result = got if isinstance(got, str) else json.loads(got[0][0])"
+        )
+    return source
+
+
+def test_a_model_that_calls_itself(server: Serving) -> None:
+    got = run(server, nested("script"))
+    assert got.startswith("error: Model script - Error when running inference:")
+    assert "script_0 -> script_0" in got
+    assert run(server, "result = 1") == 1
+
+
+def test_models_that_call_each_other(server: Serving) -> None:
+    got = run(server, nested("other", "script"))
+    assert "other_0 -> script_0 -> other_0" in got
+
+
+def test_recursion_goes_as_deep_as_there_are_instances(server: Serving) -> None:
+    assert run(server, nested("pair"), "pair") == "bottom"
+    assert "can never run" in run(server, nested("pair", "pair"), "pair")
+    assert run(server, nested("other", "pair", "pair")) == "bottom"
+
+
+def test_two_chains_that_wait_for_each_other(server: Serving) -> None:
+    # Each takes one of the two instances and then wants the other: one of them must fail, or both wait for ever.
+    source = """
+import pathlib
+meet = pathlib.Path(os.environ["SIGNALS"])
+(meet / self.name).write_text("")
+while not (meet / "pair_0_0").exists() or not (meet / "pair_0_1").exists():
+    time.sleep(0.005)
+""" + nested("pair")
+    results: list[Any] = []
+    threads = [threading.Thread(target=lambda: results.append(run(server, source, "pair"))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(results) == 2
+    assert "bottom" in results
+    assert all(result == "bottom" or "can never run" in result for result in results)
+
+
+def test_a_circle_through_a_coroutine_and_through_a_thread(server: Serving) -> None:
+    source = """
+async def main():
+    return outcome(await request("coroutine", text("async def main(): return 1")).async_exec())
+"""
+    assert "coroutine_0 -> coroutine_0" in run(server, source, "coroutine")
+    source = """
+with ThreadPoolExecutor(1) as pool:
+    result = pool.submit(call, "script", text("result = 1")).result()
+"""
+    assert "script_0 -> script_0" in run(server, source)
+
+
+def test_a_thread_may_wait_for_its_own_model(server: Serving) -> None:
+    source = """
+def later():
+    self.kept.append(json.loads(call("script", text("result = 'served'"))[0][0]))
+self.kept.clear()
+threading.Thread(target=later).start()
+result = 0
+"""
+    assert run(server, source) == 0
+    assert eventually(lambda: run(server, "result = self.kept")) == ["served"]
+
+
+# Deaths
+
+
+def clear(signals: Path) -> None:
+    for file in signals.iterdir():
+        file.unlink()
+
+
+def eventually(happened: Callable[[], Any], timeout: float = 60) -> Any:
+    """Asks until the answer is true, and returns it."""
+    deadline = time.monotonic() + timeout
+    while not (answer := happened()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return answer
+
+
+def process_in(file: Path) -> int:
+    """The process that has written its number into the file, once it has."""
+    return int(eventually(lambda: file.exists() and file.read_text()))
+
+
+def wait_until_back(server: Serving, model: str) -> None:
+    eventually(lambda: server.get(f"/v2/models/{model}/ready").status == 200)
+
+
+def test_the_model_that_was_called_dies(server: Serving, signals: Path) -> None:
+    clear(signals)
+    results: list[Any] = []
+    source = "result = call('slow', np.zeros(400_000, np.float32))"
+    caller = threading.Thread(target=lambda: results.append(run(server, source)))
+    caller.start()
+    os.kill(process_in(signals / "running"), signal.SIGKILL)
+    caller.join(60)
+    assert "Stub process 'slow_0' is not healthy" in results[0]
+    wait_until_back(server, "slow")
+    assert run(server, "result = float(call('echo', np.ones(300_000, np.float32))[0].sum())") == 300_000
+
+
+def test_the_model_that_calls_dies(server: Serving, signals: Path) -> None:
+    clear(signals)
+    results: list[Answer] = []
+    source = """
+with open(os.environ["SIGNALS"] + "/caller", "w") as file:
+    file.write(str(os.getpid()))
+call("slow", np.zeros(400_000, np.float32))
+"""
+    caller = threading.Thread(target=lambda: results.append(ask(server, source)))
+    caller.start()
+    process_in(signals / "running")
+    os.kill(process_in(signals / "caller"), signal.SIGKILL)
+    caller.join(60)
+    assert results[0].status == 500
+    assert "Stub process 'script_0' is not healthy" in results[0].error
+    # Its call was cancelled, and what it called sees that.
+    eventually((signals / "cancelled").exists)
+    wait_until_back(server, "script")
+    assert run(server, "result = 1") == 1
+
+
+# Memory
+
+
+def test_thousands_of_calls_leave_memory_as_it_was(server: Serving) -> None:
+    processes = [psutil.Process(server.process.pid), *map(psutil.Process, server.stub_pids())]
+    source = """
+for size, count in ((10, 1500), (1000, 500), (100_000, 100)):
+    array = np.zeros(size, np.float32)
+    for _ in range(count):
+        (got,) = call("increment", array)
+with ThreadPoolExecutor(4) as pool:
+    list(pool.map(lambda _: call("increment", np.zeros(1000, np.float32)), range(200)))
+result = 0
+"""
+    run(server, source)
+    before = [process.memory_info().rss for process in processes]
+    for _ in range(3):
+        run(server, source)
+    for process, rss in zip(processes, before, strict=True):
+        assert process.memory_info().rss < rss + (4 << 20), process
+
+
+def test_what_a_model_keeps_of_an_answer_stays_as_it_is(server: Serving) -> None:
+    source = """
+kept = [call("increment", np.full(200_000, number, np.float32))[0] for number in range(20)]
+for _ in range(20):
+    call("increment", np.full(200_000, -5, np.float32))
+result = [float(array.min()) for array in kept] + [float(array.max()) for array in kept]
+"""
+    assert run(server, source) == [number + 1.0 for number in range(20)] * 2
