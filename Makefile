@@ -19,7 +19,7 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 serve: install
-	$(BIN)/stubserve serve $(REPOSITORY) --http-address=127.0.0.1 $(ARGS)
+	$(BIN)/stubserve serve $(REPOSITORY) --http-address=127.0.0.1 --grpc-address=127.0.0.1 $(ARGS)
 
 test: install
 	$(BIN)/python -m pytest $(ARGS)

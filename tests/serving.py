@@ -87,7 +87,7 @@ class Serving:
     def __init__(self, repository: Path, *flags: str, environment: dict[str, str] | None = None) -> None:
         self.command = [
             sys.executable, "-m", "stubserve", "serve", str(repository),
-            "--http-address=127.0.0.1", "--http-port=0", *flags,
+            "--http-address=127.0.0.1", "--http-port=0", "--grpc-address=127.0.0.1", "--grpc-port=0", *flags,
         ]  # fmt: skip
         self.environment = {**os.environ, **(environment or {})}
         self.port = 0
@@ -180,6 +180,11 @@ class Serving:
         return sorted(found)
 
     # Talking to it
+
+    @property
+    def grpc_port(self) -> int:
+        """The port of gRPC; it is ready when HTTP is."""
+        return int(self.wait_for(r"Started GRPCInferenceService at [^ ]*:(\d+)")[1])
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)

@@ -69,6 +69,12 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
         (["m", "--backend-config=python"], "--backend-config option format is '<backend name>,<setting>=<value>'"),
         (["m", "-x"], "Unexpected argument: -x"),
         (["m", "--log-format=xml"], "got: xml"),
+        (["m", "--grpc-port=8000"], "cannot listen to HTTP requests and gRPC requests at the same port 8000"),
+        (["m", "--grpc-use-ssl"], "--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key"),
+        (["m", "--grpc-header-forward-pattern=["], "--grpc-header-forward-pattern is no regular expression"),
+        (["m", "--grpc-infer-response-compression-level=max"], "got: max"),
+        (["m", "--grpc-restricted-protocol=health"], "--grpc-restricted-protocol option format is"),
+        (["m", "--grpc-restricted-protocol=healt:a=b"], "unknown restricted api 'healt'"),
     ],
 )
 def test_what_is_wrong_is_said(words: list[str], text: str) -> None:
@@ -78,6 +84,6 @@ def test_what_is_wrong_is_said(words: list[str], text: str) -> None:
 
 def test_flags_of_missing_parts_are_fine_when_they_turn_them_off() -> None:
     parse_arguments(["m", "--model-control-mode=none", "--rate-limit=off", "--allow-client-shm=false"])
-    for words in (["--model-control-mode=poll"], ["--allow-client-shm"], ["--grpc-keepalive-time=1"]):
+    for words in (["--model-control-mode=poll"], ["--allow-client-shm"], ["--cache-config=local,size=1"]):
         with pytest.raises(UsageError, match="does not offer"):
             parse_arguments(["m", *words])

@@ -1,6 +1,6 @@
 """The one exception that may reach a client, and its status code.
 
-Codes are those of Triton's error enum; the HTTP statuses are the ones its HTTP front end sends for them.
+Codes are those of Triton's error enum; the statuses are the ones its front ends send for them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ class Code(enum.IntEnum):
         return _HTTP_STATUS[self]
 
     @property
+    def grpc_status(self) -> int:
+        return _GRPC_STATUS[self]
+
+    @property
     def title(self) -> str:
         """How upstream spells the code inside longer texts, as in 'Invalid argument: ...'."""
         return _TITLE[self]
@@ -40,6 +44,17 @@ _HTTP_STATUS = {
     Code.UNSUPPORTED: 501,
     Code.ALREADY_EXISTS: 400,
     Code.CANCELLED: 400,
+}
+
+_GRPC_STATUS = {
+    Code.UNKNOWN: 2,
+    Code.INTERNAL: 13,
+    Code.NOT_FOUND: 5,
+    Code.INVALID_ARG: 3,
+    Code.UNAVAILABLE: 14,
+    Code.UNSUPPORTED: 12,
+    Code.ALREADY_EXISTS: 6,
+    Code.CANCELLED: 1,
 }
 
 _TITLE = {

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stubserve.settings import Settings, UsageError, parse_backend_config, parse_bool, parse_int, parse_size
+from stubserve.settings import (
+    Settings,
+    UsageError,
+    parse_backend_config,
+    parse_bool,
+    parse_int,
+    parse_restricted,
+    parse_size,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,27 @@ FLAGS = (
     Flag("http-port", parse_int, "The port to serve HTTP on (8000)."),
     Flag("reuse-http-port", parse_bool, "Let several servers share the port (false).", switch=True),
     Flag("http-max-input-size", parse_int, "Largest JSON, compressed or raw request, in bytes (67108864)."),
+    Flag("http-header-forward-pattern", str, "HTTP headers whose names match become request parameters."),
+    Flag("allow-grpc", parse_bool, "Serve gRPC (true).", switch=True),
+    Flag("grpc-address", str, "The address to serve gRPC on (0.0.0.0)."),
+    Flag("grpc-port", parse_int, "The port to serve gRPC on (8001)."),
+    Flag("reuse-grpc-port", parse_bool, "Let several servers share the port (false).", switch=True),
+    Flag("grpc-header-forward-pattern", str, "Metadata whose keys match become request parameters."),
+    Flag("grpc-restricted-protocol", parse_restricted, "<protocol>,...:<key>=<value> that metadata must have.", True),
+    Flag("grpc-infer-response-compression-level", str, "none, low, medium or high (none)."),
+    Flag("grpc-use-ssl", parse_bool, "Serve gRPC over TLS (false).", switch=True),
+    Flag("grpc-use-ssl-mutual", parse_bool, "TLS, and clients need a certificate (false).", switch=True),
+    Flag("grpc-server-cert", str, "The server's certificate, a PEM file."),
+    Flag("grpc-server-key", str, "The certificate's private key, a PEM file."),
+    Flag("grpc-root-cert", str, "Root certificates of clients, a PEM file."),
+    Flag("grpc-keepalive-time", parse_int, "Milliseconds without traffic until a client is pinged (7200000)."),
+    Flag("grpc-keepalive-timeout", parse_int, "Milliseconds that a ping may go unanswered (20000)."),
+    Flag("grpc-keepalive-permit-without-calls", parse_bool, "Ping without running calls (false).", switch=True),
+    Flag("grpc-http2-max-pings-without-data", parse_int, "Pings without data in between (2)."),
+    Flag("grpc-http2-min-recv-ping-interval-without-data", parse_int, "Milliseconds between clients' pings (300000)."),
+    Flag("grpc-http2-max-ping-strikes", parse_int, "Too early pings that a client may send (2)."),
+    Flag("grpc-max-connection-age", parse_int, "Milliseconds that a connection may live (no limit)."),
+    Flag("grpc-max-connection-age-grace", parse_int, "Milliseconds more for its calls to end (no limit)."),
     Flag("log-verbose", parse_int, "Verbose logging from level 1 on (0)."),
     Flag("log-info", parse_bool, "Log info messages (true).", switch=True),
     Flag("log-warning", parse_bool, "Log warnings (true).", switch=True),
@@ -68,29 +98,8 @@ MISSING = {
     "repository-poll-secs": ("watching the repository for changes", ()),
     "model-load-retry-count": ("retrying a load", ("0",)),
     "model-namespacing": ("model namespacing", _OFF),
-    "http-header-forward-pattern": ("forwarding HTTP headers to models", ("",)),
     "http-restricted-api": ("restricted APIs", ()),
-    "grpc-restricted-protocol": ("gRPC", ()),
     "allow-client-shm": ("client shared memory", _OFF),
-    "grpc-use-ssl": ("gRPC", _OFF),
-    "grpc-use-ssl-mutual": ("gRPC", _OFF),
-    "grpc-server-cert": ("gRPC", ()),
-    "grpc-server-key": ("gRPC", ()),
-    "grpc-root-cert": ("gRPC", ()),
-    "grpc-header-forward-pattern": ("gRPC", ("",)),
-    "grpc-infer-response-compression-level": ("gRPC", ("none",)),
-    "grpc-infer-thread-count": ("gRPC", ()),
-    "grpc-infer-allocation-pool-size": ("gRPC", ()),
-    "grpc-max-response-pool-size": ("gRPC", ()),
-    "grpc-keepalive-time": ("gRPC", ()),
-    "grpc-keepalive-timeout": ("gRPC", ()),
-    "grpc-keepalive-permit-without-calls": ("gRPC", ()),
-    "grpc-http2-max-pings-without-data": ("gRPC", ()),
-    "grpc-http2-min-recv-ping-interval-without-data": ("gRPC", ()),
-    "grpc-http2-max-ping-strikes": ("gRPC", ()),
-    "grpc-max-connection-age": ("gRPC", ()),
-    "grpc-max-connection-age-grace": ("gRPC", ()),
-    "reuse-grpc-port": ("gRPC", _OFF),
     "trace-config": ("tracing", ()),
     "trace-file": ("tracing", ()),
     "trace-level": ("tracing", ("OFF",)),
@@ -111,16 +120,12 @@ MISSING = {
     "strict-model-config": ("this deprecated flag; use --disable-auto-complete-config", _OFF),
 }
 
-_GRPC = "gRPC is not served by this release"
 _METRICS = "the metrics endpoint is not served by this release"
 _ONE_LOOP = "HTTP is served by one event loop, not by a pool of threads"
 _NO_GPU_POOL = "there is no such memory pool here"
 
 # Accepted, because they are in everybody's command line, and said in the log to be without effect.
 WITHOUT_EFFECT = {
-    "allow-grpc": _GRPC,
-    "grpc-address": _GRPC,
-    "grpc-port": _GRPC,
     "allow-metrics": _METRICS,
     "allow-gpu-metrics": _METRICS,
     "allow-cpu-metrics": _METRICS,
@@ -128,6 +133,9 @@ WITHOUT_EFFECT = {
     "metrics-port": _METRICS,
     "metrics-interval-ms": _METRICS,
     "http-thread-count": _ONE_LOOP,
+    "grpc-infer-thread-count": "gRPC is served by one event loop, not by a pool of threads",
+    "grpc-infer-allocation-pool-size": "requests and responses are not pooled here",
+    "grpc-max-response-pool-size": "how much waits for a slow reader is bounded by its bytes here",
     "pinned-memory-pool-byte-size": _NO_GPU_POOL,
     "cuda-memory-pool-byte-size": _NO_GPU_POOL,
     "cuda-virtual-address-size": _NO_GPU_POOL,
@@ -204,6 +212,28 @@ def _check(settings: Settings) -> None:
         raise UsageError("--model-repository must be specified")
     if settings.http_max_input_size <= 0:
         raise UsageError("Error: --http-max-input-size must be greater than 0.")
+    if settings.grpc_infer_response_compression_level not in ("none", "low", "medium", "high"):
+        raise UsageError(
+            "invalid argument for --grpc-infer-response-compression-level, "
+            f"got: {settings.grpc_infer_response_compression_level}"
+        )
+    settings.grpc_use_ssl = settings.grpc_use_ssl or settings.grpc_use_ssl_mutual
+    if settings.grpc_use_ssl and not (settings.grpc_server_cert and settings.grpc_server_key):
+        raise UsageError("--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key")
+    for name in ("http_header_forward_pattern", "grpc_header_forward_pattern"):
+        try:
+            re.compile(getattr(settings, name))
+        except re.error as error:
+            raise UsageError(f"--{name.replace('_', '-')} is no regular expression: {error}") from None
+    if (
+        settings.allow_http
+        and settings.allow_grpc
+        and settings.http_port
+        and (settings.http_address, settings.http_port) == (settings.grpc_address, settings.grpc_port)
+    ):
+        raise UsageError(
+            f"The server cannot listen to HTTP requests and gRPC requests at the same port {settings.http_port}"
+        )
     if settings.log_format not in ("default", "ISO8601"):
         raise UsageError(f"invalid argument for --log_format, got: {settings.log_format}")
 

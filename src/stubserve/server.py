@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 from collections.abc import Iterator
+from typing import Protocol
 
 import uvicorn
 import uvloop
@@ -18,6 +19,7 @@ from stubserve import __version__
 from stubserve.errors import ServeError, unavailable
 from stubserve.instances.memory import Memory
 from stubserve.observability import logs
+from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.app import create_app
 from stubserve.protocols.http.connection import Connection
 from stubserve.protocols.http.shared import Connections
@@ -39,6 +41,8 @@ class Server:
         self.name = settings.id
         self.version = __version__
         self.max_input_size = settings.http_max_input_size
+        pattern = settings.http_header_forward_pattern
+        self.http_forwarding = HeaderForwarding(pattern) if pattern else None
         self.registry = Registry()
         self.memory = Memory(settings.shm_limit)
         self.block = self.memory.block
@@ -87,6 +91,16 @@ class Server:
         await asyncio.gather(*(model.stop(left) for model in models))
 
 
+class GrpcTransport(Protocol):
+    """What the server needs of a gRPC transport."""
+
+    port: int
+
+    async def start(self) -> None: ...
+
+    async def stop(self, grace_s: float) -> None: ...
+
+
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers and without its ten wake-ups per second: an idle server sleeps."""
 
@@ -123,6 +137,37 @@ def http_server(server: Server) -> HttpServer:
     return HttpServer(config)
 
 
+def grpc_server(server: Server) -> GrpcTransport:
+    """The gRPC front end of a server, listening. Raises OSError."""
+    # Here, so that a server without gRPC does not pay for it.
+    from stubserve.protocols.grpc.aio_transport import AioTransport
+    from stubserve.protocols.grpc.options import GrpcOptions, read_tls
+    from stubserve.protocols.grpc.service import Service
+
+    settings = server.settings
+    restricted = {kind: required for group in settings.grpc_restricted_protocol for kind, required in group.items()}
+    options = GrpcOptions(
+        settings.grpc_address,
+        settings.grpc_port,
+        settings.reuse_grpc_port,
+        read_tls(
+            settings.grpc_server_cert, settings.grpc_server_key, settings.grpc_root_cert, settings.grpc_use_ssl_mutual
+        )
+        if settings.grpc_use_ssl
+        else None,
+        settings.grpc_infer_response_compression_level,
+        settings.grpc_keepalive_time,
+        settings.grpc_keepalive_timeout,
+        settings.grpc_keepalive_permit_without_calls,
+        settings.grpc_http2_max_pings_without_data,
+        settings.grpc_http2_min_recv_ping_interval_without_data,
+        settings.grpc_http2_max_ping_strikes,
+        settings.grpc_max_connection_age,
+        settings.grpc_max_connection_age_grace,
+    )
+    return AioTransport(Service(server, settings.grpc_header_forward_pattern, restricted), options)
+
+
 def bind(settings: Settings) -> socket.socket:
     """The listening socket of HTTP. Raises OSError."""
     family = socket.AF_INET6 if ":" in settings.http_address else socket.AF_INET
@@ -157,6 +202,19 @@ async def serve(settings: Settings) -> int:
             )
             return 1
         http = http_server(server)
+    grpc: GrpcTransport | None = None
+    if settings.allow_grpc:
+        try:
+            grpc = grpc_server(server)
+        except OSError as error:
+            log.error(
+                "failed to start gRPC at '%s:%d' (%s). Is another server running? Choose another --grpc-port.",
+                settings.grpc_address,
+                settings.grpc_port,
+                error.strerror if error.filename is None else f"{error.filename}: {error.strerror}",
+            )
+            return 1
+        await grpc.start()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -176,9 +234,12 @@ async def serve(settings: Settings) -> int:
             if not complete and settings.exit_on_error:
                 log.error("error: creating server: Internal - failed to load all models")
                 exit_code = 1
-            elif http is not None:
-                host, port = listener.getsockname()[:2]
-                log.info("Started HTTPService at %s:%d", host, port)
+            else:
+                if grpc is not None:
+                    log.info("Started GRPCInferenceService at %s:%d", settings.grpc_address, grpc.port)
+                if http is not None:
+                    host, port = listener.getsockname()[:2]
+                    log.info("Started HTTPService at %s:%d", host, port)
     else:
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
@@ -188,7 +249,10 @@ async def serve(settings: Settings) -> int:
     server.exiting = True
     if http is not None:
         http.stop()
+    stopping_grpc = loop.create_task(grpc.stop(settings.exit_timeout_secs)) if grpc is not None else None
     await server.stop()
+    if stopping_grpc is not None:
+        await stopping_grpc
     if serving is not None:
         await serving
     stopping.cancel()

@@ -12,6 +12,19 @@ from pathlib import Path
 
 import psutil
 
+# What can be restricted, as Triton calls it.
+RESTRICTED_KINDS = (
+    "health",
+    "metadata",
+    "inference",
+    "shared-memory",
+    "model-config",
+    "model-repository",
+    "statistics",
+    "trace",
+    "logging",
+)
+
 
 class UsageError(Exception):
     """The command line is wrong; the text says how."""
@@ -41,6 +54,28 @@ class Settings:
     http_port: int = 8000
     reuse_http_port: bool = False
     http_max_input_size: int = 64 << 20
+    http_header_forward_pattern: str = ""
+    # gRPC; times in milliseconds
+    allow_grpc: bool = True
+    grpc_address: str = "0.0.0.0"
+    grpc_port: int = 8001
+    reuse_grpc_port: bool = False
+    grpc_header_forward_pattern: str = ""
+    grpc_restricted_protocol: list[dict[str, tuple[str, str]]] = field(default_factory=list)
+    grpc_infer_response_compression_level: str = "none"
+    grpc_use_ssl: bool = False
+    grpc_use_ssl_mutual: bool = False
+    grpc_server_cert: str = ""
+    grpc_server_key: str = ""
+    grpc_root_cert: str = ""
+    grpc_keepalive_time: int = 7_200_000
+    grpc_keepalive_timeout: int = 20_000
+    grpc_keepalive_permit_without_calls: bool = False
+    grpc_http2_max_pings_without_data: int = 2
+    grpc_http2_min_recv_ping_interval_without_data: int = 300_000
+    grpc_http2_max_ping_strikes: int = 2
+    grpc_max_connection_age: int | None = None
+    grpc_max_connection_age_grace: int | None = None
     # Logging
     log_verbose: int = 0
     log_info: bool = True
@@ -96,6 +131,20 @@ def parse_size(text: str) -> int:
     if not digits.isdecimal() or int(digits) == 0:
         raise UsageError(f"a size is a positive number of bytes, with K, M, G or T behind it if you like. Got {text}")
     return int(digits) << shift
+
+
+def parse_restricted(text: str) -> dict[str, tuple[str, str]]:
+    """`<kind>,<kind>:<key>=<value>` as kind -> (key, value). Raises UsageError."""
+    kinds, colon, assignment = text.partition(":")
+    key, equals, value = assignment.partition("=")
+    if not colon or not equals or not key or not value:
+        raise UsageError(
+            "--grpc-restricted-protocol option format is '<protocol>,<protocol>,...:<key>=<value>'. Got " + text
+        )
+    for kind in kinds.split(","):
+        if kind not in RESTRICTED_KINDS:
+            raise UsageError(f"unknown restricted api '{kind}'")
+    return dict.fromkeys(kinds.split(","), (key, value))
 
 
 def parse_backend_config(text: str) -> tuple[str, str, str]:

@@ -156,6 +156,9 @@ def _batch_size(request: Request, signature: Signature) -> int:
             )
     if size is None:
         return 1
+    if size < 0:
+        # Only gRPC can say so. Upstream calculates with it, and finds the number of bytes wrong.
+        raise _unspecified(request, request.inputs[-1], signature)
     if size > signature.max_batch_size:
         raise request.refuse(
             Code.INVALID_ARG,
@@ -178,11 +181,7 @@ def _model_shape(
     batched = 1 if signature.max_batch_size else 0
     if not _fits(shape[batched:], known.dims):
         if any(size < 0 for size in shape):
-            raise request.refuse(
-                Code.INVALID_ARG,
-                f"All input dimensions should be specified for input '{tensor.name}' for model '{signature.model}', "
-                f"got {_dims(shape)}",
-            )
+            raise _unspecified(request, tensor, signature)
         expected = (-1, *known.dims) if batched else known.dims
         raise request.refuse(
             Code.INVALID_ARG,
@@ -192,6 +191,14 @@ def _model_shape(
     if known.reshape is None:
         return None
     return (*shape[:batched], *_carry_over(shape[batched:], known.dims, known.reshape))
+
+
+def _unspecified(request: Request, tensor: Tensor, signature: Signature) -> ServeError:
+    return request.refuse(
+        Code.INVALID_ARG,
+        f"All input dimensions should be specified for input '{tensor.name}' for model '{signature.model}', "
+        f"got {_dims(tensor.shape)}",
+    )
 
 
 def _check_size(request: Request, tensor: Tensor, known: TensorSignature, signature: Signature) -> None:

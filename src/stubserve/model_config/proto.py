@@ -1,46 +1,51 @@
-"""NVIDIA's own `ModelConfig` message, without gRPC.
+"""NVIDIA's own messages, without gRPC.
 
-The generated module ships inside `tritonclient.grpc`, and importing that package brings in grpcio: a quarter of a
-second and 30 MB that a server without gRPC has no use for. So only the one generated file is executed, found by its
-place on disk.
+The generated modules ship inside `tritonclient.grpc`, and importing that package brings in grpcio: a quarter of a
+second and 30 MB that the server has no use for. So only the generated files are executed, found by their place on
+disk.
 
 Guarantees:
-- whoever imports the real `tritonclient.grpc` later, or did so before, works with the very same message class:
+- whoever imports the real `tritonclient.grpc` later, or did so before, works with the very same message classes:
   protobuf keeps one class per descriptor, and registering an identical file twice is a no-op;
-- the module is deliberately *not* left in `sys.modules`. An entry there would make the later real import skip the step
-  that binds `model_config_pb2` as an attribute of its package.
+- the modules are deliberately *not* left in `sys.modules`. An entry there would make the later real import skip the
+  step that binds them as attributes of their package.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from google.protobuf.descriptor import FieldDescriptor
 
-__all__ = ["ModelConfig", "is_repeated", "model_config_pb2"]
+__all__ = ["ModelConfig", "is_repeated", "load_service_pb2", "model_config_pb2"]
 
-_MODULE = "tritonclient.grpc.model_config_pb2"
+_PACKAGE = "tritonclient.grpc"
 
 
-def _load() -> ModuleType:
-    loaded = sys.modules.get(_MODULE)
-    if loaded is not None:
-        return loaded
+@functools.cache
+def _folder() -> Path:
     # Finding the spec of a subpackage imports its parent only, and `tritonclient/__init__.py` is empty.
-    package = importlib.util.find_spec("tritonclient.grpc")
+    package = importlib.util.find_spec(_PACKAGE)
     if package is None or not package.submodule_search_locations:
         raise ImportError("the package tritonclient[grpc] is not installed: run `pip install 'tritonclient[grpc]'`")
-    for folder in package.submodule_search_locations:
-        path = Path(folder) / "model_config_pb2.py"
-        if path.is_file():
-            break
-    else:
-        raise ImportError(f"tritonclient.grpc has no model_config_pb2.py in {list(package.submodule_search_locations)}")
-    spec = importlib.util.spec_from_file_location(_MODULE, path)
+    return Path(package.submodule_search_locations[0])
+
+
+def _load(name: str) -> ModuleType:
+    loaded = sys.modules.get(f"{_PACKAGE}.{name}")
+    if loaded is not None:
+        return loaded
+    path = _folder() / f"{name}.py"
+    if not path.is_file():
+        raise ImportError(f"{_PACKAGE} has no {path}")
+    spec = importlib.util.spec_from_file_location(f"{_PACKAGE}.{name}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -48,11 +53,32 @@ def _load() -> ModuleType:
     return module
 
 
+@contextlib.contextmanager
+def _stand_in() -> Iterator[None]:
+    """For as long as it lasts, `from tritonclient.grpc import model_config_pb2` does not import the real package."""
+    if _PACKAGE in sys.modules:
+        yield
+        return
+    package = ModuleType(_PACKAGE)
+    package.model_config_pb2 = model_config_pb2  # type: ignore[attr-defined]
+    sys.modules[_PACKAGE] = package
+    try:
+        yield
+    finally:
+        del sys.modules[_PACKAGE]
+
+
+def load_service_pb2() -> ModuleType:
+    """The messages of `GRPCInferenceService`, without gRPC too. Not to be called while another thread imports."""
+    with _stand_in():
+        return _load("service_pb2")
+
+
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 else:
-    model_config_pb2 = _load()
+    model_config_pb2 = _load("model_config_pb2")
     ModelConfig = model_config_pb2.ModelConfig
 
 

@@ -13,7 +13,11 @@ class Slot(NamedTuple):
 
 
 class ReplyFormat(NamedTuple):
-    """How the outputs go into the reply: by name in `slots`, or, where that is None, all as `default_binary` says."""
+    """How the outputs go into the reply: by name in `slots`, or, where that is None, all as `default_binary` says.
+
+    With `empty_final` a stream is told of the end of its responses even where there is nothing else to say.
+    """
 
     slots: dict[str, Slot] | None
     default_binary: bool
+    empty_final: bool = False

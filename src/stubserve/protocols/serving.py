@@ -7,6 +7,7 @@ from typing import Protocol
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
+from stubserve.protocols.forwarding import HeaderForwarding
 
 
 class ServingModel(Protocol):
@@ -24,6 +25,7 @@ class Ingress(Protocol):
     """The server: finds models, and gives memory of the arena."""
 
     max_input_size: int
+    http_forwarding: HeaderForwarding | None
 
     def find_model(self, name: str, version: str) -> ServingModel: ...
 

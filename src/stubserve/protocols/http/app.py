@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import orjson
 from starlette.applications import Starlette
@@ -13,69 +13,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from stubserve.errors import ServeError, internal, invalid, unavailable, unsupported
-from stubserve.inference.statistics import ModelStatistics
-from stubserve.inference.version import parse_version
+from stubserve.errors import ServeError, internal, invalid
 from stubserve.model_config.metadata import model_metadata
+from stubserve.protocols import management
 from stubserve.protocols.http.generate import EventStream, GenerateCall, generate
 from stubserve.protocols.http.head import Head
 from stubserve.protocols.http.infer import InferCall
 from stubserve.protocols.http.json_values import UNSET, find, parse_json
 from stubserve.protocols.http.reply import Reply
-from stubserve.protocols.serving import Ingress, ServingModel
-
-# In upstream's order; clients look features up here.
-EXTENSIONS = [
-    "classification",
-    "sequence",
-    "model_repository",
-    "model_repository(unload_dependents)",
-    "schedule_policy",
-    "model_configuration",
-    "system_shared_memory",
-    "cuda_shared_memory",
-    "binary_tensor_data",
-    "parameters",
-    "statistics",
-    "trace",
-    "logging",
-]
-
-
-class LoadedModel(ServingModel, Protocol):
-    """What the management routes need of a loaded model version."""
-
-    name: str
-    config: Any
-    rendered_config: dict[str, Any]
-    statistics: ModelStatistics
-
-    async def check_ready(self) -> str: ...
-
-
-class ModelRegistry(Protocol):
-    """What the management routes need of the registry."""
-
-    def serving(self) -> Sequence[Any]: ...
-
-    def ready_versions(self, name: str) -> list[int]: ...
-
-    def index(self, only_ready: bool) -> list[dict[str, Any]]: ...
-
-
-class ServerFacts(Ingress, Protocol):
-    """What the app needs of the server."""
-
-    name: str
-    version: str
-    loaded: bool
-    exiting: bool
-
-    @property
-    def registry(self) -> ModelRegistry: ...
-
-    async def ready(self) -> bool: ...
-
+from stubserve.protocols.management import LoadedModel, ServerFacts
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -97,11 +43,11 @@ class ManagementRoutes:
     # Health
 
     async def live(self, request: Request) -> Response:
-        self._refuse_while_exiting()
+        management.refuse_while_exiting(self._server)
         return Response(b"")
 
     async def ready(self, request: Request) -> Response:
-        self._refuse_while_exiting()
+        management.refuse_while_exiting(self._server)
         return Response(b"", 200 if await self._server.ready() else 400)
 
     async def model_ready(self, request: Request) -> Response:
@@ -110,21 +56,16 @@ class ManagementRoutes:
             raise invalid(f"Model version not ready: {reason}")
         return Response(b"")
 
-    def _refuse_while_exiting(self) -> None:
-        if self._server.exiting:
-            raise unavailable("Server exiting")
-
     # Metadata
 
     async def server_metadata(self, request: Request) -> Response:
-        return json_response({"name": self._server.name, "version": self._server.version, "extensions": EXTENSIONS})
+        return json_response(
+            {"name": self._server.name, "version": self._server.version, "extensions": management.EXTENSIONS}
+        )
 
     async def metadata(self, request: Request) -> Response:
         model = self._model(request)
-        if "version" in request.path_params:
-            versions = [str(model.version)]
-        else:
-            versions = [str(version) for version in self._server.registry.ready_versions(model.name)]
+        versions = management.metadata_versions(self._server, model, str(request.path_params.get("version", "")))
         return json_response(model_metadata(model.config, versions))
 
     async def config(self, request: Request) -> Response:
@@ -133,19 +74,9 @@ class ManagementRoutes:
     # Statistics and repository
 
     async def statistics(self, request: Request) -> Response:
-        models = self._server.registry.serving()
-        name = request.path_params.get("model")
-        if name is not None:
-            models = [model for model in models if model.name == name]
-            if not models:
-                raise invalid(f"requested model '{name}' is not available")
-            version = request.path_params.get("version")
-            if version is not None:
-                number = parse_version(str(version))
-                models = [model for model in models if model.version == number]
-                if not models:
-                    raise invalid(f"requested model version is not available for model '{name}'")
-        return json_response({"model_stats": [model.statistics.to_dict(model.name, model.version) for model in models]})
+        params = request.path_params
+        rows = management.statistics(self._server.registry, params.get("model", ""), str(params.get("version", "")))
+        return json_response({"model_stats": rows})
 
     async def index(self, request: Request) -> Response:
         body = await read_body(request, self._server.max_input_size)
@@ -157,7 +88,7 @@ class ManagementRoutes:
         return json_response(self._server.registry.index(only_ready))
 
     async def repository_by_name(self, request: Request) -> Response:
-        raise unsupported("'repository_name' specification is not supported")
+        raise management.no_repository_name()
 
     async def load(self, request: Request) -> Response:
         body = await read_body(request, self._server.max_input_size)
@@ -166,10 +97,10 @@ class ManagementRoutes:
         return await self.unload(request)
 
     async def unload(self, request: Request) -> Response:
-        raise unavailable("explicit model load / unload is not allowed if polling is enabled")
+        raise management.no_model_control()
 
     async def not_offered(self, request: Request) -> Response:
-        raise unsupported(f"{request.url.path} is not offered by this release of stubserve")
+        raise management.not_offered(request.url.path)
 
     def _model(self, request: Request) -> LoadedModel:
         version = request.path_params.get("version")
@@ -186,6 +117,7 @@ class InferRoute:
 
     async def __call__(self, request: Request) -> Response:
         head = Head()
+        head.headers = list(request.headers.raw)
         head.accept_encoding = _header(request, "accept-encoding")
         head.content_encoding = _header(request, "content-encoding")
         head.header_length = _header(request, "inference-header-content-length")

@@ -1,0 +1,227 @@
+"""The transport that is grpcio: HTTP/2, TLS, compression and keepalive are its C core's, through `grpc.aio`.
+
+Handlers get and give raw bytes; grpcio copies a message once on its way in and once on its way out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from stubserve.inference.memory import Block
+from stubserve.protocols.grpc.infer_encode import MAX_MESSAGE_BYTES
+from stubserve.protocols.grpc.options import GrpcOptions
+from stubserve.protocols.grpc.service import Service
+from stubserve.protocols.grpc.transport import OK, Metadata, Method
+
+log = logging.getLogger("stubserve.grpc")
+
+# How much may wait for a client that reads slowly before it is said to be slow.
+OUTBOX_BYTES = 1 << 20
+_ALGORITHMS = {"low": grpc.Compression.Gzip, "medium": grpc.Compression.Deflate, "high": grpc.Compression.Deflate}
+_STATUS = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class _UnaryCall:
+    """A unary RPC; its answer is a future."""
+
+    __slots__ = ("_context", "answer")
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self.answer: asyncio.Future[bytes | tuple[int, str]] = asyncio.get_running_loop().create_future()
+
+    def metadata(self) -> Metadata:
+        metadata: Metadata = self._context.invocation_metadata()
+        return metadata
+
+    def reply(self, parts: Sequence[bytes | memoryview], blocks: Sequence[Block]) -> None:
+        if not self.answer.done():
+            self.answer.set_result(b"".join(parts))
+
+    def send(self, parts: Sequence[bytes | memoryview], blocks: Sequence[Block]) -> bool:
+        raise AssertionError("a unary RPC has one reply")
+
+    def finish(self, status: int, message: str = "") -> None:
+        if not self.answer.done():
+            self.answer.set_result((status, message))
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+class _StreamCall:
+    """A streaming RPC. What is sent waits in an outbox that a task empties; OUTBOX_BYTES in it mean: slower."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._outbox: deque[bytes] = deque()
+        self._outbox_bytes = 0
+        self._news = asyncio.Event()
+        self._may_read = asyncio.Event()
+        self._may_read.set()
+        self._end: tuple[int, str] | None = None
+        self._slow = False
+
+    # For the service
+
+    def metadata(self) -> Metadata:
+        metadata: Metadata = self._context.invocation_metadata()
+        return metadata
+
+    def reply(self, parts: Sequence[bytes | memoryview], blocks: Sequence[Block]) -> None:
+        self.send(parts, blocks)
+        self.finish(OK)
+
+    def send(self, parts: Sequence[bytes | memoryview], blocks: Sequence[Block]) -> bool:
+        if self._end is not None:
+            return True
+        message = b"".join(parts)
+        self._outbox.append(message)
+        self._outbox_bytes += len(message)
+        self._news.set()
+        if self._outbox_bytes > OUTBOX_BYTES:
+            self._slow = True
+        return not self._slow
+
+    def finish(self, status: int, message: str = "") -> None:
+        if self._end is None:
+            self._end = (status, message)
+            self._news.set()
+
+    def pause_reading(self) -> None:
+        self._may_read.clear()
+
+    def resume_reading(self) -> None:
+        self._may_read.set()
+
+    # The RPC itself
+
+    async def run(self, method: Method) -> None:
+        handler = method.open(self)
+        reading = asyncio.get_running_loop().create_task(self._read(handler))
+        try:
+            while True:
+                while self._outbox:
+                    message = self._outbox.popleft()
+                    await self._context.write(message)
+                    self._outbox_bytes -= len(message)
+                    if self._slow and self._outbox_bytes <= OUTBOX_BYTES // 2:
+                        self._slow = False
+                        handler.on_writable()
+                if self._end is not None:
+                    break
+                self._news.clear()
+                await self._news.wait()
+        except BaseException:
+            # Cancelled, or the connection is gone.
+            self._end = (OK, "")
+            handler.on_cancel()
+            raise
+        finally:
+            reading.cancel()
+        status, text = self._end
+        if status != OK:
+            await self._context.abort(_STATUS[status], text)
+
+    async def _read(self, handler: Any) -> None:
+        while True:
+            await self._may_read.wait()
+            message = await self._context.read()
+            if self._end is not None:
+                return
+            if message is grpc.aio.EOF:
+                handler.on_half_close()
+                return
+            handler.on_message(message)
+
+
+class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """A listening gRPC server for a service. `port` is the one that it got."""
+
+    def __init__(self, service: Service, options: GrpcOptions) -> None:
+        self._compression = _ALGORITHMS.get(options.compression_level)
+        self._handlers = {path: self._rpc(method) for path, method in service.methods.items()}
+        self._server = grpc.aio.server(options=_channel_arguments(options))
+        self._server.add_generic_rpc_handlers((self,))
+        self._service = service
+        host = f"[{options.address}]" if ":" in options.address else options.address
+        target = f"{host}:{options.port}"
+        try:
+            if options.tls is None:
+                self.port = self._server.add_insecure_port(target)
+            else:
+                tls = options.tls
+                credentials = grpc.ssl_server_credentials(
+                    [(tls.key, tls.certificate)], tls.root_certificates, tls.mutual
+                )
+                self.port = self._server.add_secure_port(target, credentials)
+        except RuntimeError as error:
+            raise OSError(0, str(error)) from None
+
+    def service(self, handler_call_details: Any) -> Any:
+        return self._handlers.get(handler_call_details.method)
+
+    async def start(self) -> None:
+        await self._server.start()
+
+    async def stop(self, grace_s: float) -> None:
+        """No new RPCs; those that are running end, or are cancelled after `grace_s`."""
+        self._service.stop()
+        await self._server.stop(grace_s)
+
+    def _rpc(self, method: Method) -> Any:
+        compression = self._compression if method.infers else None
+
+        async def unary(message: bytes, context: Any) -> bytes:
+            if compression is not None:
+                context.set_compression(compression)
+            call = _UnaryCall(context)
+            handler = method.open(call)
+            if not call.answer.done():
+                handler.on_message(message)
+            try:
+                answer = await call.answer
+            except asyncio.CancelledError:
+                handler.on_cancel()
+                raise
+            if isinstance(answer, bytes):
+                return answer
+            status, text = answer
+            await context.abort(_STATUS[status], text)
+            raise AssertionError("not reached")
+
+        async def stream(_: Any, context: Any) -> None:
+            if compression is not None:
+                context.set_compression(compression)
+            await _StreamCall(context).run(method)
+
+        if method.unary:
+            return grpc.unary_unary_rpc_method_handler(unary)
+        return grpc.stream_stream_rpc_method_handler(stream)
+
+
+def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
+    arguments = {
+        "grpc.max_receive_message_length": MAX_MESSAGE_BYTES,
+        "grpc.max_send_message_length": MAX_MESSAGE_BYTES,
+        "grpc.so_reuseport": int(options.reuse_port),
+        "grpc.keepalive_time_ms": options.keepalive_time,
+        "grpc.keepalive_timeout_ms": options.keepalive_timeout,
+        "grpc.keepalive_permit_without_calls": int(options.keepalive_permit_without_calls),
+        "grpc.http2.max_pings_without_data": options.max_pings_without_data,
+        "grpc.http2.min_ping_interval_without_data_ms": options.min_recv_ping_interval_without_data,
+        "grpc.http2.max_ping_strikes": options.max_ping_strikes,
+        "grpc.max_connection_age_ms": options.max_connection_age,
+        "grpc.max_connection_age_grace_ms": options.max_connection_age_grace,
+    }
+    return [(name, value) for name, value in arguments.items() if value is not None]

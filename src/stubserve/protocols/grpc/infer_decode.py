@@ -1,0 +1,223 @@
+"""A ModelInferRequest as a `Request`: checked in upstream's order and refused in upstream's words.
+
+A description that was seen before is a plan (`protocols.plan`), and no message is built at all. Otherwise the generated
+message is parsed from the description, without the raw contents; those are copied once, from the message to the arena.
+
+Ownership: every tensor of a decoded request that lies in a block holds it once. When decoding fails nothing is held.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from stubserve_stub.wire.datatypes import BY_NAME, DataType
+
+from stubserve.errors import ServeError, invalid, not_found
+from stubserve.inference.admission import duplicate_input
+from stubserve.inference.memory import Block
+from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, unanswered
+from stubserve.inference.signature import Signature
+from stubserve.protocols.grpc import contents
+from stubserve.protocols.grpc.envelope import Envelope
+from stubserve.protocols.grpc.messages import service_pb2
+from stubserve.protocols.grpc.wire import Malformed
+from stubserve.protocols.placement import Placer, Store
+from stubserve.protocols.plan import PLAN_BYTES, RequestPlan, remember
+from stubserve.protocols.reply_format import ReplyFormat, Slot
+
+EMPTY_FINAL = "triton_enable_empty_final_response"
+
+_INVALID = DataType(0, "<invalid>", "", 0, None)
+_UINT64 = (1 << 64) - 1
+_CHOICES = ("int64_param", "bool_param", "string_param", "double_param")
+
+
+def decode(
+    data: bytes | memoryview,
+    envelope: Envelope,
+    signature: Signature,
+    store: Store,
+    block: Block | None = None,
+    offset: int = 0,
+) -> tuple[Request, ReplyFormat]:
+    """The request that a message makes. Raises ServeError, and Malformed where the description is none.
+
+    Where `block` is given the message lies in it at arena `offset`, and raw contents stay there.
+    """
+    placer = Placer(data, block, offset, store)
+    plans: dict[bytes, RequestPlan] = signature.memo.setdefault("grpc-plans", {})
+    try:
+        plan = plans.get(envelope.key)
+        if plan is not None:
+            return plan.apply(envelope.id, envelope.tail, placer, signature.model), plan.reply_format
+        request, reply_format, plannable = _decode(envelope, signature, placer)
+        if plannable and envelope.key and len(envelope.key) <= PLAN_BYTES:
+            # The id is not part of the key.
+            id, request.id = request.id, ""
+            ends = [envelope.tail, *(end for _, end in envelope.raw)]
+            gaps = [start - end for (start, _), end in zip(envelope.raw, ends, strict=False)]
+            remember(plans, envelope.key, request, reply_format, signature, gaps)
+            request.id = id
+        return request, reply_format
+    except BaseException:
+        placer.undo()
+        raise
+
+
+def _decode(envelope: Envelope, signature: Signature, placer: Placer) -> tuple[Request, ReplyFormat, bool]:
+    try:
+        message = service_pb2.ModelInferRequest.FromString(envelope.description)
+    except DecodeError:
+        raise Malformed from None
+    request = Request([], unanswered, envelope.id)
+    empty_final = _read_parameters(request, message.parameters)
+    names = set()
+    for item in message.inputs:
+        if item.name in names:
+            raise duplicate_input(request, item.name)
+        names.add(item.name)
+    plannable = _read_inputs(request, message.inputs, envelope, signature, placer)
+    slots = _read_outputs(message.outputs)
+    if slots is not None:
+        request.requested_outputs = list(slots)
+    return request, ReplyFormat(slots, True, empty_final), plannable
+
+
+def _read_inputs(request: Request, inputs: Any, envelope: Envelope, signature: Signature, placer: Placer) -> bool:
+    """Puts the inputs into the request; whether all of them are raw."""
+    all_raw = True
+    raw = iter(envelope.raw)
+    for item in inputs:
+        shape = tuple(item.shape)
+        datatype = BY_NAME.get(item.datatype, _INVALID).number
+        given = item.HasField("contents")
+        region = _shared_memory(item)
+        if region is not None:
+            if given:
+                raise invalid(
+                    f"unexpected 'content' provided when using shared memory for input tensor '{item.name}' "
+                    f"for model '{signature.model}'"
+                )
+            raise _no_region(region)
+        if given:
+            if envelope.raw:
+                raise invalid(
+                    "contents field must not be specified when using raw_input_contents for "
+                    f"'{item.name}' for model '{signature.model}'"
+                )
+            all_raw = False
+            data = contents.read(item.contents, item.name, datatype, signature.model)
+            request.inputs.append(placer.put(item.name, datatype, shape, data))
+            continue
+        start, end = next(raw, (-1, -1))
+        if start < 0:
+            raise invalid(
+                f"unable to find data for input tensor '{item.name}' for model '{signature.model}' in request."
+            )
+        request.inputs.append(placer.slice(item.name, datatype, shape, start, end - start))
+    return all_raw
+
+
+def _read_parameters(request: Request, parameters: Any) -> bool:
+    """Puts the parameters where they belong; whether a stream wants an empty final response."""
+    empty_final = False
+    others: dict[str, Any] = {}
+    for key, parameter in parameters.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        if key == "sequence_id":
+            if choice not in ("int64_param", "string_param"):
+                raise _wrong_type(key, "int64_param or string_param.")
+            value = getattr(parameter, choice)
+            request.correlation_id = value if choice == "string_param" else value & _UINT64
+        elif key == "sequence_start":
+            request.flags |= SEQUENCE_START if _bool(key, parameter, choice) else 0
+        elif key == "sequence_end":
+            request.flags |= SEQUENCE_END if _bool(key, parameter, choice) else 0
+        elif key == "priority":
+            if choice not in ("int64_param", "uint64_param"):
+                raise _wrong_type(key, "int64_param or uint64_param.")
+            request.priority = getattr(parameter, choice)
+            if request.priority < 0:
+                raise invalid("invalid value for 'priority', expected value >= 0.")
+        elif key == "timeout":
+            if choice != "int64_param":
+                raise _wrong_type(key, "int64_param.")
+            request.timeout_us = parameter.int64_param & _UINT64
+        elif key == EMPTY_FINAL:
+            empty_final = _bool(key, parameter, choice)
+        elif key.startswith("triton_"):
+            raise invalid(
+                "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
+                f"starting with 'triton_' are allowed: {EMPTY_FINAL}"
+            )
+        elif choice in _CHOICES:
+            others[key] = getattr(parameter, choice)
+        else:
+            raise _wrong_type(key, "int64_param, bool_param, or string_param.")
+    request.parameters = others or None
+    return empty_final
+
+
+def _bool(key: str, parameter: Any, choice: str | None) -> bool:
+    if choice != "bool_param":
+        raise _wrong_type(key, "bool_param.")
+    return bool(parameter.bool_param)
+
+
+def _wrong_type(key: str, expected: str) -> ServeError:
+    return invalid(f"invalid value type for '{key}' parameter, expected {expected}")
+
+
+def _read_outputs(outputs: Any) -> dict[str, Slot] | None:
+    """The requested outputs, None for all. Of two requests for the same output the first counts, as over HTTP."""
+    slots: dict[str, Slot] = {}
+    for item in outputs:
+        region = _shared_memory(item)
+        classes = 0
+        if "classification" in item.parameters:
+            parameter = item.parameters["classification"]
+            if parameter.WhichOneof("parameter_choice") != "int64_param":
+                raise invalid("invalid value type for 'classification' parameter, expected int64_param")
+            classes = parameter.int64_param
+            if classes <= 0:
+                raise invalid("invalid value for 'classification' parameter, expected >= 0")
+        if region is not None:
+            if classes:
+                raise invalid("output can't set both 'shared_memory_region' and 'classification'")
+            raise _no_region(region)
+        slots.setdefault(item.name, Slot(True, classes))
+    return slots or None
+
+
+def _shared_memory(item: Any) -> str | None:
+    """The name of the region that a tensor is in, None without one. Raises ServeError for wrong parameters."""
+    parameters = item.parameters
+    region: str | None = None
+    if "shared_memory_region" in parameters:
+        region = _shm_value(item, "shared_memory_region", "string_param")
+    for key in ("shared_memory_offset", "shared_memory_byte_size"):
+        if key in parameters:
+            if region is None:
+                raise invalid(
+                    f"'{key}' can not be specified without 'shared_memory_region' parameter for tensor '{item.name}'"
+                )
+            _shm_value(item, key, "int64_param")
+        elif region is not None and key == "shared_memory_byte_size":
+            raise invalid(
+                "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter "
+                f"for tensor '{item.name}'"
+            )
+    return region
+
+
+def _shm_value(item: Any, key: str, choice: str) -> Any:
+    parameter = item.parameters[key]
+    if parameter.WhichOneof("parameter_choice") != choice:
+        raise invalid(f"invalid value type for '{key}' parameter for tensor '{item.name}', expected {choice}.")
+    return getattr(parameter, choice)
+
+
+def _no_region(region: str) -> ServeError:
+    """No region is ever registered."""
+    return not_found(f"Unable to find shared memory region: '{region}'")

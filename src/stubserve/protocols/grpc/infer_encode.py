@@ -1,0 +1,124 @@
+"""An inference response as a ModelInferResponse or ModelStreamInferResponse, written as bytes.
+
+Outputs are always raw and not copied: the message is a list of buffers, of which those of large outputs are views of
+where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from struct import Struct
+
+from stubserve_stub.wire.datatypes import BY_NUMBER
+
+from stubserve.errors import internal, unsupported
+from stubserve.inference.classification import classify
+from stubserve.inference.request import Response
+from stubserve.inference.signature import Signature
+from stubserve.protocols.grpc.wire import field, packed, varint
+from stubserve.protocols.reply_format import ReplyFormat
+
+MAX_MESSAGE_BYTES = 2**31 - 1
+
+Parts = list["bytes | memoryview"]
+
+_DOUBLE = Struct("<d")
+_ID = 3
+_PARAMETERS = 4
+_RAW_TAG = b"\x32"
+# The parameter triton_final_response, in its two values.
+_FINAL = {
+    final: field(_PARAMETERS, field(1, b"triton_final_response") + field(2, b"\x08\x01" if final else b"\x08\x00"))
+    for final in (True, False)
+}
+
+
+def encode(id: str, response: Response, signature: Signature, reply_format: ReplyFormat) -> Parts:
+    """The ModelInferResponse of a response without error. Raises ServeError. Outputs not asked for are left out."""
+    return _checked(_response(id, response, signature, reply_format, b""))
+
+
+def encode_in_stream(id: str, response: Response, signature: Signature, reply_format: ReplyFormat) -> Parts:
+    """The same inside a ModelStreamInferResponse, with the parameter that says whether it is the last."""
+    return _checked(_in_stream(_response(id, response, signature, reply_format, _FINAL[response.final])))
+
+
+def encode_stream_error(message: str, id: str, model: tuple[str, str] | None, final: bool) -> Parts:
+    """An error within a stream. `model` is name and version as asked for, None where the request was not executed."""
+    response = _facts(id, model) + (_FINAL[final] if model is not None else b"")
+    return [field(1, message.encode("utf-8", "replace")) + field(2, response)]
+
+
+def encode_empty_final(id: str, model: tuple[str, str]) -> Parts:
+    """The response without outputs that tells a stream of the end of a request's responses."""
+    return [field(2, _facts(id, model) + _FINAL[True])]
+
+
+def _facts(id: str, model: tuple[str, str] | None) -> bytes:
+    names = [*(model or ("", "")), id]
+    return b"".join(field(number, text.encode()) for number, text in enumerate(names, 1) if text)
+
+
+def _response(id: str, response: Response, signature: Signature, reply_format: ReplyFormat, final: bytes) -> Parts:
+    slots = reply_format.slots
+    head = [_model(signature.model, signature.version)]
+    if id:
+        head.append(field(_ID, id.encode()))
+    if response.parameters:
+        head.append(_parameters(response.parameters))
+    head.append(final)
+    parts: Parts = [b""]
+    for tensor in response.outputs:
+        if slots is not None:
+            slot = slots.get(tensor.name)
+            if slot is None:
+                continue
+            if slot.classification:
+                labels = signature.labels.get(tensor.name, ())
+                tensor = classify(tensor, slot.classification, signature.max_batch_size > 0, labels)
+        head.append(_output(tensor.name, tensor.datatype, tuple(tensor.shape)))
+        parts.append(_RAW_TAG + varint(tensor.nbytes))
+        parts.append(tensor.buffer)
+    parts[0] = b"".join(head)
+    return parts
+
+
+def _in_stream(parts: Parts) -> Parts:
+    return [b"\x12" + varint(sum(map(len, parts))), *parts]
+
+
+def _checked(parts: Parts) -> Parts:
+    size = sum(map(len, parts))
+    if size > MAX_MESSAGE_BYTES:
+        raise internal(f"Response has byte size {size} which exceeds gRPC's byte size limit {MAX_MESSAGE_BYTES}.")
+    return parts
+
+
+@lru_cache(maxsize=1024)
+def _model(name: str, version: int) -> bytes:
+    return field(1, name.encode()) + field(2, str(version).encode())
+
+
+@lru_cache(maxsize=4096)
+def _output(name: str, datatype: int, shape: Sequence[int]) -> bytes:
+    """An output without its data."""
+    dims = field(3, packed(shape)) if shape else b""
+    return field(5, field(1, name.encode()) + field(2, BY_NUMBER[datatype].name.encode()) + dims)
+
+
+def _parameters(parameters: dict[str, object]) -> bytes:
+    entries = []
+    for name, value in parameters.items():
+        if isinstance(value, bool):
+            choice = b"\x08" + varint(value)
+        elif isinstance(value, int):
+            choice = b"\x10" + varint(value)
+        elif isinstance(value, str):
+            choice = field(3, value.encode("utf-8", "replace"))
+        elif isinstance(value, float):
+            choice = b"\x21" + _DOUBLE.pack(value)
+        else:
+            raise unsupported("Response parameter of type 'TRITONSERVER_PARAMETER_BYTES' is not currently supported")
+        entries.append(field(_PARAMETERS, field(1, name.encode("utf-8", "replace")) + field(2, choice)))
+    return b"".join(entries)

@@ -1,0 +1,117 @@
+"""The unary RPCs of GRPCInferenceService but inference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf import json_format
+
+from stubserve.errors import invalid
+from stubserve.model_config.metadata import model_metadata
+from stubserve.protocols import management
+from stubserve.protocols.grpc.messages import service_pb2
+from stubserve.protocols.management import LoadedModel, ServerFacts
+
+SERVICE = "inference.GRPCInferenceService"
+
+
+class ManagementRpcs:
+    """One coroutine per RPC, by its name in `METHODS`. Each takes the request and returns the response, or raises."""
+
+    def __init__(self, server: ServerFacts) -> None:
+        self._server = server
+
+    # Health
+
+    async def server_live(self, request: Any) -> Any:
+        management.refuse_while_exiting(self._server)
+        return service_pb2.ServerLiveResponse(live=True)
+
+    async def server_ready(self, request: Any) -> Any:
+        management.refuse_while_exiting(self._server)
+        return service_pb2.ServerReadyResponse(ready=await self._server.ready())
+
+    async def model_ready(self, request: Any) -> Any:
+        return service_pb2.ModelReadyResponse(ready=not await self._model(request).check_ready())
+
+    # Metadata
+
+    async def server_metadata(self, request: Any) -> Any:
+        return service_pb2.ServerMetadataResponse(
+            name=self._server.name, version=self._server.version, extensions=management.EXTENSIONS
+        )
+
+    async def model_metadata(self, request: Any) -> Any:
+        model = self._model(request)
+        versions = management.metadata_versions(self._server, model, request.version)
+        return json_format.ParseDict(model_metadata(model.config, versions), service_pb2.ModelMetadataResponse())
+
+    async def model_config(self, request: Any) -> Any:
+        return service_pb2.ModelConfigResponse(config=self._model(request).config)
+
+    # Statistics and repository
+
+    async def model_statistics(self, request: Any) -> Any:
+        rows = management.statistics(self._server.registry, request.name, request.version)
+        return json_format.ParseDict({"model_stats": rows}, service_pb2.ModelStatisticsResponse())
+
+    async def repository_index(self, request: Any) -> Any:
+        _check_repository(request)
+        rows = self._server.registry.index(request.ready)
+        return json_format.ParseDict({"models": rows}, service_pb2.RepositoryIndexResponse())
+
+    async def repository_model_load(self, request: Any) -> Any:
+        _check_repository(request)
+        for key, parameter in request.parameters.items():
+            choice = parameter.WhichOneof("parameter_choice")
+            if key == "config":
+                if choice != "string_param":
+                    raise invalid("invalid value type for load parameter 'config', expected string_param.")
+            elif key.startswith("file:"):
+                if choice != "bytes_param":
+                    raise invalid(f"invalid value type for load parameter '{key}', expected bytes_param.")
+            else:
+                raise invalid(f"unrecognized load parameter '{key}'.")
+        raise management.no_model_control()
+
+    async def repository_model_unload(self, request: Any) -> Any:
+        _check_repository(request)
+        for key, parameter in request.parameters.items():
+            if key == "unload_dependents" and parameter.WhichOneof("parameter_choice") != "bool_param":
+                raise invalid("invalid value type for 'unload_dependents' parameter, expected bool_param.")
+        raise management.no_model_control()
+
+    async def not_offered(self, request: Any) -> Any:
+        raise management.not_offered(f"{SERVICE}/{type(request).__name__.removesuffix('Request')}")
+
+    def _model(self, request: Any) -> LoadedModel:
+        return self._server.find_model(request.name, request.version)  # type: ignore[return-value]
+
+
+def _check_repository(request: Any) -> None:
+    if request.repository_name:
+        raise management.no_repository_name()
+
+
+# RPC -> what `--grpc-restricted-protocol` calls its kind, and its coroutine.
+METHODS = {
+    "ServerLive": ("health", ManagementRpcs.server_live),
+    "ServerReady": ("health", ManagementRpcs.server_ready),
+    "ModelReady": ("health", ManagementRpcs.model_ready),
+    "ServerMetadata": ("metadata", ManagementRpcs.server_metadata),
+    "ModelMetadata": ("metadata", ManagementRpcs.model_metadata),
+    "ModelConfig": ("model-config", ManagementRpcs.model_config),
+    "ModelStatistics": ("statistics", ManagementRpcs.model_statistics),
+    "RepositoryIndex": ("model-repository", ManagementRpcs.repository_index),
+    "RepositoryModelLoad": ("model-repository", ManagementRpcs.repository_model_load),
+    "RepositoryModelUnload": ("model-repository", ManagementRpcs.repository_model_unload),
+    "SystemSharedMemoryStatus": ("shared-memory", ManagementRpcs.not_offered),
+    "SystemSharedMemoryRegister": ("shared-memory", ManagementRpcs.not_offered),
+    "SystemSharedMemoryUnregister": ("shared-memory", ManagementRpcs.not_offered),
+    "CudaSharedMemoryStatus": ("shared-memory", ManagementRpcs.not_offered),
+    "CudaSharedMemoryRegister": ("shared-memory", ManagementRpcs.not_offered),
+    "CudaSharedMemoryUnregister": ("shared-memory", ManagementRpcs.not_offered),
+    "TraceSetting": ("trace", ManagementRpcs.not_offered),
+    "LogSettings": ("logging", ManagementRpcs.not_offered),
+}
+KINDS = frozenset(kind for kind, _ in METHODS.values()) | {"inference"}

@@ -1,0 +1,44 @@
+"""How gRPC is to be served: what the flags `--grpc-*` say, as a transport needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+COMPRESSION_LEVELS = ("none", "low", "medium", "high")
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files. With `mutual` a client needs a certificate that `root_certificates` vouch for."""
+
+    certificate: bytes
+    key: bytes
+    root_certificates: bytes | None
+    mutual: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcOptions:
+    """Times in milliseconds; None for without limit."""
+
+    address: str
+    port: int
+    reuse_port: bool
+    tls: Tls | None
+    compression_level: str
+    keepalive_time: int
+    keepalive_timeout: int
+    keepalive_permit_without_calls: bool
+    max_pings_without_data: int
+    min_recv_ping_interval_without_data: int
+    max_ping_strikes: int
+    max_connection_age: int | None
+    max_connection_age_grace: int | None
+
+
+def read_tls(certificate: str, key: str, root: str, mutual: bool) -> Tls:
+    """Reads the files. Raises OSError."""
+    return Tls(
+        Path(certificate).read_bytes(), Path(key).read_bytes(), Path(root).read_bytes() if root else None, mutual
+    )

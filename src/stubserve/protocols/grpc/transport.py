@@ -1,0 +1,79 @@
+"""What passes between the service and a transport. A transport speaks HTTP/2; the service never sees it.
+
+For each RPC the transport asks the service for the method by its path, opens a handler with a call, and tells the
+handler what the client sends. The handler answers through the call, at once or later. Everything happens on the event
+loop. Messages are raw: bytes of protobuf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from stubserve.inference.memory import Block
+
+OK = 0
+CANCELLED = 1
+INTERNAL = 13
+UNAVAILABLE = 14
+UNIMPLEMENTED = 12
+
+Metadata = Sequence[tuple[str, "str | bytes"]]
+
+
+class Call(Protocol):
+    """One RPC, as the service answers it. After `reply` or `finish` nothing further may be sent; cancelled calls
+    swallow everything."""
+
+    def metadata(self) -> Metadata:
+        """What the client sent along, keys in lower case."""
+        ...
+
+    def reply(self, parts: Sequence[bytes | memoryview], blocks: Sequence[Block]) -> None:
+        """The one message of a unary RPC, and success. The blocks are only promised until this returns."""
+        ...
+
+    def send(self, parts: Sequence[bytes | memoryview], blocks: Sequence[Block]) -> bool:
+        """One message of several. False if the client reads slower than this: `on_writable` tells when to go on.
+
+        What is sent nevertheless is kept, so who does not wait grows the server.
+        """
+        ...
+
+    def finish(self, status: int, message: str = "") -> None:
+        """The end, with a gRPC status."""
+        ...
+
+    def pause_reading(self) -> None:
+        """No further messages of the client's, until `resume_reading`; those already on their way may still come."""
+        ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Handler(Protocol):
+    """One RPC, as the transport tells of it."""
+
+    def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
+        """A message of the client's. Where it lies in the arena, `block` is promised until this returns."""
+        ...
+
+    def on_half_close(self) -> None:
+        """The client has said all it will say. Not called for unary RPCs, whose one message says that."""
+        ...
+
+    def on_writable(self) -> None:
+        """The client has caught up."""
+        ...
+
+    def on_cancel(self) -> None:
+        """The client is gone, or its deadline has passed."""
+        ...
+
+
+class Method(NamedTuple):
+    """One RPC of the service. A `unary` one gets one message; `infers` says that its replies may be compressed."""
+
+    open: Callable[[Call], Handler]
+    unary: bool
+    infers: bool = False

@@ -1,0 +1,75 @@
+"""Protobuf's wire format, as far as inference messages need it by hand.
+
+Only what is on every request's way is read and written here; all else goes through the generated messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+VARINT = 0
+FIXED64 = 1
+LENGTH = 2
+FIXED32 = 5
+
+_MAX_VARINT_BYTES = 10
+
+
+class Malformed(Exception):
+    """The bytes are no protobuf message of the type that was expected."""
+
+
+def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
+    """The number at `at` and the position behind it. Raises Malformed."""
+    value = shift = 0
+    try:
+        for position in range(at, at + _MAX_VARINT_BYTES):
+            byte = data[position]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, position + 1
+            shift += 7
+    except IndexError:
+        pass
+    raise Malformed
+
+
+def skip(data: bytes | memoryview, at: int, wire_type: int) -> int:
+    """The position behind the value that begins at `at`. Raises Malformed, also for groups, which nobody sends."""
+    if wire_type == VARINT:
+        return read_varint(data, at)[1]
+    if wire_type == LENGTH:
+        length, at = read_varint(data, at)
+        at += length
+    elif wire_type == FIXED64:
+        at += 8
+    elif wire_type == FIXED32:
+        at += 4
+    else:
+        raise Malformed
+    if at > len(data):
+        raise Malformed
+    return at
+
+
+def varint(value: int) -> bytes:
+    """A number below 2^64; negative ones as two's complement in 64 bits."""
+    if 0 <= value < 0x80:
+        return bytes((value,))
+    value &= 0xFFFF_FFFF_FFFF_FFFF
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field with a length: a string, bytes, a message or packed numbers. `number` is below 16."""
+    return b"%c%b%b" % (number << 3 | LENGTH, varint(len(content)), content)
+
+
+def packed(values: Iterable[int]) -> bytes:
+    """Packed varints."""
+    return b"".join(map(varint, values))

@@ -1,0 +1,103 @@
+"""What the management endpoints answer, for every protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from stubserve.errors import ServeError, invalid, unavailable, unsupported
+from stubserve.inference.statistics import ModelStatistics
+from stubserve.inference.version import parse_version
+from stubserve.protocols.serving import Ingress, ServingModel
+
+# In upstream's order; clients look features up here.
+EXTENSIONS = [
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+]
+
+
+class LoadedModel(ServingModel, Protocol):
+    """What management needs of a loaded model version."""
+
+    name: str
+    config: Any
+    rendered_config: dict[str, Any]
+    statistics: ModelStatistics
+
+    async def check_ready(self) -> str: ...
+
+
+class ModelRegistry(Protocol):
+    """What management needs of the registry."""
+
+    def serving(self) -> Sequence[Any]: ...
+
+    def ready_versions(self, name: str) -> list[int]: ...
+
+    def index(self, only_ready: bool) -> list[dict[str, Any]]: ...
+
+
+class ServerFacts(Ingress, Protocol):
+    """What management needs of the server."""
+
+    name: str
+    version: str
+    loaded: bool
+    exiting: bool
+
+    @property
+    def registry(self) -> ModelRegistry: ...
+
+    async def ready(self) -> bool: ...
+
+
+def refuse_while_exiting(server: ServerFacts) -> None:
+    if server.exiting:
+        raise unavailable("Server exiting")
+
+
+def metadata_versions(server: ServerFacts, model: LoadedModel, version: str) -> list[str]:
+    """The versions that a model's metadata names: the one asked for, or all that are ready."""
+    if version:
+        return [str(model.version)]
+    return [str(number) for number in server.registry.ready_versions(model.name)]
+
+
+def statistics(registry: ModelRegistry, name: str, version: str) -> list[dict[str, Any]]:
+    """The rows of `model_stats`; of all models without a name. Raises ServeError."""
+    models = registry.serving()
+    if name:
+        models = [model for model in models if model.name == name]
+        if not models:
+            raise invalid(f"requested model '{name}' is not available")
+        number = parse_version(version)
+        if number is not None:
+            models = [model for model in models if model.version == number]
+            if not models:
+                raise invalid(f"requested model version is not available for model '{name}'")
+    return [model.statistics.to_dict(model.name, model.version) for model in models]
+
+
+def no_repository_name() -> ServeError:
+    return unsupported("'repository_name' specification is not supported")
+
+
+def no_model_control() -> ServeError:
+    return unavailable("explicit model load / unload is not allowed if polling is enabled")
+
+
+def not_offered(what: str) -> ServeError:
+    """`what` is the path of an endpoint."""
+    return unsupported(f"{what} is not offered by this release of stubserve")
