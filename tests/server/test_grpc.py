@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2
 
 from stubserve.protocols.grpc.wellknown import message_class
 from tests.server.grpc_calls import SERVICE, Grpc, connected, request, typed
-from tests.serving import IDENTITY, Serving, io_config, write_model
+from tests.serving import IDENTITY, Serving, binary_request, io_config, write_model
 
 FAILING = """
     import triton_python_backend_utils as pb_utils
@@ -57,6 +57,30 @@ PARAMETERS = """
             ]
 """
 
+PARAMETERS_CONFIG = """
+    backend: "python"
+    input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+    output [ { name: "OUTPUT0" data_type: TYPE_STRING dims: [ -1 ] } ]
+"""
+
+COUNTER = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            for request in requests:
+                sender = request.get_response_sender()
+                count, size = request.inputs()[0].as_numpy().astype(int)
+                for number in range(count):
+                    # Random numbers where they are many: the server compresses.
+                    array = np.full(size, number, np.float32) if size < 1000 else np.random.rand(size).astype("f4")
+                    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]))
+                    if size > 1000:
+                        pb_utils.Logger.log_info(f"sent {number}")
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
@@ -68,13 +92,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     write_model(repository, "words", IDENTITY, io_config("STRING"))
     for kind in ("BOOL", "INT8", "UINT16", "INT32", "INT64", "UINT64", "FP64", "FP16"):
         write_model(repository, kind, IDENTITY, io_config(kind))
-    write_model(
-        repository,
-        "parameters",
-        PARAMETERS,
-        io_config("FP32").replace("TYPE_FP32", "TYPE_STRING").replace("TYPE_STRING", "TYPE_FP32", 1),
-    )
-    write_model(repository, "decoupled", IDENTITY, io_config(extra="model_transaction_policy { decoupled: true }"))
+    write_model(repository, "parameters", PARAMETERS, PARAMETERS_CONFIG)
+    write_model(repository, "decoupled", COUNTER, io_config(extra="model_transaction_policy { decoupled: true }"))
     flags = ("--grpc-header-forward-pattern=^x-|^seq", "--grpc-infer-response-compression-level=low")
     with Serving(repository, *flags, "--grpc-restricted-protocol=statistics:admin=sesame") as running:
         yield running
@@ -177,6 +196,18 @@ def test_metadata_becomes_parameters(triton: Grpc) -> None:
     )
 
 
+def test_headers_become_parameters(repository: Path) -> None:
+    write_model(repository, "parameters", PARAMETERS, PARAMETERS_CONFIG)
+    path, body, headers = binary_request("parameters", np.zeros(2, np.float32))
+    with Serving(repository, "--http-header-forward-pattern=x-|priority") as server:
+        for tenant in ("blue", "red", "red"):
+            answer = server.request("POST", path, body, {**headers, "X-Tenant": tenant})
+            assert answer.body.endswith(b'{"x-tenant":"%b"}' % tenant.encode())
+        answer = server.request("POST", path, body, {**headers, "Priority": "1"})
+        assert answer.status == 400
+        assert answer.error == "Header 'priority' is reserved for Triton usage and cannot be forwarded."
+
+
 def test_parameters_of_the_wrong_type(triton: Grpc) -> None:
     for key, member, value, text in (
         ("sequence_id", "bool_param", True, "parameter, expected int64_param or string_param."),
@@ -239,6 +270,28 @@ def test_errors_in_a_stream_end_nothing(triton: Grpc) -> None:
     assert (executed.model_name, executed.model_version) == ("failing", "")
     assert executed.parameters["triton_final_response"].bool_param
     assert not answers[0].infer_response.model_name
+
+
+def test_a_decoupled_model(triton: Grpc) -> None:
+    plain, informed = request("decoupled", [3, 1], id="a"), request("decoupled", [0, 1], id="b")
+    informed.parameters["triton_enable_empty_final_response"].bool_param = True
+    silent = request("decoupled", [0, 1], id="c")
+    answers = [answer.infer_response for answer in triton.stream(plain, informed, silent)]
+    values = [struct.unpack("<f", one.raw_output_contents[0])[0] for one in answers if one.id == "a"]
+    assert values == [0, 1, 2]
+    assert all(one.parameters["triton_final_response"].bool_param == (one.id == "b") for one in answers)
+    (last,) = [one for one in answers if one.id != "a"]
+    assert (last.id, last.model_name, list(last.outputs)) == ("b", "decoupled", [])
+
+
+def test_a_decoupled_model_waits_for_a_slow_reader(triton: Grpc, server: Serving) -> None:
+    stream = triton.stub.ModelStreamInfer(iter([request("decoupled", [300, 1 << 18])]), timeout=120)
+    next(stream)
+    # While nobody reads, another model is served, and this one does not get far.
+    for _ in range(200):
+        assert triton.infer(request()).outputs
+    assert "sent 200" not in server.output
+    assert sum(1 for _ in stream) == 299
 
 
 def test_strict_errors_end_the_stream(triton: Grpc) -> None:

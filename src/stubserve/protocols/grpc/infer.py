@@ -68,6 +68,16 @@ class InferCall:
         if self._request is not None:
             self.model.cancel(self._request)
 
+    def pause(self) -> None:
+        """The client does not read: a decoupled model is to wait."""
+        if self._request is not None and self.model.signature.decoupled:
+            self._request.pause()
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        if self._request is not None:
+            self._request.resume()
+
     def encoded(self, response: Response, encoder: Callable[..., Parts]) -> Parts:
         """The response's message. Raises ServeError, also where encoding went wrong in an unexpected way."""
         try:

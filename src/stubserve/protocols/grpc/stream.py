@@ -8,8 +8,8 @@ Guarantees:
   message even then, as upstream has it;
 - when the client has said all, the stream ends after the last response; when the client is gone, everything that is
   under way is cancelled;
-- memory is bounded: the client is not read from while MAX_UNDER_WAY of its requests are under way, or while it does
-  not read itself.
+- memory is bounded: while the client does not read it is not read from either, and decoupled models that answer it
+  wait (`Request.pause`); nor is it while MAX_UNDER_WAY of its requests are under way.
 """
 
 from __future__ import annotations
@@ -98,6 +98,8 @@ class ModelStreamInfer:
     def on_writable(self) -> None:
         self._writable = True
         self._read_or_not()
+        for infer in list(self._under_way):
+            infer.resume()
 
     def on_cancel(self) -> None:
         self._cancel_all()
@@ -167,9 +169,11 @@ class ModelStreamInfer:
             turn.blocks = [block.hold() for block in blocks]
 
     def _send(self, parts: Parts, blocks: list[Block]) -> None:
-        if not self._call.send(parts, blocks):
+        if not self._call.send(parts, blocks) and self._writable:
             self._writable = False
             self._read_or_not()
+            for infer in self._under_way:
+                infer.pause()
 
     # The stream
 

@@ -10,6 +10,7 @@ from stubserve.errors import ServeError, internal, unsupported
 from stubserve.inference.admission import admit
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
+from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http import compression
 from stubserve.protocols.http.head import Head
 from stubserve.protocols.http.infer_decode import decode, parse_header_length
@@ -58,6 +59,8 @@ class InferCall:
         self._reply_format = decoded.reply_format
         self.plan = decoded.plan
         try:
+            if self._ingress.http_forwarding is not None:
+                self._forward_headers(request, self._ingress.http_forwarding)
             admit(request, signature)
             self._request = request
             model.submit(request)
@@ -71,6 +74,11 @@ class InferCall:
         """The client is gone."""
         if self._request is not None:
             self.model.cancel(self._request)
+
+    def _forward_headers(self, request: Request, forwarding: HeaderForwarding) -> None:
+        headers = [(name.decode("latin-1"), value) for name, value in self._head.headers]
+        request.parameters = {**(request.parameters or {}), **forwarding.parameters(headers)}
+        self.plan = None  # the plan does not know of them
 
     def _on_response(self, request: Request, response: Response) -> None:
         # Request and call know each other; cut here, or only the garbage collector could free them.
