@@ -11,6 +11,11 @@ from stubserve.settings import UsageError
 def main() -> None:
     """`stubserve serve ...`; also `stubserve --model-repository=...`, so that only a program's name has to change."""
     words = sys.argv[1:]
+    if words and words[0] == "check":
+        # Imported only when asked for: a server needs none of it.
+        from stubserve.commands import check
+
+        raise SystemExit(check.run(words[1:]))
     if (words and words[0] in ("-h", "--help", "help")) or "--help" in words:
         sys.stdout.write(usage())
         return

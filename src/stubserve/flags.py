@@ -245,5 +245,7 @@ def usage() -> str:
         "",
         "Serves the models of a Triton model repository. A tritonserver command line works too.",
         "",
+        "Tools: stubserve check REPOSITORY     all problems of a repository, without serving it",
+        "",
     ]
     return "\n".join([*head, *(f"  --{flag.name:<30} {flag.help}" for flag in FLAGS)]) + "\n"

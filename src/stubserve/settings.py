@@ -24,6 +24,7 @@ RESTRICTED_KINDS = (
     "trace",
     "logging",
 )
+DEFAULT_BACKEND_DIRECTORY = Path("/opt/tritonserver/backends")
 
 
 class UsageError(Exception):
@@ -42,7 +43,7 @@ class Settings:
     disable_auto_complete_config: bool = False
     model_load_thread_count: int = 4
     model_config_name: str = ""
-    backend_directory: Path = Path("/opt/tritonserver/backends")
+    backend_directory: Path = DEFAULT_BACKEND_DIRECTORY
     backend_config: list[tuple[str, str, str]] = field(default_factory=list)
     debug_model: list[str] = field(default_factory=list)
     stub_restart_limit: int = 10

@@ -56,7 +56,7 @@ def threads_per_instance(
             raise invalid(
                 f"parameter '{PARAMETER}' of model '{config.name}' must be a number of threads, or 0 for no limit. "
                 f"Got '{text}'"
-            )
+            ).at("parameters", PARAMETER)
         return int(text)
     if _GENERAL in environ:
         return 0

@@ -40,7 +40,7 @@ from stubserve.repository.folder import (
     survey,
 )
 from stubserve.repository.model import Model
-from stubserve.repository.program import find_program
+from stubserve.repository.program import find_program, missing_parts
 from stubserve.repository.registry import Registry, State
 from stubserve.settings import Settings
 
@@ -130,7 +130,8 @@ class Loader:
             raise unsupported(f"model '{name}' is an ensemble, which stubserve does not offer yet")
         program = find_program(config, folder.path.resolve(), version, self._settings.backend_directory)
         config = with_runtime(config, program.runtime)
-        _warn_of_missing_parts(config)
+        for _, part in missing_parts(config):
+            log.warning("model '%s': %s", name, part)
         version_dir = folder.version_path(version)
         environment = Environment()
         specs = instances_of(config)
@@ -228,17 +229,3 @@ def _as_load_error(raised: Exception) -> ServeError:
         return raised
     log.error("unexpected error while a model was loaded", exc_info=raised)
     return internal(f"unexpected error: {raised!r}")
-
-
-def _warn_of_missing_parts(config: Any) -> None:
-    """Says which parts of a configuration have no effect, because stubserve does not offer them yet."""
-    missing = {
-        "model_warmup": bool(config.model_warmup),
-        "response_cache": config.response_cache.enable,
-        "batch_input": bool(config.batch_input),
-        "batch_output": bool(config.batch_output),
-        "rate_limiter": any(group.HasField("rate_limiter") for group in config.instance_group),
-        "model_repository_agents": bool(config.model_repository_agents.agents),
-    }
-    for part in (name for name, used in missing.items() if used):
-        log.warning("model '%s': '%s' has no effect, stubserve does not offer it yet", config.name, part)

@@ -26,6 +26,11 @@ def find_program(config: Any, model_dir: Path, version: int, backend_directory: 
     Raises: ServeError with upstream's texts; UNSUPPORTED for a compiled backend.
     """
     check_python_parameters(config)
+    return locate_program(config, model_dir, version, backend_directory)
+
+
+def locate_program(config: Any, model_dir: Path, version: int, backend_directory: Path) -> Program:
+    """`find_program` without the checks of parameters. Raises: ServeError."""
     version_dir = model_dir / str(version)
     if config.backend == _PYTHON and not config.runtime:
         file_name = config.default_model_filename or _RUNTIME
@@ -37,10 +42,10 @@ def check_python_parameters(config: Any) -> None:
     """The checks that upstream's Python backend makes before it starts a stub. Raises: ServeError."""
     file = config.default_model_filename
     if config.backend == _PYTHON and file and not file.endswith(".py"):
-        raise internal(f"Model name must end with '.py'. Model name is \"{file}\".")
+        raise internal(f"Model name must end with '.py'. Model name is \"{file}\".").at("default_model_filename")
     force = config.parameters[_FORCE_CPU].string_value if _FORCE_CPU in config.parameters else "yes"
     if force not in ("yes", "no"):
-        raise unsupported(f"Incorrect value for {_FORCE_CPU}: {force}'")
+        raise unsupported(f"Incorrect value for {_FORCE_CPU}: {force}'").at("parameters", _FORCE_CPU)
 
 
 def _program_of_backend(config: Any, model_dirs: tuple[Path, ...], backend_directory: Path) -> Program:
@@ -71,7 +76,7 @@ def _is_plain(name: str) -> bool:
 def _no_backend(backend: str) -> ServeError:
     return invalid(
         f"unable to find backend library for backend '{backend}', try specifying runtime on the model configuration."
-    )
+    ).at("backend")
 
 
 def _no_runtime(model: str, runtime: str, places: tuple[Path, ...]) -> ServeError:
@@ -79,17 +84,31 @@ def _no_runtime(model: str, runtime: str, places: tuple[Path, ...]) -> ServeErro
         return invalid(
             f"unable to find Python backend based backend library '{runtime}' for model '{model}', "
             f"searched: '{places[-1] / runtime}'"
-        )
+        ).at("runtime")
     if _is_plain(runtime):
         for library in (place / runtime for place in places):
             if library.is_file():
                 return _compiled(runtime, library)
     searched = "".join(f"'{place}' " for place in places)
-    return invalid(f"unable to find backend library '{runtime}' for model '{model}', searched: {searched}")
+    text = f"unable to find backend library '{runtime}' for model '{model}', searched: {searched}"
+    return invalid(text).at("runtime")
 
 
 def _compiled(what: str, library: Path) -> ServeError:
     return unsupported(
         f"backend '{what}' is a compiled library ({library}), and stubserve runs backends in Python only. If there is "
         'a model.py beside it, runtime: "model.py" in config.pbtxt chooses that.'
-    )
+    ).at("backend")
+
+
+def missing_parts(config: Any) -> list[tuple[str, str]]:
+    """Fields of a configuration that have no effect, because stubserve does not offer them yet: (field, words)."""
+    used = {
+        "model_warmup": bool(config.model_warmup),
+        "response_cache": config.response_cache.enable,
+        "batch_input": bool(config.batch_input),
+        "batch_output": bool(config.batch_output),
+        "rate_limiter": any(group.HasField("rate_limiter") for group in config.instance_group),
+        "model_repository_agents": bool(config.model_repository_agents.agents),
+    }
+    return [(part, f"'{part}' has no effect, stubserve does not offer it yet") for part in used if used[part]]

@@ -1,0 +1,72 @@
+"""`stubserve check REPOSITORY...`: every problem of a repository, without serving it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from stubserve.errors import ServeError
+from stubserve.repository.checking import Problem, Report, check_repositories
+from stubserve.settings import DEFAULT_BACKEND_DIRECTORY
+
+
+def run(words: Sequence[str]) -> int:
+    """Prints what is wrong; 1 if a model could not be served because of it, else 0."""
+    parser = argparse.ArgumentParser(
+        prog="stubserve check",
+        description="Checks every model of a repository without serving it: configuration, versions, files, model.py. "
+        "Prints all problems with file and line. The exit code is 1 if there are errors; warnings do not count.",
+    )
+    parser.add_argument("repositories", metavar="REPOSITORY", type=Path, nargs="+", help="a folder of models")
+    parser.add_argument(
+        "--backend-directory",
+        type=Path,
+        default=DEFAULT_BACKEND_DIRECTORY,
+        metavar="DIR",
+        help="backends written in Python: <name>/model.py (%(default)s)",
+    )
+    options = parser.parse_args(words)
+    for repository in options.repositories:
+        if not repository.is_dir():
+            parser.error(f"{repository} is not a folder")
+    try:
+        report = check_repositories(options.repositories, options.backend_directory)
+    except ServeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if sys.stdout.isatty():
+        _show(report)
+    else:
+        for problem in report.problems:
+            print(problem)
+        print(_summary(report))
+    return 1 if report.errors else 0
+
+
+def _summary(report: Report) -> str:
+    warnings = len(report.problems) - report.errors
+    counts = ((len(report.models), "model"), (report.errors, "error"), (warnings, "warning"))
+    return ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
+
+
+def _show(report: Report) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for model, problems in groupby(report.problems, key=lambda problem: problem.model):
+        console.print(f"[bold]{escape(model or 'repository')}[/bold]")
+        for problem in problems:
+            console.print(_line(problem))
+    color = "red" if report.errors else "green"
+    console.print(f"[{color}]{_summary(report)}[/{color}]")
+
+
+def _line(problem: Problem) -> str:
+    kind = "[yellow]warning[/yellow]" if problem.is_warning else "[red]error[/red]"
+    place = f"{problem.file}:{problem.line}" if problem.line else str(problem.file)
+    text = problem.text.rstrip().replace("\n", "\n      ")
+    return f"  {kind} [cyan]{escape(place)}[/cyan]\n      {escape(text)}"

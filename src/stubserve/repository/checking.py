@@ -1,0 +1,210 @@
+"""Everything that is wrong with a repository, found without starting a process of it.
+
+The checks are those that a load makes, in the load's own words; where a load stops at the first error, this goes on.
+What only a running model can tell (imports, `initialize`) stays unknown; `stubserve env check` tells some of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stubserve.errors import ServeError
+from stubserve.instances.threads import threads_per_instance
+from stubserve.model_config.complete import normalise
+from stubserve.model_config.proto import ModelConfig
+from stubserve.model_config.reading import Reading, read_leniently
+from stubserve.model_config.validate import problems, validate_directory_name
+from stubserve.repository.folder import (
+    CONFIG_FILE,
+    ModelFolder,
+    available_versions,
+    read_labels,
+    survey,
+)
+from stubserve.repository.program import check_python_parameters, locate_program, missing_parts
+from stubserve.repository.source_check import completes_config, source_problems
+from stubserve.schedulers.factory import create_scheduler
+
+_ENSEMBLE = "ensemble"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing to put right. `file` is what to open, or the folder that it is about; `line` is 0 where it has none.
+
+    A warning does not keep a model from being served.
+    """
+
+    model: str
+    file: Path
+    line: int
+    text: str
+    is_warning: bool = False
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else str(self.file)
+        return f"{place}: {'warning' if self.is_warning else 'error'}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The models that were looked at, and what is wrong."""
+
+    models: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def errors(self) -> int:
+        return sum(not problem.is_warning for problem in self.problems)
+
+
+def check_repositories(repositories: Sequence[Path], backend_directory: Path) -> Report:
+    """Checks all models of all repositories. Raises ServeError if a repository cannot be read."""
+    found: list[Problem] = []
+    with _log_as_problems("", repositories[0], found):
+        folders = survey(repositories).models
+    for folder in folders.values():
+        problems_of_model = _Check(folder, frozenset(folders), backend_directory).run()
+        found += sorted(problems_of_model, key=lambda problem: (problem.file, problem.line))
+    return Report(tuple(folders), tuple(found))
+
+
+class _Check:
+    """The check of one model."""
+
+    def __init__(self, folder: ModelFolder, models: frozenset[str], backend_directory: Path) -> None:
+        self._folder = folder
+        self._models = models
+        self._backend_directory = backend_directory
+        self._file = folder.path / CONFIG_FILE
+        self._reading = Reading(ModelConfig(), None)
+        self._found: list[Problem] = []
+
+    def run(self) -> list[Problem]:
+        if not self._read():
+            return self._found
+        try:
+            config = normalise(self._reading.config, self._folder.name, self._folder.path)
+        except ServeError as error:
+            self._add(error)
+            self._versions(self._reading.config)
+            return self._found
+        self._attempt(validate_directory_name, config, self._folder.name)
+        files = self._programs(config)
+        may_grow = any(completes_config(file) for file in files)
+        for wrong in problems(config):
+            # What auto_complete_config may still fill in is not wrong yet.
+            if not (may_grow and wrong.path[:1] in (("input",), ("output",)) and "must specify" in wrong.message):
+                self._add(wrong)
+        for file in files:
+            for problem in source_problems(file):
+                self._found.append(
+                    Problem(self._folder.name, file, problem.line, problem.text, is_warning=problem.is_warning)
+                )
+        self._labels(config)
+        if config.platform == _ENSEMBLE:
+            self._steps(config)
+        elif not self._errors():
+            # These build on a configuration that is right so far.
+            self._attempt(create_scheduler, config)
+            self._attempt(threads_per_instance, config, 1, os.environ)
+        for part, words in missing_parts(config):
+            self._warn(words, (part,))
+        return self._found
+
+    def _read(self) -> bool:
+        """Reads config.pbtxt; whether there is enough of it to go on."""
+        try:
+            text = self._file.read_bytes().decode("utf-8-sig")
+        except FileNotFoundError:
+            return True
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else f"no UTF-8 at byte {error.start}"
+            self._found.append(Problem(self._folder.name, self._file, 0, f"cannot be read: {reason}"))
+            return False
+        self._reading = read_leniently(text)
+        for mistake in self._reading.mistakes:
+            self._found.append(Problem(self._folder.name, self._file, mistake.line, mistake.text))
+        return self._reading.complete
+
+    def _programs(self, config: Any) -> list[Path]:
+        """The files that the stubs of each version would import."""
+        versions = self._versions(config)
+        if config.platform == _ENSEMBLE:
+            return []
+        self._attempt(check_python_parameters, config)
+        programs = []
+        for version in versions:
+            program = self._attempt(locate_program, config, self._folder.path, version, self._backend_directory)
+            if program is None:
+                break  # the other versions would only say the same
+            programs.append(program.file)
+        return list(dict.fromkeys(programs))
+
+    def _versions(self, config: Any) -> list[int]:
+        with _log_as_problems(self._folder.name, self._folder.path, self._found):
+            return self._attempt(available_versions, self._folder, config) or []
+
+    def _labels(self, config: Any) -> None:
+        for index, output in enumerate(config.output):
+            try:
+                read_labels(self._folder, ModelConfig(output=[output]))
+            except ServeError as error:
+                self._add(error.at("output", index, "label_filename"))
+
+    def _steps(self, config: Any) -> None:
+        for index, step in enumerate(config.ensemble_scheduling.step):
+            if step.model_name and step.model_name not in self._models and not step.model_namespace:
+                line = self._reading.line_of(("ensemble_scheduling", "step", index, "model_name"))
+                text = f"step {index} uses model '{step.model_name}', which is in none of the repositories"
+                self._found.append(Problem(self._folder.name, self._file, line, text))
+
+    def _attempt(self, check: Any, *arguments: Any) -> Any:
+        """What a check returns; None when it refuses, with its error noted."""
+        try:
+            return check(*arguments)
+        except ServeError as error:
+            self._add(error)
+            return None
+
+    def _add(self, error: ServeError) -> None:
+        if error.path and self._reading.follows_from_mistake(error.path):
+            return
+        exists = self._reading.source is not None
+        file = self._file if exists or error.path else self._folder.path
+        problem = Problem(self._folder.name, file, self._reading.line_of(error.path), error.message)
+        if problem not in self._found:
+            self._found.append(problem)
+
+    def _warn(self, text: str, path: tuple[str, ...]) -> None:
+        line = self._reading.line_of(path)
+        self._found.append(Problem(self._folder.name, self._file, line, text, is_warning=True))
+
+    def _errors(self) -> int:
+        return sum(not problem.is_warning for problem in self._found)
+
+
+@contextmanager
+def _log_as_problems(model: str, file: Path, found: list[Problem]) -> Iterator[None]:
+    """Collects what the repository's code writes to the log, as problems of a folder."""
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            is_warning = record.levelno < logging.ERROR
+            found.append(Problem(model, file, 0, record.getMessage(), is_warning=is_warning))
+
+    logger = logging.getLogger("stubserve.repository")
+    handler, propagate = Collector(), logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate

@@ -1,0 +1,83 @@
+"""What can be said of a `model.py` without running it: does it parse, is there the class, has it `execute`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_CLASS = "TritonPythonModel"
+
+
+@dataclass(frozen=True)
+class SourceProblem:
+    """`line` counts from 1; 0 where it is about the whole file. A warning is what may be meant so."""
+
+    line: int
+    text: str
+    is_warning: bool = False
+
+
+def source_problems(file: Path) -> Iterator[SourceProblem]:
+    """What is wrong with the file of a model or backend.
+
+    A syntax error is only a warning here: the model's own interpreter may know more than this one.
+    """
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except FileNotFoundError:
+        yield SourceProblem(0, f"Python model file not found in '{file}'")
+        return
+    except OSError as error:
+        yield SourceProblem(0, f"cannot be read: {error.strerror}")
+        return
+    except (SyntaxError, ValueError) as error:
+        line = error.lineno or 0 if isinstance(error, SyntaxError) else 0
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
+        yield SourceProblem(line, f"not Python that this interpreter understands: {text}", is_warning=True)
+        return
+    if _CLASS in _bound_names(tree):
+        return
+    model = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == _CLASS), None)
+    if model is None:
+        if not _may_come_from_elsewhere(tree):
+            yield SourceProblem(0, f"does not define the class {_CLASS}")
+    elif not model.bases and "execute" not in _methods(model) | _bound_names(model):
+        yield SourceProblem(model.lineno, f"Python model {file} does not implement `execute` method.")
+
+
+def completes_config(file: Path) -> bool:
+    """Whether the file seems to define `auto_complete_config`, so that a configuration may be incomplete."""
+    try:
+        return b"auto_complete_config" in file.read_bytes()
+    except OSError:
+        return False
+
+
+def _bound_names(node: ast.Module | ast.ClassDef) -> set[str]:
+    """Names that an import or an assignment makes, whatever they are then."""
+    names: set[str] = set()
+    for statement in node.body:
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            names |= {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+    return names
+
+
+def _may_come_from_elsewhere(tree: ast.Module) -> bool:
+    """Whether the class may appear in a way that this does not follow: in an `if` or `try`, by `import *` or `exec`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name == _CLASS:
+            return True
+        if isinstance(node, ast.alias) and (node.asname or node.name) in (_CLASS, "*"):
+            return True
+        if isinstance(node, ast.Name) and node.id in (_CLASS, "globals", "exec"):
+            return True
+    return False
+
+
+def _methods(model: ast.ClassDef) -> set[str]:
+    return {one.name for one in model.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))}

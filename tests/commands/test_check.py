@@ -1,0 +1,68 @@
+"""The command `stubserve check`."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.serving import write_model
+
+
+def stubserve(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "stubserve", *words], capture_output=True, text=True, check=False)
+
+
+def test_plain_text_and_exit_codes(repository: Path) -> None:
+    write_model(repository, "good")
+    done = stubserve("check", str(repository))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1 model, 0 errors, 0 warnings\n", "")
+    write_model(repository, "bad", config='backend: "python"\nmax_batch_size: -1\nbogus: 1\n')
+    done = stubserve("check", str(repository))
+    assert done.returncode == 1
+    file = repository / "bad" / "config.pbtxt"
+    assert done.stdout.splitlines() == [
+        f"{file}:2: error: 'max_batch_size' must be non-negative value for bad",
+        f"{file}:3: error: ModelConfig has no field named 'bogus'",
+        "2 models, 2 errors, 0 warnings",
+    ]
+
+
+def test_warnings_do_not_fail(repository: Path) -> None:
+    write_model(repository, "m")
+    (repository / "m" / "02").mkdir()
+    done = stubserve("check", str(repository))
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "1 model, 0 errors, 1 warning")
+
+
+def test_on_a_terminal(repository: Path) -> None:
+    write_model(repository, "bad", config='backend: "python"\nbogus: [1]\n')
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+    environment.pop("NO_COLOR", None)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stubserve", "check", str(repository)], stdout=theirs, env=environment
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while piece := os.read(ours, 4096):
+            shown += piece
+    except OSError:
+        pass  # a terminal's other end is closed
+    os.close(ours)
+    assert process.wait() == 1
+    assert b"\x1b[31merror\x1b[0m" in shown
+    assert b"ModelConfig has no field named 'bogus'" in shown
+
+
+def test_usage() -> None:
+    done = stubserve("check")
+    assert done.returncode == 2
+    assert "REPOSITORY" in done.stderr
+    done = stubserve("check", "/nowhere")
+    assert done.returncode == 2
+    assert "/nowhere is not a folder" in done.stderr
+    assert "stubserve check REPOSITORY" in stubserve("--help").stdout

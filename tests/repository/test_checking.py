@@ -1,0 +1,166 @@
+"""`check_repositories`: everything at once, with file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stubserve.repository.checking import check_repositories
+from tests.serving import io_config, write_model
+
+NOWHERE = Path("/nowhere")
+
+
+def found(*repositories: Path) -> list[str]:
+    """The problems as text, with the first repository's path left out."""
+    report = check_repositories(repositories, NOWHERE)
+    return [str(problem).replace(f"{repositories[0]}/", "") for problem in report.problems]
+
+
+def test_a_good_repository(repository: Path) -> None:
+    write_model(repository, "a")
+    write_model(repository, "b")
+    report = check_repositories([repository], NOWHERE)
+    assert (report.models, report.problems, report.errors) == (("a", "b"), (), 0)
+
+
+def test_all_problems_of_a_model(repository: Path) -> None:
+    config = """# A comment.
+name: "b"
+backend: "python"
+max_batchsize: 8
+input [
+  { name: "X" data_type: TYPE_FLOAT32 dims: [ 0 ] },
+  { name: "Y" data_type: TYPE_FP32 dims: [ 0 ] }
+]
+output [ { data_type: TYPE_FP32 label_filename: "labels.txt" } ]
+instance_group [ { kind: KIND_GPU } ]
+parameters { key: "OTHER" value { string_value: "x" } }
+parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "si" } }
+model_warmup { name: "x" }
+"""
+    write_model(
+        repository,
+        "a",
+        """
+        class TritonPythonModel:
+            def initialise(self):
+                pass
+        """,
+        config,
+    )
+    assert found(repository) == [
+        "a/1/model.py:2: error: Python model a/1/model.py does not implement `execute` method.",
+        "a/config.pbtxt:2: error: unexpected directory name 'a' for model 'b', directory name must equal model name",
+        "a/config.pbtxt:4: error: ModelConfig has no field named 'max_batchsize'; did you mean 'max_batch_size'?",
+        "a/config.pbtxt:6: error: DataType has no value named 'TYPE_FLOAT32'; did you mean 'TYPE_FP32'?",
+        "a/config.pbtxt:7: error: model input 'Y' dimension must be integer >= 1, or -1 to indicate a variable-size "
+        "dimension for b",
+        "a/config.pbtxt:9: error: model output must specify 'name' for b",
+        "a/config.pbtxt:9: error: model output must specify 'dims' for b",
+        "a/config.pbtxt:9: error: failed to open text file for read a/labels.txt: No such file or directory",
+        "a/config.pbtxt:10: error: instance group b_0 of model b has kind KIND_GPU but no GPUs are available",
+        "a/config.pbtxt:12: error: Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: si'",
+        "a/config.pbtxt:13: warning: 'model_warmup' has no effect, stubserve does not offer it yet",
+    ]
+
+
+def test_folders_and_versions(tmp_path: Path, repository: Path) -> None:
+    write_model(repository, "twice")
+    write_model(tmp_path / "other", "twice")
+    (repository / "bad$name").mkdir()
+    (repository / "empty").mkdir()
+    (repository / "none" / "01").mkdir(parents=True)
+    (repository / "none" / "config.pbtxt").write_text('backend: "python"')
+    (repository / "gone" / "1").mkdir(parents=True)
+    (repository / "gone" / "config.pbtxt").write_text('backend: "python"')
+    problems = found(repository, tmp_path / "other")
+    for expected in (
+        "error: failed to poll model 'twice': not unique across all model repositories",
+        "bad$name': Invalid stub name: contains invalid characters",
+        "empty: error: Invalid model name: Could not determine backend for model 'empty'",
+        "none: warning: ignore version directory '01' which contains leading zeros in its directory name",
+        "error: at least one version must be available under the version policy of model 'none'",
+        "gone/1/model.py: error: Python model file not found in 'gone/1/model.py'",
+    ):
+        assert any(expected in problem for problem in problems), (expected, problems)
+
+
+def test_tensors_may_be_left_to_auto_complete(repository: Path) -> None:
+    config = 'backend: "python"\ninput [ { name: "A" }, { name: "B" dims: [ 0 ] } ]\n'
+    source = """
+        class TritonPythonModel:
+            {}
+            def execute(self, requests):
+                pass
+        """
+    write_model(repository, "with", source.format("auto_complete_config = staticmethod(lambda config: config)"), config)
+    write_model(repository, "without", source.format(""), config)
+    dimension = "dimension must be integer >= 1, or -1 to indicate a variable-size dimension for"
+    assert found(repository) == [
+        f"with/config.pbtxt:2: error: model input 'B' {dimension} with",
+        "without/config.pbtxt:2: error: model input 'A' must specify 'data_type' for without",
+        "without/config.pbtxt:2: error: model input 'A' must specify 'dims' for without",
+        "without/config.pbtxt:2: error: model input 'B' must specify 'data_type' for without",
+        f"without/config.pbtxt:2: error: model input 'B' {dimension} without",
+    ]
+
+
+def test_a_text_that_ends_early(repository: Path) -> None:
+    write_model(repository, "m", config='backend: "python"\ninput [ { name: "x\n')
+    assert found(repository) == ["m/config.pbtxt:2: error: String missing ending quote: '\"x'"]
+
+
+def test_no_utf8(repository: Path) -> None:
+    (write_model(repository, "m") / "config.pbtxt").write_bytes(b'name: "\xff"')
+    assert found(repository) == ["m/config.pbtxt: error: cannot be read: no UTF-8 at byte 7"]
+
+
+def test_steps_of_an_ensemble(repository: Path) -> None:
+    (repository / "e" / "1").mkdir(parents=True)
+    (repository / "e" / "config.pbtxt").write_text(
+        """platform: "ensemble"
+input { name: "A" data_type: TYPE_FP32 dims: 1 }
+output { name: "B" data_type: TYPE_FP32 dims: 1 }
+ensemble_scheduling {
+  step [
+    { model_name: "m" input_map { key: "X" value: "A" } output_map { key: "Y" value: "t" } },
+    { model_name: "nosuch" input_map { key: "X" value: "t" } output_map { key: "Y" value: "B" } }
+  ]
+}
+"""
+    )
+    write_model(repository, "m")
+    assert found(repository) == [
+        "e/config.pbtxt:7: error: step 1 uses model 'nosuch', which is in none of the repositories"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("x = 1\n", ["error: does not define the class TritonPythonModel"]),
+        ("def f(:\n", ["warning: not Python that this interpreter understands"]),
+        ("from base import TritonPythonModel\n", []),
+        ("from base import *\n", []),
+        ("from base import Base as TritonPythonModel\n", []),
+        ("class Base: pass\nTritonPythonModel = Base\n", []),
+        ("from base import Base\nclass TritonPythonModel(Base): pass\n", []),
+        ("class TritonPythonModel:\n    execute = lambda self, requests: []\n", []),
+        ("class TritonPythonModel:\n    async def execute(self, requests): pass\n", []),
+        ("try:\n    import x\nexcept ImportError:\n    class TritonPythonModel: pass\n", []),
+    ],
+)
+def test_a_models_source(source: str, expected: list[str], repository: Path) -> None:
+    write_model(repository, "m", source)
+    problems = found(repository)
+    assert len(problems) == len(expected)
+    for problem, text in zip(problems, expected, strict=True):
+        assert text in problem
+
+
+def test_what_is_not_offered(repository: Path) -> None:
+    write_model(repository, "m", config=io_config(extra='parameters { key: "THREADS_PER_INSTANCE" value {} }'))
+    (problem,) = found(repository)
+    assert "parameter 'THREADS_PER_INSTANCE' of model 'm' must be a number of threads" in problem
