@@ -87,6 +87,7 @@ FLAGS = (
     # stubserve's own
     Flag("shm-limit", parse_size, "Shared memory for tensors, as 8G or in bytes (half of the machine's memory)."),
     Flag("stub-restart-limit", parse_int, "Restarts in a row of a stub that dies; 0 turns restarting off (10)."),
+    Flag("environment-cache", Path, "Where archives of environments are extracted (~/.cache/stubserve/environments)."),
     Flag("debug-model", str, "Give this model's stub the terminal, so that breakpoint() works in it.", many=True),
 )
 

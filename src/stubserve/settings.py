@@ -44,6 +44,7 @@ class Settings:
     model_load_thread_count: int = 4
     model_config_name: str = ""
     backend_directory: Path = DEFAULT_BACKEND_DIRECTORY
+    environment_cache: Path | None = None
     backend_config: list[tuple[str, str, str]] = field(default_factory=list)
     debug_model: list[str] = field(default_factory=list)
     stub_restart_limit: int = 10

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from stubserve_stub.wire.layout import HEAP
 
+from stubserve.environments.environment import Environment
 from stubserve.inference.request import SUCCESS, Request, Response
 from stubserve.inference.tensor import Tensor
-from stubserve.instances.environment import Environment
 from stubserve.instances.launcher import Launcher, Program
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub import Stub

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stubserve.environments.environment import Environment
 from stubserve.instances.bls import Models
-from stubserve.instances.environment import Environment
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub import Stub
 from stubserve.model_config.complete import InstanceSpec

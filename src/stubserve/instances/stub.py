@@ -23,11 +23,12 @@ import psutil
 from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, read_doorbell
 
+from stubserve.environments.environment import Environment
+from stubserve.environments.probe import explain, explain_start
 from stubserve.errors import internal
 from stubserve.inference.request import Request, Response
 from stubserve.instances.batch import Batch, hold_inputs, pack_batch, read_response, read_result
 from stubserve.instances.bls import Call, Models, StubCalls
-from stubserve.instances.environment import Environment
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub_memory import StubMemory
 from stubserve.instances.stub_process import StubProcess
@@ -78,6 +79,7 @@ class Stub:
         self.facts: dict[str, Any] = {}
         self.checks_readiness = False
         self._memory = memory
+        self._environment = environment
         self._outputs = StubMemory(memory.segments)
         self._segment = memory.arena.segment(self._outputs.index)
         self._loop = asyncio.get_running_loop()
@@ -101,7 +103,7 @@ class Stub:
             )
         except OSError as error:
             self._outputs.close()
-            raise internal(f"Stub process '{name}' cannot be started with {environment.interpreter}: {error}") from None
+            raise internal(f"Stub process '{name}' cannot be started: {explain_start(environment, error)}") from None
         start = layout.REQUEST_RING
         self._writer = RingWriter(self._segment.view[start : start + layout.RING_BYTES], self._process.doorbell_out)
         start = layout.RESPONSE_RING
@@ -171,6 +173,11 @@ class Stub:
                 waited += _PATIENCE_S
                 log.warning("stub '%s' (pid %d) has been %s for %.0f s", self.name, self.pid, doing, waited)
         if message is None:
+            if self.health()[0] == "booting":
+                # It was not the model: its code has not been reached.
+                cause = f"{self.death} (pid {self.pid})"
+                cause = await asyncio.to_thread(explain, self._environment, cause, self._process.stderr_text())
+                raise internal(f"Stub process '{self.name}' cannot be started: {cause}")
             text = f"Stub process '{self.name}' is not healthy: {self.death} while {doing} (pid {self.pid})."
             tail = self._process.stderr_text()
             raise internal(text + (f" Its stderr ends with:\n{tail}" if tail else ""))

@@ -19,8 +19,8 @@ from typing import Any
 
 from stubserve_stub.wire.messages import Unframer, frame
 
+from stubserve.environments.environment import Environment
 from stubserve.instances.death import cause_of_death, oom_kills
-from stubserve.instances.environment import Environment
 
 _TAIL_BYTES = 4096
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from stubserve.environments.resolve import Environments, mention_stub_program
 from stubserve.errors import ServeError, internal, invalid, unsupported
-from stubserve.instances.environment import Environment
 from stubserve.instances.instance import Instance
 from stubserve.instances.launcher import Launcher
 from stubserve.instances.memory import Memory
@@ -59,6 +59,7 @@ class Loader:
         self._memory = memory
         self._registry = registry
         self._log_levels = log_levels
+        self._environments = Environments(settings.environment_cache)
         self._slots = asyncio.Semaphore(max(settings.model_load_thread_count, 1))
 
     async def load_all(self) -> bool:
@@ -92,6 +93,7 @@ class Loader:
             log.error("Poll failed for model directory '%s': %s", folder.name, error)
             self._registry.entry(folder.name).reason = error.message
             return False
+        mention_stub_program(folder.path)
         loaded = await asyncio.gather(
             *(self._load_version(folder, version, config, written is not None) for version in versions)
         )
@@ -133,7 +135,7 @@ class Loader:
         for _, part in missing_parts(config):
             log.warning("model '%s': %s", name, part)
         version_dir = folder.version_path(version)
-        environment = Environment()
+        environment = await self._environments.of_model(config, folder.path.resolve(), program.default_environment)
         specs = instances_of(config)
         threads = threads_per_instance(config, len(specs), os.environ)
         environment = replace(

@@ -1,0 +1,70 @@
+"""Which interpreter a stub runs in, and with which command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgpack
+import stubserve_stub
+
+from stubserve.errors import internal
+
+_STUB_PROGRAM = Path(stubserve_stub.__file__).parent / "__main__.py"
+_MSGPACK = Path(msgpack.__file__).parent
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An interpreter, and what to add to the process environment of the stubs that run in it.
+
+    `prefix` is the environment's folder, empty for the server's own. A variable that is None is taken away. `lease`
+    keeps an extracted environment in the cache for as long as this object lives.
+    """
+
+    interpreter: str = sys.executable
+    variables: dict[str, str | None] = field(default_factory=dict)
+    prefix: str = ""
+    lease: object = None
+
+    def command(self, arena: int, control: int, doorbells: Sequence[int]) -> list[str]:
+        """The command line of a stub that inherits these descriptors; doorbells of requests, responses, answers."""
+        descriptors = [str(fd) for fd in (arena, control, *doorbells)]
+        return [self.interpreter, str(_STUB_PROGRAM), "triton_python_backend_stub", *descriptors, str(_MSGPACK)]
+
+    def process_variables(self) -> dict[str, str]:
+        """All variables of a stub's process."""
+        changed = {**os.environ, **self.variables}
+        return {name: value for name, value in changed.items() if value is not None}
+
+
+def environment_in(folder: Path, lease: object = None) -> Environment:
+    """The environment in a folder: of venv, uv, virtualenv, conda, or extracted from an archive of one of them.
+
+    The variables are those that upstream sets; the script `activate` must be there, as upstream wants, but is not run.
+    conda keeps the script in its base environment only, so one that conda made in place needs none here.
+    Raises ServeError.
+    """
+    prefix = folder.resolve()
+    activate = folder / "bin" / "activate"
+    if not activate.exists() and not (prefix / "conda-meta").is_dir():
+        raise internal(f"Path {activate} does not exist. The Python environment should contain an 'activate' script.")
+    programs, libraries = str(prefix / "bin"), str(prefix / "lib")
+    found = [name for name in ("python", "python3", "pypy3", "pypy") if os.path.lexists(prefix / "bin" / name)]
+    variables = {
+        "VIRTUAL_ENV": str(prefix),
+        "VIRTUAL_ENV_PROMPT": f"({prefix.name})",
+        "PATH": _before(programs, "PATH"),
+        "LD_LIBRARY_PATH": _before(libraries, "LD_LIBRARY_PATH"),
+        "PYTHONHOME": None,
+    }
+    return Environment(str(prefix / "bin" / (found or ["python"])[0]), variables, str(prefix), lease)
+
+
+def _before(folder: str, variable: str) -> str:
+    # Without the colon behind an empty value that upstream leaves: it would stand for the working folder.
+    rest = os.environ.get(variable)
+    return f"{folder}:{rest}" if rest else folder

@@ -1,0 +1,128 @@
+"""From the parameter EXECUTION_ENV_PATH to an environment that stubs can be started in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from stubserve.environments import cache
+from stubserve.environments.environment import Environment, environment_in
+from stubserve.environments.progress import ExtractionProgress
+from stubserve.errors import internal
+
+log = logging.getLogger("stubserve.environments")
+
+PARAMETER = "EXECUTION_ENV_PATH"
+_MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+
+
+def place_of(value: str, model_dir: Path) -> Path:
+    """The file or folder that a value of the parameter names, without links. Raises ServeError if there is none.
+
+    A relative one counts from the server's working folder, as upstream.
+    """
+    text = value
+    if value.startswith(_MODEL_DIRECTORY):
+        text = str(model_dir) + value[len(_MODEL_DIRECTORY) :]
+    try:
+        return Path(text).resolve(strict=True)
+    except OSError:
+        raise internal(f"Failed to get the canonical path for {text}.") from None
+
+
+def mention_stub_program(model_dir: Path) -> None:
+    """Tells the log of a stub that somebody has compiled for the model."""
+    program = model_dir / "triton_python_backend_stub"
+    if program.exists():
+        log.info(
+            "'%s' is not used and can be deleted: stubs are Python code here, which the interpreter of the model's "
+            "environment runs, whatever its version; none has to be compiled for it.",
+            program,
+        )
+
+
+class Environments:
+    """Finds environments; archives are extracted into `folder`. One per server, so that models can share the work."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._guards: dict[str, asyncio.Lock] = {}
+
+    async def of_model(self, config: Any, model_dir: Path, default: Path | None = None) -> Environment:
+        """The environment that a model's configuration names, else the one in the archive `default`, else the server's.
+
+        Raises ServeError.
+        """
+        value = config.parameters[PARAMETER].string_value if PARAMETER in config.parameters else ""
+        if not value and default is not None:
+            value = str(default)
+        return await self.find(value, model_dir)
+
+    async def find(self, value: str, model_dir: Path) -> Environment:
+        """The environment that a value of EXECUTION_ENV_PATH names; without a value, the server's own.
+
+        An archive is extracted unless the cache has it. Raises ServeError.
+        """
+        if not value:
+            return Environment()
+        place = place_of(value, model_dir)
+        log.info("Using Python execution env %s", place)
+        if place.is_dir():
+            return environment_in(place)
+        return await self.extracted(place)
+
+    async def extracted(self, archive: Path) -> Environment:
+        """The environment in an archive, out of the cache. Raises ServeError."""
+        folder = self._folder or cache.default_folder()
+        try:
+            key = await asyncio.to_thread(cache.key_of, archive)
+            # Only one of those that want the same archive does the work; the lock between servers is another one.
+            async with self._guards.setdefault(key, asyncio.Lock()):
+                lease = await asyncio.to_thread(cache.lease, folder, key)
+                while lease is None:
+                    await _prepare(archive, folder, key)
+                    lease = await asyncio.to_thread(cache.lease, folder, key)
+        except OSError as error:
+            raise internal(f"cannot use {archive} with the cache of environments in {folder}: {error}") from None
+        return environment_in(lease.folder, lease)
+
+
+async def _prepare(archive: Path, folder: Path, key: str) -> None:
+    """Runs `stubserve.environments.prepare`. Raises ServeError with its error, OSError if it cannot be started."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "stubserve.environments.prepare", str(archive), str(folder), key,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        # The same modules as here, and none from the working folder; a Ctrl-C of the terminal is for the server.
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"},
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    failed: str | None = f"the process that extracts {archive} has died"
+    try:
+        with ExtractionProgress(archive) as progress:
+            async for line in process.stdout:
+                message = json.loads(line)
+                if "done" in message:
+                    progress.update(message["done"], message["of"])
+                elif "waiting" in message:
+                    log.info("another server is extracting %s, waiting for it", archive)
+                elif "extracting" in message:
+                    log.info("Extracting Python execution env %s", archive)
+                elif "removed" in message:
+                    log.info("removed from the cache of environments: %s", ", ".join(message["removed"]))
+                else:
+                    failed = message.get("failed")
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        await process.wait()
+    if failed is not None:
+        raise internal(failed)
