@@ -2,7 +2,8 @@
 
 It is run by file name, in the interpreter of the model's environment, so nothing of the parent's site-packages comes
 onto that environment's path: this package and the two utility modules are registered from where they lie. msgpack is
-taken from the environment, or lent from the parent (its pure-Python part works everywhere) when it is missing there.
+taken from the environment, or lent from the parent (its pure-Python part works everywhere) when it is missing or
+older than 1.0 there.
 The words `triton_python_backend_stub` are in the command line because scripts look for stubs by that name.
 """
 
@@ -26,13 +27,24 @@ def _register(name: str, path: str, is_package: bool = False) -> ModuleType:
     return module
 
 
-def _lend_msgpack(folder: str) -> None:
+def _lend_msgpack(folder: str) -> bool:
+    """Makes `import msgpack` work; whether that took the parent's."""
     try:
-        import msgpack  # noqa: F401
+        import msgpack
+
+        if msgpack.version >= (1, 0):
+            return False
     except ImportError:
         if not folder:
             raise
-        _register("msgpack", os.path.join(folder, "__init__.py"), is_package=True)
+    _forget_msgpack()
+    _register("msgpack", os.path.join(folder, "__init__.py"), is_package=True)
+    return True
+
+
+def _forget_msgpack() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "msgpack"]:
+        del sys.modules[name]
 
 
 def main() -> None:
@@ -43,13 +55,16 @@ def main() -> None:
     sys.argv = [""]
     # Run by file name, the package's own folder is first on the path; upstream has the empty string (working folder).
     sys.path[0] = ""
-    _lend_msgpack(msgpack_folder)
+    lent = _lend_msgpack(msgpack_folder)
     _register("stubserve_stub", os.path.join(here, "__init__.py"), is_package=True)
     for name in ("triton_python_backend_utils", "c_python_backend_utils"):
         _register(name, os.path.join(os.path.dirname(here), name + ".py"))
 
     from stubserve_stub.worker import Worker
 
+    if lent:
+        # The stub has what it needs of it. A model that imports msgpack gets its own environment's, or none.
+        _forget_msgpack()
     Worker(*descriptors).run()
 
 
