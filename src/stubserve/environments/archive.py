@@ -131,13 +131,19 @@ def extract(archive: Path, folder: Path, progress: Callable[[int, int], None]) -
             f"archive_read_next_header() failed with error code = -30 error message is {error}. {archive} is damaged."
         ) from None
     except _BROKEN as error:
-        raise ArchiveRefused(
-            f"archive_read_data_block() failed with error code = -30 error message is {error}. {archive} is damaged or "
-            "was not copied completely."
-        ) from None
+        raise _damaged(archive, error) from None
     except OSError as error:
+        if error.errno is None:  # not the system's: gzip and bz2 name damage so
+            raise _damaged(archive, error) from None
         place = folder if error.filename is None or str(error.filename).startswith(str(folder)) else archive
         raise ArchiveRefused(f"cannot extract {archive}: {error.strerror or error} ({place})") from None
+
+
+def _damaged(archive: Path, error: Exception) -> ArchiveRefused:
+    return ArchiveRefused(
+        f"archive_read_data_block() failed with error code = -30 error message is {error}. {archive} is damaged or was "
+        "not copied completely."
+    )
 
 
 class _Extraction:

@@ -110,12 +110,12 @@ class Entry:
         self._record = cache / f"{key}.json"
         self._descriptor = -1
 
-    def lock(self, wait: bool) -> bool:
-        """Takes the lock; False where it is another's and this was not to wait. Raises OSError."""
+    def lock(self) -> bool:
+        """Takes the lock; False where somebody else has the entry. Raises OSError."""
         while True:
             descriptor = os.open(self._record, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(descriptor)
                 return False
@@ -123,6 +123,15 @@ class Entry:
                 self._descriptor = descriptor
                 return True
             os.close(descriptor)  # it was removed meanwhile
+
+    def wait(self) -> None:
+        """Waits while somebody extracts. Servers that use the entry, which they do for long, are not waited for."""
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(self._record, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+            finally:
+                os.close(descriptor)
 
     def __enter__(self) -> Entry:
         return self
@@ -166,7 +175,7 @@ def clean(cache: Path, source: str, key: str) -> list[str]:
             continue
         entry = Entry(cache, path.stem)
         with contextlib.suppress(OSError):
-            if not entry.lock(wait=False):
+            if not entry.lock():
                 continue
             with entry:
                 record = entry.record()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from stubserve.environments.archive import ArchiveRefused, extract
-from stubserve.environments.cache import Entry, clean, key_of, make_folder
+from stubserve.environments.cache import Entry, clean, key_of, lease, make_folder
 
 _MEMORY_BYTES = 4 << 30
 _UNPACK_TIMEOUT_S = 600
@@ -35,9 +35,11 @@ def prepare(archive: Path, cache: Path, key: str) -> None:
     """Extracts the archive unless somebody else has meanwhile. Raises ArchiveRefused, OSError."""
     make_folder(cache)
     entry = Entry(cache, key)
-    if not entry.lock(wait=False):
+    while not entry.lock():
         say(waiting=True)
-        entry.lock(wait=True)
+        entry.wait()
+        if lease(cache, key) is not None:
+            return
     with entry:
         if entry.record() is not None and entry.folder.is_dir():
             return

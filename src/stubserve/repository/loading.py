@@ -139,7 +139,7 @@ class Loader:
         specs = instances_of(config)
         threads = threads_per_instance(config, len(specs), os.environ)
         environment = replace(
-            environment, variables=environment.variables | thread_variables(config, threads, os.environ)
+            environment, variables={**environment.variables, **thread_variables(config, threads, os.environ)}
         )
         if threads:
             log.debug("'%s' version %d: %d threads per instance", name, version, threads)

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from stubserve.environments import archive
+from stubserve.environments.archive import ArchiveRefused, extract
+
+FILE, LINK, HARD, DIRECTORY = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE
+
+
+def pack(path: Path, *entries: tuple[str, bytes, bytes | str], mode: str = "w:gz") -> Path:
+    """A tar file of (name, type, content or target)."""
+    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
+        for name, kind, content in entries:
+            entry = tarfile.TarInfo(name)
+            entry.type = kind
+            entry.mode, entry.mtime = 0o6755, 1_000_000_000
+            if isinstance(content, str):
+                entry.linkname, content = content, b""
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return path
+
+
+def unpack(path: Path) -> Path:
+    folder = path.parent / "out"
+    folder.mkdir()
+    extract(path, folder, lambda done, size: None)
+    return folder
+
+
+@pytest.mark.parametrize("mode", ["w:", "w:gz", "w:bz2", "w:xz"])
+def test_keeps_what_matters(tmp_path: Path, mode: str) -> None:
+    big = os.urandom(3 << 20)
+    folder = unpack(
+        pack(
+            tmp_path / "env",
+            ("./", DIRECTORY, b""),
+            ("./lib/a/module.py", FILE, b"x = 1"),
+            ("lib/big", FILE, big),
+            ("lib/again", HARD, "lib/big"),
+            ("lib64", LINK, "lib"),
+            ("lib/a/up", LINK, "../../lib/big"),
+            ("bin/python3", LINK, "/usr/bin/python3.99"),
+            ("lib/a/module.py", FILE, b"x = 2"),
+            mode=mode,
+        )
+    )
+    module = folder / "lib64" / "a" / "module.py"
+    assert module.read_bytes() == b"x = 2"
+    assert module.stat().st_mtime == 1_000_000_000
+    assert module.stat().st_mode & 0o7777 == 0o755
+    assert (folder / "lib" / "a" / "up").read_bytes() == big
+    assert (folder / "lib" / "again").samefile(folder / "lib" / "big")
+    assert os.readlink(folder / "bin" / "python3") == "/usr/bin/python3.99"
+
+
+def test_zstd(tmp_path: Path) -> None:
+    plain = pack(tmp_path / "env.tar", ("bin/activate", FILE, b"#"), mode="w:")
+    zstd = archive.zstd
+    (tmp_path / "env.tar.zst").write_bytes(zstd.compress(plain.read_bytes()))
+    assert (unpack(tmp_path / "env.tar.zst") / "bin" / "activate").read_bytes() == b"#"
+
+
+@pytest.mark.parametrize(
+    ("entries", "text"),
+    [
+        ([("../evil", FILE, b"x")], "Path contains '..'"),
+        ([("a/../../evil", FILE, b"x")], "Path contains '..'"),
+        ([("a/..", DIRECTORY, b"")], "Path contains '..'"),
+        ([("/tmp/evil", FILE, b"x")], "Path is absolute"),
+        ([("evil", HARD, "/etc/passwd")], "Path is absolute"),
+        ([("evil", HARD, "../secret")], "Path contains '..'"),
+        ([("evil", HARD, "nothing")], "Hard-link target 'nothing' does not exist"),
+        ([("out", LINK, ".."), ("out/evil", FILE, b"x")], "Cannot extract through symlink out/evil"),
+        ([("out", LINK, "/tmp"), ("out/deep/evil", FILE, b"x")], "Cannot extract through symlink out/deep/evil"),
+        ([("secret", LINK, "/etc/passwd")], "Symlink leads out of the environment, to '/etc/passwd'"),
+        ([("lib/secret", LINK, "../../secret")], "Symlink leads out of the environment"),
+        ([("secret", HARD, "link"), ("link", LINK, "/etc/passwd")], "does not exist"),
+        ([("link", LINK, "/etc/passwd"), ("secret", HARD, "link")], "Symlink leads out of the environment"),
+        # Each looks harmless by itself
+        ([("x/y/up", LINK, "../.."), ("out", LINK, "x/y/up/../secret")], "Symlink leads out of the environment"),
+        ([("bin/python", LINK, ".."), ("bin/other", LINK, "python/../secret")], "Symlink leads out"),
+        ([("dev/null", tarfile.CHRTYPE, b"")], "a device"),
+        ([("dev/disk", tarfile.BLKTYPE, b"")], "a device"),
+        ([("pipe", tarfile.FIFOTYPE, b"")], "a pipe"),
+        ([("a/b", FILE, b"x"), ("a", FILE, b"x")], "Can't replace existing directory with non-directory"),
+    ],
+)  # fmt: skip
+def test_refuses(tmp_path: Path, entries: list[tuple[str, bytes, bytes | str]], text: str) -> None:
+    (tmp_path / "secret").write_text("secret")
+    before = sorted(tmp_path.iterdir())
+    path = pack(tmp_path / "env.tar.gz", *entries)
+    with pytest.raises(ArchiveRefused) as refused:
+        unpack(path)
+    assert text in str(refused.value)
+    assert str(refused.value).startswith("archive_write_header() failed with error code = -25 error message is ")
+    assert str(path) in str(refused.value)
+    assert sorted(tmp_path.iterdir()) == sorted([*before, path, tmp_path / "out"])
+
+
+def test_refuses_a_file_below_a_file(tmp_path: Path) -> None:
+    with pytest.raises(ArchiveRefused, match="cannot extract"):
+        unpack(pack(tmp_path / "env.tar", ("a", FILE, b"x"), ("a/b", FILE, b"x"), mode="w:"))
+
+
+@pytest.mark.parametrize("size", [0, 5, 512, 100_000])
+def test_no_archive(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "env.tar.gz"
+    path.write_bytes(b"hello" * (size // 5))
+    with pytest.raises(
+        ArchiveRefused, match=r"^archive_read_open_filename\(\) failed\. .*env.tar.gz is not a tar file"
+    ):
+        unpack(path)
+
+
+@pytest.mark.parametrize("mode", ["w:", "w:gz", "w:bz2", "w:xz"])
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.97])
+def test_cut_off(tmp_path: Path, mode: str, part: float) -> None:
+    content = os.urandom(3 << 20)
+    path = pack(tmp_path / "env", ("a", FILE, content), ("b", FILE, content), mode=mode)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * part)])
+    with pytest.raises(ArchiveRefused, match=r"^archive_read_\w+\(\) failed"):
+        unpack(path)
+
+
+def test_changed_byte(tmp_path: Path) -> None:
+    path = pack(tmp_path / "env", ("a", FILE, os.urandom(3 << 20)))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ArchiveRefused, match=r"^archive_read_\w+\(\) failed.* is damaged"):
+        unpack(path)
+
+
+def test_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "FREE_BYTES", 1 << 20)
+    path = tmp_path / "env.tar.gz"
+    with path.open("wb") as file:
+        command = "import tarfile,sys,io; t=tarfile.open(fileobj=sys.stdout.buffer,mode='w|gz');"
+        command += "i=tarfile.TarInfo('zeros'); i.size=100<<20; t.addfile(i,io.BytesIO(bytes(100<<20))); t.close()"
+        subprocess.run(["python3", "-c", command], stdout=file, check=True)
+    with pytest.raises(ArchiveRefused, match="expands to more than 200 times its size"):
+        unpack(path)
+    assert (tmp_path / "out" / "zeros").stat().st_size <= path.stat().st_size * archive.MAX_RATIO
+
+
+def test_sparse_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "FREE_BYTES", 1 << 20)
+    with (tmp_path / "hole").open("wb") as file:
+        file.truncate(1 << 40)
+    subprocess.run(["tar", "-C", tmp_path, "-Scf", tmp_path / "env.tar", "hole"], check=True)
+    with pytest.raises(ArchiveRefused, match="expands to more than"):
+        unpack(tmp_path / "env.tar")
+
+
+def test_header_bomb(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("pax")
+    header.type, header.size = tarfile.XHDTYPE, 4 << 30
+    (tmp_path / "env.tar").write_bytes(header.tobuf() + bytes(10240))
+    with pytest.raises(ArchiveRefused, match="header of 4294967296 bytes"):
+        unpack(tmp_path / "env.tar")
