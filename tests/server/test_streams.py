@@ -1,0 +1,274 @@
+"""Decoupled models through `generate_stream`: threads, coroutines, cancellation, slow readers, deaths, memory."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.serving import Serving, write_model
+
+CONFIG = """
+    backend: "python"
+    input [ { name: "DO" data_type: TYPE_STRING dims: [ 1 ] } ]
+    output [ { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] } ]
+    model_transaction_policy { decoupled: true }
+"""
+
+# Every request in a thread of its own.
+THREADS = """
+    import threading, time, numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    def answer(text):
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([text], object))])
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.held = []
+            self.sent = 0
+            self.released = threading.Event()
+
+        def execute(self, requests):
+            for request in requests:
+                order = request.inputs()[0].as_numpy()[0].decode()
+                if order == "return":
+                    return []
+                if order == "in execute":
+                    self.count(request, 1000)
+                elif order == "hold":
+                    request.get_response_sender().send(answer("held"))
+                    self.held.append(request)
+                elif order == "let go":
+                    request.get_response_sender().send(answer("and gone"))
+                elif order == "let go silently":
+                    pass
+                else:
+                    threading.Thread(target=getattr(self, order.split()[0]), args=(request, *order.split()[1:])).start()
+
+        def count(self, request, number):
+            sender = request.get_response_sender()
+            for value in range(int(number)):
+                sender.send(answer(str(value)))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+        def wait(self, request):
+            sender = request.get_response_sender()
+            sender.send(answer("waiting"))
+            while not (request.is_cancelled() and sender.is_cancelled()):
+                time.sleep(0.001)
+            print("saw the cancellation", flush=True)
+            sender.send(flags=1)
+
+        def large(self, request, number):
+            sender = request.get_response_sender()
+            for value in range(int(number)):
+                sender.send(answer("x" * 65536))
+                self.sent = value + 1
+            print("sent them all", flush=True)
+            sender.send(flags=1)
+
+        def how_many(self, request):
+            request.get_response_sender().send(answer(str(self.sent)), 1)
+"""
+
+COROUTINES = """
+    import asyncio, numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    def answer(text):
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([text], object))])
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.go = None
+
+        async def execute(self, requests):
+            self.go = self.go or asyncio.Event()
+            for request in requests:
+                order = request.inputs()[0].as_numpy()[0].decode()
+                sender = request.get_response_sender()
+                sender.send(answer(order))
+                if order == "first":
+                    await self.go.wait()
+                elif order == "raise":
+                    await asyncio.sleep(0)
+                    raise ValueError("in a coroutine")
+                else:
+                    self.go.set()
+                sender.send(answer("done"), 1)
+"""
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "threads", THREADS, CONFIG)
+    write_model(repository, "coroutines", COROUTINES, CONFIG)
+    with Serving(repository) as server:
+        server.wait_until_ready()
+        yield server
+
+
+class Stream:
+    """One `generate_stream` call on a connection of its own."""
+
+    def __init__(self, serving: Serving, model: str, order: str, receive_buffer: int = 0) -> None:
+        self._socket = socket.socket()
+        if receive_buffer:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self._socket.settimeout(60)
+        self._socket.connect(("127.0.0.1", serving.port))
+        body = json.dumps({"DO": order}).encode()
+        self._socket.sendall(
+            b"POST /v2/models/%b/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
+            % (model.encode(), len(body), body)
+        )
+        self._response: http.client.HTTPResponse | None = None
+
+    def next(self) -> Any:
+        """The next event: the text of OUT, or the error; None at the end."""
+        if self._response is None:
+            self._response = http.client.HTTPResponse(self._socket)
+            self._response.begin()
+        line = self._response.readline()
+        if not line:
+            return None
+        assert self._response.readline() == b"\n"
+        event = json.loads(line.removeprefix(b"data: "))
+        return event.get("OUT", event.get("error"))
+
+    def rest(self) -> list[Any]:
+        """All events that are left; ends the connection."""
+        events = list(iter(self.next, None))
+        self.close()
+        return events
+
+    def close(self) -> None:
+        if self._response is not None:
+            self._response.close()
+        self._socket.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("order", ["in execute", "count 1000"])
+def test_order_is_kept(serving: Serving, order: str) -> None:
+    streams = [Stream(serving, "threads", order) for _ in range(4)]
+    for stream in streams:
+        assert stream.rest() == [str(value) for value in range(1000)]
+
+
+def test_execute_must_return_none(serving: Serving) -> None:
+    (error,) = Stream(serving, "threads", "return").rest()
+    assert error == (
+        "Failed to process the request(s) for model 'threads_0', message: Python model 'threads_0' is using the "
+        "decoupled mode and the execute function must return None."
+    )
+
+
+def test_a_sender_that_is_let_go_ends_its_stream(serving: Serving) -> None:
+    assert Stream(serving, "threads", "let go").rest() == ["and gone"]
+    (error,) = Stream(serving, "threads", "let go silently").rest()
+    assert "'threads_0' returned None for this request and let go of its response sender" in error
+
+
+def test_coroutines_run_side_by_side(serving: Serving) -> None:
+    first = Stream(serving, "coroutines", "first")
+    assert first.next() == "first"
+    assert Stream(serving, "coroutines", "second").rest() == ["second", "done"]
+    assert first.rest() == ["done"]
+
+
+def test_a_coroutine_that_fails_says_so(serving: Serving) -> None:
+    text, error = Stream(serving, "coroutines", "raise").rest()
+    assert text == "raise"
+    assert error.startswith("Failed to process the request(s) for model 'coroutines_0', message: ValueError: in a cor")
+    serving.wait_for("ValueError: in a coroutine")
+
+
+def test_the_model_sees_a_client_go(serving: Serving) -> None:
+    stream = Stream(serving, "threads", "wait")
+    assert stream.next() == "waiting"  # so an event is there before the model has finished
+    stream.close()
+    serving.wait_for("saw the cancellation")
+    until(lambda: serving.statistics("threads")["response_stats"]["1"]["cancel"]["count"] > 0)
+
+
+def test_a_slow_reader_slows_its_model_only(serving: Serving) -> None:
+    """128 MiB for a client that reads nothing: the model waits, and others are served; then all of it arrives."""
+    slow = Stream(serving, "threads", "large 2000", receive_buffer=65536)
+
+    def how_many() -> int:
+        (text,) = Stream(serving, "threads", "how_many").rest()
+        return int(text)
+
+    counts = [-1, how_many()]
+
+    def stands_still() -> bool:
+        time.sleep(0.2)
+        counts.append(how_many())
+        return 0 < counts[-1] == counts[-2]
+
+    until(stands_still)
+    # Two groups of 2 MiB, what waits in the server, and the sockets' own buffers.
+    assert counts[-1] * 65536 < 24 << 20
+    assert len(slow.rest()) == 2000
+    serving.wait_for("sent them all")
+
+
+def test_a_dead_stream_lets_its_model_go_on(serving: Serving) -> None:
+    slow = Stream(serving, "threads", "large 3000", receive_buffer=65536)
+    until(lambda: Stream(serving, "threads", "how_many").rest() != ["0"])
+    already = serving.output.count("sent them all")
+    slow.close()
+    until(lambda: serving.output.count("sent them all") > already)
+
+
+def test_a_dead_stub_ends_its_streams(tmp_path_factory: pytest.TempPathFactory) -> None:
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "threads", THREADS, CONFIG)
+    with Serving(repository) as serving:
+        serving.wait_until_ready()
+        streams = [Stream(serving, "threads", order) for order in ("hold", "wait", "hold")]
+        assert [stream.next() for stream in streams] == ["held", "waiting", "held"]
+        (pid,) = serving.stub_pids()
+        os.kill(pid, signal.SIGKILL)
+        for stream in streams:
+            (error,) = stream.rest()
+            assert "Stub process 'threads_0' is not healthy: it was killed by signal 9 (SIGKILL)" in error
+
+
+def resident_kib(pid: int) -> int:
+    with open(f"/proc/{pid}/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
+
+
+def test_streams_leave_memory_flat(tmp_path_factory: pytest.TempPathFactory) -> None:
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "threads", THREADS, CONFIG)
+    with Serving(repository) as serving:
+        serving.wait_until_ready()
+
+        def run() -> list[int]:
+            for order in ("count 10000", "in execute", "large 200"):
+                for _ in range(2):
+                    assert Stream(serving, "threads", order).rest()
+            return [resident_kib(pid) for pid in (serving.process.pid, *serving.stub_pids())]
+
+        run()
+        before = run()
+        after = run()
+        assert [late - early < 8192 for early, late in zip(before, after, strict=True)] == [True, True], (before, after)
