@@ -234,8 +234,15 @@ DECISIONS = (
             "tensor/dlpack_complex",
             "tensor/dlpack_twice",
             "message/bls_cancelled",
+            "behaviour/sender_raise",
+            "behaviour/sender_twice",
         ),
         sometimes=True,
+    ),
+    Accepted(
+        "A model that returns None and lets go of its response sender can never answer. Triton's client waits for "
+        "ever; stubserve's is told.",
+        ("behaviour/none", "behaviour/none_element"),
     ),
     Accepted(
         "Triton closes the connection of a request it cannot parse; stubserve says what is wrong with it first.",
@@ -339,17 +346,6 @@ NOT_YET = (
     Accepted(
         "A model does not call other models.",
         (*_starting("message/exec_"), "message/async_exec_no_loop", "broken/code_initialize_bls"),
-    ),
-    Accepted(
-        "A model answers by returning from execute, not through a response sender.",
-        (
-            *_starting("behaviour/sender"),
-            "behaviour/none",
-            "behaviour/none_element",
-            "statistics/sender",
-            "message/request_sender_is_same",
-            "message/bls_sender_send",
-        ),
     ),
     Accepted("A model does not ask whether another one is ready.", _starting("control_utils/ready")),
     Accepted(
