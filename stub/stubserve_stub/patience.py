@@ -27,7 +27,10 @@ _QUOTA = "/sys/fs/cgroup/cpu.max"
 
 def usable_cores() -> float:
     """Cores that this process may use: its affinity, or its control group's quota where that is less."""
-    cores = float(len(os.sched_getaffinity(0)))
+    try:
+        cores = float(len(os.sched_getaffinity(0)))
+    except AttributeError:  # PyPy
+        cores = float(os.cpu_count() or 1)
     try:
         with open(_QUOTA) as file:
             quota, period = file.read().split()[:2]
