@@ -53,7 +53,7 @@ class StubOwner(Protocol):
         """A sender's response, before or after its batch has run; the model sent it at `start_ns`."""
 
     def on_rescheduled(self, stub: Stub, request: Request) -> None:
-        """The model wants to execute this request, of a batch that has run, once more."""
+        """The model wants to execute this request once more; told before the results of its batch."""
 
     def on_death(self, stub: Stub, cause: str, unfinished: list[Request], open_: list[Request]) -> None:
         """The stub is gone, and with it the requests of a batch that ran, and those that senders had left to answer."""
@@ -315,9 +315,9 @@ class Stub:
                 self._open[number, index] = request
                 self._keys[request] = (number, index)
         if owner is not None:
-            owner.on_results(self, batch.requests, finished)
             for request in rescheduled:
                 owner.on_rescheduled(self, request)
+            owner.on_results(self, batch.requests, finished)
 
     def _respond(self, message: tuple[Any, ...]) -> None:
         _, number, index, start_ns, _, flags, held = message

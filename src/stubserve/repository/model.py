@@ -171,6 +171,8 @@ class Model:
         self._answer(request, response)
 
     def on_rescheduled(self, instance: Instance, request: Request) -> None:
+        if self._scheduler.reschedule(request, time.monotonic_ns()):
+            return
         refusal = internal(
             "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the "
             "model is not configured to handle such a flag."

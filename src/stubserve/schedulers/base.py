@@ -39,6 +39,13 @@ class Scheduler(abc.ABC):
     def enqueue(self, request: Request, now_ns: int) -> None:
         """Queues a request and sets its `queue_start_ns`. Raises ServeError if the queue does not take it."""
 
+    def reschedule(self, request: Request, now_ns: int) -> bool:
+        """Takes a request back that has just executed, to execute it again; False where the model has no such thing.
+
+        To be called before the instance is reported idle. The request then ends as after `enqueue`.
+        """
+        return False
+
     @abc.abstractmethod
     def cancel(self, request: Request) -> None:
         """Marks a request whose client is gone; if it is still queued the next `poll` answers it with CANCELLED."""
