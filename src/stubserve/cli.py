@@ -16,6 +16,10 @@ def main() -> None:
         from stubserve.commands import check
 
         raise SystemExit(check.run(words[1:]))
+    if words and words[0] == "env":
+        from stubserve.commands import env
+
+        raise SystemExit(env.run(words[1:]))
     if (words and words[0] in ("-h", "--help", "help")) or "--help" in words:
         sys.stdout.write(usage())
         return

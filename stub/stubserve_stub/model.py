@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 from stubserve_stub.exceptions import TritonModelException
 from stubserve_stub.model_config import ModelConfig
 
+_CONTRACT = ("auto_complete_config", "initialize", "execute", "is_ready", "finalize")
+
 
 class ContractBroken(Exception):
     """The model did something that its contract forbids. The text is for the client, as it is."""
@@ -75,6 +77,11 @@ class Model:
         self._object: Any = None
         self._execute: Optional[Callable[[List[Any]], Any]] = None
         self._loop = EventLoopThread()
+
+    @property
+    def methods(self) -> List[str]:
+        """The methods of the contract that the class has."""
+        return [name for name in _CONTRACT if hasattr(self._class, name)]
 
     @property
     def completes_config(self) -> bool:

@@ -99,10 +99,15 @@ class Worker:
             utils.set_model_dir(boot["version_dir"])
             if boot["threads"]:
                 session_threads.limit(boot["threads"])
+            start = time.monotonic_ns()
             model = Model(import_model(boot["model_file"], boot["module"], boot["paths"]), boot["model_file"])
         self._control.send(
             "imported",
             completes_config=model.completes_config,
+            methods=model.methods,
+            import_ns=time.monotonic_ns() - start,
+            executable=sys.executable,
+            implementation=platform.python_implementation(),
             python=platform.python_version(),
             numpy=np.__version__,
             pid=os.getpid(),

@@ -164,3 +164,20 @@ def test_what_is_not_offered(repository: Path) -> None:
     write_model(repository, "m", config=io_config(extra='parameters { key: "THREADS_PER_INSTANCE" value {} }'))
     (problem,) = found(repository)
     assert "parameter 'THREADS_PER_INSTANCE' of model 'm' must be a number of threads" in problem
+
+
+def test_environments(repository: Path) -> None:
+    def environment(value: str) -> str:
+        return io_config(extra=f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{value}" }} }}')
+
+    write_model(repository, "a", config=environment("$$TRITON_MODEL_DIRECTORY/nosuch.tar.gz"))
+    folder = write_model(repository, "b", config=environment("$$TRITON_MODEL_DIRECTORY/env"))
+    (folder / "env").mkdir()
+    folder = write_model(repository, "c", config=environment("$$TRITON_MODEL_DIRECTORY/env"))
+    (folder / "env" / "bin").mkdir(parents=True)
+    (folder / "env" / "bin" / "activate").touch()
+    problems = [problem for problem in found(repository) if ": error: " in problem]
+    assert problems[0].startswith("a/config.pbtxt:6: error: Failed to get the canonical path for ")
+    assert problems[1].startswith("b/config.pbtxt:6: error: Path b/env/bin/activate does not exist.")
+    assert problems[2].startswith("c/config.pbtxt:6: error: environment 'c/env' cannot run a model: there is no Python")
+    assert len(problems) == 3

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stubserve.errors import ServeError
+from stubserve.environments.environment import environment_in
+from stubserve.environments.probe import EnvironmentUnusable, inspect_file
+from stubserve.environments.resolve import PARAMETER, place_of
+from stubserve.errors import ServeError, internal
 from stubserve.instances.threads import threads_per_instance
 from stubserve.model_config.complete import normalise
 from stubserve.model_config.proto import ModelConfig
@@ -108,6 +111,7 @@ class _Check:
                     Problem(self._folder.name, file, problem.line, problem.text, is_warning=problem.is_warning)
                 )
         self._labels(config)
+        self._environment(config)
         if config.platform == _ENSEMBLE:
             self._steps(config)
         elif not self._errors():
@@ -157,6 +161,19 @@ class _Check:
                 read_labels(self._folder, ModelConfig(output=[output]))
             except ServeError as error:
                 self._add(error.at("output", index, "label_filename"))
+
+    def _environment(self, config: Any) -> None:
+        value = config.parameters[PARAMETER].string_value if PARAMETER in config.parameters else ""
+        if not value:
+            return
+        try:
+            place = place_of(value, self._folder.path.absolute())
+            if place.is_dir():
+                inspect_file(Path(environment_in(place).interpreter))
+        except ServeError as error:
+            self._add(error.at("parameters", PARAMETER))
+        except EnvironmentUnusable as error:
+            self._add(internal(f"environment '{place}' cannot run a model: {error}").at("parameters", PARAMETER))
 
     def _steps(self, config: Any) -> None:
         for index, step in enumerate(config.ensemble_scheduling.step):

@@ -1,0 +1,123 @@
+"""A packed environment out of a `requirements.txt`: a virtual environment, made by uv or by venv and pip, as a tar.gz.
+
+The archive holds the packages and no Python: `bin/python` in it is a link to the interpreter that it was made with, so
+it runs on every machine (or in every image) that has that interpreter at the same place. conda-pack makes archives with
+a Python of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+# Packages are many small files that any level compresses well; higher ones take several times as long.
+_COMPRESSION = 3
+
+# A first line for scripts that finds the interpreter beside them; to Python it is a string.
+_LAUNCHER = b"""#!/bin/sh
+'''exec' "$(dirname -- "$(realpath -- "$0")")"/'python' "$0" "$@"
+' '''
+"""
+
+
+class BuildFailed(Exception):
+    """The environment cannot be made. The text says why and what to do."""
+
+
+def build(requirements: Path, archive: Path, python: str, say: Callable[[str], None]) -> None:
+    """Writes `archive`, replacing what is there only when the new one is whole.
+
+    `python` is a path, a version such as 3.10, or empty for the interpreter that runs this. What uv or pip print goes
+    to stderr. Raises BuildFailed.
+    """
+    uv = shutil.which("uv")
+    with tempfile.TemporaryDirectory(prefix="stubserve-env-") as scratch:
+        prefix = Path(scratch) / "env"
+        if uv is not None:
+            say("making the environment with uv")
+            _run([uv, "venv", "--relocatable", "--python", python or _own_interpreter(), str(prefix)])
+            install = [uv, "pip", "install", "--python", str(prefix / "bin" / "python")]
+        else:
+            interpreter = find_interpreter(python)
+            say(f"making the environment with {interpreter} and pip (uv is not installed)")
+            _run([interpreter, "-m", "venv", str(prefix)])
+            install = [str(prefix / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check"]
+        say(f"installing {requirements}")
+        _run([*install, "-r", str(requirements)])
+        if not any(prefix.glob("lib*/python*/site-packages/numpy/__init__.py")):
+            say("installing numpy, which every model's environment needs")
+            _run([*install, "numpy"])
+        _make_scripts_movable(prefix)
+        say(f"packing {archive}")
+        _pack(prefix, archive)
+
+
+def find_interpreter(python: str) -> str:
+    """The path of an interpreter given by path or version; of this process's own when empty. Raises BuildFailed."""
+    if not python:
+        return _own_interpreter()
+    found = shutil.which(python) or shutil.which(f"python{python}")
+    if found is None:
+        raise BuildFailed(
+            f"there is no Python '{python}' on this machine's PATH (it has {', '.join(_pythons_on_path()) or 'none'}). "
+            "Give the path of an interpreter, or install uv, which fetches the version that is asked for."
+        )
+    return found
+
+
+def _own_interpreter() -> str:
+    """The interpreter itself, not the virtual environment's link to it."""
+    return str(getattr(sys, "_base_executable", sys.executable))
+
+
+def _pythons_on_path() -> list[str]:
+    folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
+    names = {one.name for folder in folders for one in folder.glob("python3.*")}
+    return sorted(name for name in names if re.fullmatch(r"python3\.\d+", name))
+
+
+def _run(command: list[str]) -> None:
+    # Not the server's modules for another Python.
+    variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), env=variables, check=False)
+    except OSError as error:
+        raise BuildFailed(f"'{command[0]}' cannot be started: {error.strerror}") from None
+    if done.returncode:
+        raise BuildFailed(f"'{' '.join(command)}' failed with exit code {done.returncode}; its output is above.")
+
+
+def _make_scripts_movable(prefix: Path) -> None:
+    """Lets the scripts in `bin` find the interpreter beside them instead of where they were made (uv does so)."""
+    for script in (prefix / "bin").iterdir():
+        if script.is_symlink() or not script.is_file():
+            continue
+        first, _, rest = script.read_bytes().partition(b"\n")
+        if first.startswith(b"#!" + os.fsencode(prefix)):
+            script.write_bytes(_LAUNCHER + rest)
+
+
+def _pack(prefix: Path, archive: Path) -> None:
+    partial = archive.with_name(f".{archive.name}.partial")
+    try:
+        with tarfile.open(partial, "w:gz", compresslevel=_COMPRESSION, format=tarfile.GNU_FORMAT) as tar:
+            for entry in sorted(prefix.iterdir()):
+                tar.add(entry, entry.name, filter=_without_owner)
+        partial.replace(archive)
+    except OSError as error:
+        raise BuildFailed(f"'{archive}' cannot be written: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    return entry

@@ -1,0 +1,75 @@
+"""One model imported in its environment, as a load does it up to there, and what was found."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from stubserve.environments.resolve import Environments
+from stubserve.instances.launcher import Launcher
+from stubserve.instances.memory import Memory
+from stubserve.model_config.complete import normalise
+from stubserve.model_config.proto import ModelConfig
+from stubserve.repository.folder import ModelFolder, available_versions, check_model_name, read_config
+from stubserve.repository.program import find_program
+from stubserve.repository.registry import Registry
+
+_ARENA_BYTES = 64 << 20
+_LOG_LEVELS = {"info": True, "warning": True, "error": True, "verbose": 0}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found. `environment` is its folder, empty for the server's own; `methods` are those of the contract."""
+
+    model: str
+    file: Path
+    environment: str
+    interpreter: str
+    implementation: str
+    python: str
+    numpy: str
+    methods: tuple[str, ...]
+    start_seconds: float
+    import_seconds: float
+    memory_bytes: int
+
+
+async def inspect(path: Path, backend_directory: Path, environment_cache: Path | None = None) -> Finding:
+    """Imports the newest version of the model in the folder `path`, which is absolute and without links.
+
+    Raises ServeError with what would fail its load.
+    """
+    check_model_name(path.name)
+    folder = ModelFolder(path.name, path, path.parent)
+    config = normalise(read_config(folder) or ModelConfig(), folder.name, path)
+    version = available_versions(folder, config)[-1]
+    program = find_program(config, path, version, backend_directory)
+    environment = await Environments(environment_cache).of_model(config, path, program.default_environment)
+    launcher = Launcher(
+        Memory(_ARENA_BYTES), environment, path, folder.version_path(version), program, lambda: _LOG_LEVELS, Registry()
+    )
+    start = time.monotonic()
+    stub = launcher.boot(f"{folder.name}_0")
+    try:
+        await stub.imported()
+        elapsed = time.monotonic() - start
+        memory = stub.memory()
+    finally:
+        await stub.kill()
+    facts = stub.facts
+    import_seconds = facts["import_ns"] / 1e9
+    return Finding(
+        f"{folder.name}, version {version}",
+        program.file,
+        environment.prefix,
+        facts["executable"],
+        facts["implementation"],
+        facts["python"],
+        facts["numpy"],
+        tuple(facts["methods"]),
+        max(elapsed - import_seconds, 0.0),
+        import_seconds,
+        memory,
+    )
