@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from pathlib import Path
 
 import numpy as np
 
+from tests.environments.made import venv
 from tests.serving import Serving, binary_output
 
 # Scales by the factor in the version folder's model.json, and says what it was given.
@@ -99,3 +101,28 @@ def test_an_error_in_the_backend_fails_its_models_only(tmp_path: Path) -> None:
         reason = index["bad"]["reason"]
         assert reason.startswith("Internal: ModuleNotFoundError: No module named 'nosuchmodule'\n\nAt:\n")
         assert f"  {tmp_path / 'backends' / 'bad' / 'model.py'}(1): <module>\n" in reason
+
+
+def test_a_backend_brings_its_environment(tmp_path: Path) -> None:
+    environment = venv("3.10", "1.23.5")
+    backend = tmp_path / "backends" / "scale"
+    backend.mkdir(parents=True)
+    (backend / "model.py").write_text(SCALE.replace("import scale_helper", "print('PREFIX', sys.prefix)"))
+    packed = backend / "pb_exec_env_model.py.tar.gz"
+    with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
+        archive.add(environment, ".")
+    # The second model names an environment itself, which goes before.
+    own = f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{environment}" }} }}'
+    for name, parameters in (("given", ""), ("own", own)):
+        folder = tmp_path / "models" / name / "1"
+        folder.mkdir(parents=True)
+        (folder / "model.json").write_text('{"factor": 1}')
+        (folder.parent / "config.pbtxt").write_text(f'backend: "scale" {parameters}')
+    cache = tmp_path / "cache"
+    with Serving(
+        tmp_path / "models", f"--backend-directory={tmp_path / 'backends'}", f"--environment-cache={cache}"
+    ) as server:
+        server.wait_for(f"Using Python execution env {packed}")
+        server.wait_for(f"PREFIX {cache}/")
+        server.wait_for(f"PREFIX {environment}\n")
+        assert server.output.count("Extracting Python execution env") == 1
