@@ -234,6 +234,7 @@ MODELS = (
         _echo("FP32", "1") + "model_transaction_policy { decoupled: true }\n",
         "empty",
     ),
+    Model("stream", _echo("INT32", "1") + "model_transaction_policy { decoupled: true }\n", "stream"),
     Model("sequence", _SEQUENCE, "identity"),
     Model("rich_config", _RICH, "identity", versions=("1", "2", "3")),
     Model("bare_config", "", "empty"),

@@ -43,6 +43,8 @@ THREADS = """
                     return []
                 if order == "in execute":
                     self.count(request, 1000)
+                elif order == "large in execute":
+                    self.large(request, 2000)
                 elif order == "hold":
                     request.get_response_sender().send(answer("held"))
                     self.held.append(request)
@@ -249,6 +251,17 @@ def test_a_dead_stub_ends_its_streams(tmp_path_factory: pytest.TempPathFactory) 
         for stream in streams:
             (error,) = stream.rest()
             assert "Stub process 'threads_0' is not healthy: it was killed by signal 9 (SIGKILL)" in error
+
+
+def test_outputs_are_freed_while_execute_goes_on(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """128 MiB of outputs pass through 32 MiB of shared memory, all from within one `execute`."""
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "threads", THREADS, CONFIG)
+    with Serving(repository, "--shm-limit=32M") as serving:
+        serving.wait_until_ready()
+        events = Stream(serving, "threads", "large in execute").rest()
+        assert len(events) == 2000
+        assert set(events) == {"x" * 65536}
 
 
 def resident_kib(pid: int) -> int:

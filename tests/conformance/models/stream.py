@@ -1,0 +1,23 @@
+"""Sends IN responses, counted from zero, then the final flag; a negative IN says which error comes first."""
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+def answer(value):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.int32))])
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            number = int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
+            sender = request.get_response_sender()
+            if number == -9:
+                raise ValueError("minus nine")
+            if number < 0:
+                error = pb_utils.TritonError("an error of the model", pb_utils.TritonError.NOT_FOUND)
+                sender.send(pb_utils.InferenceResponse(error=error))
+            for value in range(max(number, 0) if number > -2 else 2):
+                sender.send(answer(value))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
