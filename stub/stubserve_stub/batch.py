@@ -185,6 +185,8 @@ class Batch:
 
     def _own_tensors(self) -> List[Tuple[int, Tensor]]:
         """All but those that senders look after."""
+        if not self._tensors:
+            return self._tensors
         others = [
             id(tensor)
             for request in self.requests
