@@ -17,7 +17,6 @@ Errors are answers (`has_error()`), as upstream has it; only a request at the wr
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
 
 from stubserve_stub import parameters as params
@@ -30,6 +29,8 @@ from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.layout import INLINE_BYTES
 
 if TYPE_CHECKING:
+    import asyncio
+
     # What they import, msgpack, is not there where only the public module is wanted.
     from stubserve_stub.calls import Call, Calls
     from stubserve_stub.channel import Channel
@@ -73,6 +74,8 @@ def execute(target: Target, request: Request, decoupled: bool) -> Any:
 
 def async_execute(target: Target, request: Request, decoupled: bool) -> "asyncio.Future[Any]":
     """As `execute`, as a future of the event loop that runs here. Raises RuntimeError if there is none."""
+    import asyncio  # not at the top: see stubserve_stub.model
+
     loop = asyncio.get_running_loop()
     future: "asyncio.Future[Any]" = loop.create_future()
     call: Optional[Call] = None

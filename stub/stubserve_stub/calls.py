@@ -14,7 +14,6 @@ not answered in WATCH_S, whether the main thread is in one of Python's own waits
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import itertools
 import select
@@ -27,6 +26,8 @@ from stubserve_stub.wire import messages
 from stubserve_stub.wire.ring import read_doorbell
 
 if TYPE_CHECKING:
+    import asyncio
+
     from stubserve_stub.channel import Channel
 
 WATCH_S = 0.5
