@@ -4,12 +4,13 @@ Every length lies behind the one before it, so decoding is a loop in Python, and
 element. `Struct("<{n}sI")` reads an element of n bytes *and the next length* in one call; there is such a reader for
 every short length, and only longer elements, whose bytes take longer than the loop, are sliced out. Elements that all
 have one length (hashes, padded text, a column of labels) need no loop: numpy cuts them as one array of void scalars.
-Encoding is a join of prefixes and elements interleaved, the prefixes out of a table.
+Encoding is a join of prefixes and elements interleaved, the prefixes out of a table; where there is one length, its
+prefix is what the elements are joined with.
 
 1000 strings of 1 to 20 bytes, Python 3.11, 2 busy cores: decode 130 µs (one `unpack_from` and one slice per element:
 190 µs; `int.from_bytes` on slices: 230 µs; numpy's search for the places of the lengths: 70 to 170 µs for text, 1 ms
-for longer strings), elements of one length 25 µs; encode 85 µs (a loop of appends: 95 to 130 µs; one join, and lengths
-written by numpy: as fast, but 12 µs instead of 2 for ten strings).
+for longer strings), elements of one length 20 µs; encode 65 µs (a loop of appends: 95 to 130 µs; one join, and lengths
+written by numpy: as fast, but 12 µs instead of 2 for ten strings), elements of one length 38 µs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, List, Sequence, Union
 import numpy as np
 
 from stubserve_stub.exceptions import TritonModelException
+from stubserve_stub.wire import strings
 
 Buffer = Union[bytes, bytearray, memoryview, "np.ndarray[Any, Any]"]
 
@@ -38,12 +40,16 @@ def encode(array: "np.ndarray[Any, Any]") -> bytes:
     elements: List[Any] = array.reshape(-1).tolist()
     if list(map(type, elements)).count(bytes) != len(elements):
         elements = [element if type(element) is bytes else str(element).encode() for element in elements]
+    lengths = list(map(len, elements))
+    if elements and lengths[0] == lengths[-1] and lengths.count(lengths[0]) == len(lengths):
+        prefix = _pack_length(lengths[0])
+        return prefix + prefix.join(elements)
     pieces = [b""] * (2 * len(elements))
     pieces[1::2] = elements
     try:
-        pieces[0::2] = map(_PREFIXES.__getitem__, map(len, elements))
+        pieces[0::2] = map(_PREFIXES.__getitem__, lengths)
     except IndexError:
-        pieces[0::2] = map(_pack_length, map(len, elements))
+        pieces[0::2] = map(_pack_length, lengths)
     return b"".join(pieces)
 
 
@@ -55,12 +61,11 @@ def decode(blob: Buffer) -> List[bytes]:
         return []
     if end < 4:
         raise TritonModelException("Invalid bytes tensor data: incomplete length field")
+    rows = strings.of_one_length(data)
+    if rows is not None:
+        uniform: List[bytes] = rows.tolist()
+        return uniform
     (length,) = _unpack_length(data)
-    if length and end > 256 and end % (length + 4) == 0:
-        rows = np.frombuffer(data, [("length", "<u4"), ("element", "V{}".format(length))])
-        if (rows["length"] == length).all():
-            uniform: List[bytes] = rows["element"].tolist()
-            return uniform
     elements: List[bytes] = []
     append = elements.append
     readers = _READERS
@@ -85,6 +90,13 @@ def decode(blob: Buffer) -> List[bytes]:
         raise TritonModelException("Invalid bytes tensor data: incomplete length field")
     append(data[at:after])
     return elements
+
+
+def decode_array(blob: Buffer) -> "np.ndarray[Any, Any]":
+    """The elements of a blob as a writable one-dimensional array of objects. Raises as `decode` does."""
+    data = blob if isinstance(blob, bytes) else bytes(blob)
+    rows = strings.of_one_length(data)
+    return object_array(decode(data)) if rows is None else rows.astype(np.object_)
 
 
 def object_array(elements: Sequence[bytes]) -> "np.ndarray[Any, Any]":

@@ -142,7 +142,7 @@ class Tensor:
     def _look(self) -> Array:
         if self._datatype == BYTES:
             assert self._source is not None
-            return bytes_tensor.object_array(bytes_tensor.decode(self._source)).reshape(self._shape)
+            return bytes_tensor.decode_array(self._source).reshape(self._shape)
         if self._datatype == BF16:
             raise TritonModelException(
                 "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."

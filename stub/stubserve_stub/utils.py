@@ -53,7 +53,7 @@ def serialize_byte_tensor(input_tensor: np.ndarray) -> Union[bytes, Tuple[()], N
 
 def deserialize_bytes_tensor(encoded_tensor: Any) -> np.ndarray:
     """The elements of a BYTES blob, as a one-dimensional array of `bytes`. Raises TritonModelException if malformed."""
-    return bytes_tensor.object_array(bytes_tensor.decode(encoded_tensor))
+    return bytes_tensor.decode_array(encoded_tensor)
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Optional[Tensor]:

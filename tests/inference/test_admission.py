@@ -210,6 +210,22 @@ def test_bad_strings(shape: list[int], data: bytes, text: str) -> None:
     assert refusal(STRINGS, strings(shape, data)) == NOBODY + text
 
 
+@pytest.mark.parametrize("element", [b"equal", b"", None])
+def test_many_strings(element: bytes | None) -> None:
+    elements = [b"x" * (i % 20 + 1) if element is None else element for i in range(200)]
+    data = pack(*elements)
+    model = echo("m", "STRING", "-1")
+    admit(strings([200], data), model)
+    for shape, sent, text in (
+        ([199], data, "unexpected number of string elements 200 for inference input 'IN' for model 'm', expecting 199"),
+        ([201], data, "expected 201 string elements for inference input 'IN' for model 'm', got 200"),
+        ([201], data + b"\1", "incomplete string length indicator for inference input 'IN' for model 'm', expecting 4"),
+        ([201], data + b"\2\0\0\0a", "incomplete string data for inference input 'IN', expecting string of length 2"),
+    ):
+        with pytest.raises(ServeError, match=text):
+            admit(strings(shape, sent), model)
+
+
 def test_a_last_string_that_ends_beyond_the_data() -> None:
     # Found by upstream's Python backend, not by its core: therefore no request id.
     text = "incomplete string data for inference input 'IN', expecting string of length 10 but only 3 bytes available"

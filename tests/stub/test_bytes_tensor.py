@@ -34,6 +34,19 @@ def test_elements_of_one_length(length: int) -> None:
     decoded = bytes_tensor.decode(blob_of(elements))
     assert decoded == elements
     assert {type(element) for element in decoded} == {bytes}
+    array = bytes_tensor.decode_array(blob_of(elements))
+    assert array.tolist() == elements
+    assert {type(element) for element in array} == {bytes}
+    array[0] = b"writable"
+    assert bytes_tensor.encode(array[1:]) == blob_of(elements[1:])
+    elements[1] = b"of another length"
+    assert bytes_tensor.encode(bytes_tensor.object_array(elements)) == blob_of(elements)
+
+
+def test_memory_of_other_items() -> None:
+    blob = blob_of([b"abcd"] * 100)
+    assert bytes_tensor.decode_array(np.frombuffer(blob, np.uint32)).tolist() == [b"abcd"] * 100
+    assert bytes_tensor.decode_array(memoryview(blob).cast("I")).tolist() == [b"abcd"] * 100
 
 
 def test_lengths_that_divide_the_blob_by_chance() -> None:

@@ -99,16 +99,15 @@ def _collect(data: list[Any], depth: int, elements: list[Any]) -> None:
 def _strings(flat: list[Any], kinds: set[type]) -> bytes:
     if not kinds <= {str}:
         raise internal("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
-    parts: list[bytes] = []
-    for text in flat:
-        try:
-            element = text.encode()
-        except UnicodeEncodeError:
-            # Bytes that are not UTF-8; they pass as they came.
-            element = text.encode("utf-8", "surrogateescape")
-        parts.append(_LENGTH.pack(len(element)))
-        parts.append(element)
-    return b"".join(parts)
+    try:
+        elements = list(map(str.encode, flat))
+    except UnicodeEncodeError:
+        # Bytes that are not UTF-8; they pass as they came.
+        elements = [text.encode("utf-8", "surrogateescape") for text in flat]
+    pieces = [b""] * (2 * len(elements))
+    pieces[0::2] = map(_LENGTH.pack, map(len, elements))
+    pieces[1::2] = elements
+    return b"".join(pieces)
 
 
 def _explain(datatype: int, flat: list[Any], elements: int) -> NoReturn:
