@@ -4,8 +4,7 @@ Every length lies behind the one before it, so decoding is a loop in Python, and
 element. `Struct("<{n}sI")` reads an element of n bytes *and the next length* in one call; there is such a reader for
 every short length, and only longer elements, whose bytes take longer than the loop, are sliced out. Elements that all
 have one length (hashes, padded text, a column of labels) need no loop: numpy cuts them as one array of void scalars.
-Encoding is a join of prefixes and elements interleaved, the prefixes out of a table; where there is one length, its
-prefix is what the elements are joined with.
+Encoding is `wire.strings.join`.
 
 1000 strings of 1 to 20 bytes, Python 3.11, 2 busy cores: decode 130 µs (one `unpack_from` and one slice per element:
 190 µs; `int.from_bytes` on slices: 230 µs; numpy's search for the places of the lengths: 70 to 170 µs for text, 1 ms
@@ -26,9 +25,7 @@ from stubserve_stub.wire import strings
 Buffer = Union[bytes, bytearray, memoryview, "np.ndarray[Any, Any]"]
 
 _TABLE = 256
-_pack_length = struct.Struct("<I").pack
 _unpack_length = struct.Struct("<I").unpack_from
-_PREFIXES = [_pack_length(length) for length in range(_TABLE)]
 _READERS = [struct.Struct("<{}sI".format(length)).unpack_from for length in range(_TABLE)]
 
 
@@ -40,17 +37,7 @@ def encode(array: "np.ndarray[Any, Any]") -> bytes:
     elements: List[Any] = array.reshape(-1).tolist()
     if list(map(type, elements)).count(bytes) != len(elements):
         elements = [element if type(element) is bytes else str(element).encode() for element in elements]
-    lengths = list(map(len, elements))
-    if elements and lengths[0] == lengths[-1] and lengths.count(lengths[0]) == len(lengths):
-        prefix = _pack_length(lengths[0])
-        return prefix + prefix.join(elements)
-    pieces = [b""] * (2 * len(elements))
-    pieces[1::2] = elements
-    try:
-        pieces[0::2] = map(_PREFIXES.__getitem__, lengths)
-    except IndexError:
-        pieces[0::2] = map(_pack_length, lengths)
-    return b"".join(pieces)
+    return strings.join(elements)
 
 
 def decode(blob: Buffer) -> List[bytes]:

@@ -1,16 +1,19 @@
-"""BYTES tensors looked at without a loop in Python: each element is its length (4 bytes, little-endian) and its bytes.
+"""BYTES tensors without a loop in Python: each element is its length (4 bytes, little-endian) and its bytes.
 
 Every length lies behind the one before it, so in general there is no way but to walk from one to the next, 0.1 µs each.
 Two kinds of tensors need no walk. Where all elements have one length, numpy reads all lengths at once. In short text
 the three upper bytes of a length are the only place with three zeros in a row; so these places are looked up first, and
 then it is checked that each of them is where the one before it says. That check makes both exact, whatever the bytes:
 data of another kind fails it, and has cost 1 ns per byte. 1000 strings: 4 and 13 µs.
+
+Going the other way, lengths and elements are joined in turn, the lengths out of a table; where there is one length, it
+is what the elements are joined with. 1000 strings: 50 and 25 µs.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Any, Optional, Union
+from typing import Any, List, Optional, Union
 
 import numpy as np
 
@@ -20,7 +23,24 @@ Array = np.ndarray
 # Bytes up to which walking is quicker.
 SMALL = 256
 
+_pack_length = struct.Struct("<I").pack
 _length_at = struct.Struct("<I").unpack_from
+_PREFIXES = [_pack_length(length) for length in range(256)]
+
+
+def join(elements: List[bytes]) -> bytes:
+    """Elements as the bytes of a tensor."""
+    lengths = list(map(len, elements))
+    if elements and lengths[0] == lengths[-1] and lengths.count(lengths[0]) == len(lengths):
+        prefix = _pack_length(lengths[0])
+        return prefix + prefix.join(elements)
+    pieces = [b""] * (2 * len(elements))
+    pieces[1::2] = elements
+    try:
+        pieces[0::2] = map(_PREFIXES.__getitem__, lengths)
+    except IndexError:
+        pieces[0::2] = map(_pack_length, lengths)
+    return b"".join(pieces)
 
 
 def of_one_length(data: Buffer) -> Optional[Array]:

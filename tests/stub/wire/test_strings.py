@@ -38,6 +38,7 @@ def check(data: bytes) -> None:
 @given(st.lists(st.binary(max_size=8) | st.sampled_from([b"", b"x" * 255, b"x" * 256, b"\1\0\0\0"]), max_size=80))
 def test_like_a_walk(elements: list[bytes]) -> None:
     check(blob_of(elements))
+    assert strings.join(elements) == blob_of(elements)
 
 
 @given(st.sampled_from([b"abc", b"\0", b"\1\0\0\0a", b"a\0\0"]), st.integers(60, 200), st.data())

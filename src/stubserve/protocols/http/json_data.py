@@ -7,12 +7,12 @@ one, so that the error is upstream's: the first fault in their order.
 
 from __future__ import annotations
 
-import struct
 from array import array
 from itertools import chain
 from typing import Any, NoReturn
 
 import numpy as np
+from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BF16, BOOL, BY_NUMBER, BYTES, FP16
 
 from stubserve.errors import ServeError, internal, invalid
@@ -22,7 +22,6 @@ from stubserve.protocols.http.rapidjson_errors import NESTING_TEXT
 MAX_DEPTH = 100
 
 _SHAPE_TEXT = "Unable to parse 'data': Shape does not match true shape of 'data' field"
-_LENGTH = struct.Struct("<I")
 
 # Types of `array` for the floating-point types.
 _FLOATS = {11: "f", 12: "d"}
@@ -104,10 +103,7 @@ def _strings(flat: list[Any], kinds: set[type]) -> bytes:
     except UnicodeEncodeError:
         # Bytes that are not UTF-8; they pass as they came.
         elements = [text.encode("utf-8", "surrogateescape") for text in flat]
-    pieces = [b""] * (2 * len(elements))
-    pieces[0::2] = map(_LENGTH.pack, map(len, elements))
-    pieces[1::2] = elements
-    return b"".join(pieces)
+    return strings.join(elements)
 
 
 def _explain(datatype: int, flat: list[Any], elements: int) -> NoReturn:
