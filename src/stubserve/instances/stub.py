@@ -76,6 +76,7 @@ class Stub:
         self.owner: StubOwner | None = None
         self.started_at = time.monotonic()
         self.death: str | None = None
+        self._died_while = ""
         self.facts: dict[str, Any] = {}
         self.checks_readiness = False
         self._memory = memory
@@ -173,7 +174,7 @@ class Stub:
                 waited += _PATIENCE_S
                 log.warning("stub '%s' (pid %d) has been %s for %.0f s", self.name, self.pid, doing, waited)
         if message is None:
-            if self.health()[0] == "booting":
+            if self._died_while == "booting":
                 # It was not the model: its code has not been reached.
                 cause = f"{self.death} (pid {self.pid})"
                 cause = await asyncio.to_thread(explain, self._environment, cause, self._process.stderr_text())
