@@ -397,6 +397,7 @@ class Stub:
         if self.death is None:
             self._on_doorbell()
         self.death = cause
+        self._died_while = self.health()[0]  # its segment may be given away before anybody asks
         self._calls.close()
         self._loop.remove_reader(self._process.doorbell_in)
         self._process.close_doorbells()
