@@ -39,6 +39,11 @@ Target = Tuple[str, int]
 # (id, correlation id, flags, timeout in µs, parameters, requested outputs, inputs)
 Request = Tuple[str, Any, int, int, Any, Sequence[str], List[Tensor]]
 
+# After how many responses taken by an iterator, or bytes of them, the server is told. It holds the model that makes
+# them back when several times as many wait (`stubserve.instances.bls`).
+TELL_RESPONSES = 16
+TELL_BYTES = 2 << 20
+
 # The stub's calls while its model may make any
 _calls: Optional[Calls] = None
 
@@ -138,13 +143,16 @@ class ResponseIterator:
     it goes on where the last one stopped. An iterator that is dropped early gives up the rest.
     """
 
-    __slots__ = ("__weakref__", "_call", "_calls", "_next", "_responses")
+    __slots__ = ("__weakref__", "_call", "_calls", "_next", "_responses", "_taken", "_taken_bytes")
 
     _calls: Calls
     # None once the last response has come
     _call: Optional[Call]
     _responses: List[InferenceResponse]
     _next: int
+    # Taken since the server was told last
+    _taken: int
+    _taken_bytes: int
 
     def __init__(self) -> None:
         raise TypeError("ResponseIterator: No constructor defined!")
@@ -156,6 +164,8 @@ class ResponseIterator:
         self._call = None if final else call
         self._responses = [first]
         self._next = 0
+        self._taken = self._taken_bytes = 0
+        self._took(first)
         return self
 
     def __iter__(self) -> ResponseIterator:
@@ -171,8 +181,17 @@ class ResponseIterator:
             self._responses.append(response)
             if final:
                 self._call = None
+            self._took(response)
         self._next += 1
         return self._responses[self._next - 1]
+
+    def _took(self, response: InferenceResponse) -> None:
+        if self._call is not None:
+            self._taken += 1
+            self._taken_bytes += sum(tensor._nbytes() for tensor in response._output_tensors)
+            if self._taken >= TELL_RESPONSES or self._taken_bytes >= TELL_BYTES:
+                self._calls.taken(self._call, self._taken, self._taken_bytes)
+                self._taken = self._taken_bytes = 0
 
     def cancel(self) -> None:
         """Asks the model that was called to stop; does nothing once its last response has come."""

@@ -23,7 +23,6 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 from stubserve_stub.wire import messages
-from stubserve_stub.wire.ring import read_doorbell
 
 if TYPE_CHECKING:
     import asyncio
@@ -111,7 +110,7 @@ class Calls:
                 call.promoted = False
             try:
                 while not call.answers:
-                    self._read()
+                    self._read(call.blocking)
             finally:
                 self._pass_on_reading()
         return call.answers.popleft()
@@ -120,6 +119,10 @@ class Calls:
         """Asks the model that was called to stop."""
         self.channel.send((messages.CANCEL, call.number))
 
+    def taken(self, call: Call, count: int, nbytes: int) -> None:
+        """Tells how many answers to a call, and how much of them, have been taken since the last time."""
+        self.channel.send((messages.TAKEN, call.number, count, nbytes))
+
     def discard(self, call: Call) -> None:
         """Nobody takes further answers. Safe to call from a finalizer."""
         if self._open.pop(call.number, None) is not None:
@@ -127,10 +130,9 @@ class Calls:
 
     # Reading
 
-    def _read(self) -> None:
-        """Takes what the doorbell tells of; sleeps until there is something. For who has the reader's part."""
-        count, _ = read_doorbell(self.channel.answer_doorbell)
-        for number, final, response, frees in self.channel.take_answers(count):
+    def _read(self, look: bool) -> None:
+        """Takes the answers that have come; sleeps until there are any. For who has the reader's part."""
+        for number, final, response, frees in self.channel.receive_answers(look):
             self.channel.free(frees)
             answer = self._decode(self.channel, response)
             call = self._open.pop(number, None) if final else self._open.get(number)
@@ -179,7 +181,7 @@ class Calls:
             self._reading = True
         try:
             if self._poll.poll(0):
-                self._read()
+                self._read(False)
         finally:
             self._pass_on_reading()
 

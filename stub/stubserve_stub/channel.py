@@ -49,7 +49,8 @@ class Channel:
         self.answer_doorbell = answer_doorbell
         self._answers = RingReader(segment.view[layout.ANSWER_RING : layout.ANSWER_RING + layout.RING_BYTES])
         self.allocator = Allocator(arena, index, retain=min(64 << 20, arena.limit // 16))
-        self._patience = Patience(segment.words)
+        self._patience = Patience(segment.words, layout.ANNOUNCED)
+        self._answer_patience = Patience(segment.words, layout.ANSWERED, yields=True)
         self.sending = threading.RLock()
         self._allocating = threading.Lock()
         # What the main thread does after a poke, besides
@@ -93,9 +94,13 @@ class Channel:
                 time.sleep(0.0005)
             self._writer.announce()
 
-    def take_answers(self, count: int) -> List[Tuple[Any, ...]]:
-        """So many answers to requests of the model; their reader knows from the doorbell how many there are."""
-        return self._answers.take(count, self._decode)
+    def receive_answers(self, look: bool) -> List[Tuple[Any, ...]]:
+        """Sleeps until there are answers to requests of the model and returns them all; may `look` before it sleeps."""
+        if look:
+            self._answer_patience.look()
+        count, _ = read_doorbell(self.answer_doorbell)
+        self._answer_patience.took(count)
+        return self._answers.take(count, self._decode_answer)
 
     def place(self, data: Any) -> Tuple[int, int]:
         """Copies contiguous bytes into the stub's segment: (offset, nbytes). Raises ArenaFull."""
@@ -186,6 +191,12 @@ class Channel:
         while self._released:
             offsets.append(self._released.popleft())
         return offsets
+
+    def _decode_answer(self, data: memoryview, flags: int) -> Tuple[Any, ...]:
+        answer = self._decode(data, flags)
+        if flags & SPILLED:
+            self.let_go(messages.unpack(data)[0])
+        return answer
 
     def _decode(self, data: memoryview, flags: int) -> Tuple[Any, ...]:
         message: Tuple[Any, ...] = messages.unpack(data)

@@ -196,6 +196,13 @@ class Tensor:
             base = base.base
         return None if base is None else weakref.ref(base)
 
+    def _nbytes(self) -> int:
+        """The size of a tensor that was received."""
+        source = self._source
+        if source is None:
+            return 0
+        return len(source) if isinstance(source, bytes) else source.nbytes
+
     def _pass_on(self) -> Optional[memoryview]:
         """The memory of a tensor in the arena that nobody can have written to, from now on read-only; else None."""
         source = self._source

@@ -134,6 +134,44 @@ SLOW = """
             ]
 """
 
+# Answers with parameters too long for a record of the ring, and takes as long ones.
+CHATTY = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [
+                pb_utils.InferenceResponse(
+                    [pb_utils.Tensor("OUTPUT0", one.inputs()[0].as_numpy())],
+                    parameters={"seen": len(one.parameters()), "long": "y" * 100_000},
+                )
+                for one in requests
+            ]
+"""
+
+# As many responses as the input says, each of them 4 kB of its number; says what became of it in a file.
+COUNTER = """
+    import os, pathlib
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            for one in requests:
+                sender, count = one.get_response_sender(), int(one.inputs()[0].as_numpy()[0])
+                sent = 0
+                for number in range(count):
+                    if sender.is_cancelled():
+                        break
+                    tensor = pb_utils.Tensor("OUTPUT0", np.full(1000, number, np.float32))
+                    sender.send(pb_utils.InferenceResponse([tensor]))
+                    sent += 1
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                (pathlib.Path(os.environ["SIGNALS"]) / "sent").write_text(str(sent))
+"""
+
+DECOUPLED = io_config(extra="model_transaction_policy { decoupled: true }")
+
 NEVER_READY = """
     import triton_python_backend_utils as pb_utils
 
@@ -165,6 +203,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, signals: Path) -> Iterator[
     write_model(repository, "relay", RELAY)
     write_model(repository, "twice", TWICE, TWO_OUTPUTS)
     write_model(repository, "slow", SLOW)
+    write_model(repository, "chatty", CHATTY)
+    write_model(repository, "counter", COUNTER, DECOUPLED)
     write_model(repository, "never_ready", NEVER_READY)
     write_model(repository, "script", SCRIPT, TEXT)
     write_model(repository, "other", SCRIPT, TEXT)
@@ -245,6 +285,16 @@ def test_a_request_carries_what_it_is_given(server: Serving) -> None:
     assert got[:4] == ["inner", 7, 3, 5_000_000]
     assert json.loads(got[4]) == {"a": 1, "b": "x", "c": True}
     assert got[5] == ["OUTPUT0"]
+
+
+def test_long_parameters_both_ways(server: Serving) -> None:
+    source = """
+response = request("chatty", np.zeros(1, np.float32), parameters={"long": "x" * 100_000}).exec()
+got = json.loads(response.parameters())
+result = [got["seen"], len(got["long"])]
+"""
+    for _ in range(3):
+        assert run(server, source) == [100_011, 100_000]
 
 
 @pytest.mark.parametrize(
@@ -394,6 +444,71 @@ def test_an_iterator_over_an_error(server: Serving) -> None:
     got = run(server, "result = [outcome(one) for one in request('nosuch').exec(decoupled=True)]")
     assert len(got) == 1
     assert "is not ready" in got[0]
+
+
+def test_an_iterator_over_many_responses(server: Serving) -> None:
+    source = """
+answers = request("counter", np.array([300], np.float32)).exec(decoupled=True)
+taken = []
+for answer in answers:
+    taken.append([float(array[-1]) for array in outcome(answer)])
+    if len(taken) == 100:
+        break
+for answer in answers:
+    taken.append([float(array[-1]) for array in outcome(answer)])
+again = len(list(answers))
+result = [taken, again]
+"""
+    taken, again = run(server, source)
+    # The last one is empty: the model has said separately that it is done.
+    assert taken == [[float(number)] for number in range(300)] + [[]]
+    assert again == 301
+
+
+def test_no_response_is_one_empty_answer(server: Serving) -> None:
+    source = """
+answers = list(request("counter", np.array([0], np.float32)).exec(decoupled=True))
+result = [[len(answer.output_tensors()), answer.has_error(), answer.parameters()] for answer in answers]
+"""
+    assert run(server, source) == [[0, False, ""]]
+
+
+def test_a_decoupled_model_wants_an_iterator(server: Serving) -> None:
+    got = run(server, "result = call('counter', np.array([1], np.float32))")
+    assert "is using the decoupled" in got
+
+
+def test_cancelling_an_iterator(server: Serving, signals: Path) -> None:
+    clear(signals)
+    source = """
+answers = request("counter", np.array([1_000_000], np.float32)).exec(decoupled=True)
+next(answers)
+answers.cancel()
+result = len(list(answers)) < 1_000_000
+answers.cancel()
+"""
+    assert run(server, source)
+    assert 0 < process_in(signals / "sent") < 1_000_000
+
+
+def test_a_slow_iterator_holds_the_model_back(server: Serving, signals: Path) -> None:
+    clear(signals)
+    source = """
+self.answers = request("counter", np.array([20_000], np.float32)).exec(decoupled=True)
+next(self.answers)
+result = 0
+"""
+    run(server, source)
+    assert run(server, "time.sleep(0.3); result = os.path.exists(os.environ['SIGNALS'] + '/sent')") is False
+    assert run(server, "result = sum(1 for _ in self.answers)") == 20_000
+    assert process_in(signals / "sent") == 20_000
+
+
+def test_an_iterator_that_is_dropped_gives_up_the_rest(server: Serving, signals: Path) -> None:
+    clear(signals)
+    run(server, "request('counter', np.array([5000], np.float32)).exec(decoupled=True); result = 0")
+    assert process_in(signals / "sent") == 5000
+    assert run(server, "result = float(call('increment', np.zeros(2000, np.float32))[0][0])") == 1
 
 
 # Circles

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from stubserve_stub.wire import messages
+from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingWriter
 
 from stubserve.errors import Code, ServeError, internal
@@ -30,6 +30,11 @@ from stubserve.instances.batch import given_block, place_of
 from stubserve.instances.stub_memory import StubMemory
 
 _RETRY_S = 0.001
+
+# How many answers to a call, or bytes of them, may wait to be taken before the model that makes them is held back. Both
+# are several times what a stub takes before it tells.
+_WAITING = 64
+_WAITING_BYTES = 8 << 20
 
 
 class CallableModel(waiting.Target, Protocol):
@@ -58,9 +63,12 @@ class Models(Protocol):
 
 
 class Call:
-    """One call of a stub. `request` is None once it has been answered for good."""
+    """One call of a stub. `request` is None once it has been answered for good.
 
-    __slots__ = ("_calls", "blocking", "model", "number", "request")
+    `waiting` and `waiting_bytes` are the answers of a decoupled model that have not been taken, as far as is known.
+    """
+
+    __slots__ = ("_calls", "blocking", "model", "number", "request", "waiting", "waiting_bytes")
 
     def __init__(self, calls: StubCalls, number: int, blocking: bool) -> None:
         self._calls = calls
@@ -68,17 +76,24 @@ class Call:
         self.blocking = blocking
         self.model: CallableModel | None = None
         self.request: Request | None = None
+        self.waiting = 0
+        self.waiting_bytes = 0
 
     def on_response(self, request: Request, response: Response) -> None:
         if response.final:
             self.request = None  # they know each other; cut here, or only the garbage collector could free them
         self._calls.answer(self, request, response)
 
+    def is_behind(self) -> bool:
+        """Whether the caller should take some answers before there are more."""
+        return self.waiting >= _WAITING or self.waiting_bytes >= _WAITING_BYTES
+
 
 class StubCalls:
     """The calls that one stub has under way.
 
-    `waiter` stands for the stub where it may wait for itself. `store` makes a block of bytes too large for the ring.
+    `waiter` stands for the stub where it may wait for itself. `ring` is the stub's for answers, `words` its header
+    page; `store` makes a block of bytes too large for the ring.
     """
 
     def __init__(
@@ -87,12 +102,14 @@ class StubCalls:
         models: Models,
         memory: StubMemory,
         ring: RingWriter,
+        words: memoryview,
         store: Callable[[bytes], Block],
     ) -> None:
         self._waiter = waiter
         self._models = models
         self._memory = memory
         self._ring = ring
+        self._words = words
         self._store = store
         self._open: dict[int, Call] = {}
         # Answers for which the ring had no room, because the stub does not read them now
@@ -123,11 +140,18 @@ class StubCalls:
             found.blocking = True
             if found.model is not None and found.request is not None:
                 self._check_chain(found, found.model, found.request)
+        elif kind == messages.TAKEN:
+            found.waiting -= message[2]
+            found.waiting_bytes -= message[3]
+            if found.request is not None and not found.is_behind():
+                found.request.resume()
         elif kind == messages.CANCEL:
             if found.model is not None and found.request is not None:
                 found.model.cancel(found.request)
         else:
             del self._open[number]
+            if found.request is not None:
+                found.request.resume()
 
     def close(self) -> None:
         """The stub is gone: nobody waits for its calls any more."""
@@ -238,6 +262,11 @@ class StubCalls:
         else:
             wire = (None, [self._output(tensor) for tensor in response.outputs], response.parameters)
         self._send(call.number, response.final, wire)
+        if not response.final:
+            call.waiting += 1
+            call.waiting_bytes += sum(tensor.nbytes for tensor in response.outputs)
+            if call.is_behind():
+                request.pause()
 
     def _output(self, tensor: Tensor) -> tuple[Any, ...]:
         data: Any = tensor.data
@@ -265,7 +294,10 @@ class StubCalls:
             self._overflow.append((data, flags))
             self._try_again_later()
             return
-        self._ring.announce()
+        self._announce()
+
+    def _announce(self) -> None:
+        self._words[layout.ANSWERED] += self._ring.announce()
 
     def _try_again_later(self) -> None:
         if self._retry is None:
@@ -275,7 +307,7 @@ class StubCalls:
         self._retry = None
         while self._overflow and self._ring.put(*self._overflow[0]):
             self._overflow.popleft()
-        self._ring.announce()
+        self._announce()
         if self._overflow:
             self._try_again_later()
 

@@ -111,7 +111,7 @@ class Stub:
         self._reader = RingReader(self._segment.view[start : start + layout.RING_BYTES])
         start = layout.ANSWER_RING
         answers = RingWriter(self._segment.view[start : start + layout.RING_BYTES], self._process.answer_doorbell)
-        self._calls = StubCalls(self, models, self._outputs, answers, memory.store)
+        self._calls = StubCalls(self, models, self._outputs, answers, self._segment.words, memory.store)
         self._loop.add_reader(self._process.doorbell_in, self._on_doorbell)
         self._process.send("boot", segment=self._outputs.index, **boot)
 

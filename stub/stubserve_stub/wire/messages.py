@@ -15,6 +15,7 @@ read by whoever waits for them while the main thread is in `execute`::
     stub ▶ parent   (CALL, call, blocking, decoupled, model, version, request, released)
     stub ▶ parent   (CALL_BLOCKS, call)           the call has turned out to hold up its instance
     stub ▶ parent   (CANCEL, call)
+    stub ▶ parent   (TAKEN, call, count, nbytes)  so many of its answers have been taken
     stub ▶ parent   (DISCARD, call)               nobody is interested in further answers
     parent ▶ stub   (call, final, response, frees)
 
@@ -60,6 +61,7 @@ CALL = 4
 CALL_BLOCKS = 5
 CANCEL = 6
 DISCARD = 7
+TAKEN = 8
 
 FINAL = 1
 ACKNOWLEDGE = 2

@@ -73,11 +73,13 @@ class RingWriter:
         self._unannounced += 1
         return True
 
-    def announce(self) -> None:
-        """Rings the doorbell for all records written since the last call."""
-        if self._unannounced:
-            os.write(self._doorbell, _pack_count(self._unannounced))
+    def announce(self) -> int:
+        """Rings the doorbell for all records written since the last call; how many those are."""
+        count = self._unannounced
+        if count:
+            os.write(self._doorbell, _pack_count(count))
             self._unannounced = 0
+        return count
 
 
 class RingReader:
