@@ -6,6 +6,7 @@ from stubserve_stub.bls import ResponseIterator
 from stubserve_stub.constants import MemoryType, MetricKind
 from stubserve_stub.exceptions import TritonError, TritonModelException
 from stubserve_stub.logger import Logger
+from stubserve_stub.model_control import is_model_ready, load_model, unload_model
 from stubserve_stub.preferred_memory import PreferredMemory
 from stubserve_stub.requests import InferenceRequest, InferenceTrace
 from stubserve_stub.responses import InferenceResponse
@@ -15,9 +16,6 @@ from stubserve_stub.unavailable import (
     Metric,
     MetricFamily,
     SharedMemory,
-    is_model_ready,
-    load_model,
-    unload_model,
 )
 
 TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU

@@ -15,11 +15,12 @@ from stubserve_stub.constants import MemoryType
 from stubserve_stub.exceptions import TritonError, TritonModelException
 from stubserve_stub.logger import Logger
 from stubserve_stub.model_config import ModelConfig
+from stubserve_stub.model_control import is_model_ready, load_model, unload_model
 from stubserve_stub.preferred_memory import PreferredMemory
 from stubserve_stub.requests import InferenceRequest
 from stubserve_stub.responses import InferenceResponse
 from stubserve_stub.tensors import Tensor
-from stubserve_stub.unavailable import MetricFamily, is_model_ready, load_model, unload_model
+from stubserve_stub.unavailable import MetricFamily
 from stubserve_stub.utils import (
     TRITON_STRING_TO_NUMPY,
     deserialize_bytes_tensor,

@@ -252,11 +252,11 @@ class InferenceRequest:
 
         Failures are responses with an error. Raises TritonModelException in `initialize` and in `finalize`.
         """
-        return bls.execute(*self._outgoing(), decoupled)
+        return bls.execute(*self._outgoing(), _truth("exec", self, decoupled))
 
     def async_exec(self, decoupled: bool = False) -> Any:
         """As `exec`, to be awaited. Raises RuntimeError where no event loop runs."""
-        return bls.async_execute(*self._outgoing(), decoupled)
+        return bls.async_execute(*self._outgoing(), _truth("async_exec", self, decoupled))
 
     def _outgoing(self) -> Tuple[bls.Target, bls.Request]:
         target = self._target
@@ -269,6 +269,13 @@ class InferenceRequest:
             self._requested_output_names,
             self._inputs,
         )
+
+
+def _truth(function: str, request: InferenceRequest, given: Any) -> bool:
+    """An argument that says yes or no: of a type that does (text does not), or None. Raises TypeError."""
+    if given is not None and not hasattr(type(given), "__bool__"):
+        raise incompatible(function, "(self: InferenceRequest, decoupled: bool = False) -> object", (request, given))
+    return bool(given)
 
 
 def _correlation_id(given: Any) -> Union[int, str]:

@@ -12,21 +12,6 @@ def _refuse(what: str) -> NoReturn:
     raise TritonModelException("This release of stubserve does not offer {} yet.".format(what))
 
 
-def load_model(model_name: str, config: str = "", files: Optional[Any] = None) -> NoReturn:
-    """Raises TritonModelException: models cannot load models yet."""
-    _refuse("load_model (a model that loads another model)")
-
-
-def unload_model(model_name: str, unload_dependents: bool = False) -> NoReturn:
-    """Raises TritonModelException: models cannot unload models yet."""
-    _refuse("unload_model (a model that unloads another model)")
-
-
-def is_model_ready(model_name: str, model_version: str = "") -> NoReturn:
-    """Raises TritonModelException: models cannot ask for the readiness of others yet."""
-    _refuse("is_model_ready (a model that asks whether another model is ready)")
-
-
 class MetricFamily:
     """Raises TritonModelException: models cannot report metrics yet."""
 

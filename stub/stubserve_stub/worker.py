@@ -16,7 +16,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import numpy as np
 
-from stubserve_stub import bls, logger, session_threads, utils
+from stubserve_stub import bls, logger, model_control, session_threads, utils
 from stubserve_stub.batch import Batch
 from stubserve_stub.calls import Calls
 from stubserve_stub.channel import EXECUTING, FINALIZING, IDLE, Channel
@@ -125,6 +125,7 @@ class Worker:
         self._output_names = order["outputs"]
         self._decoupled = self._senders.decoupled = order["decoupled"]
         logger.connect(self._log)
+        model_control.connect(self._control, self._instance)
         logger.set_levels(order["log_levels"])
         with self._reporting("initialize"):
             model.initialize(order["arguments"])

@@ -40,6 +40,22 @@ def _starting(prefix: str) -> tuple[str, ...]:
 
 NEWER_TRITON = (
     Accepted(
+        "A model that calls another one gets the code of that one's error; 2.51 makes INTERNAL of every code.",
+        ("message/exec_model_error",),
+        200,
+        "<__ErrorCode.NOT_FOUND: 2>, 'an error of the model'",
+    ),
+    Accepted(
+        "Response iterators can be cancelled, and responses to a model have parameters; 2.51 has neither method.",
+        ("message/exec_iterator_cancel", "message/exec_result_parameters", "message/exec_error_parameters"),
+        200,
+        texts={
+            "message/exec_iterator_cancel": "(None, 1, None)",
+            "message/exec_result_parameters": "'{}'",
+            "message/exec_error_parameters": "''",
+        },
+    ),
+    Accepted(
         "Triton 2.73 names the unknown model or version here; 2.51 only says it is not ready.",
         (
             "metadata/ready_unknown_model",
@@ -320,11 +336,7 @@ DECISIONS = (
 NOT_YET = (
     Accepted(
         "Models are not loaded and unloaded while the server runs.",
-        (
-            *_of_server("control", "strict"),
-            *_starting("control_utils/load"),
-            *_starting("control_utils/unload"),
-        ),
+        (*_of_server("control", "strict"),),
     ),
     Accepted(
         "Sequence batching.",
@@ -343,11 +355,6 @@ NOT_YET = (
             "index/text_body",
         ),
     ),
-    Accepted(
-        "A model does not call other models.",
-        (*_starting("message/exec_"), "message/async_exec_no_loop", "broken/code_initialize_bls"),
-    ),
-    Accepted("A model does not ask whether another one is ready.", _starting("control_utils/ready")),
     Accepted(
         "Metrics of a model.",
         tuple(

@@ -413,6 +413,48 @@ def test_not_in_initialize_and_not_in_finalize(tmp_path: Path, method: str) -> N
     assert "BLS is only supported during the 'execute' function." in server.output
 
 
+# Other models
+
+
+def test_asking_for_the_readiness_of_others(server: Serving) -> None:
+    source = """
+result = [pb_utils.is_model_ready(*asked) for asked in
+          (("echo",), ("echo", "1"), ("echo", "7"), ("nosuch",), ("never_ready",))]
+try:
+    pb_utils.is_model_ready("echo", "x")
+except pb_utils.TritonModelException as error:
+    result.append(str(error))
+"""
+    *ready, error = run(server, source)
+    assert ready == [True, True, False, False, False]
+    assert error.startswith(
+        "Failed to check model readiness: Failed to process the request for model 'script_0', message: "
+        "failed to get model version from specified version string 'x'"
+    )
+
+
+def test_asking_in_initialize(tmp_path: Path) -> None:
+    code = """
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                print("READY", pb_utils.is_model_ready("nosuch"))
+    """
+    write_model(tmp_path, "early", code)
+    with Serving(tmp_path) as server:
+        assert "READY False" in server.output
+
+
+@pytest.mark.parametrize("what", ["load", "unload"])
+def test_loading_is_refused_as_over_http(server: Serving, what: str) -> None:
+    answer = ask(server, f"pb_utils.{what}_model('echo')")
+    assert (
+        f"Failed to {what} model: Failed to process the request for model 'script_0', message: explicit model load"
+        in (answer.error)
+    )
+
+
 # Iterators
 
 

@@ -55,16 +55,40 @@ def test_import_in_a_plain_interpreter() -> None:
 @pytest.mark.parametrize(
     ("call", "what"),
     [
-        (lambda: pb_utils.load_model("m"), "load_model"),
-        (lambda: pb_utils.load_model(model_name="m", config="{}", files={}), "load_model"),
-        (lambda: pb_utils.unload_model("m", unload_dependents=True), "unload_model"),
-        (lambda: pb_utils.is_model_ready("m", "1"), "is_model_ready"),
         (lambda: pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.COUNTER), "MetricFamily"),
         (lambda: c_python_backend_utils.shared_memory.free_memory(), "shared-memory region"),
     ],
 )
 def test_what_is_not_offered_says_so(call: Callable[[], Any], what: str) -> None:
     with pytest.raises(pb_utils.TritonModelException, match=f"^This release of stubserve does not offer .*{what}"):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "failure"),
+    [
+        (lambda: pb_utils.load_model("m"), "Failed to load model"),
+        (lambda: pb_utils.load_model(model_name="m", config="{}", files={}), "Failed to load model"),
+        (lambda: pb_utils.unload_model("m", unload_dependents=True), "Failed to unload model"),
+        (lambda: pb_utils.is_model_ready("m", "1"), "Failed to check model readiness"),
+    ],
+)
+def test_there_is_no_server_to_ask(call: Callable[[], Any], failure: str) -> None:
+    with pytest.raises(pb_utils.TritonModelException, match=f"^{failure}: there is no server to ask"):
+        call()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: pb_utils.load_model(None),
+        lambda: pb_utils.load_model("m", config=5),
+        lambda: pb_utils.unload_model("m", unload_dependents=1),
+        lambda: pb_utils.is_model_ready("m", 1),
+    ],
+)
+def test_model_control_wants_text(call: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError, match="incompatible function arguments"):
         call()
 
 

@@ -153,6 +153,16 @@ class StubCalls:
             if found.request is not None:
                 found.request.resume()
 
+    async def tell(self, question: dict[str, Any]) -> dict[str, Any]:
+        """What the model asks about other models: the answer as "value", or why there is none as "error"."""
+        if question["question"] != "is_model_ready":
+            return {"error": "explicit model load / unload is not allowed if polling is enabled"}
+        try:
+            model = self._models.find(question["model"], question["version"])
+        except ServeError as error:
+            return {"error": error.message} if error.code is Code.INVALID_ARG else {"value": False}
+        return {"value": not await model.check_ready()}
+
     def close(self) -> None:
         """The stub is gone: nobody waits for its calls any more."""
         if self._retry is not None:

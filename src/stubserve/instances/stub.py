@@ -87,6 +87,8 @@ class Stub:
         self._on_log = on_log
         self._steps: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._gone = asyncio.Event()
+        # Answers to questions of the model that are being looked for
+        self._answering: set[asyncio.Task[None]] = set()
         self._readiness: asyncio.Future[dict[str, Any]] | None = None
         # Batches that the stub has, by number
         self._in_flight: dict[int, Batch] = {}
@@ -384,8 +386,16 @@ class Stub:
             self._on_log(message)
         elif kind == "readiness":
             self._answer_readiness(message)
+        elif kind == "ask":
+            answering = self._loop.create_task(self._tell(message))
+            self._answering.add(answering)
+            answering.add_done_callback(self._answering.discard)
         elif kind != "finalized":
             self._steps.put_nowait(message)
+
+    async def _tell(self, question: dict[str, Any]) -> None:
+        answer = await self._calls.tell(question)
+        self._process.send("told", number=question["number"], **answer)
 
     def _answer_readiness(self, answer: dict[str, Any]) -> None:
         question, self._readiness = self._readiness, None
@@ -399,6 +409,8 @@ class Stub:
         self.death = cause
         self._died_while = self.health()[0]  # its segment may be given away before anybody asks
         self._calls.close()
+        for answering in self._answering:
+            answering.cancel()
         self._loop.remove_reader(self._process.doorbell_in)
         self._process.close_doorbells()
         self._steps.put_nowait(None)
