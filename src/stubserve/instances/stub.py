@@ -42,6 +42,13 @@ _QUICK_BATCHES = 32
 
 _HEALTH_NAMES = {0: "booting", 1: "loading", 2: "idle", 3: "executing", 4: "finalizing"}
 
+# From this size on, moving a request's bytes takes longer than a stub would look for the next one.
+_LARGE_BYTES = 128 << 10
+
+
+def _is_large(request: Request) -> bool:
+    return any(tensor.nbytes >= _LARGE_BYTES for tensor in request.inputs)
+
 
 class StubOwner(Protocol):
     """Who is told what a stub does."""
@@ -210,7 +217,8 @@ class Stub:
         if self._hang_watch is None:
             self._hang_watch = self._loop.call_later(_PATIENCE_S, self._watch_for_hang)
         self._memory.batches_in_flight += 1
-        self._segment.words[layout.ALONE] = len(requests) == 1 and self._memory.batches_in_flight == 1
+        alone = len(requests) == 1 and self._memory.batches_in_flight == 1
+        self._segment.words[layout.ALONE] = alone and not _is_large(requests[0])
         self._put(data, flags)
 
     @property

@@ -30,7 +30,7 @@ class ArenaBody:
         self.offset = self.block.offset + start
         self.filled = 0
 
-    def add(self, data: bytes) -> None:
+    def add(self, data: memoryview) -> None:
         """Appends what was read together with the head."""
         self.view[self.filled : self.filled + len(data)] = data
         self.filled += len(data)

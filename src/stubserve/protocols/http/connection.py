@@ -4,6 +4,7 @@ The bytes of a request are read where they are wanted. Heads and small bodies la
 connections share (a read and its callback are one step of the event loop, so nobody else can be in it). A large
 inference body goes straight into the arena: once the head has told its length, `get_buffer` gives the socket the rest
 of a block, placed so that the first tensor, behind the JSON header of known length, begins on a 64-byte boundary.
+What comes with the head has to be copied there, so a connection whose last request was large reads little at first.
 
 Requests on a connection are handled one after the other. While one is being answered nothing more is read, so neither
 pipelining nor a client that does not read its answers can make the server collect memory. A request for another route
@@ -35,7 +36,7 @@ from stubserve.protocols.http.head import MAX_HEAD_BYTES, BadRequest, Head
 from stubserve.protocols.http.infer import InferCall
 from stubserve.protocols.http.infer_encode import encode_error
 from stubserve.protocols.http.repeat import Repeat
-from stubserve.protocols.http.reply import JSON, Reply, reply_head
+from stubserve.protocols.http.reply import JSON, Reply, keep_sending_warm, reply_head
 from stubserve.protocols.http.shared import SCRATCH_BYTES, STALL_S, Connections
 
 log = logging.getLogger("stubserve.http")
@@ -80,6 +81,8 @@ class Connection(asyncio.BufferedProtocol):
         self._reading_paused = False
         self._write_paused = False
         self._watched = False
+        self._inbox = shared.scratch_view
+        self._sends_large = False
         self.bytes_received = 0
         # Per-request state
         self._state = HEAD
@@ -103,7 +106,7 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._arena_body is not None:
             return self._arena_body.rest
-        return self._shared.scratch_view
+        return self._inbox
 
     def buffer_updated(self, nbytes: int) -> None:
         self.bytes_received += nbytes
@@ -251,6 +254,7 @@ class Connection(asyncio.BufferedProtocol):
     def _begin(self, head: Head, raw: bytes, data: bytes, position: int) -> int:
         """A head is complete: decides what to do with its body. Returns the position behind what it used of it."""
         self._head = head
+        self._inbox = self._shared.scratch_view
         self._left = length = head.content_length
         self._chunked = ChunkedBody() if head.chunked else None
         if head.infer is None:
@@ -289,7 +293,9 @@ class Connection(asyncio.BufferedProtocol):
         end = min(position + self._left, len(data))
         self._state = BODY
         self._arena_body = arena_body
-        arena_body.add(data[position:end])
+        arena_body.add(memoryview(data)[position:end])
+        # The next request is probably as large: all of its body but what comes in so short a read needs no copy.
+        self._inbox = self._shared.head_view
         if arena_body.complete:
             self._infer_from_arena()
         return end
@@ -406,6 +412,9 @@ class Connection(asyncio.BufferedProtocol):
         total = sum(map(len, reply.parts))
         head = reply_head(reply.status, reply.content_type, total, reply.json_length, reply.headers, keep_alive)
         if reply.blocks:
+            if not self._sends_large:
+                self._sends_large = True
+                keep_sending_warm(self._transport)
             wrap = self._shared.sent_memory.wrap
             self._transport.writelines(
                 [head, *(part if isinstance(part, bytes) else wrap(part, reply.blocks) for part in reply.parts)]

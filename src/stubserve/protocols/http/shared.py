@@ -10,6 +10,8 @@ from stubserve.protocols.http.reply import SentMemory
 from stubserve.protocols.serving import Ingress
 
 SCRATCH_BYTES = 64 * 1024
+# A head and the JSON of a few tensors: what is read at first of a request that will be large.
+HEAD_BYTES = 4 * 1024
 STALL_S = 60.0
 
 
@@ -28,6 +30,7 @@ class Connections:
         self.ingress = ingress
         self.scratch = bytearray(SCRATCH_BYTES)
         self.scratch_view = memoryview(self.scratch)
+        self.head_view = self.scratch_view[:HEAD_BYTES]
         self.heads = HeadCache()
         self.sent_memory = SentMemory()
         self._unfinished: dict[Watched, int] = {}

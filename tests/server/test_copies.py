@@ -1,0 +1,161 @@
+"""A large tensor is copied by nobody: not by the parent, not by the stub of a model that returns what it was given.
+
+A copy needs somewhere to go. In a process's own memory tracemalloc sees it, which counts what Python objects and numpy
+arrays allocate; in shared memory the ledger does, which counts what every segment has committed. So the server runs in
+the test's own process, with a real stub, and a client in a thread that allocates nothing itself. Each way of counting
+is tried on a request that has to be copied, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import numpy as np
+import uvloop
+
+from stubserve.flags import parse_arguments
+from stubserve.server import Server, bind, http_server
+from tests.serving import binary_request, io_config, write_model
+
+TENSOR_BYTES = 4 << 20
+# A hundredth of the tensor: heads, JSON, and the few KiB of a body that come with its head.
+COPIED_BYTES = TENSOR_BYTES // 100
+
+# Answers with its input, and with the most memory that Python objects of its process, made since it was loaded, had
+# from one call of `execute` to the next, in bytes.
+IDENTITY = """
+    import tracemalloc
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            tracemalloc.start()
+
+        def execute(self, requests):
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.reset_peak()
+            [request] = requests
+            array = request.inputs()[0].as_numpy()
+            outputs = [
+                pb_utils.Tensor("OUTPUT0", RESULT),
+                pb_utils.Tensor("PEAK", np.array([peak], np.int64)),
+            ]
+            return [pb_utils.InferenceResponse(outputs)]
+"""
+CONFIG = io_config(extra='output [ { name: "PEAK" data_type: TYPE_INT64 dims: [ 1 ] } ]')
+
+
+class Client:
+    """A blocking connection that sends one request again and again and reads the answers into one buffer."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self._buffer = bytearray(TENSOR_BYTES + 64 * 1024)
+
+    def infer(self, request: bytes) -> memoryview:
+        """The answer's body, valid until the next call."""
+        self._socket.sendall(request)
+        view = memoryview(self._buffer)
+        filled = 0
+        expected = None
+        while expected is None or filled < expected:
+            received = self._socket.recv_into(view[filled:])
+            assert received, "the server closed the connection"
+            filled += received
+            if expected is None and (end := self._buffer.find(b"\r\n\r\n", 0, filled)) >= 0:
+                head = bytes(view[: end + 2])
+                assert head.startswith(b"HTTP/1.1 200 "), bytes(view[:filled])
+                expected = end + 4 + int(head.rpartition(b"\r\nContent-Length: ")[2])
+        return view[end + 4 : expected]
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def head(model: str, json_length: str, framing: str) -> bytes:
+    fields = f"Host: here\r\nInference-Header-Content-Length: {json_length}\r\n{framing}\r\n\r\n"
+    return f"POST /v2/models/{model}/infer HTTP/1.1\r\n{fields}".encode()
+
+
+@contextlib.asynccontextmanager
+async def serving(repository: Path) -> AsyncIterator[tuple[Server, int]]:
+    """A server in this process, with its stubs: it and its port."""
+    settings = parse_arguments([str(repository), "--http-address=127.0.0.1", "--http-port=0"])
+    server = Server(settings)
+    listener = bind(settings)
+    http = http_server(server)
+    running = asyncio.ensure_future(http.serve([listener]))
+    try:
+        assert await server.load()
+        yield server, listener.getsockname()[1]
+    finally:
+        http.stop()
+        await server.stop()
+        await running
+
+
+async def most_allocated(ask: Callable[[], None]) -> int:
+    """The most that this process had allocated, while the third of three requests was answered, beyond before."""
+    for _ in range(2):
+        await asyncio.to_thread(ask)
+    before = tracemalloc.get_traced_memory()[0]
+    tracemalloc.reset_peak()
+    await asyncio.to_thread(ask)
+    return tracemalloc.get_traced_memory()[1] - before
+
+
+def test_a_large_tensor_is_not_copied(repository: Path) -> None:
+    write_model(repository, "identity", IDENTITY.replace("RESULT", "array"), CONFIG)
+    write_model(repository, "copy", IDENTITY.replace("RESULT", "array.copy()"), CONFIG)
+    array = np.arange(TENSOR_BYTES // 4, dtype=np.float32)
+    _, body, headers = binary_request("identity", array)
+    json_length = headers["Inference-Header-Content-Length"]
+    whole = f"Content-Length: {len(body)}"
+    chunked = f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
+    requests = {
+        "plain": head("identity", json_length, whole) + body,
+        "copied by the model": head("copy", json_length, whole) + body,
+        "copied by the parent": head("identity", json_length, "Transfer-Encoding: chunked") + chunked,
+    }
+    in_parent = {}
+    in_stub = {}
+    committed = {}
+
+    async def measure() -> None:
+        async with serving(repository) as (server, port):
+            arena = server.memory.arena
+            tracemalloc.start()
+            client = Client(port)
+            for name, request in requests.items():
+                answer = memoryview(b"")
+
+                def ask(request: bytes = request) -> None:
+                    nonlocal answer
+                    answer = client.infer(request)
+
+                committed_before = sum(arena.committed().values())
+                in_parent[name] = await most_allocated(ask)
+                committed[name] = sum(arena.committed().values()) - committed_before
+                assert answer[-8 - TENSOR_BYTES : -8] == array.data.cast("B")
+                in_stub[name] = int.from_bytes(answer[-8:], "little")
+            client.close()
+
+    try:
+        uvloop.run(measure())
+    finally:
+        tracemalloc.stop()
+
+    one_block = TENSOR_BYTES + TENSOR_BYTES // 16
+    assert in_parent["plain"] < COPIED_BYTES
+    assert in_stub["plain"] < COPIED_BYTES
+    assert TENSOR_BYTES <= committed["plain"] <= one_block
+    # All three ways of counting see a copy where there is one.
+    assert in_parent["copied by the parent"] >= TENSOR_BYTES
+    assert in_stub["copied by the model"] >= TENSOR_BYTES
+    assert committed["copied by the model"] >= TENSOR_BYTES
