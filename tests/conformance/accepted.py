@@ -19,7 +19,7 @@ class Accepted:
 
     reason: str
     cases: tuple[str, ...]
-    status: int | None = None
+    status: int | str | None = None
     text: str | None = None
     sometimes: bool = False
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -64,6 +64,17 @@ NEWER_TRITON = (
             "versions/specific_ready_of_skipped",
         ),
         404,
+        "Request for unknown model: ",
+    ),
+    Accepted(
+        "As above, over gRPC.",
+        (
+            "grpc/model_ready_unknown",
+            "grpc/model_ready_unknown_version",
+            "grpc/model_ready_no_name",
+            "grpc/broken_model_ready",
+        ),
+        "NOT_FOUND",
         "Request for unknown model: ",
     ),
     Accepted(
@@ -148,6 +159,11 @@ NEWER_TRITON = (
         200,
     ),
     Accepted(
+        "As above, over gRPC.",
+        ("grpc_infer/model_parameters", "grpc_infer/model_parameters_empty", "grpc_stream/response_parameters"),
+        "OK",
+    ),
+    Accepted(
         "In Triton 2.73 a malformed string blob has a text of its own; in 2.51 `struct` complains.",
         ("tensor/deserialize_short_length", "tensor/deserialize_short_text"),
         200,
@@ -209,6 +225,58 @@ DECISIONS = (
         texts=_POLL_TEXTS,
     ),
     Accepted(
+        "The memory of a model's stubs is in its statistics; Triton's Python backend reports none.",
+        (
+            "statistics/shape_of_answer",
+            "statistics/fresh_model",
+            "statistics/decoupled_model",
+            "versions/latest_stats",
+            "versions/all_stats",
+            "versions/two_stats",
+            "versions/specific_stats",
+        ),
+        200,
+    ),
+    Accepted("As above, over gRPC.", ("grpc/statistics_fresh", "grpc/statistics_version_only"), "OK"),
+    Accepted(
+        "Each response of a decoupled model is counted by its place; Triton's Python backend reports none to the "
+        "statistics that it has for them.",
+        (
+            "grpc_stream/decoupled_none",
+            "grpc_stream/decoupled_one",
+            "grpc_stream/decoupled_three",
+            "grpc_stream/decoupled_error",
+            "grpc_stream/decoupled_error_then_two",
+            "grpc_stream/decoupled_raise_after_two",
+        ),
+        "OK",
+    ),
+    Accepted("stubserve tells its own version over gRPC, too.", ("grpc/metadata_server",), "OK"),
+    Accepted("Health can be watched; Triton has no such method.", ("grpc/health_watch",)),
+    Accepted(
+        "A method that there is not is refused with a text, by Triton without.",
+        ("grpc/unknown_method", "grpc/unknown_service", "grpc/no_slash"),
+        "UNIMPLEMENTED",
+    ),
+    Accepted(
+        "A call that ends without its one message breaks gRPC's rules. Triton parses the message that was not sent; "
+        "`grpc.aio` leaves the call to its client.",
+        ("grpc/unary_without_message",),
+        sometimes=True,
+    ),
+    Accepted(
+        "To a message that cannot be parsed Triton ends the stream with OK, as if all were well.",
+        ("grpc_stream/malformed", "grpc_stream/malformed_after_one"),
+        "INTERNAL",
+        "Unable to parse request",
+    ),
+    Accepted(
+        "A model that answers twice under one name: real Triton's message describes one output twice as large and "
+        "another without a type, which no client can read.",
+        ("grpc_infer/model_twice",),
+        "OK",
+    ),
+    Accepted(
         "stubserve tells its own version.",
         ("metadata/server", "http/origin_header", "http/get_with_body_then_next"),
         200,
@@ -252,6 +320,7 @@ DECISIONS = (
             "message/bls_cancelled",
             "behaviour/sender_raise",
             "behaviour/sender_twice",
+            "grpc_stream/cancel_decoupled",
         ),
         sometimes=True,
     ),
@@ -353,7 +422,13 @@ NOT_YET = (
             "index/empty_object",
             "index/array_body",
             "index/text_body",
+            "grpc/model_metadata_sequence",
+            "grpc_infer/sequence_no_id",
         ),
+    ),
+    Accepted(
+        "Shared memory of a client's own.",
+        _starting("grpc/shared_memory_"),
     ),
     Accepted(
         "Metrics of a model.",
@@ -368,7 +443,6 @@ NOT_YET = (
         "Ensembles.",
         tuple(name for name in _starting("broken/ensemble_") if name not in _POLL_TEXTS),
     ),
-    Accepted("Python environments of a model's own.", _starting("broken/environment_")),
 )
 
 SECTIONS: Mapping[str, tuple[Accepted, ...]] = {

@@ -12,11 +12,15 @@ import re
 import zlib
 from typing import Any
 
+from . import messages
+from .rpc import RpcAnswer
 from .servers import Server
 from .wire import Answer, Response
 
 # Date says when, Server says who: they differ between any two servers.
 IGNORED_HEADERS = frozenset({"date", "server"})
+# gRPC: who the server is, which compressions it knows, how the library carries its own state.
+IGNORED_METADATA_PREFIXES = ("grpc-", "content-type", "accept-encoding", "user-agent", "date", "server")
 # Their values follow from the body, which is compared itself; that the header is there is what counts.
 PRESENCE_HEADERS = frozenset({"content-length", "inference-header-content-length"})
 # Statistics and metrics hold durations and clock times: only whether they moved can agree.
@@ -114,6 +118,26 @@ def describe_answer(answer: Answer, server: Server, pick: str) -> dict[str, Any]
             if isinstance(described.get("json"), list):
                 described["json"] = [entry for entry in described["json"] if entry.get("name") == pick]
     return {"ending": answer.ending, "responses": responses}
+
+
+def describe_rpc(answer: RpcAnswer, method: str, server: Server, pick: str) -> dict[str, Any]:
+    """A gRPC call's answer in the form of an HTTP one: the status' name, metadata as headers, messages as JSON.
+
+    Metadata counts as one table: in an answer without messages, gRPC has initial and trailing metadata in one block.
+    """
+    headers: dict[str, list[str]] = {}
+    for name, value in sorted(answer.initial + answer.trailing):
+        if not name.startswith(IGNORED_METADATA_PREFIXES):
+            headers.setdefault(name, []).append(value)
+    described = [_normalise_json(messages.as_data(method, message), server) for message in answer.messages]
+    if pick:
+        for message in described:
+            if isinstance(message, dict) and "models" in message:
+                message["models"] = [entry for entry in message["models"] if entry["name"] == pick]
+    response: dict[str, Any] = {"status": answer.status, "headers": headers, "json": described}
+    if answer.details:
+        response["text"] = normalise_text(answer.details, server)
+    return {"ending": answer.ending, "responses": [response]}
 
 
 def same(left: Any, right: Any) -> bool:

@@ -13,9 +13,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "differences.md"
 _HEAD = """\
 # Known differences
 
-`make conformance` sends the same raw requests to real Triton 2.51 and to stubserve and compares status, headers, body
-and statistics. Apart from the cases below every answer is the same. A case that is listed here and no longer differs
-fails the run, and so does one whose answer is not the promised one.
+`make conformance` sends the same raw requests to real Triton 2.51 and to stubserve, over HTTP and gRPC, and compares
+status, headers or metadata, body or messages, and statistics. Apart from the cases below every answer is the same. A
+case that is listed here and no longer differs fails the run, and so does one whose answer is not the promised one.
 
 What is never compared: the reason phrase, the Date and Server headers, the type of an error or an empty body (Triton
 sends `text/plain`, stubserve the true type or none), durations and clock times, addresses, and installation paths.
@@ -30,7 +30,7 @@ def broken_promise(accepted: Accepted, case: str, outcome: Mapping[str, Any]) ->
     if accepted.status is not None and last.get("status") != accepted.status:
         return f"promised status {accepted.status}, got {last.get('status')}"
     text = accepted.text_for(case)
-    if text is not None and not _contains(last.get("json", last.get("text")), text):
+    if text is not None and not _contains([last.get("json"), last.get("text")], text):
         return f"promised text {text!r} is missing"
     return ""
 

@@ -26,7 +26,29 @@ class Concurrent:
     exchanges: tuple[Exchange, ...]
 
 
-Step = Exchange | Concurrent
+@dataclass(frozen=True)
+class Rpc:
+    """One gRPC call: serialized messages for a method, given as its full path.
+
+    stream: whether the method takes and gives streams; else ``messages`` is one.
+    metadata: sent with the call; ``compression`` names how its messages are packed.
+    deadline: what the server is told to keep to, in seconds; ``timeout`` is when the client gives up by itself.
+    one_by_one: each message of a stream waits for an answer to the one before; else all are sent at once.
+    cancel_after: the client cancels when it has read that many messages.
+    """
+
+    method: str
+    messages: tuple[bytes, ...]
+    stream: bool = False
+    metadata: tuple[tuple[str, str], ...] = ()
+    compression: str = ""
+    timeout: float = DEFAULT_TIMEOUT_S
+    deadline: float | None = None
+    one_by_one: bool = False
+    cancel_after: int | None = None
+
+
+Step = Exchange | Concurrent | Rpc
 
 
 @dataclass(frozen=True)

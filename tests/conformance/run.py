@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from .compare import describe_answer
-from .request import DEFAULT_TIMEOUT_S, Case, Concurrent, Exchange
+from .compare import describe_answer, describe_rpc
+from .request import DEFAULT_TIMEOUT_S, Case, Concurrent, Exchange, Rpc
+from .rpc import call
 from .servers import Server, StartError, running
 from .statistics import movement, settled
 from .wire import Answer, exchange
@@ -43,6 +44,8 @@ def outcome(server: Server, case: Case) -> Outcome:
             # Which of several requests at once comes first is nobody's promise: the answers are compared as a set.
             described = [describe_answer(answer, server, case.pick) for answer in answers]
             steps.append(sorted(described, key=json.dumps))
+        elif isinstance(step, Rpc):
+            steps.append(describe_rpc(call(server.grpc_port, step), step.method, server, case.pick))
         else:
             steps.append(describe_answer(_send(server, step), server, case.pick))
     result: Outcome = {"steps": steps}
@@ -69,7 +72,7 @@ def _survived(server: Server, case: Case, result: Outcome) -> bool:
 
 def _may_be_silent(case: Case) -> bool:
     """Whether the case itself reckons with no answer, by a shorter wait than usual."""
-    return any(isinstance(step, Exchange) and step.timeout < DEFAULT_TIMEOUT_S for step in case.steps)
+    return any(isinstance(step, (Exchange, Rpc)) and step.timeout < DEFAULT_TIMEOUT_S for step in case.steps)
 
 
 def outcomes(name: str, cases: Iterable[Case]) -> Iterator[tuple[Case, Outcome]]:

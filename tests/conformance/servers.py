@@ -57,6 +57,7 @@ class Server:
     name: str
     process: subprocess.Popen[bytes]
     port: int
+    grpc_port: int
     repository: Path
     log: Path
 
@@ -124,7 +125,7 @@ def _start(name: str, root: Path, log: Path, flags: tuple[str, ...]) -> Server:
     ]
     with log.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
-    return Server(name, process, http, root, log)
+    return Server(name, process, http, grpc, root, log)
 
 
 def _await_ready(server: Server) -> None:

@@ -10,7 +10,7 @@ from .wire import Response
 
 
 def _server(root: str) -> Server:
-    return Server("triton", cast(Any, None), 1, Path(root), Path("/log"))
+    return Server("triton", cast(Any, None), 1, 2, Path(root), Path("/log"))
 
 
 def _describe(body: bytes, *headers: tuple[str, str], root: str = "/here/models") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Sends IN responses, counted from zero, then the final flag; a negative IN says which error comes first."""
+"""Sends IN responses, counted from zero, then the final flag; a negative IN says which error comes, and when."""
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -15,9 +15,11 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             if number == -9:
                 raise ValueError("minus nine")
-            if number < 0:
+            if -10 < number < 0:
                 error = pb_utils.TritonError("an error of the model", pb_utils.TritonError.NOT_FOUND)
                 sender.send(pb_utils.InferenceResponse(error=error))
             for value in range(max(number, 0) if number > -2 else 2):
                 sender.send(answer(value))
+            if number == -10:
+                raise ValueError("minus ten")
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
