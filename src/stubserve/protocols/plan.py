@@ -74,7 +74,9 @@ class RequestPlan:
                 check_strings(request, tensor, strings, model)
         return request
 
-    def inline_request(self, data: memoryview, tail: int, on_response: Callable[[Request, Response], None]) -> Request:
+    def inline_request(
+        self, data: bytes | memoryview, tail: int, on_response: Callable[[Request, Response], None]
+    ) -> Request:
         """The request that an `inline` description makes of the bytes in `data` from `tail` on."""
         inputs = []
         for name, datatype, shape, at, nbytes, _ in self._inputs:

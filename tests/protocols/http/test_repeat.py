@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import numpy as np
@@ -83,6 +84,39 @@ def test_every_kind_of_answer_is_the_one_that_a_new_connection_gets(server: Serv
         assert ask(client, vector(mood, 0, 0)) == expected
         assert ask(client, vector(mood, 0, 0)) == expected
         assert ask(client, vector(10, 0, 0)) == usual[0]
+
+
+def numbers(*values: float | str) -> bytes:
+    """The same as JSON, with all values of one width, so that requests differ in nothing but their digits."""
+    data = ",".join(f"{value:>5}" for value in values)
+    text = f'{{"inputs":[{{"name":"INPUT0","datatype":"FP32","shape":[1,{len(values)}],"data":[{data}]}}]}}'
+    return post(text.encode(), "moody")
+
+
+def test_numbers_in_json(server: Serving) -> None:
+    with Client(server) as client:
+        for start in range(10, 20):
+            client.send(numbers(start, 2.5, -3))
+            status, _, body = client.answer()
+            assert (status, json.loads(body)["outputs"][0]["data"]) == (200, [start + 100, 102.5, 97])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(1, 0, 0), (2, 0, 0), (3, 0, 0), (4, 0, 0), (5, 0, 0), (10, "true", 0), (10, "null", 0), (10, "0,1", 0),
+     (10, "[1]", 0), (10, "1]", 0), (10, "1e99", 0), (10, "0x1", 0), (10, '"1"', 0), (10, "", 0), (10, "NaN", 0)],
+)  # fmt: skip
+def test_any_numbers_in_json_are_answered_as_on_a_new_connection(server: Serving, values: tuple[float | str]) -> None:
+    with Client(server) as alone:
+        alone.send(numbers(*values))
+        expected = alone.answer()
+    with Client(server) as client:
+        for request, answer in [(numbers(10, 0, 0), None)] * 3 + [(numbers(*values), expected)] * 2:
+            client.send(request)
+            found = client.answer()
+            assert answer is None or found == answer
+        client.send(numbers(10, 0, 0))
+        assert client.answer()[0] == 200
 
 
 def test_other_requests_in_between(server: Serving) -> None:

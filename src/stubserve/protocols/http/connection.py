@@ -115,7 +115,7 @@ class Connection(asyncio.BufferedProtocol):
             repeat is not None
             and nbytes == repeat.length
             and self._state is HEAD
-            and self._shared.scratch.startswith(repeat.prefix)
+            and repeat.fits(self._shared.scratch)
             and not self._pending
             and not self._write_paused
             and self._begin_again(repeat)
@@ -229,8 +229,8 @@ class Connection(asyncio.BufferedProtocol):
         self._head = head
         self._state = BUSY
         call = self._infer(data[body_start:], None, 0)
-        if call is not None and call.plan is not None and call.plan.inline and head.repeatable:
-            self._repeat = Repeat(head, call.model, call.plan, data[: len(data) - call.plan.tail_bytes])
+        if call is not None and call.form is not None and call.form.plan.inline and head.repeatable:
+            self._repeat = Repeat(head, call.model, call.form, data, body_start)
         return True
 
     def _begin_again(self, repeat: Repeat) -> bool:
@@ -242,8 +242,11 @@ class Connection(asyncio.BufferedProtocol):
             if model is not repeat.model:  # loaded anew since then
                 self._repeat = None
                 return False
+            request = repeat.request(self._shared.scratch_view, self._on_repeated)
+            if request is None:
+                return False
             self._state = BUSY
-            request = self._repeated = repeat.request(self._shared.scratch_view, self._on_repeated)
+            self._repeated = request
             model.submit(request)
         except ServeError as error:
             self._state = BUSY

@@ -13,10 +13,9 @@ from stubserve.inference.request import Request, Response
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http import compression
 from stubserve.protocols.http.head import Head
-from stubserve.protocols.http.infer_decode import decode, parse_header_length
+from stubserve.protocols.http.infer_decode import KnownForm, decode, parse_header_length
 from stubserve.protocols.http.infer_encode import encode, encode_error
 from stubserve.protocols.http.reply import Reply
-from stubserve.protocols.plan import RequestPlan
 from stubserve.protocols.reply_format import ReplyFormat
 from stubserve.protocols.serving import Ingress, ServingModel
 
@@ -29,7 +28,7 @@ class InferCall:
     The reply's blocks are only promised until `on_reply` returns.
     """
 
-    __slots__ = ("_head", "_ingress", "_on_reply", "_reply_format", "_request", "_start_ns", "model", "plan")
+    __slots__ = ("_head", "_ingress", "_on_reply", "_reply_format", "_request", "_start_ns", "form", "model")
 
     def __init__(self, model: ServingModel, head: Head, ingress: Ingress, on_reply: Callable[[Reply], None]) -> None:
         self.model = model
@@ -38,8 +37,8 @@ class InferCall:
         self._on_reply = on_reply
         self._start_ns = time.monotonic_ns()
         self._request: Request | None = None
-        # What is known of the request's JSON, for who wants to recognise it the next time
-        self.plan: RequestPlan | None = None
+        # How the body is made, for who wants to recognise it the next time
+        self.form: KnownForm | None = None
 
     def start(self, body: bytes | memoryview, block: Block | None, offset: int) -> None:
         """Decodes, checks and submits. `body` is complete; if it lies in the arena, in `block` at arena `offset`."""
@@ -57,7 +56,7 @@ class InferCall:
         request = decoded.request(self._on_response)
         request.request_start_ns = self._start_ns
         self._reply_format = decoded.reply_format
-        self.plan = decoded.plan
+        self.form = decoded.form
         try:
             if self._ingress.http_forwarding is not None:
                 self._forward_headers(request, self._ingress.http_forwarding)
@@ -78,7 +77,7 @@ class InferCall:
     def _forward_headers(self, request: Request, forwarding: HeaderForwarding) -> None:
         headers = [(name.decode("latin-1"), value) for name, value in self._head.headers]
         request.parameters = {**(request.parameters or {}), **forwarding.parameters(headers)}
-        self.plan = None  # the plan does not know of them
+        self.form = None  # a known form does not know of them
 
     def _on_response(self, request: Request, response: Response) -> None:
         # Request and call know each other; cut here, or only the garbage collector could free them.

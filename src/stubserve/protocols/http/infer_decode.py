@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
 from stubserve.errors import invalid
 from stubserve.inference.memory import Block
@@ -32,16 +33,25 @@ _LEADING_INTEGER = re.compile(rb"[ \t\r\n\v\f]*([+-]?[0-9]+)").match
 _PLAIN_ID = re.compile(rb'\{"id": ?"([ !#-\[\]-~]+)"(?=,)').match
 
 
+class KnownForm(NamedTuple):
+    """How a known body is made: its tensors from `start` to `stop`, as JSON numbers or as their bytes."""
+
+    plan: RequestPlan
+    start: int
+    stop: int
+    in_json: bool
+
+
 class DecodedInfer:
     """What a body asks for: a request, and how its reply is to look."""
 
-    __slots__ = ("_request", "plan", "reply_format")
+    __slots__ = ("_request", "form", "reply_format")
 
-    def __init__(self, request: Request, reply_format: ReplyFormat, plan: RequestPlan | None = None) -> None:
+    def __init__(self, request: Request, reply_format: ReplyFormat, form: KnownForm | None = None) -> None:
         self._request = request
         self.reply_format = reply_format
-        # Set where the whole JSON header was known
-        self.plan = plan
+        # Set where all but the tensors was known
+        self.form = form
 
     def request(self, on_response: Callable[[Request, Response], None]) -> Request:
         """The request, always the same one, which will answer to `on_response`."""
@@ -90,7 +100,7 @@ def decode(
         plan = plans.get(rest)
         if plan is not None and plan.tail_bytes == size - end:
             request = plan.apply(id, end, placer, signature.model)
-            return DecodedInfer(request, plan.reply_format, None if id else plan)
+            return DecodedInfer(request, plan.reply_format, None if id else KnownForm(plan, end, size, False))
         request, reply_format, plannable = decode_json(header, signature, placer, max_input_size)
         if plannable and plan is None:
             remember(plans, rest, request, reply_format, signature)
@@ -116,14 +126,18 @@ def _decode_arrays(
     if plan is not None:
         numbers = pack(arrays, plan.kinds)
         if numbers is not None:
-            return _decode_numbers(numbers, id, plan, store, signature.model)
+            decoded = _decode_numbers(numbers, plan, id, store, signature.model)
+            if len(arrays) == 1 and not id:
+                start = text.index(arrays[0])
+                decoded.form = KnownForm(plan, start, start + len(arrays[0]), True)
+            return decoded
     request, reply_format, _ = decode_json(text, signature, placer, max_input_size)
     if plan is None and len(rest) <= PLAN_BYTES and is_frame(frame, request.inputs, arrays):
         remember(plans, rest, request, reply_format, signature)
     return DecodedInfer(request, reply_format)
 
 
-def _decode_numbers(numbers: bytes, id: str, plan: RequestPlan, store: Store, model: str) -> DecodedInfer:
+def _decode_numbers(numbers: bytes, plan: RequestPlan, id: str, store: Store, model: str) -> DecodedInfer:
     placer = Placer(numbers, None, 0, store)
     try:
         return DecodedInfer(plan.apply(id, 0, placer, model), plan.reply_format)
