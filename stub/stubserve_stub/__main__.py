@@ -58,7 +58,7 @@ def main() -> None:
     lent = _lend_msgpack(msgpack_folder)
     _register("stubserve_stub", os.path.join(here, "__init__.py"), is_package=True)
     for name in ("triton_python_backend_utils", "c_python_backend_utils"):
-        _register(name, os.path.join(os.path.dirname(here), name + ".py"))
+        _register(name, os.path.join(os.path.dirname(here), name, "__init__.py"), is_package=True)
 
     from stubserve_stub.worker import Worker
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, List, Literal, NamedTuple, Optional, Sequence, Set, Tuple, Union, overload
 
 from stubserve_stub import bls, sender
 from stubserve_stub import parameters as params
@@ -25,7 +25,10 @@ from stubserve_stub.sender import InferenceResponseSender
 from stubserve_stub.tensors import Tensor
 
 if TYPE_CHECKING:
+    import asyncio
+
     from stubserve_stub.batch import Batch
+    from stubserve_stub.responses import InferenceResponse
 
 _SIGNATURE = (
     "InferenceRequest(request_id: str = '', correlation_id: object = 0, inputs: List[Tensor], "
@@ -100,6 +103,40 @@ class InferenceRequest:
     _cancelled: bool
     _sender: Optional[InferenceResponseSender]
     _release_flags: int
+
+    # What type checkers see: upstream requires three arguments that follow optional ones.
+    @overload
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: Union[int, str] = 0,
+        *,
+        inputs: Sequence[Tensor],
+        requested_output_names: Sequence[str],
+        model_name: str,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory = ...,
+        trace: InferenceTrace = ...,
+        parameters: Optional[params.Parameters] = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        request_id: str,
+        correlation_id: Union[int, str],
+        inputs: Sequence[Tensor],
+        requested_output_names: Sequence[str],
+        model_name: str,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory = ...,
+        trace: InferenceTrace = ...,
+        parameters: Optional[params.Parameters] = None,
+    ) -> None: ...
 
     def __init__(
         self,
@@ -247,6 +284,12 @@ class InferenceRequest:
                     self._sender = made
         return self._sender
 
+    @overload
+    def exec(self, decoupled: Literal[False] = False) -> InferenceResponse: ...
+    @overload
+    def exec(self, decoupled: Literal[True]) -> bls.ResponseIterator: ...
+    @overload
+    def exec(self, decoupled: bool) -> Union[InferenceResponse, bls.ResponseIterator]: ...
     def exec(self, decoupled: bool = False) -> Any:
         """Sends the request to its model and waits: the InferenceResponse or, with `decoupled`, a ResponseIterator.
 
@@ -254,6 +297,12 @@ class InferenceRequest:
         """
         return bls.execute(*self._outgoing(), _truth("exec", self, decoupled))
 
+    @overload
+    def async_exec(self, decoupled: Literal[False] = False) -> asyncio.Future[InferenceResponse]: ...
+    @overload
+    def async_exec(self, decoupled: Literal[True]) -> asyncio.Future[bls.ResponseIterator]: ...
+    @overload
+    def async_exec(self, decoupled: bool) -> asyncio.Future[Union[InferenceResponse, bls.ResponseIterator]]: ...
     def async_exec(self, decoupled: bool = False) -> Any:
         """As `exec`, to be awaited. Raises RuntimeError where no event loop runs."""
         return bls.async_execute(*self._outgoing(), _truth("async_exec", self, decoupled))

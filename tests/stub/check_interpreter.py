@@ -57,6 +57,29 @@ def check_recorded():
         assert got == expected, (expression, got, expected)
 
 
+def check_stacking():
+    memory = bytearray(4096)
+    requests = [
+        InferenceRequest._received(
+            "",
+            0,
+            0,
+            0,
+            None,
+            ["Y"],
+            [Tensor._received("X", 11, [1, 512], None, memoryview(memory)[at : at + 2048])],
+            None,
+        )
+        for at in (0, 2048)
+    ]
+    batch = pb_utils.stack(requests, "X")
+    batch[1] = 3
+    assert batch.shape == (2, 512)
+    assert np.frombuffer(memory, np.float32)[512:].tolist() == [3] * 512
+    second = pb_utils.unstack(requests, {"Y": batch})[1]
+    assert second.output_tensors()[0].as_numpy().tolist() == [[3] * 512]
+
+
 def check_request():
     tensor = Tensor._received("IN", 11, (1, 2), struct.pack("<2f", 1, 2), None)
     request = InferenceRequest._received("r", 5, 1, 0, {"a": 1.5}, ["OUT"], [tensor], 1)

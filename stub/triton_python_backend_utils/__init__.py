@@ -19,6 +19,7 @@ from stubserve_stub.model_control import is_model_ready, load_model, unload_mode
 from stubserve_stub.preferred_memory import PreferredMemory
 from stubserve_stub.requests import InferenceRequest
 from stubserve_stub.responses import InferenceResponse
+from stubserve_stub.stacking import stack, unstack
 from stubserve_stub.tensors import Tensor
 from stubserve_stub.unavailable import MetricFamily
 from stubserve_stub.utils import (
@@ -67,8 +68,10 @@ __all__ = [
     "load_model",
     "numpy_to_triton_type",
     "serialize_byte_tensor",
+    "stack",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
     "unload_model",
+    "unstack",
     "using_decoupled_model_transaction_policy",
 ]
