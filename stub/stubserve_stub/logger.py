@@ -35,6 +35,12 @@ def connect(emit: Emit) -> None:
     _emit = emit
 
 
+def disconnect() -> None:
+    """From now on lines go to stderr again."""
+    global _emit
+    _emit = None
+
+
 def set_levels(settings: Dict[str, Any]) -> None:
     """Takes the server's log settings, named as `/v2/logging` does; what is not named stays."""
     for name, level in (("log_info", INFO_LEVEL), ("log_warning", WARNING_LEVEL), ("log_error", ERROR_LEVEL)):

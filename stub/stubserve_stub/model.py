@@ -44,8 +44,15 @@ class EventLoopThread:
         with self._starting:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="stubserve-asyncio", daemon=True).start()
+                threading.Thread(
+                    target=self._run_loop, args=(self._loop,), name="stubserve-asyncio", daemon=True
+                ).start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    @staticmethod
+    def _run_loop(loop: "asyncio.AbstractEventLoop") -> None:
+        loop.run_forever()
+        loop.close()
 
     def stop(self) -> None:
         if self._loop is not None:

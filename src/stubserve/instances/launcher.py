@@ -84,18 +84,25 @@ class Launcher:
         Raises ServeError with the model's own error.
         """
         stub.name = spec.name
-        arguments = {
-            "model_config": config_json,
-            "model_instance_kind": spec.kind,
-            "model_instance_name": spec.name,
-            "model_instance_device_id": str(spec.device_id),
-            "model_repository": str(self._model_dir),
-            "model_version": self._version_dir.name,
-            "model_name": config.name,
-        }
+        arguments = initialize_arguments(spec, config.name, config_json, self._model_dir, self._version_dir.name)
         outputs = [output.name for output in config.output]
         decoupled = config.model_transaction_policy.decoupled
         await stub.initialize(arguments, outputs, decoupled, self._log_levels())
+
+
+def initialize_arguments(
+    spec: InstanceSpec, model: str, config_json: str, model_dir: Path, version: str
+) -> dict[str, str]:
+    """What `initialize` is given, exactly these seven."""
+    return {
+        "model_config": config_json,
+        "model_instance_kind": spec.kind,
+        "model_instance_name": spec.name,
+        "model_instance_device_id": str(spec.device_id),
+        "model_repository": str(model_dir),
+        "model_version": version,
+        "model_name": model,
+    }
 
 
 _LEVELS = {0: logging.INFO, 1: logging.WARNING, 2: logging.ERROR, 3: logging.DEBUG}

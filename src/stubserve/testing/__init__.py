@@ -1,0 +1,19 @@
+"""A model.py in a plain test function: loaded and executed in the test's own process, without a server.
+
+    from stubserve import testing
+
+    def test_add_sub():
+        with testing.load("model_repository/add_sub") as model:
+            outputs = model.infer(INPUT0=[[1, 2, 3]], INPUT1=[[3, 2, 1]])
+        assert outputs["SUM"].tolist() == [[4, 4, 4]]
+
+Configuration, admission of requests, import, batches, senders and responses are the server's and the stub's own code.
+What is missing is the way between them: tensors are copied instead of shared, and there is no scheduler.
+"""
+
+from stubserve.testing.answer import Answer, ModelError
+from stubserve.testing.loading import load
+from stubserve.testing.model import LoadedModel
+from stubserve.testing.request import Request
+
+__all__ = ["Answer", "LoadedModel", "ModelError", "Request", "load"]

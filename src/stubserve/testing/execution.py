@@ -1,0 +1,107 @@
+"""One call of `execute`, and the wait for what it leaves to senders."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import time
+from typing import Any
+
+from stubserve_stub.batch import Batch
+from stubserve_stub.model import ContractBroken, Model
+from stubserve_stub.sender import Senders
+from stubserve_stub.wire import messages
+
+from stubserve.testing.channel import LocalChannel
+from stubserve.testing.request import Prepared
+
+# Stands among the keys of open requests for the coroutine of a decoupled model.
+_COROUTINE = "coroutine"
+
+
+class Executor:
+    """Executes batches on one initialized model."""
+
+    def __init__(self, model: Model, instance: str, decoupled: bool) -> None:
+        self._model = model
+        self._instance = instance
+        self._decoupled = decoupled
+        self.channel = LocalChannel()
+        self._senders = Senders(self.channel, decoupled)
+        self.channel.senders = self._senders
+        self._numbers = itertools.count(1)
+
+    def run(self, requests: list[Prepared], timeout: float) -> list[list[Any]]:
+        """The wire responses to each request; those that the model reschedules are executed again, as one batch.
+
+        Raises what the model raises, AssertionError where it breaks its contract, also by being silent for `timeout`
+        seconds.
+        """
+        responses: list[list[Any]] = [[] for _ in requests]
+        deadline = time.monotonic() + timeout
+        waiting = list(range(len(requests)))
+        while waiting:
+            assert time.monotonic() < deadline, f"'{self._instance}' still rescheduled requests after {timeout} s"
+            number = next(self._numbers)
+            entries, opened = self._execute(number, [requests[index] for index in waiting])
+            keys = {(number, at): index for at, index in enumerate(waiting)}
+            for at, entry in enumerate(entries):
+                if isinstance(entry, tuple):
+                    responses[waiting[at]].append(entry)
+            self._collect(keys, opened, responses, deadline, timeout)
+            waiting = [index for at, index in enumerate(waiting) if entries[at] == messages.RESCHEDULED]
+        return responses
+
+    def _execute(self, number: int, requests: list[Prepared]) -> tuple[list[Any], set[Any]]:
+        batch = Batch(self.channel, self._senders, number, [request.wire for request in requests], [])  # type: ignore[arg-type]
+        for received, request in zip(batch.requests, requests, strict=True):
+            received._cancelled = request.cancelled
+        opened: set[Any] = set()
+        try:
+            if self._decoupled:
+                result, future = self._model.start(batch.requests)
+                if result is not None:
+                    raise ContractBroken(
+                        f"Python model '{self._instance}' is using the decoupled mode and the execute function must "
+                        "return None."
+                    )
+                entries = batch.left_open()
+                if future is not None:
+                    opened.add(_COROUTINE)
+                    future.add_done_callback(lambda ended: self.channel.news.put((_COROUTINE, ended.exception(), True)))
+            else:
+                entries = batch.encode(batch.check(self._model.execute(batch.requests)))
+        except ContractBroken as broken:
+            batch.revoke_senders()
+            raise AssertionError(str(broken)) from None
+        except BaseException:
+            batch.revoke_senders()
+            raise
+        opened.update((number, at) for at, entry in enumerate(entries) if entry is None)
+        # What the model has let go of by now must not be kept alive from here.
+        batch.drop()
+        return entries, opened
+
+    def _collect(
+        self, keys: dict[Any, int], opened: set[Any], responses: list[list[Any]], deadline: float, timeout: float
+    ) -> None:
+        while opened:
+            try:
+                news = self.channel.news.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                silent = sorted(keys[key] for key in opened if key != _COROUTINE)
+                what = f"sent no TRITONSERVER_RESPONSE_COMPLETE_FINAL for requests {silent}" if silent else "still runs"
+                raise AssertionError(f"'{self._instance}' {what} after {timeout} s") from None
+            if news is None:
+                self._senders.report_dropped(self._instance)
+                continue
+            key, what, final = news
+            if key not in opened:
+                continue
+            if final:
+                opened.discard(key)
+            if key == _COROUTINE:
+                if what is not None:
+                    raise what
+            elif what is not None:
+                responses[keys[key]].append(what)

@@ -1,0 +1,103 @@
+"""From a model's folder to a model that a test can execute: the steps of a load, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+from stubserve_stub.model import ContractBroken, Model, import_model
+
+from stubserve.errors import unsupported
+from stubserve.inference.signature import Signature
+from stubserve.instances.launcher import initialize_arguments
+from stubserve.model_config.complete import instances_of, normalise, with_runtime
+from stubserve.model_config.proto import ModelConfig
+from stubserve.model_config.render import conclude_auto_complete, render_json, to_json_dict
+from stubserve.model_config.validate import validate, validate_directory_name, validate_instance_groups, validate_model
+from stubserve.repository.folder import ModelFolder, available_versions, read_config
+from stubserve.repository.program import find_program
+from stubserve.settings import DEFAULT_BACKEND_DIRECTORY
+from stubserve.testing.calls import Target
+from stubserve.testing.model import LoadedModel
+from stubserve.testing.surroundings import Surroundings
+
+
+def load(
+    folder: str | PathLike[str],
+    *,
+    version: int | None = None,
+    kind: Literal["CPU", "GPU", "MODEL"] | None = None,
+    bls: Mapping[str, Target] | None = None,
+    check: bool = True,
+    backend_directory: Path = DEFAULT_BACKEND_DIRECTORY,
+) -> LoadedModel:
+    """Imports and initializes the model in `folder` (the one that holds config.pbtxt and the version folders).
+
+    `version` is the latest that the configuration allows if not given; `kind` replaces the configured instance groups.
+    `bls` are the models that this one may call, by name: functions that take the InferenceRequest and return an
+    InferenceResponse, or arrays by output name, or for a decoupled call any number of either; or other loaded models.
+    With `check` responses must fit the configuration.
+
+    Its environment is that of the test. Raises ServeError for a configuration with which the model could not be served,
+    and whatever the model's own code raises.
+    """
+    path = Path(folder).resolve()
+    if not path.is_dir():
+        raise FileNotFoundError(f"there is no model's folder {path}")
+    found = ModelFolder(path.name, path, path.parent)
+    written = read_config(found)
+    config = ModelConfig()
+    if written is not None:
+        config.CopyFrom(written)
+    if kind is not None:
+        config.ClearField("instance_group")
+        config.instance_group.add(kind=f"KIND_{kind}")
+    config = normalise(config, found.name, path)
+    validate_directory_name(config, found.name)
+    version = version if version is not None else available_versions(found, config)[-1]
+    validate_model(config)
+    validate_instance_groups(config)
+    if config.platform == "ensemble":
+        raise unsupported(f"model '{found.name}' is an ensemble: it has no code to test")
+    program = find_program(config, path, version, backend_directory)
+    config = with_runtime(config, program.runtime)
+    surroundings = Surroundings(program.search_path, found.version_path(version))
+    try:
+        with surroundings.active():
+            model = Model(import_model(str(program.file), program.module, []), str(program.file))
+            config_json = render_json(config)
+            if model.completes_config:
+                config, config_json = _complete(model, config, has_config_file=written is not None)
+            validate(config)
+            arguments = initialize_arguments(instances_of(config)[0], config.name, config_json, path, str(version))
+            model.initialize(arguments)
+            loaded = LoadedModel(
+                model,
+                Signature(found.name, version, config),
+                surroundings,
+                arguments,
+                to_json_dict(config),
+                bls or {},
+                check,
+            )
+    except BaseException:
+        surroundings.end()
+        raise
+    return loaded
+
+
+def _complete(model: Model, config: Any, *, has_config_file: bool) -> tuple[Any, str]:
+    """The configuration after `auto_complete_config`, and args["model_config"].
+
+    A server goes on with the configured one where that is useless; here it is an error, because the author is watching.
+    """
+    try:
+        returned = model.complete_config(config.name, render_json(config))
+    except ContractBroken as broken:
+        raise AssertionError(str(broken)) from None
+    config, config_json, wrong = conclude_auto_complete(config, returned, has_config_file=has_config_file)
+    if wrong is not None:
+        raise wrong
+    return config, config_json

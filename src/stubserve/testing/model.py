@@ -1,0 +1,130 @@
+"""`LoadedModel`: what a test does with a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from stubserve_stub import bls
+from stubserve_stub.model import Model
+from triton_python_backend_utils import InferenceRequest, InferenceResponse
+
+from stubserve.inference.signature import Signature
+from stubserve.testing.answer import Answer
+from stubserve.testing.calls import LocalCalls, Target
+from stubserve.testing.checks import check_response
+from stubserve.testing.execution import Executor
+from stubserve.testing.request import Request, prepare
+from stubserve.testing.surroundings import Surroundings
+
+_SILENT_S = 60.0
+
+
+class LoadedModel:
+    """A model that has been initialized. `testing.load` makes it; leaving its `with` block calls `finalize`."""
+
+    def __init__(
+        self,
+        model: Model,
+        signature: Signature,
+        surroundings: Surroundings,
+        arguments: dict[str, str],
+        config: dict[str, Any],
+        targets: Mapping[str, Target],
+        check: bool,
+    ) -> None:
+        self.name = signature.model
+        self.version = signature.version
+        # What `initialize` was given, and the configuration as it is served
+        self.arguments = arguments
+        self.config = config
+        self._model = model
+        self._signature = signature
+        self._surroundings = surroundings
+        self._check = check
+        self._executor = Executor(model, arguments["model_instance_name"], signature.decoupled)
+        self._closed = False
+        surroundings.allow(LocalCalls(targets, self._executor.channel))
+
+    @property
+    def instance(self) -> Any:
+        """The TritonPythonModel object."""
+        return self._model._object
+
+    def infer(self, inputs: Mapping[str, Any] | None = None, /, **arrays: Any) -> dict[str, np.ndarray[Any, Any]]:
+        """The outputs of one request; `inputs` is for names that are no Python words.
+
+        Raises what the model raises, ModelError if it answers with an error, ServeError if a server would refuse the
+        request, AssertionError if the answer does not fit the configuration or is not exactly one response.
+        """
+        (answer,) = self.execute([{**(inputs or {}), **arrays}])
+        return answer.outputs
+
+    def execute(self, requests: Sequence[Request | Mapping[str, Any]], timeout: float = _SILENT_S) -> list[Answer]:
+        """Executes the requests as one batch, and waits up to `timeout` seconds for all responses of its senders.
+
+        Raises as `infer`, but an error with which the model answers is in the Answer.
+        """
+        assert not self._closed, f"model '{self.name}' has been closed"
+        prepared = [prepare(request, self._signature) for request in requests]
+        rows = sum(request.rows for request in prepared)
+        limit = self._signature.max_batch_size
+        if limit and rows > limit:
+            raise ValueError(
+                f"a server makes no batch of {rows} for model '{self.name}': its max_batch_size is {limit}"
+            )
+        with self._surroundings.active():
+            wires = self._executor.run(prepared, timeout)
+        if self._check:
+            for index, (request, responses) in enumerate(zip(prepared, wires, strict=True)):
+                for wire in responses:
+                    check_response(self._signature, request, index, wire)
+        channel: Any = self._executor.channel
+        return [Answer([bls.received(channel, wire) for wire in responses]) for responses in wires]
+
+    def is_ready(self) -> bool:
+        """What the model's `is_ready` says; True if it has none. Raises what that raises."""
+        with self._surroundings.active():
+            return not self._model.checks_readiness or self._model.is_ready()
+
+    def close(self) -> None:
+        """Calls `finalize` and forgets the model's modules. Raises what `finalize` raises."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            with self._surroundings.active():
+                self._surroundings.allow(None)
+                self._model.finalize()
+        finally:
+            self._surroundings.end()
+
+    def __call__(self, request: InferenceRequest) -> InferenceResponse | Iterator[InferenceResponse]:
+        """Answers a request of another model, as one of its `bls`."""
+        (answer,) = self.execute(
+            [
+                Request(
+                    {tensor.name(): tensor for tensor in request.inputs()},
+                    list(request.requested_output_names()) or None,
+                    request.request_id(),
+                    request.correlation_id(),
+                    request.flags(),
+                    request.timeout(),
+                    request._parameters,
+                )
+            ]
+        )
+        return iter(answer.responses) if self._signature.decoupled else answer.response
+
+    def __enter__(self) -> LoadedModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<LoadedModel {self.name!r} version {self.version}>"

@@ -1,0 +1,104 @@
+"""Requests as a test writes them, and the way into the form in which a stub receives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from stubserve_stub import tensors as stub
+from stubserve_stub.wire.datatypes import BY_NUMBER
+
+from stubserve.inference.admission import admit
+from stubserve.inference.request import Request as Admitted
+from stubserve.inference.request import unanswered
+from stubserve.inference.signature import Signature, TensorSignature
+from stubserve.inference.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request.
+
+    `inputs` are arrays by name (lists become arrays of the configured type, text becomes BYTES) or pb_utils.Tensor.
+    `outputs` are the names of those that are asked for, None for all. `timeout_us` is in microseconds. `cancelled` is
+    what the model is told when it asks.
+    """
+
+    inputs: Mapping[str, Any]
+    outputs: Sequence[str] | None = None
+    id: str = ""
+    correlation_id: int | str = 0
+    flags: int = 0
+    timeout_us: int = 0
+    parameters: Mapping[str, bool | int | float | str] | None = None
+    cancelled: bool = False
+
+
+class OutputNames(list[str]):
+    """The outputs that a request asks for. Remembers which others its responses had, for those are dropped silently."""
+
+    def __init__(self, names: Sequence[str], configured: Mapping[str, Any]) -> None:
+        super().__init__(names)
+        self._configured = configured
+        self.unknown: list[str] = []
+
+    def __contains__(self, name: object) -> bool:
+        if name not in self._configured:
+            self.unknown.append(str(name))
+        return super().__contains__(name)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that has been admitted: as the stub's messages have it, and what its responses are checked against."""
+
+    wire: tuple[Any, ...]
+    names: OutputNames
+    rows: int
+    cancelled: bool
+
+
+def prepare(request: Request | Mapping[str, Any], signature: Signature) -> Prepared:
+    """Makes the server's checks. Raises ServeError with the text that a client would get."""
+    if not isinstance(request, Request):
+        request = Request(request)
+    inputs = [_tensor(name, value, signature.inputs.get(name)) for name, value in request.inputs.items()]
+    admitted = Admitted(
+        inputs,
+        unanswered,
+        request.id,
+        request.correlation_id,
+        request.flags,
+        timeout_us=request.timeout_us,
+        parameters=dict(request.parameters) if request.parameters else None,
+        requested_outputs=None if request.outputs is None else list(request.outputs),
+    )
+    admit(admitted, signature)
+    names = OutputNames(request.outputs or list(signature.outputs), signature.outputs)
+    wire = (
+        admitted.id,
+        admitted.correlation_id,
+        admitted.flags,
+        admitted.timeout_us,
+        admitted.parameters,
+        names,
+        [(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in inputs],
+    )
+    return Prepared(wire, names, admitted.batch_size, request.cancelled)
+
+
+def _tensor(name: str, value: Any, known: TensorSignature | None) -> Tensor:
+    if not isinstance(value, stub.Tensor):
+        array = value if isinstance(value, np.ndarray) else np.asarray(value, _dtype(value, known))
+        value = stub.Tensor(name, array.astype(np.object_) if array.dtype.kind == "U" else array)
+    datatype, shape, buffer = value._payload()
+    return Tensor(name, datatype, shape, buffer.tobytes() if isinstance(buffer, np.ndarray) else bytes(buffer))
+
+
+def _dtype(value: Any, known: TensorSignature | None) -> Any:
+    # Objects that know their type, torch's tensors for instance, keep it.
+    if known is None or known.datatype not in BY_NUMBER or hasattr(value, "dtype"):
+        return None
+    return BY_NUMBER[known.datatype].numpy
