@@ -66,6 +66,13 @@ def test_all_at_once(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "venv_pack", "-q", "-p", venv("3.12", "2.0.2"), "-o", packed / "env.tar.gz"], check=True
     )
+    built = write_model(repository, "built", MODEL, TELLS.format("", ""))
+    (built / "requirements.txt").write_text("numpy==1.26.4\n")
+    python = pyenv("3.9") / "bin" / "python3.9"
+    done = subprocess.run(
+        [sys.executable, "-m", "stubserve", "env", "build", built, "--python", python], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
     write_model(repository, "plain", MODEL, TELLS.format("", ""))
     (packed / "triton_python_backend_stub").touch()
     command = (repository, f"--environment-cache={tmp_path / 'cache'}")
@@ -82,8 +89,9 @@ def test_all_at_once(tmp_path: Path) -> None:
         # conda-unpack has been at work
         assert (Path(told[2]) / "lib" / "place.txt").read_text() == f"{told[2]}\n"
         assert versions(server, "packed")[:2] == ["3.12", "2.0.2"]
+        assert versions(server, "built")[:2] == ["3.9", "1.26.4"]
         assert versions(server, "plain")[1] == np.__version__
-        assert server.output.count("Extracting Python execution env") == 2
+        assert server.output.count("Extracting Python execution env") == 3
         assert "triton_python_backend_stub' is not used and can be deleted" in server.output
 
 
