@@ -39,7 +39,9 @@ SPREADING = """
             rows = pb_utils.stack(requests, "INPUT0")
             calls = [
                 pb_utils.InferenceRequest(
-                    model_name="stacking", requested_output_names=["OUTPUT0"], inputs=[pb_utils.Tensor("INPUT0", row[None])]
+                    model_name="stacking",
+                    requested_output_names=["OUTPUT0"],
+                    inputs=[pb_utils.Tensor("INPUT0", row[None])],
                 ).async_exec()
                 for row in rows
             ]
