@@ -52,6 +52,8 @@ class Batch:
         self.number = number
         # Inputs in the arena: (address, nbytes, offset) of each
         self._inputs: List[Tuple[int, int, int]] = []
+        # Of inputs that senders look after, and whose models may go on writing to them: (offset, nbytes)
+        self._lent: List[Tuple[int, int]] = []
         self._tensors: List[Tuple[int, Tensor]] = []
         # Leases in which outputs lie
         self._leases: "List[weakref.ref[Lease]]" = []
@@ -181,7 +183,11 @@ class Batch:
 
     def watches(self) -> "List[Tuple[int, Optional[weakref.ref[Any]]]]":
         """For each input in the arena its offset and a reference that dies with the last view, None without a view."""
-        return [(offset, tensor._watch()) for offset, tensor in self._own_tensors()]
+        own = self._own_tensors()
+        if own is not self._tensors:
+            mine = {offset for offset, _ in own}
+            self._lent = [(offset, nbytes) for _, nbytes, offset in self._inputs if offset not in mine]
+        return [(offset, tensor._watch()) for offset, tensor in own]
 
     def _own_tensors(self) -> List[Tuple[int, Tensor]]:
         """All but those that senders look after."""
@@ -205,7 +211,7 @@ class Batch:
     ) -> Tuple[List[int], List[Any]]:
         """Finds the inputs that the model still holds, and moves outputs out of them: (held offsets, responses)."""
         held = []
-        spans = []
+        spans = list(self._lent)
         for offset, watch in watches:
             memory = watch() if watch is not None else None
             if memory is not None:

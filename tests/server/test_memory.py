@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from http.client import HTTPConnection
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
-from tests.serving import Serving, binary_output, write_model
+from tests.serving import Serving, binary_output, binary_request, io_config, write_model
 
 KEEPER = """
     import numpy as np
@@ -152,3 +153,49 @@ def test_a_plain_stub_imports_only_what_it_needs(tmp_path: Path) -> None:
     with Serving(tmp_path) as server:
         assert server.infer_array("plain", np.zeros(1, np.float32)).status == 200
         server.wait_for(r"HEAVY \[\]")
+
+
+def test_an_answer_from_another_requests_input_that_a_sender_keeps_is_a_copy(tmp_path: Path) -> None:
+    signal = tmp_path / "signal"
+    write_model(
+        tmp_path / "models",
+        "swaps",
+        f"""
+        import os
+        import threading
+        import time
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                array = requests[-1].inputs()[0].as_numpy()
+                answer = pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)])
+                if len(requests) == 1:
+                    return [answer]
+                threading.Thread(target=self.scribble, args=(array, requests[1].get_response_sender())).start()
+                return [answer, None]
+
+            def scribble(self, array, sender):
+                while not os.path.exists({str(signal)!r}):
+                    time.sleep(0.001)
+                array += 1
+                answer = pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)])
+                sender.send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        """,
+        io_config(
+            max_batch_size=2,
+            extra="dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 9000000 }",
+        ),
+    )
+    array = np.full((1, 1 << 21), 3, np.float32)
+    path, body, headers = binary_request("swaps", array)
+    with Serving(tmp_path / "models") as server:
+        first, second = (HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in range(2))
+        first.request("POST", path, body, headers)
+        second.request("POST", path, body, headers)
+        answer = first.getresponse()  # the head: most of the tensor is still to be sent
+        signal.touch()
+        assert np.all(np.frombuffer(second.getresponse().read()[-array.nbytes :], np.float32) == 4)
+        assert np.all(np.frombuffer(answer.read()[-array.nbytes :], np.float32) == 3)
+        first.close()
+        second.close()
