@@ -8,7 +8,7 @@ the scheduler. Measured in the parent: 7.5 µs of interpreter for reading, decod
 
 It is kept small on purpose. Only tensors that travel inside messages and need no check of their bytes take this way
 (no BYTES), and no request with an id that changes. Everything else goes the general way, which gives the same answers;
-so does any response that is not plain (errors, parameters, outputs as JSON or of a look not seen before).
+so does any response that is not plain (errors, parameters, several outputs, or one of a look not seen before).
 """
 
 from __future__ import annotations
@@ -16,16 +16,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic_ns
 
+from stubserve_stub.wire.datatypes import BYTES
+
 from stubserve.inference.request import Request, Response
+from stubserve.inference.tensor import Tensor
 from stubserve.protocols.http.head import Head
 from stubserve.protocols.http.infer import reply_to
 from stubserve.protocols.http.infer_decode import KnownForm
+from stubserve.protocols.http.infer_encode import json_array
 from stubserve.protocols.http.json_numbers import pack
-from stubserve.protocols.http.reply import Reply, reply_head
+from stubserve.protocols.http.reply import JSON, Reply, reply_head
 from stubserve.protocols.serving import ServingModel
 
 # Replies differ by the outputs' shapes; a model that gives many of them is better served the general way.
 _REPLIES = 16
+# What follows the numbers of the last output
+_TAIL = b"}]}"
 
 
 class Repeat:
@@ -44,8 +50,9 @@ class Repeat:
         self._stop = body_start + form.stop
         self._prefix = data[: self._start]
         self._suffix = data[self._stop :]
-        # Status line to JSON, by what the outputs look like
-        self._replies: dict[tuple[object, ...], bytes] = {}
+        # What is in front of an output, by what it looks like: all from the status line on, or, where the output is
+        # numbers in JSON, of the JSON only
+        self._replies: dict[tuple[object, ...], tuple[bytes, bool]] = {}
 
     def fits(self, data: bytearray) -> bool:
         """Whether data of the right length has the same surroundings."""
@@ -72,17 +79,27 @@ class Repeat:
             data = tensor.data
             if data is not None:
                 look = (tensor.name, tensor.datatype, tensor.shape, len(data))
-                front = self._replies.get(look)
-                if front is not None:
+                known = self._replies.get(look)
+                if known is None:
+                    return self._first(request, response, look, tensor)
+                front, in_json = known
+                if not in_json:
                     return front + data
-                return self._first(request, response, look, data)
+                array = json_array(tensor)
+                head = reply_head(200, JSON, len(front) + len(array) + len(_TAIL))
+                return b"%b%b%b%b" % (head, front, array, _TAIL)
         return reply_to(request, response, self.model, self.head, self._plan.reply_format)
 
-    def _first(self, request: Request, response: Response, look: tuple[object, ...], data: bytes) -> bytes | Reply:
+    def _first(self, request: Request, response: Response, look: tuple[object, ...], tensor: Tensor) -> bytes | Reply:
+        """An answer with an output of a look not seen before; remembers what is in front of the output."""
         reply = reply_to(request, response, self.model, self.head, self._plan.reply_format)
-        if reply.status != 200 or reply.headers or len(reply.parts) != 2 or reply.parts[1] is not data:
-            return reply
-        front = reply_head(200, reply.content_type, len(reply.parts[0]) + len(data), reply.json_length)
-        if len(self._replies) < _REPLIES:
-            self._replies[look] = front + reply.parts[0]
+        if reply.status == 200 and not reply.headers and len(self._replies) < _REPLIES:
+            json = reply.parts[0]
+            if len(reply.parts) == 2 and reply.parts[1] is tensor.data:
+                head = reply_head(200, reply.content_type, len(json) + tensor.nbytes, reply.json_length)
+                self._replies[look] = (head + json, False)
+            elif len(reply.parts) == 1 and tensor.datatype != BYTES:
+                array = json_array(tensor)
+                if bytes(json).endswith(array + _TAIL):
+                    self._replies[look] = (bytes(json)[: -len(array + _TAIL)], True)
         return reply
