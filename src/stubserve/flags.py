@@ -86,6 +86,7 @@ FLAGS = (
     Flag("log-file", str, "Append the log to this file."),
     # stubserve's own
     Flag("shm-limit", parse_size, "Shared memory for tensors, as 8G or in bytes (half of the machine's memory)."),
+    Flag("grpc-transport", str, "native, or grpcio for gRPC through its C core: slower (native)."),
     Flag("stub-restart-limit", parse_int, "Restarts in a row of a stub that dies; 0 turns restarting off (10)."),
     Flag("environment-cache", Path, "Where archives of environments are extracted (~/.cache/stubserve/environments)."),
     Flag("debug-model", str, "Give this model's stub the terminal, so that breakpoint() works in it.", many=True),
@@ -213,6 +214,8 @@ def _check(settings: Settings) -> None:
         raise UsageError("--model-repository must be specified")
     if settings.http_max_input_size <= 0:
         raise UsageError("Error: --http-max-input-size must be greater than 0.")
+    if settings.grpc_transport not in ("native", "grpcio"):
+        raise UsageError(f"--grpc-transport is native or grpcio. Got {settings.grpc_transport}")
     if settings.grpc_infer_response_compression_level not in ("none", "low", "medium", "high"):
         raise UsageError(
             "invalid argument for --grpc-infer-response-compression-level, "

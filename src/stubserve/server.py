@@ -139,9 +139,8 @@ def http_server(server: Server) -> HttpServer:
 
 def grpc_server(server: Server) -> GrpcTransport:
     """The gRPC front end of a server, listening. Raises OSError."""
-    # Here, so that a server without gRPC does not pay for it.
-    from stubserve.protocols.grpc.aio_transport import AioTransport
-    from stubserve.protocols.grpc.options import GrpcOptions, read_tls
+    # Here, so that a server does not pay for what it does not use.
+    from stubserve.protocols.grpc.options import GrpcOptions, Tls
     from stubserve.protocols.grpc.service import Service
 
     settings = server.settings
@@ -150,9 +149,7 @@ def grpc_server(server: Server) -> GrpcTransport:
         settings.grpc_address,
         settings.grpc_port,
         settings.reuse_grpc_port,
-        read_tls(
-            settings.grpc_server_cert, settings.grpc_server_key, settings.grpc_root_cert, settings.grpc_use_ssl_mutual
-        )
+        Tls(settings.grpc_server_cert, settings.grpc_server_key, settings.grpc_root_cert, settings.grpc_use_ssl_mutual)
         if settings.grpc_use_ssl
         else None,
         settings.grpc_infer_response_compression_level,
@@ -165,7 +162,14 @@ def grpc_server(server: Server) -> GrpcTransport:
         settings.grpc_max_connection_age,
         settings.grpc_max_connection_age_grace,
     )
-    return AioTransport(Service(server, settings.grpc_header_forward_pattern, restricted), options)
+    service = Service(server, settings.grpc_header_forward_pattern, restricted)
+    if settings.grpc_transport == "grpcio":
+        from stubserve.protocols.grpc.aio_transport import AioTransport
+
+        return AioTransport(service, options)
+    from stubserve.protocols.grpc.http2.server import Http2Transport
+
+    return Http2Transport(server, service, options)
 
 
 def bind(settings: Settings) -> socket.socket:

@@ -64,6 +64,7 @@ class Settings:
     reuse_grpc_port: bool = False
     grpc_header_forward_pattern: str = ""
     grpc_restricted_protocol: list[dict[str, tuple[str, str]]] = field(default_factory=list)
+    grpc_transport: str = "native"
     grpc_infer_response_compression_level: str = "none"
     grpc_use_ssl: bool = False
     grpc_use_ssl_mutual: bool = False

@@ -95,6 +95,7 @@ def stubserve(python: Path) -> Program:
     if not script.is_file():
         raise ServerError(f"no {script}: install stubserve there first ({python} -m pip install --editable .)")
     arguments = [str(script), "serve", "REPO", "--http-address", "127.0.0.1"]
+    arguments += ["--grpc-address", "127.0.0.1"]
     arguments += ["--http-port", "HTTP", "--grpc-port", "GRPC", "--metrics-port", "METRICS"]
     return Program("stubserve", tuple(arguments), str(python), dict(os.environ))
 

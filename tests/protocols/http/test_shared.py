@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from stubserve.protocols.http import shared
+from stubserve.protocols import stall
 from stubserve.protocols.http.shared import Connections
 
 
@@ -24,7 +24,7 @@ class Arriving:
 
 
 def test_a_request_that_stops_arriving_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "STALL_S", 0.02)
+    monkeypatch.setattr(stall, "STALL_S", 0.02)
 
     async def watch() -> None:
         connections = Connections(cast(Any, None))

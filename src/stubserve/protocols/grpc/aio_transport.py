@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -161,9 +162,9 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
                 self.port = self._server.add_insecure_port(target)
             else:
                 tls = options.tls
-                credentials = grpc.ssl_server_credentials(
-                    [(tls.key, tls.certificate)], tls.root_certificates, tls.mutual
-                )
+                root = Path(tls.root_certificates).read_bytes() if tls.root_certificates else None
+                pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
+                credentials = grpc.ssl_server_credentials([pair], root, tls.mutual)
                 self.port = self._server.add_secure_port(target, credentials)
         except RuntimeError as error:
             raise OSError(0, str(error)) from None

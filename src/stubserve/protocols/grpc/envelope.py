@@ -91,3 +91,22 @@ def split(data: bytes | memoryview) -> Envelope:
     if usual:
         envelope.key = b"".join((envelope.description, *separators))
     return envelope
+
+
+def first_raw(beginning: memoryview) -> int:
+    """Where in a message, of which this is the beginning, the first raw contents start; 0 if that is not seen here."""
+    at = 0
+    end = len(beginning)
+    try:
+        while at < end:
+            tag, at = read_varint(beginning, at)
+            if tag & 7 != LENGTH:
+                at = skip(beginning, at, tag & 7)
+                continue
+            length, at = read_varint(beginning, at)
+            if tag == _RAW:
+                return at
+            at += length
+    except Malformed:
+        pass
+    return 0

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 COMPRESSION_LEVELS = ("none", "low", "medium", "high")
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files. With `mutual` a client needs a certificate that `root_certificates` vouch for."""
+    """Paths of PEM files. With `mutual` a client needs a certificate that `root_certificates` vouch for."""
 
-    certificate: bytes
-    key: bytes
-    root_certificates: bytes | None
+    certificate: str
+    key: str
+    root_certificates: str
     mutual: bool
+
+    def check(self) -> None:
+        """Raises OSError that names the file which cannot be read."""
+        for path in (self.certificate, self.key, self.root_certificates):
+            if path:
+                with open(path, "rb"):
+                    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +41,3 @@ class GrpcOptions:
     max_ping_strikes: int
     max_connection_age: int | None
     max_connection_age_grace: int | None
-
-
-def read_tls(certificate: str, key: str, root: str, mutual: bool) -> Tls:
-    """Reads the files. Raises OSError."""
-    return Tls(
-        Path(certificate).read_bytes(), Path(key).read_bytes(), Path(root).read_bytes() if root else None, mutual
-    )

@@ -37,7 +37,8 @@ from stubserve.protocols.http.infer import InferCall
 from stubserve.protocols.http.infer_encode import encode_error
 from stubserve.protocols.http.repeat import Repeat
 from stubserve.protocols.http.reply import JSON, Reply, keep_sending_warm, reply_head
-from stubserve.protocols.http.shared import SCRATCH_BYTES, STALL_S, Connections
+from stubserve.protocols.http.shared import SCRATCH_BYTES, Connections
+from stubserve.protocols.stall import STALL_S
 
 log = logging.getLogger("stubserve.http")
 

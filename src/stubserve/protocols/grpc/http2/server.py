@@ -1,0 +1,93 @@
+"""The transport's listening side: sockets, TLS, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+
+from stubserve.protocols.grpc.http2.connection import SCRATCH_BYTES, Connection
+from stubserve.protocols.grpc.options import GrpcOptions, Tls
+from stubserve.protocols.grpc.service import Service
+from stubserve.protocols.sent_memory import SentMemory
+from stubserve.protocols.serving import Ingress
+from stubserve.protocols.stall import StallWatch
+
+# What grpcio's core makes of the levels with a client that takes all encodings.
+_ENCODINGS = {"low": "gzip", "medium": "deflate", "high": "deflate"}
+
+
+class Http2Transport:
+    """A listening gRPC server for a service. `port` is the one that it got. Raises OSError."""
+
+    def __init__(self, ingress: Ingress, service: Service, options: GrpcOptions) -> None:
+        self.ingress = ingress
+        self.options = options
+        self.methods = service.methods
+        self.response_encoding = _ENCODINGS.get(options.compression_level)
+        # What connections share
+        self.scratch_view = memoryview(bytearray(SCRATCH_BYTES))
+        self.sent_memory = SentMemory()
+        self.stall_watch = StallWatch()
+        self.connections: set[Connection] = set()
+        self._service = service
+        self._tls = None if options.tls is None else _context(options.tls)
+        self._listener = _listen(options)
+        self.port: int = self._listener.getsockname()[1]
+        self._server: asyncio.Server | None = None
+        self._gone = asyncio.Event()
+
+    async def start(self) -> None:
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: Connection(self), sock=self._listener, ssl=self._tls
+        )
+
+    async def stop(self, grace_s: float) -> None:
+        """No new RPCs; those that are running end, or are cut off after `grace_s`."""
+        assert self._server is not None
+        self._server.close()
+        self._service.stop()
+        for connection in list(self.connections):
+            connection.go_away()
+        try:
+            await asyncio.wait_for(self._all_gone(), grace_s)
+        except asyncio.TimeoutError:
+            for connection in list(self.connections):
+                connection.close()
+
+    async def _all_gone(self) -> None:
+        while self.connections:
+            self._gone.clear()
+            await self._gone.wait()
+
+    def forget(self, connection: Connection) -> None:
+        """A connection is closed."""
+        self.connections.discard(connection)
+        self._gone.set()
+
+
+def _listen(options: GrpcOptions) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if options.reuse_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((options.address, options.port))
+        listener.listen(2048)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
+    tls.check()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["h2"])
+    context.load_cert_chain(tls.certificate, tls.key)
+    if tls.root_certificates:
+        context.load_verify_locations(tls.root_certificates)
+    if tls.mutual:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context

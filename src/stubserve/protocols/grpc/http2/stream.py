@@ -1,0 +1,313 @@
+"""One RPC on a connection: a `transport.Call` for the service, and the two directions of an HTTP/2 stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from stubserve.inference.memory import Block
+from stubserve.protocols.grpc.http2 import frames
+from stubserve.protocols.grpc.http2.heads import OPENING, Head, opening, trailers
+from stubserve.protocols.grpc.http2.inbox import PREFIX_BYTES, Inbox, Message, Refusal
+from stubserve.protocols.grpc.transport import INTERNAL, OK, Handler, Metadata, Method
+
+if TYPE_CHECKING:
+    from stubserve.protocols.grpc.http2.connection import Connection
+
+log = logging.getLogger("stubserve.grpc")
+
+# How much may wait for a client that reads slowly before it is said to be slow.
+OUTBOX_BYTES = 1 << 20
+# How much a client may send on a stream before the server has taken it.
+RECEIVE_WINDOW = 2 << 20
+
+_DEADLINE_EXCEEDED = 4
+_GZIP_FORMAT = 16 + zlib.MAX_WBITS
+Parts = Sequence["bytes | memoryview"]
+
+
+class Stream:
+    """A stream that the client has opened. `send_window` is what the client still takes."""
+
+    __slots__ = (
+        "_asked",
+        "_compress_with",
+        "_connection",
+        "_deadline",
+        "_handler",
+        "_head",
+        "_inbox",
+        "_method",
+        "_opened",
+        "_outbox",
+        "_outbox_bytes",
+        "_reading",
+        "_slow",
+        "_status",
+        "_taken",
+        "_watched",
+        "closed",
+        "half_closed",
+        "id",
+        "receive_window",
+        "send_window",
+    )
+
+    def __init__(self, connection: Connection, id: int, head: Head, method: Method, send_window: int) -> None:
+        self.id = id
+        self._connection = connection
+        self._head = head
+        self._method = method
+        self._handler: Handler | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        # From the client
+        self._inbox = Inbox(connection.ingress, head.encoding)
+        self.receive_window = RECEIVE_WINDOW
+        self._taken = 0
+        self._reading = True
+        self._watched = False
+        self._asked = False
+        self.half_closed = False
+        # To the client
+        self.send_window = send_window
+        self._compress_with = connection.compression(method, head)
+        self._opened = False
+        self._outbox: deque[bytes | memoryview] = deque()
+        self._outbox_bytes = 0
+        self._slow = False
+        self._status: tuple[int, str] | None = None
+        # Both ways at an end
+        self.closed = False
+
+    def begin(self) -> None:
+        """Opens the RPC's handler."""
+        if self._head.timeout_s is not None:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(self._head.timeout_s, self._expire)
+        self._handler = self._method.open(self)
+
+    # What the connection tells
+
+    def data_received(self, data: memoryview) -> None:
+        """The payload of a DATA frame, or a part of it."""
+        if self._status is not None:
+            return
+        try:
+            for message in self._inbox.feed(data):
+                self._take(message)
+        except Refusal as refusal:
+            self._inbox.drop()
+            self._cancel_handler()
+            self.finish(refusal.status, str(refusal))
+        partial = self._inbox.partial and self._status is None
+        if partial != self._watched:
+            self._watched = partial
+            watch = self._connection.stall_watch
+            (watch.watch if partial else watch.unwatch)(self)
+        if not self._method.unary or partial:
+            self._taken += len(data)
+            self._grant()
+
+    def ended_by_client(self) -> None:
+        """The client has closed its side."""
+        self.half_closed = True
+        if self._status is not None:
+            self._maybe_close()
+        elif self._handler is not None:
+            if self._inbox.partial or (self._method.unary and not self._asked):
+                self._cancel_handler()
+                self.finish(INTERNAL, "Unable to parse request")
+            else:
+                self._handler.on_half_close()
+
+    def reset_by_client(self) -> None:
+        """The client has cancelled the RPC, or is gone."""
+        self.half_closed = True
+        self._abandon()
+
+    def stalled(self) -> None:
+        """The client has begun a message and sent nothing of it for too long."""
+        log.info("ending an RPC whose message did not arrive completely")
+        self._cancel_handler()
+        self.finish(_DEADLINE_EXCEEDED, "the request did not arrive completely")
+
+    @property
+    def bytes_received(self) -> int:
+        return self._inbox.received
+
+    # What the service says
+
+    def metadata(self) -> Metadata:
+        return self._head.metadata
+
+    def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
+        if self._status is not None:
+            return
+        if self._compress_with is None:
+            size = sum(map(len, parts))
+            if self._connection.send_whole(self, size, parts):
+                self._status = (OK, "")
+                self._end()
+                return
+        self.send(parts, blocks)
+        self.finish(OK)
+
+    def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
+        if self._status is not None:
+            return True
+        size = sum(map(len, parts))
+        flag = b"\0"
+        if self._compress_with is not None:
+            stream = zlib.compressobj(wbits=_GZIP_FORMAT if self._compress_with == "gzip" else zlib.MAX_WBITS)
+            parts = [*[stream.compress(part) for part in parts], stream.flush()]
+            blocks = ()
+            size = sum(map(len, parts))
+            flag = b"\1"
+        self._outbox.append(flag + size.to_bytes(4, "big"))
+        self._outbox_bytes += PREFIX_BYTES + size
+        wrap = self._connection.sent_memory.wrap
+        for part in parts:
+            if part:
+                self._outbox.append(part if isinstance(part, bytes) else wrap(part, blocks))
+        self.pump()
+        if self._outbox_bytes > OUTBOX_BYTES:
+            self._slow = True
+        return not self._slow
+
+    def finish(self, status: int, message: str = "") -> None:
+        if self._status is None:
+            self._status = (status, message)
+            if status != OK and self._method.unary:
+                self._outbox.clear()
+            self.pump()
+
+    def pause_reading(self) -> None:
+        self._reading = False
+
+    def resume_reading(self) -> None:
+        self._reading = True
+        self._grant()
+
+    # Sending
+
+    def pump(self) -> None:
+        """Sends what the windows allow, and, when nothing is left, the trailers."""
+        if self.closed:
+            return
+        connection = self._connection
+        outbox = self._outbox
+        while outbox:
+            room = min(self.send_window, connection.room())
+            if room <= 0:
+                break
+            pieces: list[bytes | memoryview] = []
+            length = 0
+            while outbox and length < room:
+                piece = outbox.popleft()
+                if length + len(piece) > room:
+                    rest = memoryview(piece)
+                    outbox.appendleft(rest[room - length :])
+                    piece = rest[: room - length]
+                pieces.append(piece)
+                length += len(piece)
+            self._open()
+            connection.send_data(self.id, length, pieces)
+            self.send_window -= length
+            self._outbox_bytes -= length
+        if outbox:
+            connection.waiting.add(self)
+            return
+        if self._status is not None:
+            self._open_or_not()
+            self._end()
+        elif self._slow:
+            self._slow = False
+            if self._handler is not None:
+                asyncio.get_running_loop().call_soon(self._writable)
+
+    def _writable(self) -> None:
+        if self._handler is not None and not self._slow and self._status is None:
+            self._handler.on_writable()
+
+    def _open(self) -> None:
+        if not self._opened:
+            self._opened = True
+            block = OPENING if self._compress_with is None else opening(self._compress_with)
+            self._connection.write(frames.frame(frames.HEADERS, frames.END_HEADERS, self.id, block))
+
+    def _open_or_not(self) -> None:
+        assert self._status is not None
+        block = trailers(*self._status)
+        if not self._opened:
+            block = OPENING + block
+        flags = frames.END_HEADERS | frames.END_STREAM
+        self._connection.write(frames.frame(frames.HEADERS, flags, self.id, block))
+
+    def _end(self) -> None:
+        """Our side is closed."""
+        if not self.half_closed:
+            self._connection.write(frames.rst_stream(self.id, frames.NO_ERROR))
+        self._release()
+        self._connection.forget(self)
+
+    def _maybe_close(self) -> None:
+        if not self._outbox:
+            self._release()
+            self._connection.forget(self)
+
+    # Receiving
+
+    def _take(self, message: Message) -> None:
+        handler = self._handler
+        try:
+            if handler is not None and self._status is None and not (self._method.unary and self._asked):
+                self._asked = True
+                handler.on_message(*message)
+        finally:
+            if message.block is not None:
+                message.block.drop()
+
+    def _grant(self) -> None:
+        """Lets the client send more, once it has used half of what it may."""
+        if self._reading and self._taken >= RECEIVE_WINDOW // 2 and not self.half_closed and self._status is None:
+            self._connection.write(frames.window_update(self.id, self._taken))
+            self.receive_window += self._taken
+            self._taken = 0
+
+    # The end
+
+    def _expire(self) -> None:
+        self._deadline = None
+        self._cancel_handler()
+        self._outbox.clear()
+        self._outbox_bytes = 0
+        self.finish(_DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    def _cancel_handler(self) -> None:
+        handler, self._handler = self._handler, None
+        if handler is not None and self._status is None:
+            handler.on_cancel()
+
+    def _abandon(self) -> None:
+        handler, self._handler = self._handler, None
+        if handler is not None and (self._status is None or self._outbox):
+            handler.on_cancel()
+        self._status = self._status or (OK, "")
+        self._release()
+        self._connection.forget(self)
+
+    def _release(self) -> None:
+        self.closed = True
+        self._handler = None
+        self._outbox.clear()
+        self._inbox.drop()
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if self._watched:
+            self._watched = False
+            self._connection.stall_watch.unwatch(self)
