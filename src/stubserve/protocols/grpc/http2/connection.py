@@ -64,6 +64,7 @@ class Connection(asyncio.BufferedProtocol):
         self.ingress = shared.ingress
         self.sent_memory = shared.sent_memory
         self.stall_watch = shared.stall_watch
+        self.compression_level = shared.compression_level
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         # Reading: bytes of a frame that is not complete; the DATA frame whose payload is arriving
@@ -75,6 +76,7 @@ class Connection(asyncio.BufferedProtocol):
         self._data_ends = False
         self._heads = HeadDecoder()
         self._block: bytearray | None = None
+        self._block_cost = 0
         self._block_stream = 0
         self._block_ends = False
         self._received = 0
@@ -224,10 +226,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def forget(self, stream: Stream) -> None:
         """Both sides of a stream are closed."""
-        self._streams.pop(stream.id, None)
-        self.waiting.discard(stream)
-        if self._resets:
+        if self._streams.pop(stream.id, None) is not None and self._resets:
             self._resets -= 1
+        self.waiting.discard(stream)
         if self._data_stream is stream:
             self._data_stream = None
         if self._closing and not self._streams:
@@ -369,12 +370,14 @@ class Connection(asyncio.BufferedProtocol):
             self._take_block(bytes(block))
         else:
             self._block = bytearray(block)
+            self._block_cost = len(block)
 
     def _continue_block(self, flags: int, more: memoryview) -> None:
         assert self._block is not None
-        # An empty one costs the client nothing: it counts, too.
-        self._block += bytes(more) or b"\0"
-        if len(self._block) > MAX_BLOCK_BYTES:
+        self._block += more
+        # An empty one costs its sender nothing: each counts as a frame's head.
+        self._block_cost += len(more) + frames.HEAD_BYTES
+        if self._block_cost > MAX_BLOCK_BYTES:
             raise ConnectionFault(frames.ENHANCE_YOUR_CALM, "a header block without end")
         if flags & frames.END_HEADERS:
             block, self._block = bytes(self._block), None

@@ -13,8 +13,9 @@ from stubserve.protocols.sent_memory import SentMemory
 from stubserve.protocols.serving import Ingress
 from stubserve.protocols.stall import StallWatch
 
-# What grpcio's core makes of the levels with a client that takes all encodings.
-_ENCODINGS = {"low": "gzip", "medium": "deflate", "high": "deflate"}
+# The encodings are those that grpcio's core makes of the levels with a client that takes them all. Behind them zlib's
+# own level: compressing takes the event loop's time.
+_ENCODINGS = {"low": ("gzip", 1), "medium": ("deflate", 3), "high": ("deflate", 6)}
 
 
 class Http2Transport:
@@ -24,7 +25,10 @@ class Http2Transport:
         self.ingress = ingress
         self.options = options
         self.methods = service.methods
-        self.response_encoding = _ENCODINGS.get(options.compression_level)
+        self.response_encoding: str | None = None
+        self.compression_level = 0
+        if options.compression_level in _ENCODINGS:
+            self.response_encoding, self.compression_level = _ENCODINGS[options.compression_level]
         # What connections share
         self.scratch_view = memoryview(bytearray(SCRATCH_BYTES))
         self.sent_memory = SentMemory()

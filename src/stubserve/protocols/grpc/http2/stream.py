@@ -101,8 +101,7 @@ class Stream:
                 self._take(message)
         except Refusal as refusal:
             self._inbox.drop()
-            self._cancel_handler()
-            self.finish(refusal.status, str(refusal))
+            self._cut_off(refusal.status, str(refusal))
         partial = self._inbox.partial and self._status is None
         if partial != self._watched:
             self._watched = partial
@@ -119,8 +118,7 @@ class Stream:
             self._maybe_close()
         elif self._handler is not None:
             if self._inbox.partial or (self._method.unary and not self._asked):
-                self._cancel_handler()
-                self.finish(INTERNAL, "Unable to parse request")
+                self._cut_off(INTERNAL, "Unable to parse request")
             else:
                 self._handler.on_half_close()
 
@@ -132,8 +130,7 @@ class Stream:
     def stalled(self) -> None:
         """The client has begun a message and sent nothing of it for too long."""
         log.info("ending an RPC whose message did not arrive completely")
-        self._cancel_handler()
-        self.finish(_DEADLINE_EXCEEDED, "the request did not arrive completely")
+        self._cut_off(_DEADLINE_EXCEEDED, "the request did not arrive completely")
 
     @property
     def bytes_received(self) -> int:
@@ -162,7 +159,8 @@ class Stream:
         size = sum(map(len, parts))
         flag = b"\0"
         if self._compress_with is not None:
-            stream = zlib.compressobj(wbits=_GZIP_FORMAT if self._compress_with == "gzip" else zlib.MAX_WBITS)
+            wbits = _GZIP_FORMAT if self._compress_with == "gzip" else zlib.MAX_WBITS
+            stream = zlib.compressobj(self._connection.compression_level, wbits=wbits)
             parts = [*[stream.compress(part) for part in parts], stream.flush()]
             blocks = ()
             size = sum(map(len, parts))
@@ -282,23 +280,26 @@ class Stream:
 
     def _expire(self) -> None:
         self._deadline = None
-        self._cancel_handler()
         self._outbox.clear()
         self._outbox_bytes = 0
-        self.finish(_DEADLINE_EXCEEDED, "Deadline Exceeded")
+        self._cut_off(_DEADLINE_EXCEEDED, "Deadline Exceeded")
 
-    def _cancel_handler(self) -> None:
-        handler, self._handler = self._handler, None
-        if handler is not None and self._status is None:
-            handler.on_cancel()
+    def _cut_off(self, status: int, message: str) -> None:
+        """Ends the RPC although its handler has not. The status first: a cancelled request may answer at once."""
+        handler = self._handler
+        if self._status is None:
+            self.finish(status, message)
+            if handler is not None:
+                handler.on_cancel()
 
     def _abandon(self) -> None:
-        handler, self._handler = self._handler, None
-        if handler is not None and (self._status is None or self._outbox):
-            handler.on_cancel()
+        handler = self._handler
+        running = self._status is None
         self._status = self._status or (OK, "")
         self._release()
         self._connection.forget(self)
+        if handler is not None and running:
+            handler.on_cancel()
 
     def _release(self) -> None:
         self.closed = True

@@ -1,0 +1,301 @@
+"""HTTP/2 as no proper client speaks it: whatever comes, the connection ends with a word and the server goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hpack import Decoder, Encoder
+
+from stubserve.protocols.grpc.http2 import frames
+from stubserve.protocols.grpc.http2.connection import MAX_FRAME_BYTES, MAX_RESETS, MAX_STREAMS
+from stubserve.protocols.grpc.http2.frames import frame, rst_stream, window_update
+from stubserve.protocols.grpc.http2.stream import RECEIVE_WINDOW
+from tests.server.grpc_calls import SERVICE, connected, request
+from tests.serving import Serving, write_model
+
+PATIENT = """
+    import time
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            while not all(request.is_cancelled() for request in requests):
+                time.sleep(0.005)
+            return [pb_utils.InferenceResponse([]) for _ in requests]
+"""
+MESSAGE = request().SerializeToString()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "echo")
+    write_model(repository, "patient", PATIENT)
+    with Serving(repository, "--shm-limit=64M") as running:
+        yield running
+
+
+class Raw:
+    """A client that sends what it is told to, and reads frames."""
+
+    def __init__(self, server: Serving) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", server.grpc_port), timeout=30)
+        self._file = self.socket.makefile("rb")
+        self._encoder = Encoder()
+        self._decoder = Decoder()
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self.socket.close()
+
+    def greet(self, settings: dict[int, int] | None = None) -> None:
+        self.socket.sendall(frames.PREFACE + frames.settings(settings or {}))
+
+    def head(
+        self, stream: int, path: str = f"{SERVICE}/ModelInfer", flags: int = frames.END_HEADERS, **more: str
+    ) -> bytes:
+        fields = [(":method", "POST"), (":scheme", "http"), (":path", path), ("content-type", "application/grpc")]
+        block = self._encoder.encode([*fields, *[(name.replace("_", "-"), value) for name, value in more.items()]])
+        return frame(frames.HEADERS, flags, stream, block)
+
+    def read(self) -> tuple[int, int, int, bytes] | None:
+        """Kind, flags, stream and payload; None when the server has closed the connection."""
+        try:
+            head = self._file.read(frames.HEAD_BYTES)
+            if len(head) < frames.HEAD_BYTES:
+                return None
+            word, flags, stream = frames.HEAD.unpack(head)
+            return word & 0xFF, flags, stream, self._file.read(word >> 8)
+        except ConnectionError:
+            return None
+
+    def until(self, kind: int) -> tuple[int, int, int, bytes]:
+        """The next frame of this kind."""
+        while (found := self.read()) is not None:
+            if found[0] == kind:
+                return found
+        raise AssertionError(f"the connection ended without a frame of kind {kind}")
+
+    def goodbye(self) -> tuple[int, str]:
+        """The error code and text with which the server ends the connection."""
+        _, _, _, payload = self.until(frames.GOAWAY)
+        assert self.read() is None
+        return frames.UINT32.unpack(payload[4:8])[0], payload[8:].decode()
+
+    def answer(self) -> tuple[bytes, dict[str, str]]:
+        """The data and all headers of the next stream that ends."""
+        data, headers = b"", {}
+        while True:
+            found = self.read()
+            assert found is not None
+            kind, flags, _, payload = found
+            if kind == frames.DATA:
+                data += payload
+            elif kind == frames.HEADERS:
+                headers |= dict(self._decoder.decode(payload))
+            if kind in (frames.DATA, frames.HEADERS) and flags & frames.END_STREAM:
+                return data, headers
+
+
+def data(stream: int, payload: bytes, flags: int = frames.END_STREAM) -> bytes:
+    return frame(frames.DATA, flags, stream, payload)
+
+
+def prefixed(message: bytes, flag: int = 0) -> bytes:
+    return bytes((flag,)) + len(message).to_bytes(4, "big") + message
+
+
+def still_serves(server: Serving) -> None:
+    with connected(server) as calls:
+        assert calls.infer(request()).outputs
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_a_request_in_pieces(server: Serving, size: int) -> None:
+    with Raw(server) as raw:
+        raw.greet()
+        sent = raw.head(1, flags=0) + frame(frames.CONTINUATION, frames.END_HEADERS, 1)
+        sent += frame(frames.DATA, frames.PADDED, 1, b"\x03" + prefixed(MESSAGE)[:9] + bytes(3))
+        sent += data(1, prefixed(MESSAGE)[9:], 0) + data(1, b"")
+        for at in range(0, len(sent), size):
+            raw.socket.sendall(sent[at : at + size])
+        answered, headers = raw.answer()
+        assert headers["grpc-status"] == "0"
+        assert answered.endswith(struct.pack("<2f", 1, 2))
+
+
+def test_windows_are_honoured(server: Serving) -> None:
+    """A client that takes ten bytes at a time gets ten bytes at a time."""
+    with Raw(server) as raw:
+        raw.greet({frames.INITIAL_WINDOW_SIZE: 10})
+        raw.socket.sendall(raw.head(1) + data(1, prefixed(MESSAGE)))
+        received = b""
+        while True:
+            found = raw.read()
+            assert found is not None
+            kind, flags, _, payload = found
+            if kind == frames.DATA:
+                assert len(payload) <= 10
+                received += payload
+                raw.socket.sendall(window_update(1, 10))
+            elif kind == frames.HEADERS and flags & frames.END_STREAM:
+                break
+        assert received.endswith(struct.pack("<2f", 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", frames.PROTOCOL_ERROR),
+        (frames.PREFACE + frames.HEAD.pack((MAX_FRAME_BYTES + 1) << 8, 0, 1), frames.FRAME_SIZE_ERROR),
+        (frames.PREFACE + data(1, b"x"), frames.PROTOCOL_ERROR),
+        (frames.PREFACE + frame(frames.HEADERS, frames.END_HEADERS, 2, b"\x82"), frames.PROTOCOL_ERROR),
+        (frames.PREFACE + frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff\xff\xff\xff"), frames.COMPRESSION_ERROR),
+        (frames.PREFACE + frame(frames.HEADERS, frames.PADDED | 4, 1, b"\x09\x82"), frames.PROTOCOL_ERROR),
+        (frames.PREFACE + frame(frames.HEADERS, 0, 1, b"\x82") + frame(frames.PING, 0, 0, bytes(8)), 1),
+        (frames.PREFACE + frame(frames.CONTINUATION, 0, 1, b"\x82"), frames.PROTOCOL_ERROR),
+        (frames.PREFACE + frame(frames.PUSH_PROMISE, 0, 1, bytes(4)), frames.PROTOCOL_ERROR),
+        (frames.PREFACE + frame(frames.PING, 0, 0, b"short"), frames.FRAME_SIZE_ERROR),
+        (frames.PREFACE + frame(frames.RST_STREAM, 0, 1, b"x"), frames.FRAME_SIZE_ERROR),
+        (frames.PREFACE + frame(frames.SETTINGS, 0, 0, b"12345"), frames.FRAME_SIZE_ERROR),
+        (frames.PREFACE + frames.settings({frames.MAX_FRAME_SIZE: 1}), frames.PROTOCOL_ERROR),
+        (frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31}), frames.FLOW_CONTROL_ERROR),
+        (frames.PREFACE + window_update(0, 0), frames.PROTOCOL_ERROR),
+        (frames.PREFACE + window_update(0, 2**31 - 1), frames.FLOW_CONTROL_ERROR),
+        (frames.PREFACE + frame(frames.PING, 0, 0, bytes(8)) * 5, frames.ENHANCE_YOUR_CALM),
+        (
+            frames.PREFACE + frame(frames.HEADERS, 0, 1) + frame(frames.CONTINUATION, 0, 1, bytes(16_384)) * 5,
+            frames.ENHANCE_YOUR_CALM,
+        ),
+        (
+            frames.PREFACE + frame(frames.HEADERS, 0, 1) + frame(frames.CONTINUATION, 0, 1) * 70_000,
+            frames.ENHANCE_YOUR_CALM,
+        ),
+    ],
+)
+def test_what_breaks_the_protocol_ends_the_connection(server: Serving, sent: bytes, code: int) -> None:
+    with Raw(server) as raw:
+        with contextlib.suppress(ConnectionError):
+            raw.socket.sendall(sent)
+        assert raw.goodbye()[0] == code
+    still_serves(server)
+
+
+def test_streams_that_are_opened_to_be_cancelled(server: Serving) -> None:
+    with Raw(server) as raw:
+        raw.greet()
+        message = prefixed(request("patient").SerializeToString())
+        with contextlib.suppress(ConnectionError):
+            for stream in range(1, 4 * MAX_RESETS, 2):
+                raw.socket.sendall(raw.head(stream) + data(stream, message) + rst_stream(stream, frames.CANCEL))
+        assert raw.goodbye() == (frames.ENHANCE_YOUR_CALM, "too many cancelled streams")
+    still_serves(server)
+
+
+def test_too_many_streams_are_refused(server: Serving) -> None:
+    with Raw(server) as raw:
+        raw.greet()
+        heads = b"".join(raw.head(2 * number + 1) for number in range(MAX_STREAMS + 1))
+        raw.socket.sendall(heads)
+        _, _, stream, payload = raw.until(frames.RST_STREAM)
+        assert (stream, frames.UINT32.unpack(payload)[0]) == (2 * MAX_STREAMS + 1, frames.REFUSED_STREAM)
+    still_serves(server)
+
+
+def test_more_than_the_window(server: Serving) -> None:
+    with Raw(server) as raw:
+        raw.greet()
+        raw.socket.sendall(raw.head(1, f"{SERVICE}/Nothing2") + raw.head(3))
+        raw.socket.sendall(data(3, b"\0" + (100 << 20).to_bytes(4, "big"), 0))
+        # Not enough memory for that: answered at once. What comes behind is for a stream that is no more.
+        _, headers = raw.answer()
+        assert headers["grpc-status"] == "12"
+        _, headers = raw.answer()
+        assert headers["grpc-status"] == "14"
+        assert "shm-limit" in headers["grpc-message"]
+        raw.socket.sendall(data(3, bytes(1 << 20), 0) * 3)
+        raw.socket.sendall(raw.head(5) + data(5, b"\0" + (8 << 20).to_bytes(4, "big") + bytes(100), 0))
+        raw.socket.sendall(raw.head(7) + data(7, prefixed(MESSAGE)))
+        assert raw.answer()[1]["grpc-status"] == "0"
+    with Raw(server) as raw:
+        raw.greet()
+        raw.socket.sendall(raw.head(1, f"{SERVICE}/ModelStreamInfer"))
+        patient = prefixed(request("patient", [0.0] * 1000).SerializeToString())
+        count = RECEIVE_WINDOW * 3 // len(patient)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(count):
+                raw.socket.sendall(data(1, patient, 0))
+        assert raw.goodbye()[0] == frames.FLOW_CONTROL_ERROR
+    still_serves(server)
+
+
+@pytest.mark.parametrize(
+    ("payload", "status"),
+    [
+        (b"", "13"),
+        (prefixed(MESSAGE)[:-1], "13"),
+        (b"\x07" + bytes(4), "13"),
+        (prefixed(MESSAGE, 1), "13"),
+        (b"\0\xff\xff\xff\xff", "8"),
+        (prefixed(MESSAGE) * 2, "0"),
+    ],
+)
+def test_messages_that_are_not_one(server: Serving, payload: bytes, status: str) -> None:
+    with Raw(server) as raw:
+        raw.greet()
+        raw.socket.sendall(raw.head(1) + data(1, payload))
+        assert raw.answer()[1]["grpc-status"] == status
+
+
+def test_compression_that_is_none(server: Serving) -> None:
+    with Raw(server) as raw:
+        raw.greet()
+        bomb = gzip.compress(bytes(80 << 20))
+        raw.socket.sendall(raw.head(1, grpc_encoding="snappy") + data(1, prefixed(MESSAGE, 1)))
+        assert raw.answer()[1]["grpc-status"] == "12"
+        raw.socket.sendall(raw.head(3, grpc_encoding="gzip") + data(3, prefixed(MESSAGE, 1)))
+        assert raw.answer()[1]["grpc-status"] == "13"
+        raw.socket.sendall(raw.head(5, grpc_encoding="gzip") + data(5, prefixed(bomb, 1)))
+        _, headers = raw.answer()
+        assert headers["grpc-status"] == "8"
+        raw.socket.sendall(raw.head(7, grpc_encoding="gzip") + data(7, prefixed(gzip.compress(MESSAGE), 1)))
+        assert raw.answer()[1]["grpc-status"] == "0"
+
+
+def test_what_is_no_grpc(server: Serving) -> None:
+    with Raw(server) as raw:
+        raw.greet()
+        block = Encoder().encode([(":method", "GET"), (":path", "/"), (":scheme", "http")])
+        raw.socket.sendall(frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, block))
+        assert raw.answer()[1][":status"] == "415"
+
+
+def test_a_deadline(server: Serving) -> None:
+    with Raw(server) as raw:
+        raw.greet()
+        raw.socket.sendall(raw.head(1, grpc_timeout="50m") + data(1, prefixed(request("patient").SerializeToString())))
+        assert raw.answer()[1]["grpc-status"] == "4"
+    still_serves(server)
+
+
+def test_keepalive_and_age(repository: Path) -> None:
+    write_model(repository, "echo")
+    flags = ("--grpc-keepalive-time=100", "--grpc-keepalive-timeout=100", "--grpc-keepalive-permit-without-calls=1")
+    with Serving(repository, *flags) as server, Raw(server) as raw:
+        raw.greet()
+        # It is asked whether it is there, says nothing, and is taken for gone.
+        raw.until(frames.PING)
+        assert raw.read() is None
+        still_serves(server)
+    with Serving(repository, "--grpc-max-connection-age=100") as server, Raw(server) as raw:
+        raw.greet()
+        assert raw.goodbye()[0] == frames.NO_ERROR
