@@ -38,12 +38,34 @@ def _starting(prefix: str) -> tuple[str, ...]:
     return tuple(case.name for case in CASES if case.name.startswith(prefix))
 
 
+_CODES = (
+    "UNKNOWN",
+    "INTERNAL",
+    "NOT_FOUND",
+    "INVALID_ARG",
+    "UNAVAILABLE",
+    "UNSUPPORTED",
+    "ALREADY_EXISTS",
+    "CANCELLED",
+)
+_CALLED_CODES = {
+    f"calls/code_{name}": f"<__ErrorCode.{name}: {number}>, 'an error of the model'"
+    for number, name in enumerate(_CODES)
+    if name != "INTERNAL"
+}
+
 NEWER_TRITON = (
     Accepted(
         "A model that calls another one gets the code of that one's error; 2.51 makes INTERNAL of every code.",
         ("message/exec_model_error",),
         200,
         "<__ErrorCode.NOT_FOUND: 2>, 'an error of the model'",
+    ),
+    Accepted(
+        "As above, for every other code.",
+        tuple(_CALLED_CODES),
+        200,
+        texts=_CALLED_CODES,
     ),
     Accepted(
         "Response iterators can be cancelled, and responses to a model have parameters; 2.51 has neither method.",
@@ -251,19 +273,29 @@ DECISIONS = (
         ),
         "OK",
     ),
+    Accepted("As above, for a model that is called by another.", ("calls/statistics_of_stream",), 200),
+    Accepted(
+        "A decoupled model lets go of its response sender after some responses and before the final flag: Triton's "
+        "client waits for ever; stubserve ends the request and says so in its log.",
+        ("grpc_stream/decoupled_let_go_after_two", "grpc_stream/final_let_go_after_two"),
+        "OK",
+    ),
+    Accepted(
+        "An error among the responses that a model gets from another: Triton's iterator never ends, and its instance "
+        "is lost.",
+        ("calls/stream_error", "calls/stream_error_then_two", "calls/stream_raise_after_two"),
+        200,
+        "an error of the model",
+        texts={"calls/stream_raise_after_two": "ValueError: minus ten"},
+    ),
+    Accepted(
+        "A model whose only instance calls the model itself: Triton waits for ever, stubserve names the chain.",
+        ("calls/itself",),
+        200,
+        "can never run",
+    ),
     Accepted("stubserve tells its own version over gRPC, too.", ("grpc/metadata_server",), "OK"),
     Accepted("Health can be watched; Triton has no such method.", ("grpc/health_watch",)),
-    Accepted(
-        "A method that there is not is refused with a text, by Triton without.",
-        ("grpc/unknown_method", "grpc/unknown_service", "grpc/no_slash"),
-        "UNIMPLEMENTED",
-    ),
-    Accepted(
-        "A call that ends without its one message breaks gRPC's rules. Triton parses the message that was not sent; "
-        "`grpc.aio` leaves the call to its client.",
-        ("grpc/unary_without_message",),
-        sometimes=True,
-    ),
     Accepted(
         "To a message that cannot be parsed Triton ends the stream with OK, as if all were well.",
         ("grpc_stream/malformed", "grpc_stream/malformed_after_one"),
@@ -320,6 +352,7 @@ DECISIONS = (
             "message/bls_cancelled",
             "behaviour/sender_raise",
             "behaviour/sender_twice",
+            "control_utils/unload_refused",
             "grpc_stream/cancel_decoupled",
         ),
         sometimes=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .repository import Model, io
+from .repository import SOURCES, Model, io
 
 DATATYPES = (
     "BOOL",
@@ -204,6 +204,12 @@ MODELS = (
         "evaluate",
     ),
     Model(
+        "evaluate_async",
+        io("input", "EXPRESSION", "STRING", "1") + io("output", "RESULT", "STRING", "1"),
+        "evaluate_async",
+        files={"1/evaluate.py": (SOURCES / "evaluate.py").read_text()},
+    ),
+    Model(
         "batcher",
         io("input", "IN", "INT32", "-1", "allow_ragged_batch: true")
         + io("output", "TOGETHER", "INT32", "1")
@@ -241,7 +247,21 @@ MODELS = (
 )
 
 # The model that calls others, and those that it calls.
-CALLS = ("evaluate", "add_sub", "decoupled", "behave", "inspect", "constant", "versions_all")
+CALLS = (
+    "evaluate",
+    "evaluate_async",
+    "add_sub",
+    "bare_config",
+    "behave",
+    "constant",
+    "decoupled",
+    "echo_fp32",
+    "echo_strings",
+    "identity_all",
+    "inspect",
+    "stream",
+    "versions_all",
+)
 
 # The models that requests are sent to which real Triton does not survive.
 FRAGILE = ("echo_fp32", "echo_two_unknown", "scores", "evaluate")

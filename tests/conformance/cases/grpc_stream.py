@@ -29,7 +29,16 @@ def _command(text: str, model: str = "behave", **more: object) -> bytes:
     return infer_request(model, [tensor("COMMAND", "BYTES", [1])], [bytes_blob(text.encode())], **more)
 
 
-_NUMBERS = {"none": 0, "one": 1, "three": 3, "error": -1, "error_then_two": -2, "exception": -9, "raise_after_two": -10}
+_NUMBERS = {
+    "none": 0,
+    "one": 1,
+    "three": 3,
+    "error": -1,
+    "error_then_two": -2,
+    "exception": -9,
+    "raise_after_two": -10,
+    "let_go_after_two": -11,
+}
 _WRONG = {
     "unknown_model": infer_request("nosuch", id="q"),
     "no_model": b"",
