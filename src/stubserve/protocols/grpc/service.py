@@ -10,16 +10,16 @@ from typing import Any, Protocol
 from stubserve.errors import ServeError, unavailable
 from stubserve.inference.memory import Block
 from stubserve.protocols.forwarding import HeaderForwarding
-from stubserve.protocols.grpc import health
 from stubserve.protocols.grpc.infer import ModelInfer
 from stubserve.protocols.grpc.management import METHODS, SERVICE, ManagementRpcs
 from stubserve.protocols.grpc.messages import service_pb2
-from stubserve.protocols.grpc.reflection import Reflection
 from stubserve.protocols.grpc.stream import ModelStreamInfer
 from stubserve.protocols.grpc.transport import Call, Handler, Method
 from stubserve.protocols.grpc.unary import Unary
-from stubserve.protocols.grpc.wellknown import HEALTH, REFLECTION
 from stubserve.protocols.management import ServerFacts
+
+HEALTH = "grpc.health.v1"
+REFLECTION = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
 
 _RESTRICTED_PREFIX = "triton-grpc-protocol-"
 
@@ -67,11 +67,10 @@ class Service:
             self._add(f"/{SERVICE}/{name}", kind, self._unary(request_class, functools.partial(respond, rpcs)))
         self._add(f"/{SERVICE}/ModelInfer", "inference", Method(self._model_infer, True, True))
         self._add(f"/{SERVICE}/ModelStreamInfer", "inference", Method(self._model_stream_infer, False, True))
-        self._add(f"/{HEALTH}.Health/Check", "health", self._unary(health.REQUEST, lambda _: health.check(server)))
+        self._add(f"/{HEALTH}.Health/Check", "health", Method(self._check, True))
         self._add(f"/{HEALTH}.Health/Watch", "health", Method(self._watch, False))
-        services = [SERVICE, f"{HEALTH}.Health", *(f"{package}.ServerReflection" for package in REFLECTION)]
         for package in REFLECTION:
-            method = Method(functools.partial(Reflection, package=package, services=services), False)
+            method = Method(functools.partial(self._reflect, package), False)
             self.methods[f"/{package}.ServerReflection/ServerReflectionInfo"] = method
 
     def stop(self) -> None:
@@ -106,10 +105,25 @@ class Service:
         self._endless.add(stream)
         return stream
 
+    # The messages of the other two services cost a start 20 ms, so they are made when somebody asks for them.
+
+    def _check(self, call: Call) -> Handler:
+        from stubserve.protocols.grpc import health
+
+        return Unary(call, health.REQUEST, lambda _: health.check(self._server))
+
     def _watch(self, call: Call) -> Handler:
+        from stubserve.protocols.grpc import health
+
         watch = health.Watch(self._server, call)
         self._endless.add(watch)
         return watch
+
+    def _reflect(self, package: str, call: Call) -> Handler:
+        from stubserve.protocols.grpc.reflection import Reflection
+
+        services = [SERVICE, f"{HEALTH}.Health", *(f"{package}.ServerReflection" for package in REFLECTION)]
+        return Reflection(call, package, services)
 
 
 def _guarded(method: Method, key: str, value: str, call: Call) -> Handler:
