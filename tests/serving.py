@@ -87,7 +87,8 @@ class Serving:
     def __init__(self, repository: Path, *flags: str, environment: dict[str, str] | None = None) -> None:
         self.command = [
             sys.executable, "-m", "stubserve", "serve", str(repository),
-            "--http-address=127.0.0.1", "--http-port=0", "--grpc-address=127.0.0.1", "--grpc-port=0", *flags,
+            "--http-address=127.0.0.1", "--http-port=0", "--grpc-address=127.0.0.1", "--grpc-port=0",
+            "--metrics-port=0", *flags,
         ]  # fmt: skip
         self.environment = {**os.environ, **(environment or {})}
         self.port = 0
@@ -97,7 +98,7 @@ class Serving:
     def __enter__(self) -> Serving:
         self.start()
         try:
-            self.port = int(self.wait_for(r"Started HTTPService at [^ ]*:(\d+)")[1])
+            self.port = int(self.wait_for(r"Started HTTPService at [^ \n]*:(\d+)")[1])
         except BaseException:
             self.stop()
             raise
@@ -184,7 +185,17 @@ class Serving:
     @property
     def grpc_port(self) -> int:
         """The port of gRPC; it is ready when HTTP is."""
-        return int(self.wait_for(r"Started GRPCInferenceService at [^ ]*:(\d+)")[1])
+        return int(self.wait_for(r"Started GRPCInferenceService at [^ \n]*:(\d+)")[1])
+
+    @property
+    def metrics_port(self) -> int:
+        """The port of metrics."""
+        return int(self.wait_for(r"Started Metrics Service at [^ \n]*:(\d+)")[1])
+
+    def metrics(self, path: str = "/metrics", method: str = "GET") -> Answer:
+        """What the metrics port answers."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.metrics_port, timeout=60)
+        return _exchange(connection, method, path)
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -192,13 +203,7 @@ class Serving:
     def request(
         self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> Answer:
-        connection = self.connect()
-        try:
-            connection.request(method, path, body, headers or {})
-            response = connection.getresponse()
-            return Answer(response.status, dict(response.getheaders()), response.read())
-        finally:
-            connection.close()
+        return _exchange(self.connect(), method, path, body, headers)
 
     def get(self, path: str) -> Answer:
         return self.request("GET", path)
@@ -223,6 +228,21 @@ class Serving:
     def statistics(self, model: str) -> dict[str, Any]:
         answer: dict[str, Any] = self.get(f"/v2/models/{model}/stats").json()["model_stats"][0]
         return answer
+
+
+def _exchange(
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    headers: dict[str, str] | None = None,
+) -> Answer:
+    try:
+        connection.request(method, path, body, headers or {})
+        response = connection.getresponse()
+        return Answer(response.status, dict(response.getheaders()), response.read())
+    finally:
+        connection.close()
 
 
 def binary_request(

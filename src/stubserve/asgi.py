@@ -16,7 +16,6 @@ from typing import Any
 from starlette.applications import Starlette
 
 from stubserve.flags import parse_arguments
-from stubserve.observability import logs
 from stubserve.protocols.http.app import create_app as create_http_app
 from stubserve.server import Server
 from stubserve.settings import Settings
@@ -41,7 +40,6 @@ def create_app(settings: Settings | None = None) -> Starlette:
     if settings is None:
         settings = parse_arguments(shlex.split(os.environ.get("STUBSERVE_ARGS", "model_repository")))
     chosen = settings
-    logs.configure(chosen)
     deferred = _Deferred()
 
     @contextlib.asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from stubserve.settings import (
     parse_backend_config,
     parse_bool,
     parse_int,
+    parse_metrics_config,
     parse_restricted,
     parse_size,
 )
@@ -78,6 +80,12 @@ FLAGS = (
     Flag("grpc-http2-max-ping-strikes", parse_int, "Too early pings that a client may send (2)."),
     Flag("grpc-max-connection-age", parse_int, "Milliseconds that a connection may live (no limit)."),
     Flag("grpc-max-connection-age-grace", parse_int, "Milliseconds more for its calls to end (no limit)."),
+    Flag("allow-metrics", parse_bool, "Serve metrics (true).", switch=True),
+    Flag("allow-cpu-metrics", parse_bool, "Metrics of the machine's CPU and memory (true).", switch=True),
+    Flag("metrics-address", str, "The address to serve metrics on (that of HTTP)."),
+    Flag("metrics-port", parse_int, "The port to serve metrics on (8002)."),
+    Flag("metrics-interval-ms", parse_int, "How long CPU utilization is measured over, at least (2000)."),
+    Flag("metrics-config", parse_metrics_config, "<setting>=<value>, as summary_latencies=true.", many=True),
     Flag("log-verbose", parse_int, "Verbose logging from level 1 on (0)."),
     Flag("log-info", parse_bool, "Log info messages (true).", switch=True),
     Flag("log-warning", parse_bool, "Log warnings (true).", switch=True),
@@ -118,22 +126,15 @@ MISSING = {
     "repoagent-directory": ("repository agents", ()),
     "allow-sagemaker": ("SageMaker", _OFF),
     "allow-vertex-ai": ("Vertex AI", _OFF),
-    "metrics-config": ("metrics", ()),
     "strict-model-config": ("this deprecated flag; use --disable-auto-complete-config", _OFF),
 }
 
-_METRICS = "the metrics endpoint is not served by this release"
 _ONE_LOOP = "HTTP is served by one event loop, not by a pool of threads"
 _NO_GPU_POOL = "there is no such memory pool here"
 
 # Accepted, because they are in everybody's command line, and said in the log to be without effect.
 WITHOUT_EFFECT = {
-    "allow-metrics": _METRICS,
-    "allow-gpu-metrics": _METRICS,
-    "allow-cpu-metrics": _METRICS,
-    "metrics-address": _METRICS,
-    "metrics-port": _METRICS,
-    "metrics-interval-ms": _METRICS,
+    "allow-gpu-metrics": "there are no metrics of GPUs here",
     "http-thread-count": _ONE_LOOP,
     "grpc-infer-thread-count": "gRPC is served by one event loop, not by a pool of threads",
     "grpc-infer-allocation-pool-size": "requests and responses are not pooled here",
@@ -229,15 +230,20 @@ def _check(settings: Settings) -> None:
             re.compile(getattr(settings, name))
         except re.error as error:
             raise UsageError(f"--{name.replace('_', '-')} is no regular expression: {error}") from None
-    if (
-        settings.allow_http
-        and settings.allow_grpc
-        and settings.http_port
-        and (settings.http_address, settings.http_port) == (settings.grpc_address, settings.grpc_port)
-    ):
-        raise UsageError(
-            f"The server cannot listen to HTTP requests and gRPC requests at the same port {settings.http_port}"
-        )
+    if settings.metrics_interval_ms < 0:
+        raise UsageError(f"--metrics-interval-ms must not be negative. Got {settings.metrics_interval_ms}")
+    ports = {
+        "HTTP": (settings.http_address, settings.http_port if settings.allow_http else 0),
+        "GRPC": (settings.grpc_address, settings.grpc_port if settings.allow_grpc else 0),
+        "metrics": (settings.metrics_address, settings.metrics_port if settings.allow_metrics else 0),
+    }
+    for one, other in itertools.combinations(ports, 2):
+        address, port = ports[one]
+        if port and ports[one] == ports[other]:
+            raise UsageError(
+                f"The server cannot listen to {one} requests and {other} requests at the same address and port "
+                f"{address}:{port}"
+            )
     if settings.log_format not in ("default", "ISO8601"):
         raise UsageError(f"invalid argument for --log_format, got: {settings.log_format}")
 

@@ -18,10 +18,15 @@ import uvloop
 from stubserve import __version__
 from stubserve.errors import ServeError, unavailable
 from stubserve.instances.memory import Memory
+from stubserve.instances.services import Services
 from stubserve.observability import logs
+from stubserve.observability.custom_metrics import MetricRegistry
+from stubserve.observability.machine_metrics import MachineMetrics
+from stubserve.observability.metrics import RESERVED, ServerMetrics
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.app import create_app
 from stubserve.protocols.http.connection import Connection
+from stubserve.protocols.http.metrics import create_metrics_app
 from stubserve.protocols.http.shared import Connections
 from stubserve.repository.loading import Loader
 from stubserve.repository.model import Model
@@ -38,6 +43,7 @@ class Server:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.log_settings = logs.configure(settings)
         self.name = settings.id
         self.version = __version__
         self.max_input_size = settings.http_max_input_size
@@ -49,7 +55,11 @@ class Server:
         self.store = self.memory.store
         self.loaded = False
         self.exiting = False
-        self._loader = Loader(settings, self.memory, self.registry, lambda: logs.stub_levels(settings))
+        custom = MetricRegistry(RESERVED)
+        machine = MachineMetrics(settings.metrics_interval_ms / 1000, settings.allow_cpu_metrics)
+        self.metrics = ServerMetrics(self.registry.serving, settings.metrics_options, machine, custom)
+        services = Services(self.registry, self.log_settings, custom)
+        self._loader = Loader(settings, self.memory, self.registry, services)
 
     async def load(self) -> bool:
         """Loads every model; whether all are loaded. Raises ServeError if a repository cannot be read."""
@@ -137,6 +147,15 @@ def http_server(server: Server) -> HttpServer:
     return HttpServer(config)
 
 
+def metrics_server(server: Server) -> HttpServer:
+    """The front end of a server's metrics."""
+    app = create_metrics_app(server.metrics.text)
+    config = uvicorn.Config(
+        app, ws="none", lifespan="off", access_log=False, log_config=None, server_header=False, date_header=False
+    )
+    return HttpServer(config)
+
+
 def grpc_server(server: Server) -> GrpcTransport:
     """The gRPC front end of a server, listening. Raises OSError."""
     # Here, so that a server does not pay for what it does not use.
@@ -172,15 +191,15 @@ def grpc_server(server: Server) -> GrpcTransport:
     return Http2Transport(server, service, options)
 
 
-def bind(settings: Settings) -> socket.socket:
-    """The listening socket of HTTP. Raises OSError."""
-    family = socket.AF_INET6 if ":" in settings.http_address else socket.AF_INET
+def bind(address: str, port: int, shared: bool = False) -> socket.socket:
+    """A listening socket, `shared` with other servers. Raises OSError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if settings.reuse_http_port:
+        if shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind((settings.http_address, settings.http_port))
+        listener.bind((address, port))
         listener.listen(2048)
     except OSError:
         listener.close()
@@ -190,22 +209,26 @@ def bind(settings: Settings) -> socket.socket:
 
 async def serve(settings: Settings) -> int:
     """Runs a server until a signal ends it. The process's exit code."""
+    server = Server(settings)
     for notice in settings.notices:
         log.warning(notice)
-    server = Server(settings)
-    http = None
-    if settings.allow_http:
-        try:
-            listener = bind(settings)
-        except OSError as error:
-            log.error(
-                "Socket '%s:%d' cannot be opened (%s). Is another server running? Choose another --http-port.",
-                settings.http_address,
-                settings.http_port,
-                error.strerror,
-            )
-            return 1
-        http = http_server(server)
+    fronts: list[tuple[str, HttpServer, socket.socket]] = []
+    try:
+        if settings.allow_http:
+            address, port, flag = settings.http_address, settings.http_port, "--http-port"
+            fronts.append(("HTTPService", http_server(server), bind(address, port, settings.reuse_http_port)))
+        if settings.allow_metrics:
+            address, port, flag = settings.metrics_address, settings.metrics_port, "--metrics-port"
+            fronts.append(("Metrics Service", metrics_server(server), bind(address, port)))
+    except OSError as error:
+        log.error(
+            "Socket '%s:%d' cannot be opened (%s). Is another server running? Choose another %s.",
+            address,
+            port,
+            error.strerror,
+            flag,
+        )
+        return 1
     grpc: GrpcTransport | None = None
     if settings.allow_grpc:
         try:
@@ -223,7 +246,7 @@ async def serve(settings: Settings) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    serving = loop.create_task(http.serve([listener])) if http is not None else None
+    serving = [loop.create_task(front.serve([listener])) for _, front, listener in fronts]
     loading = loop.create_task(server.load())
     stopping = loop.create_task(stop.wait())
     exit_code = 0
@@ -241,9 +264,8 @@ async def serve(settings: Settings) -> int:
             else:
                 if grpc is not None:
                     log.info("Started GRPCInferenceService at %s:%d", settings.grpc_address, grpc.port)
-                if http is not None:
-                    host, port = listener.getsockname()[:2]
-                    log.info("Started HTTPService at %s:%d", host, port)
+                for name, _, listener in fronts:
+                    log.info("Started %s at %s:%d", name, *listener.getsockname()[:2])
     else:
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
@@ -251,21 +273,21 @@ async def serve(settings: Settings) -> int:
         await stopping
     log.info("Waiting for in-flight requests to complete.")
     server.exiting = True
-    if http is not None:
-        http.stop()
+    if settings.allow_http:
+        fronts[0][1].stop()
     stopping_grpc = loop.create_task(grpc.stop(settings.exit_timeout_secs)) if grpc is not None else None
     await server.stop()
     if stopping_grpc is not None:
         await stopping_grpc
-    if serving is not None:
-        await serving
+    for _, front, _ in fronts:
+        front.stop()
+    await asyncio.gather(*serving)
     stopping.cancel()
     return exit_code
 
 
 def run(settings: Settings) -> int:
     """Runs a server in this process, on uvloop. The process's exit code."""
-    logs.configure(settings)
     _raise_descriptor_limit()
     return uvloop.run(serve(settings))
 

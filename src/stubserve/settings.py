@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -29,6 +30,16 @@ DEFAULT_BACKEND_DIRECTORY = Path("/opt/tritonserver/backends")
 
 class UsageError(Exception):
     """The command line is wrong; the text says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsOptions:
+    """What `--metrics-config` can set; `quantiles` are those of the summaries."""
+
+    counter_latencies: bool = True
+    histogram_latencies: bool = False
+    summary_latencies: bool = False
+    quantiles: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 
 @dataclass(slots=True)
@@ -79,6 +90,13 @@ class Settings:
     grpc_http2_max_ping_strikes: int = 2
     grpc_max_connection_age: int | None = None
     grpc_max_connection_age_grace: int | None = None
+    # Metrics; no address means that of HTTP
+    allow_metrics: bool = True
+    allow_cpu_metrics: bool = True
+    metrics_address: str = ""
+    metrics_port: int = 8002
+    metrics_interval_ms: int = 2000
+    metrics_config: list[dict[str, Any]] = field(default_factory=list)
     # Logging
     log_verbose: int = 0
     log_info: bool = True
@@ -92,6 +110,16 @@ class Settings:
     def __post_init__(self) -> None:
         if self.shm_limit == 0:
             self.shm_limit = default_shm_limit()
+        if not self.metrics_address:
+            self.metrics_address = self.http_address
+
+    @property
+    def metrics_options(self) -> MetricsOptions:
+        """All of --metrics-config together."""
+        chosen: dict[str, Any] = {}
+        for setting in self.metrics_config:
+            chosen |= setting
+        return MetricsOptions(**chosen)
 
 
 def default_shm_limit() -> int:
@@ -159,3 +187,25 @@ def parse_backend_config(text: str) -> tuple[str, str, str]:
     if not equals or not setting or not value or (comma and not backend):
         raise UsageError("--backend-config option format is '<backend name>,<setting>=<value>'. Got " + text)
     return backend, setting, value
+
+
+def parse_metrics_config(text: str) -> dict[str, Any]:
+    """`<setting>=<value>` as a field of MetricsOptions. Raises UsageError."""
+    setting, equals, value = text.partition("=")
+    if not equals or not setting or not value:
+        raise UsageError("--metrics-config option format is '<setting>=<value>'. Got " + text)
+    if setting in ("counter_latencies", "histogram_latencies", "summary_latencies"):
+        return {setting: parse_bool(value)}
+    if setting != "summary_quantiles":
+        raise UsageError(
+            "--metrics-config has the settings counter_latencies, histogram_latencies, summary_latencies and "
+            f"summary_quantiles. Got {text}"
+        )
+    try:
+        # "0.5:0.05,0.9:0.01": quantile and allowed error. The error is always smaller here.
+        quantiles = tuple(float(pair.partition(":")[0]) for pair in value.split(","))
+    except ValueError:
+        quantiles = ()
+    if not quantiles or not all(0 <= quantile <= 1 for quantile in quantiles):
+        raise UsageError(f"summary_quantiles are '<quantile>:<error>,...' with quantiles from 0 to 1. Got {value}")
+    return {"quantiles": quantiles}

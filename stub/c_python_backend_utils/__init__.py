@@ -6,6 +6,7 @@ from stubserve_stub.bls import ResponseIterator
 from stubserve_stub.constants import MemoryType, MetricKind
 from stubserve_stub.exceptions import TritonError, TritonModelException
 from stubserve_stub.logger import Logger
+from stubserve_stub.metrics import Metric, MetricFamily
 from stubserve_stub.model_control import is_model_ready, load_model, unload_model
 from stubserve_stub.preferred_memory import PreferredMemory
 from stubserve_stub.requests import InferenceRequest, InferenceTrace
@@ -13,8 +14,6 @@ from stubserve_stub.responses import InferenceResponse
 from stubserve_stub.sender import InferenceResponseSender
 from stubserve_stub.tensors import Tensor
 from stubserve_stub.unavailable import (
-    Metric,
-    MetricFamily,
     SharedMemory,
 )
 

@@ -70,6 +70,10 @@ class Channel:
         words[layout.HEALTH_SINCE_NS] = time.monotonic_ns()
         words[layout.HEALTH_STATE] = state
 
+    def log_levels(self) -> int:
+        """The levels that the server logs, as bits."""
+        return self._words[layout.LOG_LEVELS]
+
     def receive(self) -> List[Tuple[Any, ...]]:
         """Sleeps until there are messages and returns them all."""
         self._patience.look()

@@ -3,6 +3,9 @@
 A daemon thread reads the socket from the first moment on. What the main thread has to do goes into `inbox`; what must
 not wait for it (a running `execute` keeps it busy) is handled here. When the socket ends, the parent is gone, and so is
 the stub, whatever its model is doing.
+
+Anything may be sent at any moment, also by a finalizer that runs in the middle of sending on the same thread: every
+message goes through an outbox, and whoever is sending sends until that is empty.
 """
 
 from __future__ import annotations
@@ -12,11 +15,18 @@ import queue
 import socket
 import sys
 import threading
-from typing import Any, Callable, Dict
+from collections import deque
+from typing import Any, Callable, Deque, Dict
 
 from stubserve_stub.wire.messages import Unframer, frame
 
 Message = Dict[str, Any]
+
+
+class _Thread(threading.local):
+    """Of each thread, whether it is sending."""
+
+    sending = False
 
 
 class Control:
@@ -24,7 +34,9 @@ class Control:
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
+        self._outbox: Deque[bytes] = deque()
         self._sending = threading.Lock()
+        self._thread = _Thread()
         self._handlers: Dict[str, Callable[[Message], None]] = {}
         self.inbox: "queue.SimpleQueue[Message]" = queue.SimpleQueue()
         threading.Thread(target=self._read, name="stubserve-control", daemon=True).start()
@@ -35,12 +47,21 @@ class Control:
 
     def send(self, kind: str, **fields: Any) -> None:
         """Sends one message; quietly does nothing when the parent is gone (the control thread ends the process)."""
-        data = frame(dict(fields, kind=kind))
-        with self._sending:
+        self._outbox.append(frame(dict(fields, kind=kind)))
+        if self._thread.sending:
+            return
+        while self._outbox:
+            self._thread.sending = True
+            with self._sending:
+                self._send_outbox()
+            self._thread.sending = False
+
+    def _send_outbox(self) -> None:
+        while self._outbox:
             try:
-                self._socket.sendall(data)
+                self._socket.sendall(self._outbox.popleft())
             except OSError:
-                return
+                self._outbox.clear()
 
     def _read(self) -> None:
         unframer = Unframer()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import os
 import sys
-from typing import Any, Callable, Dict, Optional
+from typing import Callable, Optional
 
 from stubserve_stub import constants
 from stubserve_stub.arguments import as_text, incompatible
@@ -23,16 +23,30 @@ WARNING_LEVEL = int(LogLevel.WARNING)
 ERROR_LEVEL = int(LogLevel.ERROR)
 VERBOSE_LEVEL = int(LogLevel.VERBOSE)
 
-# The server, once connected, and the levels that it wants to hear of
+# The levels that are logged by default, as bits
+DEFAULT_LEVELS = 1 << INFO_LEVEL | 1 << WARNING_LEVEL | 1 << ERROR_LEVEL
+
+# The server, once connected
 _emit: Optional[Emit] = None
-_enabled: Dict[int, bool] = {INFO_LEVEL: True, WARNING_LEVEL: True, ERROR_LEVEL: True, VERBOSE_LEVEL: False}
+
 _LETTERS = {INFO_LEVEL: "I", WARNING_LEVEL: "W", ERROR_LEVEL: "E", VERBOSE_LEVEL: "I"}
 
 
-def connect(emit: Emit) -> None:
-    """From now on lines go to `emit(level, file name, line, message)`; it may be called from any thread."""
-    global _emit
-    _emit = emit
+def _default_levels() -> int:
+    return DEFAULT_LEVELS
+
+
+# The levels that the server wants to hear of, as bits
+_levels: Callable[[], int] = _default_levels
+
+
+def connect(emit: Emit, levels: Callable[[], int] = _default_levels) -> None:
+    """From now on lines go to `emit(level, file name, line, message)`; it may be called from any thread.
+
+    `levels()` gives the levels that are wanted at the moment, as bits.
+    """
+    global _emit, _levels
+    _emit, _levels = emit, levels
 
 
 def disconnect() -> None:
@@ -41,21 +55,12 @@ def disconnect() -> None:
     _emit = None
 
 
-def set_levels(settings: Dict[str, Any]) -> None:
-    """Takes the server's log settings, named as `/v2/logging` does; what is not named stays."""
-    for name, level in (("log_info", INFO_LEVEL), ("log_warning", WARNING_LEVEL), ("log_error", ERROR_LEVEL)):
-        if name in settings:
-            _enabled[level] = bool(settings[name])
-    if "log_verbose_level" in settings:
-        _enabled[VERBOSE_LEVEL] = int(settings["log_verbose_level"]) >= 1
-
-
 def _write(level: int, message: str) -> None:
     """Logs a line on behalf of the caller of Logger's method, two frames up."""
     frame = sys._getframe(2)
     file, line = frame.f_code.co_filename, frame.f_lineno
     if _emit is not None:
-        if _enabled[level]:
+        if _levels() >> level & 1:
             _emit(level, file, line, message)
         return
     now = datetime.datetime.now()

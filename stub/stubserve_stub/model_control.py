@@ -1,64 +1,23 @@
 """`load_model`, `unload_model`, `is_model_ready`: what a model asks the server about other models.
 
-Questions and answers go over the control socket, so they may be asked from `initialize` on, by any thread, while the
-main thread is in `execute`.
+They may be asked from `initialize` on, by any thread, while the main thread is in `execute`.
 """
 
 from __future__ import annotations
 
-import itertools
-import queue
-import threading
-from typing import TYPE_CHECKING, Any, Dict, Optional
+from typing import Any, Optional
 
 from stubserve_stub.arguments import as_text, incompatible
 from stubserve_stub.exceptions import TritonModelException
+from stubserve_stub.questions import Questions
 
-if TYPE_CHECKING:
-    # What it imports, msgpack, is not there where only the public module is wanted.
-    from stubserve_stub.control import Control
-
-
-class _Questions:
-    """Questions to the server, and who waits for which answer."""
-
-    def __init__(self, control: Control, instance: str) -> None:
-        self._control = control
-        self._instance = instance
-        self._numbers = itertools.count(1)
-        self._waiting: "Dict[int, queue.SimpleQueue[Dict[str, Any]]]" = {}
-        self._guard = threading.Lock()
-        control.handle("told", self._on_told)
-
-    def ask(self, question: str, failure: str, **fields: Any) -> Any:
-        """The server's answer. Raises TritonModelException that begins with `failure` if it refuses."""
-        answers: "queue.SimpleQueue[Dict[str, Any]]" = queue.SimpleQueue()
-        with self._guard:
-            number = next(self._numbers)
-            self._waiting[number] = answers
-        self._control.send("ask", number=number, question=question, **fields)
-        answer = answers.get()
-        if "error" in answer:
-            raise TritonModelException(
-                "{}: Failed to process the request for model '{}', message: {}".format(
-                    failure, self._instance, answer["error"]
-                )
-            )
-        return answer["value"]
-
-    def _on_told(self, message: Dict[str, Any]) -> None:
-        with self._guard:
-            waiting = self._waiting.pop(message["number"])
-        waiting.put(message)
+_questions: Optional[Questions] = None
 
 
-_questions: Optional[_Questions] = None
-
-
-def connect(control: Control, instance: str) -> None:
+def connect(questions: Questions) -> None:
     """From now on the model may ask."""
     global _questions
-    _questions = _Questions(control, instance)
+    _questions = questions
 
 
 def load_model(model_name: str, config: str = "", files: Optional[Any] = None) -> None:

@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Optional
+from typing import NoReturn
 
-from stubserve_stub.constants import MetricKind
 from stubserve_stub.exceptions import TritonModelException
 
 
 def _refuse(what: str) -> NoReturn:
     raise TritonModelException("This release of stubserve does not offer {} yet.".format(what))
-
-
-class MetricFamily:
-    """Raises TritonModelException: models cannot report metrics yet."""
-
-    COUNTER = MetricKind.COUNTER
-    GAUGE = MetricKind.GAUGE
-    HISTOGRAM = MetricKind.HISTOGRAM
-
-    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
-        _refuse("metrics of a model (MetricFamily)")
-
-    def Metric(self, labels: Optional[Any] = None, buckets: Optional[Any] = None) -> NoReturn:
-        """Raises TritonModelException."""
-        _refuse("metrics of a model (Metric)")
-
-
-class Metric:
-    """A family makes these; on its own it has no constructor."""
-
-    def __init__(self) -> None:
-        raise TypeError("Metric: No constructor defined!")
 
 
 class SharedMemory:

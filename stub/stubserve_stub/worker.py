@@ -16,13 +16,14 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import numpy as np
 
-from stubserve_stub import bls, logger, model_control, session_threads, utils
+from stubserve_stub import bls, logger, metrics, model_control, session_threads, utils
 from stubserve_stub.batch import Batch
 from stubserve_stub.calls import Calls
 from stubserve_stub.channel import EXECUTING, FINALIZING, IDLE, Channel
 from stubserve_stub.control import Control
 from stubserve_stub.exceptions import format_exception
 from stubserve_stub.model import ContractBroken, Model, import_model
+from stubserve_stub.questions import Questions
 from stubserve_stub.sender import InferenceResponseSender, Senders
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.arena import Arena, ArenaFull
@@ -124,9 +125,11 @@ class Worker:
         self._instance = order["instance"]
         self._output_names = order["outputs"]
         self._decoupled = self._senders.decoupled = order["decoupled"]
-        logger.connect(self._log)
-        model_control.connect(self._control, self._instance)
-        logger.set_levels(order["log_levels"])
+        logger.connect(self._log, self._channel.log_levels)
+        questions = Questions(self._instance, self._control.send)
+        self._control.handle("told", questions.on_told)
+        model_control.connect(questions)
+        metrics.connect(questions, self._control.send)
         with self._reporting("initialize"):
             model.initialize(order["arguments"])
         self._model = model

@@ -14,6 +14,7 @@ from stubserve_stub.constants import RESPONSE_COMPLETE_FINAL as TRITONSERVER_RES
 from stubserve_stub.constants import MemoryType
 from stubserve_stub.exceptions import TritonError, TritonModelException
 from stubserve_stub.logger import Logger
+from stubserve_stub.metrics import MetricFamily
 from stubserve_stub.model_config import ModelConfig
 from stubserve_stub.model_control import is_model_ready, load_model, unload_model
 from stubserve_stub.preferred_memory import PreferredMemory
@@ -21,7 +22,6 @@ from stubserve_stub.requests import InferenceRequest
 from stubserve_stub.responses import InferenceResponse
 from stubserve_stub.stacking import stack, unstack
 from stubserve_stub.tensors import Tensor
-from stubserve_stub.unavailable import MetricFamily
 from stubserve_stub.utils import (
     TRITON_STRING_TO_NUMPY,
     deserialize_bytes_tensor,

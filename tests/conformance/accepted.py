@@ -463,14 +463,6 @@ NOT_YET = (
         "Shared memory of a client's own.",
         _starting("grpc/shared_memory_"),
     ),
-    Accepted(
-        "Metrics of a model.",
-        tuple(
-            name
-            for kind in ("counter", "gauge", "same_series", "family", "orphan")
-            for name in _starting(f"control_utils/{kind}")
-        ),
-    ),
     Accepted("Model warm-up.", ("statistics/fresh_batching_model", *_starting("broken/warmup_"))),
     Accepted(
         "Ensembles.",

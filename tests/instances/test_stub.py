@@ -15,17 +15,20 @@ from stubserve.inference.request import SUCCESS, Request, Response
 from stubserve.inference.tensor import Tensor
 from stubserve.instances.launcher import Launcher, Program
 from stubserve.instances.memory import Memory
+from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
 from stubserve.instances.stub_memory import StubMemory
 from stubserve.model_config.complete import instances_of, normalise
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.render import render_json
+from stubserve.observability.custom_metrics import MetricRegistry
+from stubserve.observability.logs import LogSettings
 from stubserve.repository.registry import Registry
+from stubserve.settings import Settings
 from tests.serving import io_config, write_model
 from tests.stub.test_interpreters import NUMPY, environment
 
 FP32 = 11
-LEVELS = {"info": True, "warning": True, "error": True, "verbose": 0}
 
 MODEL = """
     import sys
@@ -73,7 +76,8 @@ async def drive(folder: Path, interpreter: Path) -> int:
     config: Any = normalise(parse_text((folder / "config.pbtxt").read_text(), "config.pbtxt"), "echo", folder)
     version_dir = folder / "1"
     program = Program(version_dir / "model.py", "1.model", (version_dir, folder))
-    launcher = Launcher(memory, Environment(str(interpreter)), folder, version_dir, program, lambda: LEVELS, Registry())
+    services = Services(Registry(), LogSettings(Settings()), MetricRegistry({}))
+    launcher = Launcher(memory, Environment(str(interpreter)), folder, version_dir, program, services)
     (spec,) = instances_of(config)
     stub = launcher.boot(spec.name)
     assert await stub.imported() is False

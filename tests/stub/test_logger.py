@@ -17,7 +17,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, str, int,
     """What a connected logger emits."""
     emitted: list[tuple[int, str, int, str]] = []
     monkeypatch.setattr(logger, "_emit", None)
-    monkeypatch.setattr(logger, "_enabled", dict(logger._enabled))
+    monkeypatch.setattr(logger, "_levels", logger._levels)
     logger.connect(lambda *line: emitted.append(line))
     return emitted
 
@@ -50,12 +50,13 @@ def test_levels(lines: list[tuple[int, str, int, str]]) -> None:
         return [line[0] for line in lines]
 
     assert log_all() == [0, 1, 2]
-    logger.set_levels({"log_verbose_level": 1, "log_info": False})
+    levels = 0b1110
+    logger.connect(lambda *line: lines.append(line), lambda: levels)
     assert log_all() == [1, 2, 3]
-    logger.set_levels({"log_warning": False, "log_error": False, "log_format": "default"})
+    levels = 0b1000
     assert log_all() == [3]
-    logger.set_levels({"log_info": True, "log_warning": True, "log_error": True, "log_verbose_level": 0})
-    assert log_all() == [0, 1, 2]
+    levels = 0
+    assert log_all() == []
 
 
 def test_not_connected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

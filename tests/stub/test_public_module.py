@@ -57,7 +57,6 @@ def test_import_in_a_plain_interpreter() -> None:
 @pytest.mark.parametrize(
     ("call", "what"),
     [
-        (lambda: pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.COUNTER), "MetricFamily"),
         (lambda: c_python_backend_utils.shared_memory.free_memory(), "shared-memory region"),
     ],
 )

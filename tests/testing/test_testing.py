@@ -617,3 +617,27 @@ def test_no_thread_is_left(repository: Path) -> None:
     for thread in started:
         thread.join(60)
     assert set(threading.enumerate()) == before
+
+
+METRICS = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.family = pb_utils.MetricFamily("requests_total", "all of them", pb_utils.MetricFamily.COUNTER)
+            self.metric = self.family.Metric(labels={"model": args["model_name"]})
+
+        def execute(self, requests):
+            self.metric.increment(len(requests))
+            value = np.array([self.metric.value()], np.float32)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", value)]) for _ in requests]
+"""
+
+
+def test_a_model_has_metrics_of_its_own(repository: Path) -> None:
+    write_model(repository, "one", METRICS)
+    write_model(repository, "two", METRICS)
+    with testing.load(repository / "one") as one, testing.load(repository / "two") as two:
+        assert [one.infer(INPUT0=[1])["OUTPUT0"].item() for _ in range(3)] == [1, 2, 3]
+        assert two.infer(INPUT0=[1])["OUTPUT0"].item() == 1

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stubserve.environments.environment import Environment
-from stubserve.instances.bls import Models
 from stubserve.instances.memory import Memory
+from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
 from stubserve.model_config.complete import InstanceSpec
 
@@ -31,10 +30,9 @@ class Program:
 
 
 class Launcher:
-    """Makes stubs for the model version in `version_dir`. `log_levels()` gives the server's log settings of now.
+    """Makes stubs for the model version in `version_dir`.
 
     `threads` limits onnxruntime's threads (0: not at all); for other libraries the environment's variables do.
-    `models` are those that the model may call.
     """
 
     def __init__(
@@ -44,8 +42,7 @@ class Launcher:
         model_dir: Path,
         version_dir: Path,
         program: Program,
-        log_levels: Callable[[], dict[str, Any]],
-        models: Models,
+        services: Services,
         terminal: bool = False,
         threads: int = 0,
     ) -> None:
@@ -54,8 +51,7 @@ class Launcher:
         self._model_dir = model_dir
         self._version_dir = version_dir
         self._program = program
-        self._log_levels = log_levels
-        self._models = models
+        self._services = services
         self._terminal = terminal
         self._threads = threads
 
@@ -74,7 +70,7 @@ class Launcher:
                 "threads": self._threads,
             },
             log_from_stub,
-            self._models,
+            self._services,
             self._terminal,
         )
 
@@ -87,7 +83,7 @@ class Launcher:
         arguments = initialize_arguments(spec, config.name, config_json, self._model_dir, self._version_dir.name)
         outputs = [output.name for output in config.output]
         decoupled = config.model_transaction_policy.decoupled
-        await stub.initialize(arguments, outputs, decoupled, self._log_levels())
+        await stub.initialize(arguments, outputs, decoupled)
 
 
 def initialize_arguments(

@@ -28,8 +28,10 @@ from stubserve.environments.probe import explain, explain_start
 from stubserve.errors import internal
 from stubserve.inference.request import Request, Response
 from stubserve.instances.batch import Batch, hold_inputs, pack_batch, read_response, read_result
-from stubserve.instances.bls import Call, Models, StubCalls
+from stubserve.instances.bls import Call, StubCalls
 from stubserve.instances.memory import Memory
+from stubserve.instances.metrics import StubMetrics
+from stubserve.instances.services import Services
 from stubserve.instances.stub_memory import StubMemory
 from stubserve.instances.stub_process import StubProcess
 
@@ -67,7 +69,7 @@ class StubOwner(Protocol):
 
 
 class Stub:
-    """A stub process with its rings and memory. `models` is where the requests of its own model go."""
+    """A stub process with its rings and memory."""
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class Stub:
         memory: Memory,
         boot: dict[str, Any],
         on_log: Callable[[dict[str, Any]], None],
-        models: Models,
+        services: Services,
         terminal: bool = False,
     ) -> None:
         self.name = name
@@ -120,8 +122,13 @@ class Stub:
         self._reader = RingReader(self._segment.view[start : start + layout.RING_BYTES])
         start = layout.ANSWER_RING
         answers = RingWriter(self._segment.view[start : start + layout.RING_BYTES], self._process.answer_doorbell)
-        self._calls = StubCalls(self, models, self._outputs, answers, self._segment.words, memory.store)
+        self._calls = StubCalls(self, services.models, self._outputs, answers, self._segment.words, memory.store)
         self._loop.add_reader(self._process.doorbell_in, self._on_doorbell)
+        self._metrics = StubMetrics(services.metrics)
+        self._services = services
+        services.metrics.sources.add(self._process.read_messages)
+        services.log_settings.watchers.add(self._tell_log_levels)
+        self._tell_log_levels()
         self._process.send("boot", segment=self._outputs.index, **boot)
 
     @property
@@ -158,9 +165,7 @@ class Stub:
         completed: str = answer["config"]
         return completed
 
-    async def initialize(
-        self, arguments: dict[str, str], outputs: list[str], decoupled: bool, log_levels: dict[str, Any]
-    ) -> None:
+    async def initialize(self, arguments: dict[str, str], outputs: list[str], decoupled: bool) -> None:
         """Initializes the model; after that the stub takes batches. Raises ServeError."""
         self._process.send(
             "initialize",
@@ -168,7 +173,6 @@ class Stub:
             arguments=arguments,
             outputs=outputs,
             decoupled=decoupled,
-            log_levels=log_levels,
         )
         answer = await self._step("ready", "in initialize")
         self.checks_readiness = answer["checks_readiness"]
@@ -392,8 +396,12 @@ class Stub:
         kind = message["kind"]
         if kind == "log":
             self._on_log(message)
+        elif kind.startswith("metric"):
+            self._metrics.on_message(message)
         elif kind == "readiness":
             self._answer_readiness(message)
+        elif kind == "ask" and message["question"].startswith("metric"):
+            self._process.send("told", number=message["number"], **self._metrics.answer(message))
         elif kind == "ask":
             answering = self._loop.create_task(self._tell(message))
             self._answering.add(answering)
@@ -404,6 +412,9 @@ class Stub:
     async def _tell(self, question: dict[str, Any]) -> None:
         answer = await self._calls.tell(question)
         self._process.send("told", number=question["number"], **answer)
+
+    def _tell_log_levels(self) -> None:
+        self._segment.words[layout.LOG_LEVELS] = self._services.log_settings.model_levels()
 
     def _answer_readiness(self, answer: dict[str, Any]) -> None:
         question, self._readiness = self._readiness, None
@@ -419,6 +430,9 @@ class Stub:
         self._calls.close()
         for answering in self._answering:
             answering.cancel()
+        self._metrics.close()
+        self._services.metrics.sources.discard(self._process.read_messages)
+        self._services.log_settings.watchers.discard(self._tell_log_levels)
         self._loop.remove_reader(self._process.doorbell_in)
         self._process.close_doorbells()
         self._steps.put_nowait(None)

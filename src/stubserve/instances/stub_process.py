@@ -97,6 +97,11 @@ class StubProcess:
         if not waiting:
             self._flush()
 
+    def read_messages(self) -> None:
+        """Takes what the stub has sent by now, rather than when the event loop gets to it."""
+        while not self._dead and self._read_control():
+            pass
+
     def kill(self) -> None:
         """Ends the process now; `on_death` follows."""
         if not self._dead:

@@ -2,6 +2,8 @@
 
 `I1121 02:02:20.519482 21594 server.py:117] "message"`: level, date, time, pid, place, message. The message is quoted
 and escaped as JSON, unless the environment says TRITON_SERVER_ESCAPE_LOG_MESSAGES=0.
+
+What is logged can be changed while the server runs (`LogSettings`). Who filters at the source, as stubs do, watches it.
 """
 
 from __future__ import annotations
@@ -11,25 +13,29 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stubserve.settings import Settings
 
+FORMATS = ("default", "ISO8601")
+# In the order of the stub's levels
+_SWITCHES = {logging.INFO: "log_info", logging.WARNING: "log_warning", logging.ERROR: "log_error"}
 _LETTERS = {logging.DEBUG: "I", logging.INFO: "I", logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
 
 
 class LineFormatter(logging.Formatter):
     """Formats one record as one line."""
 
-    def __init__(self, iso8601: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._iso8601 = iso8601
+        self.iso8601 = False
         self._escape = os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES", "1") != "0"
 
     def format(self, record: logging.LogRecord) -> str:
         letter = _LETTERS.get(record.levelno, "I")
         moment = time.gmtime(record.created)
-        if self._iso8601:
+        if self.iso8601:
             stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', moment)} {letter}"
         else:
             microseconds = int(record.created % 1 * 1_000_000)
@@ -47,26 +53,55 @@ class _BelowWarning(logging.Filter):
         return record.levelno < logging.WARNING
 
 
-class _Switches(logging.Filter):
-    """--log-info, --log-warning, --log-error: each level on its own."""
+class LogSettings:
+    """What is logged, and how: the log settings of the protocols, under their names (`to_dict`), and they can change.
+
+    `watchers` are called after each change.
+    """
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__()
-        self._on = {
-            logging.DEBUG: settings.log_verbose > 0,
-            logging.INFO: settings.log_info,
-            logging.WARNING: settings.log_warning,
-            logging.ERROR: settings.log_error,
-            logging.CRITICAL: True,
+        self.formatter = LineFormatter()
+        self.watchers: set[Callable[[], None]] = set()
+        self._values: dict[str, Any] = {
+            "log_file": settings.log_file,
+            "log_info": settings.log_info,
+            "log_warning": settings.log_warning,
+            "log_error": settings.log_error,
+            "log_verbose_level": settings.log_verbose,
+            "log_format": settings.log_format,
         }
 
+    def to_dict(self) -> dict[str, Any]:
+        """All settings, in upstream's order."""
+        return dict(self._values)
+
+    def model_levels(self) -> int:
+        """The levels that are logged of models' lines, as bits by their numbers in the stub's `LogLevel`."""
+        names = (*_SWITCHES.values(), "log_verbose_level")
+        return sum(1 << level for level, name in enumerate(names) if self._values[name])
+
+    def update(self, changes: Mapping[str, Any]) -> None:
+        """Changes the settings named; their values are of the right types, and the format is one of FORMATS."""
+        self._values.update(changes)
+        self.apply()
+        for watcher in tuple(self.watchers):
+            watcher()
+
     def filter(self, record: logging.LogRecord) -> bool:
-        return self._on.get(record.levelno, True)
+        """Whether a line is logged; as a filter of the handlers. Each level has a switch of its own."""
+        switch = _SWITCHES.get(record.levelno)
+        return switch is None or self._values[switch]
+
+    def apply(self) -> None:
+        """Has the process's log follow the settings."""
+        self.formatter.iso8601 = self._values["log_format"] == "ISO8601"
+        verbose = self._values["log_verbose_level"] > 0
+        logging.getLogger("stubserve").setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
-def configure(settings: Settings) -> None:
+def configure(settings: Settings) -> LogSettings:
     """Sets up the loggers "stubserve" and "uvicorn" as the settings say."""
-    formatter = LineFormatter(settings.log_format == "ISO8601")
+    log_settings = LogSettings(settings)
     handlers: list[logging.Handler]
     if settings.log_file:
         handlers = [logging.FileHandler(settings.log_file)]
@@ -76,25 +111,13 @@ def configure(settings: Settings) -> None:
         err = logging.StreamHandler(sys.stderr)
         err.setLevel(logging.WARNING)
         handlers = [out, err]
-    switches = _Switches(settings)
     for handler in handlers:
-        handler.setFormatter(formatter)
-        handler.addFilter(switches)
-    for name, level in (
-        ("stubserve", logging.DEBUG if settings.log_verbose else logging.INFO),
-        ("uvicorn", logging.WARNING),
-    ):
+        handler.setFormatter(log_settings.formatter)
+        handler.addFilter(log_settings.filter)
+    for name in ("stubserve", "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers = handlers
-        logger.setLevel(level)
         logger.propagate = False
-
-
-def stub_levels(settings: Settings) -> dict[str, Any]:
-    """The same switches in the form that a stub's Logger takes."""
-    return {
-        "info": settings.log_info,
-        "warning": settings.log_warning,
-        "error": settings.log_error,
-        "verbose": settings.log_verbose,
-    }
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    log_settings.apply()
+    return log_settings

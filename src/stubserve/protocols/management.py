@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from stubserve.errors import ServeError, invalid, unavailable, unsupported
@@ -49,6 +49,14 @@ class ModelRegistry(Protocol):
     def index(self, only_ready: bool) -> list[dict[str, Any]]: ...
 
 
+class ChangeableLog(Protocol):
+    """The server's log settings."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+    def update(self, changes: Mapping[str, Any]) -> None: ...
+
+
 class ServerFacts(Ingress, Protocol):
     """What management needs of the server."""
 
@@ -59,6 +67,9 @@ class ServerFacts(Ingress, Protocol):
 
     @property
     def registry(self) -> ModelRegistry: ...
+
+    @property
+    def log_settings(self) -> ChangeableLog: ...
 
     async def ready(self) -> bool: ...
 

@@ -9,14 +9,17 @@ from pathlib import Path
 from stubserve.environments.resolve import Environments
 from stubserve.instances.launcher import Launcher
 from stubserve.instances.memory import Memory
+from stubserve.instances.services import Services
 from stubserve.model_config.complete import normalise
 from stubserve.model_config.proto import ModelConfig
+from stubserve.observability.custom_metrics import MetricRegistry
+from stubserve.observability.logs import LogSettings
 from stubserve.repository.folder import ModelFolder, available_versions, check_model_name, read_config
 from stubserve.repository.program import find_program
 from stubserve.repository.registry import Registry
+from stubserve.settings import Settings
 
 _ARENA_BYTES = 64 << 20
-_LOG_LEVELS = {"info": True, "warning": True, "error": True, "verbose": 0}
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,8 @@ async def inspect(path: Path, backend_directory: Path, environment_cache: Path |
     version = available_versions(folder, config)[-1]
     program = find_program(config, path, version, backend_directory)
     environment = await Environments(environment_cache).of_model(config, path, program.default_environment)
-    launcher = Launcher(
-        Memory(_ARENA_BYTES), environment, path, folder.version_path(version), program, lambda: _LOG_LEVELS, Registry()
-    )
+    services = Services(Registry(), LogSettings(Settings()), MetricRegistry({}))
+    launcher = Launcher(Memory(_ARENA_BYTES), environment, path, folder.version_path(version), program, services)
     start = time.monotonic()
     stub = launcher.boot(f"{folder.name}_0")
     try:

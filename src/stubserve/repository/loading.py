@@ -10,16 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from stubserve.environments.resolve import Environments, mention_stub_program
 from stubserve.errors import ServeError, internal, invalid, unsupported
+from stubserve.inference.latencies import DEFAULT_BOUNDS_MS, FIRST_RESPONSE, Latencies
 from stubserve.instances.instance import Instance
 from stubserve.instances.launcher import Launcher
 from stubserve.instances.memory import Memory
 from stubserve.instances.restart import RestartPolicy
+from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
 from stubserve.instances.threads import thread_variables, threads_per_instance
 from stubserve.model_config.complete import InstanceSpec, instances_of, normalise, with_runtime
@@ -52,13 +55,11 @@ _FAILED_LOAD_GRACE_S = 1.0
 class Loader:
     """Loads models into a registry."""
 
-    def __init__(
-        self, settings: Settings, memory: Memory, registry: Registry, log_levels: Callable[[], dict[str, Any]]
-    ) -> None:
+    def __init__(self, settings: Settings, memory: Memory, registry: Registry, services: Services) -> None:
         self._settings = settings
         self._memory = memory
         self._registry = registry
-        self._log_levels = log_levels
+        self._services = services
         self._environments = Environments(settings.environment_cache)
         self._slots = asyncio.Semaphore(max(settings.model_load_thread_count, 1))
 
@@ -114,6 +115,7 @@ class Loader:
         self._registry.set_version(folder.name, version, State.LOADING)
         async with self._slots:
             log.info("loading: %s:%d", folder.name, version)
+            began = time.monotonic()
             try:
                 model = await self._start_version(folder, version, config, has_config_file)
             except Exception as raised:
@@ -121,6 +123,7 @@ class Loader:
                 log.error("failed to load '%s' version %d: %s", folder.name, version, error.status_text)
                 self._registry.set_version(folder.name, version, State.UNAVAILABLE, error.status_text)
                 return False
+        model.load_seconds = time.monotonic() - began
         self._registry.set_version(folder.name, version, State.READY, model=model)
         return True
 
@@ -150,8 +153,7 @@ class Loader:
             folder.path.resolve(),
             version_dir.resolve(),
             program,
-            self._log_levels,
-            self._registry,
+            self._services,
             terminal,
             threads,
         )
@@ -164,12 +166,32 @@ class Loader:
             validate(config)
             labels = read_labels(folder, config)
             model = Model(name, version, config, to_json_dict(config), labels)
+            model.latencies = self._latencies(config)
         except BaseException:
             if first is not None:
                 await first.kill()
             raise
         await self._start_instances(model, launcher, specs, first, config_json)
         return model
+
+    def _latencies(self, config: Any) -> Latencies | None:
+        """Where the model's latencies are counted, None if nobody wants them."""
+        options = self._settings.metrics_options
+        if not self._settings.allow_metrics or not (options.histogram_latencies or options.summary_latencies):
+            return None
+        bounds: list[float] | None = None
+        if options.histogram_latencies:
+            bounds = list(DEFAULT_BOUNDS_MS)
+            for control in config.model_metrics.metric_control:
+                if control.metric_identifier.family == FIRST_RESPONSE:
+                    bounds = list(control.histogram_options.buckets)
+                else:
+                    log.warning(
+                        "model '%s': 'model_metrics' has no effect on %s, which is no histogram of the server's",
+                        config.name,
+                        control.metric_identifier.family,
+                    )
+        return Latencies(bounds, options.summary_latencies)
 
     async def _complete(
         self, launcher: Launcher, instance: str, config: Any, has_config_file: bool

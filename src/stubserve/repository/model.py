@@ -9,6 +9,7 @@ from typing import Any
 
 from stubserve.errors import Code, ServeError, internal, unavailable
 from stubserve.inference.admission import reshape_outputs
+from stubserve.inference.latencies import Latencies
 from stubserve.inference.request import BACKEND_FAILURE, CANCELLED, OTHER_FAILURE, REJECTED, Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
@@ -39,6 +40,8 @@ class Model:
         # Moving parts
         self.instances: list[Instance] = []
         self.statistics = ModelStatistics(self.memory_usage)
+        self.latencies: Latencies | None = None
+        self.load_seconds = 0.0
         self._scheduler = create_scheduler(config)
         self._orderer = ResponseOrderer() if config.dynamic_batching.preserve_ordering else None
         self._loop = asyncio.get_running_loop()
@@ -126,6 +129,8 @@ class Model:
             self._deliver(*released)
 
     def _deliver(self, request: Request, response: Response) -> None:
+        if self.latencies is not None:
+            self.latencies.on_response(request, response)
         try:
             request.on_response(request, response)
         except Exception:
@@ -158,6 +163,8 @@ class Model:
             self._scheduler.instance_idle(instance)
             self._poll()
         self.statistics.record_batch(requests)
+        if self.latencies is not None:
+            self.latencies.on_batch(requests)
         for request, response in finished:
             if self.signature.reshaped_outputs:
                 reshape_outputs(response, self.signature)
@@ -205,6 +212,11 @@ class Model:
     def down(self) -> bool:
         """Whether no instance serves."""
         return not self._ready_instances
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait to be executed."""
+        return self._scheduler.queued
 
     def memory_usage(self) -> list[dict[str, Any]]:
         """The memory of its stubs, as the statistics extension shows memory: upstream's row for a model's CPU memory.

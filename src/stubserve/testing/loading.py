@@ -63,7 +63,7 @@ def load(
         raise unsupported(f"model '{found.name}' is an ensemble: it has no code to test")
     program = find_program(config, path, version, backend_directory)
     config = with_runtime(config, program.runtime)
-    surroundings = Surroundings(program.search_path, found.version_path(version))
+    surroundings = Surroundings(found.name, program.search_path, found.version_path(version))
     try:
         with surroundings.active():
             model = Model(import_model(str(program.file), program.module, []), str(program.file))

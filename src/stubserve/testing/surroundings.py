@@ -1,4 +1,6 @@
-"""What is one per process in a stub, and here one per loaded model: its modules, its folder, its calls, its log."""
+"""What is one per process in a stub, and here one per loaded model: its modules, folder, calls, log
+and metrics.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stubserve_stub import bls, logger, utils
+from stubserve_stub import bls, logger, metrics, utils
 
 from stubserve.instances.launcher import log_from_stub
+from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.testing.imports import ModelImports
+from stubserve.testing.metrics import LocalMetrics
+
+_ALL_LEVELS = 0b1111
 
 
 class Surroundings:
     """Those of one model. `calls` answers its requests to other models, None while it may make none."""
 
-    def __init__(self, search_path: Sequence[Path], version_dir: Path) -> None:
+    def __init__(self, model: str, search_path: Sequence[Path], version_dir: Path) -> None:
         self.calls: Any = None
         self._imports = ModelImports(search_path)
         self._version_dir = version_dir
+        self._metrics = LocalMetrics(model, MetricRegistry({}))
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -53,8 +60,8 @@ class Surroundings:
         _active.append(self)
         self._imports.enter()
         utils.set_model_dir(str(self._version_dir))
-        logger.connect(_log)
-        logger.set_levels({"log_verbose_level": 1})
+        logger.connect(_log, lambda: _ALL_LEVELS)
+        metrics.connect(self._metrics.questions, self._metrics.tell)
         _connect(self.calls)
 
     def _leave(self) -> None:
@@ -62,7 +69,7 @@ class Surroundings:
         self._imports.leave()
         utils.set_model_dir("")
         logger.disconnect()
-        logger.set_levels({"log_verbose_level": 0})
+        metrics.disconnect()
         _connect(None)
 
 

@@ -44,6 +44,9 @@ ANNOUNCED = 3
 ALONE = 4
 ANSWERED = 5
 
+# The levels of a model's lines that the parent logs, as bits: a change counts from the next line on.
+LOG_LEVELS = 6
+
 # A tensor up to this size travels inside its message: cheaper than an allocation and a view.
 INLINE_BYTES = 1024
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from stubserve.errors import invalid
+from stubserve.errors import invalid, unsupported
 from stubserve.model_config.metadata import model_metadata
+from stubserve.observability.logs import FORMATS
 from stubserve.protocols import management
 from stubserve.protocols.grpc.messages import service_pb2
 from stubserve.protocols.management import LoadedModel, ServerFacts
@@ -81,6 +82,17 @@ class ManagementRpcs:
                 raise invalid("invalid value type for 'unload_dependents' parameter, expected bool_param.")
         raise management.no_model_control()
 
+    async def log_settings(self, request: Any) -> Any:
+        settings = self._server.log_settings
+        settings.update(_log_changes(request.settings))
+        parameters = {"log_verbose_level": "uint32_param", "log_file": "string_param", "log_format": "string_param"}
+        return service_pb2.LogSettingsResponse(
+            settings={
+                name: service_pb2.LogSettingsResponse.SettingValue(**{parameters.get(name, "bool_param"): value})
+                for name, value in settings.to_dict().items()
+            }
+        )
+
     async def not_offered(self, request: Any) -> Any:
         raise management.not_offered(f"{SERVICE}/{type(request).__name__.removesuffix('Request')}")
 
@@ -91,6 +103,32 @@ class ManagementRpcs:
 def _check_repository(request: Any) -> None:
     if request.repository_name:
         raise management.no_repository_name()
+
+
+# How a setting is sent, and what upstream calls that when it is not
+_LOG_KINDS = {
+    "log_info": ("bool_param", "boolean"),
+    "log_warning": ("bool_param", "boolean"),
+    "log_error": ("bool_param", "boolean"),
+    "log_verbose_level": ("uint32_param", "int32"),
+    "log_format": ("string_param", "string"),
+}
+
+
+def _log_changes(settings: Any) -> dict[str, Any]:
+    """The settings to change, for `LogSettings.update`. Raises ServeError, texts as upstream's."""
+    if "log_file" in settings:
+        raise unsupported("log file location can not be updated through network protocol")
+    changes = {}
+    for name, (field, kind) in _LOG_KINDS.items():
+        if name not in settings:
+            continue
+        if settings[name].WhichOneof("parameter_choice") != field:
+            raise invalid(f"expect {kind} for '{name}'")
+        changes[name] = getattr(settings[name], field)
+    if changes.get("log_format", FORMATS[0]) not in FORMATS:
+        raise invalid(f"invalid argument for log_format, got: {changes['log_format']}")
+    return changes
 
 
 # RPC -> what `--grpc-restricted-protocol` calls its kind, and its coroutine.
@@ -112,6 +150,6 @@ METHODS = {
     "CudaSharedMemoryRegister": ("shared-memory", ManagementRpcs.not_offered),
     "CudaSharedMemoryUnregister": ("shared-memory", ManagementRpcs.not_offered),
     "TraceSetting": ("trace", ManagementRpcs.not_offered),
-    "LogSettings": ("logging", ManagementRpcs.not_offered),
+    "LogSettings": ("logging", ManagementRpcs.log_settings),
 }
 KINDS = frozenset(kind for kind, _ in METHODS.values()) | {"inference"}

@@ -20,6 +20,7 @@ from stubserve.protocols.http.generate import EventStream, GenerateCall, generat
 from stubserve.protocols.http.head import Head
 from stubserve.protocols.http.infer import InferCall
 from stubserve.protocols.http.json_values import UNSET, find, parse_json
+from stubserve.protocols.http.log_settings import parse_log_settings
 from stubserve.protocols.http.reply import Reply
 from stubserve.protocols.management import LoadedModel, ServerFacts
 
@@ -98,6 +99,14 @@ class ManagementRoutes:
 
     async def unload(self, request: Request) -> Response:
         raise management.no_model_control()
+
+    async def log_settings(self, request: Request) -> Response:
+        return json_response(self._server.log_settings.to_dict())
+
+    async def update_log_settings(self, request: Request) -> Response:
+        changes = parse_log_settings(await read_body(request, self._server.max_input_size))
+        self._server.log_settings.update(changes)
+        return await self.log_settings(request)
 
     async def not_offered(self, request: Request) -> Response:
         raise management.not_offered(request.url.path)
@@ -225,6 +234,7 @@ def create_app(server: ServerFacts, lifespan: Any = None) -> Starlette:
         ("/v2/health/live", _Methods(GET=routes.live)),
         ("/v2/health/ready", _Methods(GET=routes.ready)),
         ("/v2/models/stats", _Methods(GET=routes.statistics)),
+        ("/v2/logging", _Methods(GET=routes.log_settings, POST=routes.update_log_settings)),
     ]
     for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:int}"):
         table += [
@@ -249,7 +259,6 @@ def create_app(server: ServerFacts, lifespan: Any = None) -> Starlette:
     table += [
         (path, _Methods(GET=routes.not_offered, POST=routes.not_offered))
         for path in (
-            "/v2/logging",
             "/v2/trace/setting",
             "/v2/models/{model}/trace/setting",
             "/v2/systemsharedmemory/{rest:path}",

@@ -1,0 +1,86 @@
+"""Prometheus' text format, written as upstream's server writes it.
+
+Why not with prometheus_client: it puts `_total` behind the name of every counter and prints whole numbers as `1.0`,
+while dashboards and upstream's tests look for `nv_inference_count{...} 1`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from stubserve.observability.custom_metrics import COUNTER, GAUGE, HISTOGRAM, Labels
+
+SUMMARY = "summary"
+CONTENT_TYPE = "text/plain; charset=utf-8"
+
+_ORDER = (COUNTER, GAUGE, HISTOGRAM, SUMMARY)
+
+
+def number(value: float) -> str:
+    """A value with 16 digits at most, and no decimals where it is whole."""
+    if math.isnan(value):
+        return "Nan"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return f"{value:.16g}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _label(name: str, value: str) -> str:
+    value = _escape(value).replace('"', '\\"')
+    return f'{name}="{value}"'
+
+
+class Exposition:
+    """Collects samples and prints them, family by family; a family without samples is left out."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, tuple[str, str, list[str]]] = {}
+
+    def family(self, name: str, kind: str, description: str) -> FamilyText:
+        """The family of that name; what it is says who asks for it first."""
+        return FamilyText(name, self._families.setdefault(name, (kind, description, []))[2])
+
+    def text(self) -> str:
+        lines: list[str] = []
+        for wanted in _ORDER:
+            for name, (kind, description, samples) in self._families.items():
+                if kind == wanted and samples:
+                    lines.append(f"# HELP {name} {_escape(description)}")
+                    lines.append(f"# TYPE {name} {kind}")
+                    lines += samples
+        lines.append("")
+        return "\n".join(lines)
+
+
+class FamilyText:
+    """Takes the samples of one family."""
+
+    def __init__(self, name: str, lines: list[str]) -> None:
+        self._name = name
+        self._lines = lines
+
+    def sample(self, labels: Labels, value: float, suffix: str = "") -> None:
+        """One number; `labels` are printed as they come."""
+        pairs = ",".join(_label(name, text) for name, text in labels)
+        self._lines.append(f"{self._name}{suffix}{f'{{{pairs}}}' if pairs else ''} {number(value)}")
+
+    def histogram(self, labels: Labels, total: float, bounds: Sequence[float], counts: Sequence[int]) -> None:
+        """A histogram: `counts` are those of each bucket alone, and of what is above the last bound."""
+        self.sample(labels, sum(counts), "_count")
+        self.sample(labels, total, "_sum")
+        below = 0
+        for bound, count in zip((*bounds, math.inf), counts, strict=True):
+            below += count
+            self.sample((*labels, ("le", number(bound))), below, "_bucket")
+
+    def summary(self, labels: Labels, count: int, total: float, quantiles: Iterable[tuple[float, float]]) -> None:
+        """A summary; `quantiles` are (quantile, value)."""
+        self.sample(labels, count, "_count")
+        self.sample(labels, total, "_sum")
+        for quantile, value in quantiles:
+            self.sample((*labels, ("quantile", number(quantile))), value)

@@ -1,0 +1,216 @@
+"""The log settings, over both protocols, and the lines of models that obey them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
+
+from tests.server.grpc_calls import connected
+from tests.serving import Answer, Serving, write_model
+
+TALKS = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            pb_utils.Logger.log_verbose("verbose in initialize")
+
+        def execute(self, requests):
+            for request in requests:
+                number = int(request.inputs()[0].as_numpy()[0])
+                for name in ("info", "warn", "error", "verbose"):
+                    getattr(pb_utils.Logger, "log_" + name)(f"{name} {number}")
+                pb_utils.Logger.log(f"done {number}", pb_utils.Logger.ERROR)
+            outputs = [pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy()) for request in requests]
+            return [pb_utils.InferenceResponse([output]) for output in outputs]
+"""
+
+DEFAULTS = {
+    "log_file": "",
+    "log_info": True,
+    "log_warning": True,
+    "log_error": True,
+    "log_verbose_level": 0,
+    "log_format": "default",
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    repository = tmp_path_factory.mktemp("repository")
+    write_model(repository, "talks", TALKS)
+    with Serving(repository) as running:
+        yield running
+
+
+def post(server: Serving, body: Any) -> Answer:
+    return server.request("POST", "/v2/logging", body if isinstance(body, bytes) else json.dumps(body).encode())
+
+
+@pytest.fixture(autouse=True)
+def defaults(server: Serving) -> None:
+    """Each test begins with the default settings."""
+    assert post(server, {name: value for name, value in DEFAULTS.items() if name != "log_file"}).json() == DEFAULTS
+
+
+class Talk:
+    """Has the model log a line per level."""
+
+    count = 0
+
+    def __init__(self, server: Serving) -> None:
+        Talk.count += 1
+        self._server = server
+        assert server.infer_array("talks", np.array([Talk.count], np.float32)).status == 200
+
+    def names(self) -> list[str]:
+        """The levels that reached the log."""
+        output = self._server.output
+        return [name for name in ("info", "warn", "error", "verbose", "done") if f'"{name} {Talk.count}"' in output]
+
+
+def test_settings_are_as_upstreams(server: Serving) -> None:
+    answer = server.get("/v2/logging")
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.body == (
+        b'{"log_file":"","log_info":true,"log_warning":true,"log_error":true,"log_verbose_level":0,'
+        b'"log_format":"default"}'
+    )
+    assert server.request("PUT", "/v2/logging").status == 405
+
+
+def test_levels_change_while_the_server_runs(server: Serving) -> None:
+    assert post(server, {"log_verbose_level": 1}).json() == {**DEFAULTS, "log_verbose_level": 1}
+    talk = Talk(server)
+    server.wait_for(f'"done {Talk.count}"')
+    assert talk.names() == ["info", "warn", "error", "verbose", "done"]
+    assert post(server, {"log_verbose_level": 0, "log_info": False, "log_warning": False}).status == 200
+    talk = Talk(server)
+    server.wait_for(f'"done {Talk.count}"')
+    assert talk.names() == ["error", "done"]
+    assert post(server, {"log_error": False, "log_info": True}).status == 200
+    talk = Talk(server)
+    server.wait_for(f'"info {Talk.count}"')
+    post(server, {"log_error": True})
+    quiet = Talk.count
+    Talk(server)
+    server.wait_for(f'"done {Talk.count}"')
+    assert f'"done {quiet}"' not in server.output
+
+
+def test_the_format_changes(server: Serving) -> None:
+    assert post(server, {"log_format": "ISO8601"}).json()["log_format"] == "ISO8601"
+    Talk(server)
+    server.wait_for(rf'\n\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\dZ E \d+ model.py:\d+\] "done {Talk.count}"')
+    post(server, {"log_format": "default"})
+    Talk(server)
+    server.wait_for(rf'\nE\d{{4}} \d\d:\d\d:\d\d\.\d{{6}} \d+ model.py:\d+\] "done {Talk.count}"')
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        ({"log_info": "x"}, 500, "attempt to access JSON non-boolean as boolean"),
+        ({"log_info": 1}, 500, "attempt to access JSON non-boolean as boolean"),
+        ({"log_warning": False, "log_error": []}, 500, "attempt to access JSON non-boolean as boolean"),
+        ({"log_verbose_level": "1"}, 500, "attempt to access JSON non-unsigned-integer as unsigned-integer"),
+        ({"log_verbose_level": -1}, 500, "attempt to access JSON non-unsigned-integer as unsigned-integer"),
+        ({"log_verbose_level": 1.5}, 500, "attempt to access JSON non-unsigned-integer as unsigned-integer"),
+        ({"log_verbose_level": 2**32}, 500, "attempt to access JSON non-unsigned-integer as unsigned-integer"),
+        ({"log_format": "iso"}, 503, "invalid argument for --log_format, got: iso"),
+        ({"log_format": 1}, 500, "attempt to access JSON non-string as string"),
+        ({"log_file": "x"}, 501, "log file location can not be updated through network protocol"),
+        ({"log_file": ""}, 501, "log file location can not be updated through network protocol"),
+        (b"", 500, "failed to parse the request JSON buffer: The document is empty. at 0"),
+        (b"{", 500, "failed to parse the request JSON buffer: Missing a name for object member. at 1"),
+    ],
+)
+def test_what_is_refused_changes_nothing(server: Serving, body: Any, status: int, text: str) -> None:
+    answer = post(server, body)
+    assert (answer.status, answer.error) == (status, text)
+    assert server.get("/v2/logging").json() == DEFAULTS
+
+
+@pytest.mark.parametrize("body", [{}, {"unknown": 1}, {"log_info": None, "log_file": None}, [], 5, "x"])
+def test_what_says_nothing_changes_nothing(server: Serving, body: Any) -> None:
+    answer = post(server, body)
+    assert (answer.status, answer.json()) == (200, DEFAULTS)
+
+
+def test_grpc_has_the_same_settings(server: Serving) -> None:
+    with connected(server) as grpc:
+
+        def call(**settings: Any) -> dict[str, Any]:
+            value = service_pb2.LogSettingsRequest.SettingValue
+            request = service_pb2.LogSettingsRequest(settings={name: value(**one) for name, one in settings.items()})
+            answer = grpc.stub.LogSettings(request)
+            return {name: getattr(one, one.WhichOneof("parameter_choice")) for name, one in answer.settings.items()}
+
+        assert call() == DEFAULTS
+        changed = call(log_verbose_level={"uint32_param": 3}, log_info={"bool_param": False})
+        assert changed == {**DEFAULTS, "log_verbose_level": 3, "log_info": False}
+        assert server.get("/v2/logging").json() == changed
+        for settings, code, text in (
+            ({"log_info": {"string_param": "x"}}, "INVALID_ARGUMENT", "expect boolean for 'log_info'"),
+            ({"log_verbose_level": {"bool_param": True}}, "INVALID_ARGUMENT", "expect int32 for 'log_verbose_level'"),
+            ({"log_format": {"bool_param": True}}, "INVALID_ARGUMENT", "expect string for 'log_format'"),
+            ({"log_format": {"string_param": "x"}}, "INVALID_ARGUMENT", "invalid argument for log_format, got: x"),
+            (
+                {"log_file": {"string_param": "x"}},
+                "UNIMPLEMENTED",
+                "log file location can not be updated through network protocol",
+            ),
+        ):
+            with pytest.raises(Exception, match=text) as raised:
+                call(**settings)
+            assert raised.value.code().name == code  # type: ignore[attr-defined]
+        assert call() == changed
+
+
+def test_clients(server: Serving) -> None:
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+        assert client.get_log_settings() == DEFAULTS
+        assert client.update_log_settings({"log_warning": False})["log_warning"] is False
+        with pytest.raises(InferenceServerException, match="log file location can not be updated"):
+            client.update_log_settings({"log_file": "x"})
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as grpc_client:
+        settings = grpc_client.get_log_settings(as_json=True)["settings"]
+        assert settings["log_warning"] == {"bool_param": False}
+        grpc_client.update_log_settings({"log_warning": True})
+    assert server.get("/v2/logging").json() == DEFAULTS
+
+
+def test_the_command_line_sets_them(repository: Path, tmp_path: Path) -> None:
+    write_model(repository, "talks", TALKS)
+    log = tmp_path / "log"
+    with Serving(repository, "--log-verbose=2", "--log-warning=false", "--log-format=ISO8601") as server:
+        assert server.get("/v2/logging").json() == {
+            **DEFAULTS,
+            "log_verbose_level": 2,
+            "log_warning": False,
+            "log_format": "ISO8601",
+        }
+        server.wait_for("verbose in initialize")
+        talk = Talk(server)
+        server.wait_for(f'"done {Talk.count}"')
+        assert talk.names() == ["info", "error", "verbose", "done"]
+    server = Serving(repository, f"--log-file={log}")
+    server.start()
+    try:
+        # Nothing is on stdout then.
+        while "Started HTTPService" not in (log.read_text() if log.exists() else ""):
+            assert server.process.poll() is None
+        server.port = int(log.read_text().partition("Started HTTPService at 127.0.0.1:")[2].partition('"')[0])
+        assert server.get("/v2/logging").json() == {**DEFAULTS, "log_file": str(log)}
+    finally:
+        server.stop()
