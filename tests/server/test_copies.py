@@ -88,7 +88,7 @@ async def serving(repository: Path) -> AsyncIterator[tuple[Server, int]]:
     """A server in this process, with its stubs: it and its port."""
     settings = parse_arguments([str(repository), "--http-address=127.0.0.1", "--http-port=0"])
     server = Server(settings)
-    listener = bind(settings)
+    listener = bind("127.0.0.1", 0)
     http = http_server(server)
     running = asyncio.ensure_future(http.serve([listener]))
     try:

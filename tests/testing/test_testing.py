@@ -367,7 +367,7 @@ def test_initialize_and_finalize(repository: Path, caplog: pytest.LogCaptureFixt
             def finalize(self):
                 self.args = None
     """
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "stubserve")
     with load(repository, source, BATCHING) as model:
         instance = model.instance
         assert instance.args == {
