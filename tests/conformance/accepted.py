@@ -352,6 +352,7 @@ DECISIONS = (
             "message/bls_cancelled",
             "behaviour/sender_raise",
             "behaviour/sender_twice",
+            "control_utils/load_refused",
             "control_utils/unload_refused",
             "grpc_stream/cancel_decoupled",
         ),
