@@ -13,8 +13,9 @@ import pytest
 from hpack import Decoder, Encoder
 
 from stubserve.protocols.grpc.http2 import frames
-from stubserve.protocols.grpc.http2.connection import MAX_FRAME_BYTES, MAX_RESETS, MAX_STREAMS
+from stubserve.protocols.grpc.http2.connection import MAX_RESETS, MAX_STREAMS
 from stubserve.protocols.grpc.http2.frames import frame, rst_stream, window_update
+from stubserve.protocols.grpc.http2.reader import MAX_FRAME_BYTES
 from stubserve.protocols.grpc.http2.stream import RECEIVE_WINDOW
 from tests.server.grpc_calls import SERVICE, connected, request
 from tests.serving import Serving, write_model

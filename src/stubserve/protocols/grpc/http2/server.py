@@ -6,12 +6,15 @@ import asyncio
 import socket
 import ssl
 
-from stubserve.protocols.grpc.http2.connection import SCRATCH_BYTES, Connection
+from stubserve.protocols.grpc.http2.connection import Connection
 from stubserve.protocols.grpc.options import GrpcOptions, Tls
 from stubserve.protocols.grpc.service import Service
 from stubserve.protocols.sent_memory import SentMemory
 from stubserve.protocols.serving import Ingress
 from stubserve.protocols.stall import StallWatch
+
+# What one read of a connection may bring.
+SCRATCH_BYTES = 256 * 1024
 
 # The encodings are those that grpcio's core makes of the levels with a client that takes them all. Behind them zlib's
 # own level: compressing takes the event loop's time.

@@ -46,6 +46,7 @@ class Stream:
         "_outbox",
         "_outbox_bytes",
         "_reading",
+        "_sender",
         "_slow",
         "_status",
         "_taken",
@@ -57,9 +58,10 @@ class Stream:
         "send_window",
     )
 
-    def __init__(self, connection: Connection, id: int, head: Head, method: Method, send_window: int) -> None:
+    def __init__(self, connection: Connection, id: int, head: Head, method: Method) -> None:
         self.id = id
         self._connection = connection
+        self._sender = connection.sender
         self._head = head
         self._method = method
         self._handler: Handler | None = None
@@ -73,7 +75,7 @@ class Stream:
         self._asked = False
         self.half_closed = False
         # To the client
-        self.send_window = send_window
+        self.send_window = connection.sender.stream_window
         self._compress_with = connection.compression(method, head)
         self._opened = False
         self._outbox: deque[bytes | memoryview] = deque()
@@ -146,7 +148,7 @@ class Stream:
             return
         if self._compress_with is None:
             size = sum(map(len, parts))
-            if self._connection.send_whole(self, size, parts):
+            if self._sender.send_whole(self, size, parts):
                 self._status = (OK, "")
                 self._end()
                 return
@@ -196,10 +198,10 @@ class Stream:
         """Sends what the windows allow, and, when nothing is left, the trailers."""
         if self.closed:
             return
-        connection = self._connection
+        sender = self._sender
         outbox = self._outbox
         while outbox:
-            room = min(self.send_window, connection.room())
+            room = min(self.send_window, sender.room())
             if room <= 0:
                 break
             pieces: list[bytes | memoryview] = []
@@ -213,11 +215,11 @@ class Stream:
                 pieces.append(piece)
                 length += len(piece)
             self._open()
-            connection.send_data(self.id, length, pieces)
+            sender.send_data(self.id, length, pieces)
             self.send_window -= length
             self._outbox_bytes -= length
         if outbox:
-            connection.waiting.add(self)
+            sender.waiting.add(self)
             return
         if self._status is not None:
             self._open_or_not()
@@ -235,7 +237,7 @@ class Stream:
         if not self._opened:
             self._opened = True
             block = OPENING if self._compress_with is None else opening(self._compress_with)
-            self._connection.write(frames.frame(frames.HEADERS, frames.END_HEADERS, self.id, block))
+            self._sender.write(frames.frame(frames.HEADERS, frames.END_HEADERS, self.id, block))
 
     def _open_or_not(self) -> None:
         assert self._status is not None
@@ -243,12 +245,12 @@ class Stream:
         if not self._opened:
             block = OPENING + block
         flags = frames.END_HEADERS | frames.END_STREAM
-        self._connection.write(frames.frame(frames.HEADERS, flags, self.id, block))
+        self._sender.write(frames.frame(frames.HEADERS, flags, self.id, block))
 
     def _end(self) -> None:
         """Our side is closed."""
         if not self.half_closed:
-            self._connection.write(frames.rst_stream(self.id, frames.NO_ERROR))
+            self._sender.write(frames.rst_stream(self.id, frames.NO_ERROR))
         self._release()
         self._connection.forget(self)
 
@@ -272,7 +274,7 @@ class Stream:
     def _grant(self) -> None:
         """Lets the client send more, once it has used half of what it may."""
         if self._reading and self._taken >= RECEIVE_WINDOW // 2 and not self.half_closed and self._status is None:
-            self._connection.write(frames.window_update(self.id, self._taken))
+            self._sender.write(frames.window_update(self.id, self._taken))
             self.receive_window += self._taken
             self._taken = 0
 

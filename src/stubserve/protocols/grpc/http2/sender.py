@@ -1,0 +1,149 @@
+"""What leaves on a connection, and how much of it the client takes.
+
+Guarantees:
+- everything that one turn of the event loop makes to be sent leaves in one write;
+- DATA keeps to the client's windows and frame size and waits while its socket is full; streams that have to wait are
+  pumped again when one of these changes;
+- a small unary answer, with its headers and trailers, is put together in one step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from stubserve.protocols.grpc.http2 import frames
+from stubserve.protocols.grpc.http2.frames import ConnectionFault
+from stubserve.protocols.grpc.http2.heads import OPENING, trailers
+from stubserve.protocols.grpc.transport import OK
+
+if TYPE_CHECKING:
+    from stubserve.protocols.grpc.http2.stream import Stream
+
+# Longer answers are not put together with their frames' heads, but sent from where they lie.
+MAX_WHOLE_BYTES = 64 * 1024
+
+# One system call costs more than copying so much.
+_JOINED_BYTES = 256 * 1024
+_END = frames.END_HEADERS | frames.END_STREAM
+# What every plain unary answer is made of, around its message.
+_OPENING = OPENING
+_CLOSING = trailers(OK, "")
+
+
+class Sender:
+    """One connection's. `stream_window` is what the client takes on a stream that it opens now."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._out: list[bytes | memoryview] = []
+        self._flush_is_due = False
+        self._lost = False
+        # What the client takes
+        self._window = frames.DEFAULT_WINDOW
+        self._max_frame = frames.DEFAULT_FRAME_SIZE
+        self.stream_window = frames.DEFAULT_WINDOW
+        self._paused = False
+        # Streams that have more to send than it takes
+        self.waiting: set[Stream] = set()
+        # Whether there was DATA since whoever reads this last set it to False
+        self.has_sent_data = False
+
+    def write(self, *pieces: bytes | memoryview) -> None:
+        """Puts bytes into what leaves at the end of this turn of the event loop."""
+        self._out += pieces
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        self._flush_is_due = False
+        out, self._out = self._out, []
+        if not out or self._lost:
+            return
+        if len(out) == 1:
+            self._transport.write(out[0])
+        elif sum(map(len, out)) <= _JOINED_BYTES:
+            self._transport.write(b"".join(out))
+        else:
+            self._transport.writelines(out)
+
+    def close(self) -> None:
+        """Closes the connection behind what has been written."""
+        self.flush()
+        self._transport.close()
+
+    def lose(self) -> None:
+        """The connection is gone."""
+        self._lost = True
+        self._out.clear()
+
+    # For streams
+
+    def room(self) -> int:
+        """How many bytes the next DATA frame may have, as far as the connection decides it."""
+        return 0 if self._paused else min(self._window, self._max_frame)
+
+    def send_data(self, stream: int, length: int, pieces: Sequence[bytes | memoryview]) -> None:
+        self._window -= length
+        self.has_sent_data = True
+        self.write(frames.data_head(length, stream), *pieces)
+
+    def send_whole(self, stream: Stream, size: int, parts: Sequence[bytes | memoryview]) -> bool:
+        """Sends a unary RPC's whole answer, if nothing stands against sending it in one frame."""
+        length = size + 5
+        limit = min(self._max_frame, MAX_WHOLE_BYTES, self._window, stream.send_window)
+        if length > limit or self._paused:
+            return False
+        self._window -= length
+        self.has_sent_data = True
+        id = stream.id
+        opening = frames.HEAD.pack(len(_OPENING) << 8 | frames.HEADERS, frames.END_HEADERS, id)
+        data = frames.HEAD.pack(length << 8, 0, id)
+        closing = frames.HEAD.pack(len(_CLOSING) << 8 | frames.HEADERS, _END, id)
+        self.write(
+            b"%b%b%b\0%b%b%b%b" % (opening, _OPENING, data, size.to_bytes(4, "big"), b"".join(parts), closing, _CLOSING)
+        )
+        return True
+
+    # What the client takes
+
+    def pause(self) -> None:
+        """The socket is full."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        self._pump()
+
+    def widen(self, increment: int) -> None:
+        """The client takes so many bytes more on the connection. Raises ConnectionFault."""
+        self._window += increment
+        if self._window > frames.MAX_WINDOW:
+            raise ConnectionFault(frames.FLOW_CONTROL_ERROR, "the connection's window is too large")
+        self._pump()
+
+    def apply(self, settings: memoryview, streams: Iterable[Stream]) -> None:
+        """Keeps to the client's settings from here on, on its open streams too. Raises ConnectionFault."""
+        if len(settings) % frames.SETTING.size:
+            raise ConnectionFault(frames.FRAME_SIZE_ERROR, "settings of a wrong length")
+        for setting, value in frames.SETTING.iter_unpack(settings):
+            if setting == frames.INITIAL_WINDOW_SIZE:
+                if value > frames.MAX_WINDOW:
+                    raise ConnectionFault(frames.FLOW_CONTROL_ERROR, "too large an initial window")
+                for stream in streams:
+                    stream.send_window += value - self.stream_window
+                self.stream_window = value
+            elif setting == frames.MAX_FRAME_SIZE:
+                if not frames.DEFAULT_FRAME_SIZE <= value < 1 << 24:
+                    raise ConnectionFault(frames.PROTOCOL_ERROR, f"a maximum frame size of {value}")
+                self._max_frame = value
+        self.write(frames.frame(frames.SETTINGS, frames.ACK, 0))
+        self._pump()
+
+    def _pump(self) -> None:
+        waiting, self.waiting = self.waiting, set()
+        for stream in waiting:
+            stream.pump()
