@@ -3,6 +3,7 @@
 import http.server
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tools import soak
-from tools.bench import payloads, perf_analyzer, repository, versus, wrk
+from tools.bench import bulk, payloads, perf_analyzer, repository, versus, wrk
 from tools.bench.__main__ import turns
 from tools.bench.payloads import JSON_LENGTH_HEADER, Form, Payload, Sample, WrongAnswerError
 from tools.bench.processes import Memory, ProcessTree
@@ -103,6 +104,19 @@ def test_wrk_posts_the_body_and_its_script_prints_what_parse_reads(echo_port: in
     broken = payloads.numbers("broken", 16)
     with pytest.raises(LoadError, match="'status'"):
         wrk.run(echo_port, tmp_path / "load.lua", broken, connections=2, seconds=1)
+
+
+def test_large_bodies_are_sent_whole_and_their_answers_read_away(echo_port: int) -> None:
+    load = bulk.run(echo_port, payloads.numbers("identity_fp32", 1 << 18), connections=2, seconds=1)
+    assert load.requests >= 2
+    assert 0 < load.p50_us <= load.p99_us
+
+    with pytest.raises(LoadError, match=r"a request failed: the answer begins .* 500 "):
+        bulk.run(echo_port, payloads.numbers("broken", 16), connections=2, seconds=1)
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    with pytest.raises(LoadError, match=r"a request failed: .*refused"):
+        bulk.run(port, payloads.numbers("identity_fp32", 16), connections=1, seconds=1)
 
 
 def test_send_accepts_the_echo_and_refuses_an_error(echo_port: int) -> None:

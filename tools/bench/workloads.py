@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from . import payloads, perf_analyzer, repository, wrk
+from . import bulk, payloads, perf_analyzer, repository, wrk
 from .payloads import Form, Sample
 from .servers import Program, Server
 from .wrk import Load
@@ -68,11 +68,12 @@ class Workload(Protocol):
 class WrkLoad:
     """A number of equal requests at a time, posted by wrk over as many connections."""
 
+    large = False
+
     def __init__(
         self, name: str, model: str, count: int, connections: int, form: Form = Form.FLOATS, count_cpu: bool = False
     ) -> None:
         self.name = f"{name}, {connections} connection{'s'[: connections > 1]}"
-        self.large = form is Form.FLOATS and count >= 1 << 16
         self._sample = Sample(model, form, count, connections)
         self._count_cpu = count_cpu
 
@@ -101,6 +102,16 @@ class WrkLoad:
         if not script.exists():
             wrk.write_script(script, payload)
         return wrk.run(subject.server.http_port, script, payload, self._sample.connections, seconds)
+
+
+class BulkLoad(WrkLoad):
+    """Large tensors, for which wrk is too heavy a client."""
+
+    large = True
+
+    def _load(self, subject: Subject, seconds: int) -> Load:
+        payload = subject.program.payload(self._sample)
+        return bulk.run(subject.server.http_port, payload, self._sample.connections, seconds)
 
 
 class BatchedLoad(WrkLoad):
@@ -210,10 +221,12 @@ def all_workloads() -> list[Workload]:
             WrkLoad("16 floats", floats, 16, 64, count_cpu=True),
             WrkLoad("256 floats as JSON", floats, 256, 16, Form.JSON),
             WrkLoad("1000 strings", strings, 1000, 16, Form.STRINGS),
-            WrkLoad("1 MiB", floats, 1 << 18, 4),
-            WrkLoad("4 MiB", floats, 1 << 20, 1),
-            WrkLoad("4 MiB", floats, 1 << 20, 4),
-            WrkLoad("16 MiB", floats, 1 << 22, 2),
             BatchedLoad("dynamic batching, 4 instances of 2 ms", "sleep_2ms", 16, 64),
         ]
+    found += [
+        BulkLoad("1 MiB", floats, 1 << 18, 4),
+        BulkLoad("4 MiB", floats, 1 << 20, 1),
+        BulkLoad("4 MiB", floats, 1 << 20, 4),
+        BulkLoad("16 MiB", floats, 1 << 22, 2),
+    ]
     return [*found, AnalyzerLoad(16), StartUp(1), StartUp(20)]
