@@ -20,8 +20,9 @@ from tools.bench.processes import Memory, ProcessTree
 from tools.bench.report import Report, number, ratio, summary
 from tools.bench.rivals import RIVALS, Rival, payload_maker
 from tools.bench.servers import Program
+from tools.bench.table import all_workloads
 from tools.bench.targets import AFTERWARDS, TARGETS
-from tools.bench.workloads import BATCH, CPU, P50, RATE, Metric, all_workloads
+from tools.bench.workloads import BATCH, CPU, P50, RATE, Metric
 from tools.bench.wrk import LoadError
 
 FIGURES = {

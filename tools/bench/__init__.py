@@ -16,6 +16,8 @@ How it stays honest:
   as right ones would be. Anything else ends the benchmark: a fast wrong answer is not a figure.
 - The client shares the machine's cores with the servers, as it does for anybody who runs this on a laptop. Figures from
   a machine with more cores, or with the client elsewhere, are higher for both.
-- wrk sends the next request when the answer to the last one is there (closed loop): its percentiles are those of a
+- gRPC and event streams have clients of our own (`http2_client`, `event_client`), because those that exist cost more
+  processor time than the servers they measure. They count what they receive and check no more than that it is whole.
+- All clients send the next request when the answer to the last one is there (closed loop): percentiles are those of a
   client that waits its turn, not of one that arrives at a fixed rate.
 """

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import psutil
 
-from . import machine, repository, servers, versus, workloads, wrk
+from . import machine, repository, servers, table, versus, workloads, wrk
 from .payloads import WrongAnswerError
 from .report import CANDIDATE, REFERENCE, Report
 from .rivals import RIVALS, program
@@ -36,7 +36,7 @@ def main() -> None:
     options = parse_arguments()
     # Ended by `timeout` or a CI runner, it must not leave servers behind.
     signal.signal(signal.SIGTERM, leave)
-    chosen = [workload for workload in workloads.all_workloads() if re.search(options.only, workload.name)]
+    chosen = [workload for workload in table.all_workloads() if re.search(options.only, workload.name)]
     if not chosen:
         sys.exit(f"no workload matches --only {options.only!r}")
     if not wrk.available():

@@ -119,6 +119,10 @@ class Server:
     def http_port(self) -> int:
         return self._ports[0]
 
+    @property
+    def grpc_port(self) -> int:
+        return self._ports[1]
+
     def __enter__(self) -> Server:
         command = self._program.command(self._repository, self._ports)
         try:
@@ -206,16 +210,23 @@ class Server:
 
     def get(self, path: str) -> dict[str, object]:
         """The JSON object at `path`; raises ServerError for any status but 200."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=30)
+        answer: dict[str, object] = json.loads(self._exchange("GET", path))
+        return answer
+
+    def post(self, path: str, fields: dict[str, object]) -> bytes:
+        """What is answered to `fields` as JSON; raises ServerError for any status but 200."""
+        return self._exchange("POST", path, json.dumps(fields))
+
+    def _exchange(self, method: str, path: str, body: str | None = None) -> bytes:
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=60)
         try:
-            connection.request("GET", path)
+            connection.request(method, path, body)
             response = connection.getresponse()
-            body = response.read()
+            answer = response.read()
         finally:
             connection.close()
         if response.status != 200:
-            raise ServerError(f"{self.name}: GET {path}: status {response.status}: {body[:300]!r}")
-        answer: dict[str, object] = json.loads(body)
+            raise ServerError(f"{self.name}: {method} {path}: status {response.status}: {answer[:300]!r}")
         return answer
 
 

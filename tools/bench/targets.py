@@ -5,6 +5,7 @@ A latency of at most half is 2 times better, memory of at most 0.8 is 1.25 times
 
 from __future__ import annotations
 
+from .streaming import CALLS, RESPONSES
 from .workloads import CPU, P50, P99, PARENT_RSS, RATE, START, STUB_RSS, Metric
 
 BEFORE_LARGE = "memory after the small requests"
@@ -25,6 +26,15 @@ TARGETS: dict[tuple[str, Metric], float] = {
     ("16 MiB, 2 connections", RATE): 4,
     ("perf_analyzer, 16 floats, 16 in flight", RATE): 1.7,
     ("dynamic batching, 4 instances of 2 ms, 64 connections", RATE): 1.3,
+    ("gRPC 16 floats, 16 connections", RATE): 1,
+    ("gRPC 4 MiB, 1 connection", RATE): 2,
+    ("gRPC 4 MiB, 4 connections", RATE): 2,
+    ("decoupled, 1 gRPC stream", RESPONSES): 1,
+    ("decoupled, 16 gRPC streams", RESPONSES): 1,
+    ("decoupled, 1 event stream", RESPONSES): 1,
+    ("decoupled, 16 event streams", RESPONSES): 1,
+    ("calls between models, 16 floats", CALLS): 2,
+    ("calls between models, 4 MiB", CALLS): 4,
     ("start with 1 model", START): 1,
     ("start with 20 models", START): 1,
     (AFTERWARDS, PARENT_RSS): 1,

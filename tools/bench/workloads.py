@@ -208,25 +208,3 @@ def executions(stats: dict[str, object]) -> tuple[int, int]:
     models = stats["model_stats"]
     assert isinstance(models, list)
     return models[0]["inference_count"], models[0]["execution_count"]
-
-
-def all_workloads() -> list[Workload]:
-    """Every workload in the table's order, less those whose tool is missing."""
-    floats, strings = "identity_fp32", "identity_bytes"
-    found: list[Workload] = []
-    if wrk.available():
-        found += [
-            WrkLoad("16 floats", floats, 16, 1, count_cpu=True),
-            WrkLoad("16 floats", floats, 16, 16, count_cpu=True),
-            WrkLoad("16 floats", floats, 16, 64, count_cpu=True),
-            WrkLoad("256 floats as JSON", floats, 256, 16, Form.JSON),
-            WrkLoad("1000 strings", strings, 1000, 16, Form.STRINGS),
-            BatchedLoad("dynamic batching, 4 instances of 2 ms", "sleep_2ms", 16, 64),
-        ]
-    found += [
-        BulkLoad("1 MiB", floats, 1 << 18, 4),
-        BulkLoad("4 MiB", floats, 1 << 20, 1),
-        BulkLoad("4 MiB", floats, 1 << 20, 4),
-        BulkLoad("16 MiB", floats, 1 << 22, 2),
-    ]
-    return [*found, AnalyzerLoad(16), StartUp(1), StartUp(20)]

@@ -1,0 +1,42 @@
+"""The workloads of the benchmark, in the order of its table."""
+
+from __future__ import annotations
+
+from . import wrk
+from .payloads import Form
+from .streaming import CallsOfModels, EventStreams, GrpcLoad, GrpcStreams
+from .workloads import AnalyzerLoad, BatchedLoad, BulkLoad, StartUp, Workload, WrkLoad
+
+
+def all_workloads() -> list[Workload]:
+    """Every workload, less those whose tool is missing."""
+    floats, strings = "identity_fp32", "identity_bytes"
+    found: list[Workload] = []
+    if wrk.available():
+        found += [
+            WrkLoad("16 floats", floats, 16, 1, count_cpu=True),
+            WrkLoad("16 floats", floats, 16, 16, count_cpu=True),
+            WrkLoad("16 floats", floats, 16, 64, count_cpu=True),
+            WrkLoad("256 floats as JSON", floats, 256, 16, Form.JSON),
+            WrkLoad("1000 strings", strings, 1000, 16, Form.STRINGS),
+            BatchedLoad("dynamic batching, 4 instances of 2 ms", "sleep_2ms", 16, 64),
+        ]
+    return [
+        *found,
+        BulkLoad("1 MiB", floats, 1 << 18, 4),
+        BulkLoad("4 MiB", floats, 1 << 20, 1),
+        BulkLoad("4 MiB", floats, 1 << 20, 4),
+        BulkLoad("16 MiB", floats, 1 << 22, 2),
+        AnalyzerLoad(16),
+        GrpcLoad("16 floats", 16, 16),
+        GrpcLoad("4 MiB", 1 << 20, 1),
+        GrpcLoad("4 MiB", 1 << 20, 4),
+        GrpcStreams(1),
+        GrpcStreams(16),
+        EventStreams(1),
+        EventStreams(16),
+        CallsOfModels("16 floats", 1000, 16),
+        CallsOfModels("4 MiB", 20, 1 << 20),
+        StartUp(1),
+        StartUp(20),
+    ]
