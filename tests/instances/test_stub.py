@@ -16,7 +16,6 @@ from stubserve.inference.tensor import Tensor
 from stubserve.instances.launcher import Launcher, Program
 from stubserve.instances.memory import Memory
 from stubserve.instances.services import Services
-from stubserve.instances.stub import Stub
 from stubserve.instances.stub_memory import StubMemory
 from stubserve.model_config.complete import instances_of, normalise
 from stubserve.model_config.parse import parse_text
@@ -56,16 +55,16 @@ class Owner:
     def __init__(self) -> None:
         self.results: asyncio.Queue[list[tuple[Request, Response]]] = asyncio.Queue()
 
-    def on_results(self, stub: Stub, requests: list[Request], finished: list[tuple[Request, Response]]) -> None:
+    def on_results(self, requests: list[Request], finished: list[tuple[Request, Response]]) -> None:
         self.results.put_nowait(finished)
 
-    def on_response(self, stub: Stub, request: Request, response: Response, start_ns: int) -> None:
+    def on_response(self, request: Request, response: Response, start_ns: int) -> None:
         raise AssertionError("this model has no sender")
 
-    def on_rescheduled(self, stub: Stub, request: Request) -> None:
+    def on_rescheduled(self, request: Request) -> None:
         raise AssertionError("this model reschedules nothing")
 
-    def on_death(self, stub: Stub, cause: str, unfinished: list[Request], open_: list[Request]) -> None:
+    def on_death(self, cause: str, unfinished: list[Request], open_: list[Request]) -> None:
         assert not unfinished
         assert not open_
 
@@ -80,10 +79,10 @@ async def drive(folder: Path, interpreter: Path) -> int:
     launcher = Launcher(memory, Environment(str(interpreter)), folder, version_dir, program, services)
     (spec,) = instances_of(config)
     stub = launcher.boot(spec.name)
-    assert await stub.imported() is False
+    assert await stub.handshake.imported() is False
     await launcher.initialize(stub, spec, config, render_json(config))
     owner = Owner()
-    stub.owner = owner
+    stub.work.owner = owner
     version = 0
     for size in (4, 500_000):
         array = np.arange(size, dtype=np.float32)
@@ -93,7 +92,7 @@ async def drive(folder: Path, interpreter: Path) -> int:
             block = memory.store(array.tobytes())
             tensor = Tensor("INPUT0", FP32, (size,), None, block, block.offset, array.nbytes)
         request = Request([tensor], lambda *_: None)
-        stub.execute([request])
+        stub.work.execute([request])
         ((_, response),) = await asyncio.wait_for(owner.results.get(), 60)
         assert response.error is None
         assert request.outcome == SUCCESS

@@ -75,20 +75,20 @@ class Instance:
 
     async def start(self) -> None:
         """Launches the stub. Raises ServeError if its model does not load; there is no second try then."""
-        self._adopt(await self._launch(self))
+        self._adopt(await self._launched())
 
     def execute(self, requests: list[Request]) -> None:
         assert self.stub is not None
-        self.stub.execute(requests)
+        self.stub.work.execute(requests)
 
     @property
     def has_room(self) -> bool:
         """Whether the instance can be given a batch now, be it ahead of the one that it executes."""
-        return self.stub is not None and self.stub.has_room
+        return self.stub is not None and self.stub.work.has_room
 
     def cancel(self, request: Request) -> None:
         if self.stub is not None:
-            self.stub.cancel(request)
+            self.stub.work.cancel(request)
 
     def why_not_ready(self) -> str:
         """Empty if the instance is ready, else the reason for people."""
@@ -110,7 +110,7 @@ class Instance:
         """The instance as one that calls may wait for; None if it takes none, now and later."""
         if self.passive or self.state in (State.FAILED, State.STOPPED):
             return None
-        return self.stub or waiting.Starting(self.name)
+        return waiting.Starting(self.name) if self.stub is None else self.stub.work
 
     async def stop(self, timeout_s: float) -> None:
         """Finalizes the model and ends the stub, by force after `timeout_s`."""
@@ -123,18 +123,19 @@ class Instance:
 
     # What the stub tells
 
-    def on_results(self, stub: Stub, requests: list[Request], finished: list[tuple[Request, Response]]) -> None:
+    def on_results(self, requests: list[Request], finished: list[tuple[Request, Response]]) -> None:
         self._owner.on_results(self, requests, finished)
 
-    def on_response(self, stub: Stub, request: Request, response: Response, start_ns: int) -> None:
+    def on_response(self, request: Request, response: Response, start_ns: int) -> None:
         self._owner.on_response(request, response, start_ns)
 
-    def on_rescheduled(self, stub: Stub, request: Request) -> None:
+    def on_rescheduled(self, request: Request) -> None:
         self._owner.on_rescheduled(self, request)
 
-    def on_death(self, stub: Stub, cause: str, unfinished: list[Request], open_: list[Request]) -> None:
-        self.stub = None
-        error = internal(f"Stub process '{self.name}' is not healthy: {cause} (pid {stub.pid}).")
+    def on_death(self, cause: str, unfinished: list[Request], open_: list[Request]) -> None:
+        stub, self.stub = self.stub, None
+        assert stub is not None
+        error = self._unhealthy(stub, cause)
         if self.state is State.STOPPED:
             if unfinished or open_:
                 self._owner.on_death(self, error, unfinished, open_)
@@ -150,20 +151,27 @@ class Instance:
             self._restart = asyncio.get_running_loop().create_task(self._start_again(delay))
         self._owner.on_death(self, error, unfinished, open_)
 
+    async def _launched(self) -> Stub:
+        stub = await self._launch(self)
+        if stub.death is not None:  # between its last word and this line
+            raise self._unhealthy(stub, stub.death)
+        return stub
+
+    def _unhealthy(self, stub: Stub, cause: str) -> ServeError:
+        return internal(f"Stub process '{self.name}' is not healthy: {cause} (pid {stub.pid}).")
+
     def _adopt(self, stub: Stub) -> None:
         self.stub = stub
-        stub.owner = self
+        stub.work.owner = self
         self.state = State.READY
         self._ready_at = time.monotonic()
         self._owner.on_ready(self)
-        if stub.death is not None:  # it died between its last word and this line
-            self.on_death(stub, stub.death, [], [])
 
     async def _start_again(self, delay: float) -> None:
         while True:
             await asyncio.sleep(delay)
             try:
-                stub = await self._launch(self)
+                stub = await self._launched()
             except ServeError as error:
                 self.last_error = error.message
                 next_delay = self.policy.next_delay(None, time.monotonic())

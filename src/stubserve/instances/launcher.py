@@ -79,11 +79,10 @@ class Launcher:
 
         Raises ServeError with the model's own error.
         """
-        stub.name = spec.name
         arguments = initialize_arguments(spec, config.name, config_json, self._model_dir, self._version_dir.name)
         outputs = [output.name for output in config.output]
         decoupled = config.model_transaction_policy.decoupled
-        await stub.initialize(arguments, outputs, decoupled)
+        await stub.handshake.initialize(spec.name, arguments, outputs, decoupled)
 
 
 def initialize_arguments(

@@ -38,7 +38,8 @@ class BlockingCall(Protocol):
 class Waiter(Protocol):
     """An instance, as far as it waits."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def has(self, request: Request) -> bool:
         """Whether it executes this request."""

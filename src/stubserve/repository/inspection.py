@@ -55,12 +55,12 @@ async def inspect(path: Path, backend_directory: Path, environment_cache: Path |
     start = time.monotonic()
     stub = launcher.boot(f"{folder.name}_0")
     try:
-        await stub.imported()
+        await stub.handshake.imported()
         elapsed = time.monotonic() - start
-        memory = stub.memory()
+        memory = stub.health.memory()
     finally:
         await stub.kill()
-    facts = stub.facts
+    facts = stub.handshake.facts
     import_seconds = facts["import_ns"] / 1e9
     return Finding(
         f"{folder.name}, version {version}",

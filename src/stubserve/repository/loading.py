@@ -199,9 +199,9 @@ class Loader:
         """The configuration as the model wants it: (a stub that may serve or None, configuration, its JSON)."""
         stub = launcher.boot(instance)
         try:
-            if not await stub.imported():
+            if not await stub.handshake.imported():
                 return stub, config, render_json(config)
-            returned = await stub.complete(config.name, render_json(config))
+            returned = await stub.handshake.complete(config.name, render_json(config))
         except BaseException:
             await stub.kill()
             raise
@@ -222,7 +222,7 @@ class Loader:
                 try:
                     if stub is None:
                         stub = launcher.boot(spec.name)
-                        await stub.imported()
+                        await stub.handshake.imported()
                     await launcher.initialize(stub, spec, model.config, config_json)
                 except BaseException:
                     if stub is not None:

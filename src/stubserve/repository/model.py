@@ -223,7 +223,7 @@ class Model:
 
         Counted is what belongs to a stub alone; not libraries that stubs share as files, and not tensors in the arena.
         """
-        total = sum(instance.stub.memory() for instance in self.instances if instance.stub is not None)
+        total = sum(instance.stub.health.memory() for instance in self.instances if instance.stub is not None)
         return [{"type": "CPU", "id": 0, "byte_size": total}] if total else []
 
     @property
@@ -233,7 +233,9 @@ class Model:
 
     def checks_readiness(self) -> bool:
         """Whether the model defines `is_ready`."""
-        return any(instance.stub is not None and instance.stub.checks_readiness for instance in self.instances)
+        return any(
+            instance.stub is not None and instance.stub.handshake.checks_readiness for instance in self.instances
+        )
 
     async def check_ready(self) -> str:
         """As `why_not_ready`, and asks the models that define `is_ready`; each gets five seconds."""
@@ -244,7 +246,7 @@ class Model:
             stub = instance.stub
             if stub is None:
                 return instance.why_not_ready()
-            if not stub.checks_readiness:
+            if not stub.handshake.checks_readiness:
                 continue
             try:
                 ready, reason = await asyncio.wait_for(stub.is_ready(), _READINESS_TIMEOUT_S)

@@ -1,0 +1,100 @@
+"""How a stub comes to serve its model: stage by stage, over the control socket.
+
+The stub imports its model ("imported"), then either completes the model's configuration and ends ("completed"), or
+initializes the model ("ready"). A stage that fails says why ("failed"); a stub that dies instead leaves its cause of
+death and the end of its stderr in the error. No stage has a time limit, as upstream has none (a model may load for an
+hour); one that takes long is mentioned in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from stubserve.environments.environment import Environment
+from stubserve.environments.probe import explain
+from stubserve.errors import internal
+from stubserve.instances.health import Health
+from stubserve.instances.stub_process import StubProcess
+
+log = logging.getLogger("stubserve.instances")
+
+_PATIENCE_S = 30.0
+
+
+class Handshake:
+    """One stub's. `facts` are what it told with "imported"; `checks_readiness` is whether its model has `is_ready`."""
+
+    def __init__(self, process: StubProcess, environment: Environment, health: Health) -> None:
+        self.facts: dict[str, Any] = {}
+        self.checks_readiness = False
+        self._process = process
+        self._environment = environment
+        self._health = health
+        # What the stub has told; None when it is gone
+        self._stages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._death = ""
+        self._died_while = ""
+
+    async def imported(self) -> bool:
+        """Waits until the model is imported; whether its class has `auto_complete_config`. Raises ServeError."""
+        self.facts = await self._stage("imported", "importing its model")
+        return bool(self.facts["completes_config"])
+
+    async def complete(self, model: str, config_json: str) -> str:
+        """Has the model complete its configuration (JSON in, JSON out); the stub ends with that. Raises ServeError."""
+        self._process.send("complete", model=model, config=config_json)
+        answer = await self._stage("completed", "in auto_complete_config")
+        completed: str = answer["config"]
+        return completed
+
+    async def initialize(self, instance: str, arguments: dict[str, str], outputs: list[str], decoupled: bool) -> None:
+        """Initializes the model; after that the stub takes batches. Raises ServeError.
+
+        The instance may have another name than the stub was started with, now that the configuration is complete.
+        """
+        self._process.name = instance
+        self._process.send(
+            "initialize",
+            instance=instance,
+            arguments=arguments,
+            outputs=outputs,
+            decoupled=decoupled,
+        )
+        answer = await self._stage("ready", "in initialize")
+        self.checks_readiness = answer["checks_readiness"]
+
+    def on_message(self, message: dict[str, Any]) -> None:
+        """Takes what the stub tells of a stage."""
+        self._stages.put_nowait(message)
+
+    def on_death(self, cause: str) -> None:
+        """The stub is gone, and whoever waits for a stage gets an error."""
+        self._death = cause
+        self._died_while = self._health.state()[0]  # its segment may be given away before anybody asks
+        self._stages.put_nowait(None)
+
+    async def _stage(self, kind: str, doing: str) -> dict[str, Any]:
+        process = self._process
+        waited = 0.0
+        while True:
+            try:
+                message = await asyncio.wait_for(self._stages.get(), _PATIENCE_S)
+                break
+            except asyncio.TimeoutError:
+                waited += _PATIENCE_S
+                log.warning("stub '%s' (pid %d) has been %s for %.0f s", process.name, process.pid, doing, waited)
+        if message is None:
+            tail = process.stderr_text()
+            if self._died_while == "booting":
+                # It was not the model: its code has not been reached.
+                cause = f"{self._death} (pid {process.pid})"
+                cause = await asyncio.to_thread(explain, self._environment, cause, tail)
+                raise internal(f"Stub process '{process.name}' cannot be started: {cause}")
+            text = f"Stub process '{process.name}' is not healthy: {self._death} while {doing} (pid {process.pid})."
+            raise internal(text + (f" Its stderr ends with:\n{tail}" if tail else ""))
+        if message["kind"] == "failed":
+            raise internal(message["error"])
+        assert message["kind"] == kind, message
+        return message
