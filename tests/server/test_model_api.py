@@ -54,6 +54,28 @@ EVERYTHING = """
             return not os.path.exists(os.path.join(self.args["model_repository"], "not_ready"))
 """
 
+# Ready when all instances are being asked at the same time.
+TOGETHER = """
+    import os, time
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.folder = args["model_repository"]
+            self.name = args["model_instance_name"]
+
+        def is_ready(self):
+            open(os.path.join(self.folder, "asked_" + self.name), "w").close()
+            deadline = time.monotonic() + 4
+            while sum(entry.startswith("asked_") for entry in os.listdir(self.folder)) < 3:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.005)
+            return True
+
+        def execute(self, requests):
+            raise NotImplementedError
+"""
+
 COMPLETING = """
     import numpy as np
     import triton_python_backend_utils as pb_utils
@@ -90,6 +112,7 @@ def repository_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_model(
             repository, "versions", source, io_config(extra="version_policy { latest { num_versions: 2 } }"), version
         )
+    write_model(repository, "together", TOGETHER, io_config(extra="instance_group [ { count: 3 kind: KIND_CPU } ]"))
     write_model(
         repository,
         "labels",
@@ -148,6 +171,10 @@ def test_what_a_model_logs_and_prints_is_in_the_servers_output(server: Serving) 
     server.wait_for(r'W\d{4} [0-9:.]+ \d+ model.py:\d+\] "a word of warning"')
     server.wait_for("to stderr")
     assert "a word for nobody" not in server.output
+
+
+def test_all_instances_are_asked_at_once_whether_they_are_ready(server: Serving) -> None:
+    assert server.get("/v2/models/together/ready").status == 200
 
 
 def test_a_model_may_say_that_it_is_not_ready(server: Serving, repository_of_models: Path) -> None:
