@@ -7,9 +7,11 @@ import queue
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
+from tests.server.grpc_calls import SERVICE, connected
 from tests.serving import IDENTITY, Serving, io_config, write_model
 
 # tritonclient's own imports warn on some versions; those are not ours to fix.
@@ -155,3 +157,9 @@ def test_a_stream_answers_in_the_order_of_requests(server: Serving) -> None:
                 assert response.outputs[0].name == "OUTPUT0"
         triton.stop_stream()
     assert answers.empty()
+
+
+def test_a_unary_call_without_its_message(server: Serving) -> None:
+    with connected(server) as calls, pytest.raises(grpc.RpcError) as error:
+        calls.channel.stream_unary(f"{SERVICE}/ModelInfer")(iter([]), timeout=60)
+    assert (error.value.code(), error.value.details()) == (grpc.StatusCode.INTERNAL, "Unable to parse request")

@@ -183,9 +183,12 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
     def _rpc(self, method: Method) -> Any:
         compression = self._compression if method.infers else None
 
-        async def unary(message: bytes, context: Any) -> bytes:
+        async def unary(_: Any, context: Any) -> bytes:
             if compression is not None:
                 context.set_compression(compression)
+            message = await context.read()
+            if message is grpc.aio.EOF:
+                await context.abort(grpc.StatusCode.INTERNAL, "Unable to parse request")
             call = _UnaryCall(context)
             handler = method.open(call)
             if not call.answer.done():
@@ -207,7 +210,8 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             await _StreamCall(context).run(method)
 
         if method.unary:
-            return grpc.unary_unary_rpc_method_handler(unary)
+            # Not grpcio's unary kind: that leaves a client without an answer that ends its call without a message.
+            return grpc.stream_unary_rpc_method_handler(unary)
         return grpc.stream_stream_rpc_method_handler(stream)
 
 
