@@ -1,4 +1,4 @@
-"""Decoupled models through `generate_stream`: threads, coroutines, cancellation, slow readers, deaths, memory."""
+"""Decoupled models over event streams and gRPC: threads, coroutines, cancellation, slow readers, deaths, memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from tritonclient.grpc import service_pb2
 
+from tests.server.grpc_calls import connected
 from tests.serving import Serving, write_model
 
 CONFIG = """
@@ -109,17 +112,7 @@ COROUTINES = """
 """
 
 
-@pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    repository = tmp_path_factory.mktemp("models")
-    write_model(repository, "threads", THREADS, CONFIG)
-    write_model(repository, "coroutines", COROUTINES, CONFIG)
-    with Serving(repository) as server:
-        server.wait_until_ready()
-        yield server
-
-
-class Stream:
+class EventStream:
     """One `generate_stream` call on a connection of its own."""
 
     def __init__(self, serving: Serving, model: str, order: str, receive_buffer: int = 0) -> None:
@@ -159,6 +152,57 @@ class Stream:
         self._socket.close()
 
 
+class GrpcStream:
+    """One ModelStreamInfer call on a connection of its own, with the same methods."""
+
+    def __init__(self, serving: Serving, model: str, order: str, receive_buffer: int = 0) -> None:
+        # grpcio takes no socket options for its buffers; it stops reading when nobody takes its messages.
+        text = order.encode()
+        message = service_pb2.ModelInferRequest(model_name=model)
+        message.inputs.add(name="DO", datatype="BYTES", shape=[1])
+        message.raw_input_contents.append(len(text).to_bytes(4, "little") + text)
+        self._open = ExitStack()
+        stub = self._open.enter_context(connected(serving)).stub
+        self._call = stub.ModelStreamInfer(iter([message]), timeout=60)
+
+    def next(self) -> Any:
+        """The next response: the text of OUT, or the error; None at the end."""
+        answer = next(self._call, None)
+        if answer is None:
+            return None
+        return answer.error_message or answer.infer_response.raw_output_contents[0][4:].decode()
+
+    def rest(self) -> list[Any]:
+        """All responses that are left; ends the connection."""
+        events = list(iter(self.next, None))
+        self.close()
+        return events
+
+    def close(self) -> None:
+        self._call.cancel()
+        self._open.close()
+
+
+Opening = type[EventStream] | type[GrpcStream]
+
+
+@pytest.fixture(scope="module", params=[EventStream, GrpcStream], ids=["events", "grpc"])
+def opening(request: pytest.FixtureRequest) -> Opening:
+    found: Opening = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def serving(opening: Opening, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server for one of the protocols: some tests look for what earlier ones cannot have made."""
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "threads", THREADS, CONFIG)
+    write_model(repository, "coroutines", COROUTINES, CONFIG)
+    with Serving(repository) as server:
+        server.wait_until_ready()
+        yield server
+
+
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
@@ -167,54 +211,54 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("order", ["in execute", "count 1000"])
-def test_order_is_kept(serving: Serving, order: str) -> None:
-    streams = [Stream(serving, "threads", order) for _ in range(4)]
+def test_order_is_kept(serving: Serving, order: str, opening: Opening) -> None:
+    streams = [opening(serving, "threads", order) for _ in range(4)]
     for stream in streams:
         assert stream.rest() == [str(value) for value in range(1000)]
 
 
-def test_execute_must_return_none(serving: Serving) -> None:
-    (error,) = Stream(serving, "threads", "return").rest()
+def test_execute_must_return_none(serving: Serving, opening: Opening) -> None:
+    (error,) = opening(serving, "threads", "return").rest()
     assert error == (
         "Failed to process the request(s) for model 'threads_0', message: Python model 'threads_0' is using the "
         "decoupled mode and the execute function must return None."
     )
 
 
-def test_a_sender_that_is_let_go_ends_its_stream(serving: Serving) -> None:
-    assert Stream(serving, "threads", "let go").rest() == ["and gone"]
-    (error,) = Stream(serving, "threads", "let go silently").rest()
+def test_a_sender_that_is_let_go_ends_its_stream(serving: Serving, opening: Opening) -> None:
+    assert opening(serving, "threads", "let go").rest() == ["and gone"]
+    (error,) = opening(serving, "threads", "let go silently").rest()
     assert "'threads_0' returned None for this request and let go of its response sender" in error
 
 
-def test_coroutines_run_side_by_side(serving: Serving) -> None:
-    first = Stream(serving, "coroutines", "first")
+def test_coroutines_run_side_by_side(serving: Serving, opening: Opening) -> None:
+    first = opening(serving, "coroutines", "first")
     assert first.next() == "first"
-    assert Stream(serving, "coroutines", "second").rest() == ["second", "done"]
+    assert opening(serving, "coroutines", "second").rest() == ["second", "done"]
     assert first.rest() == ["done"]
 
 
-def test_a_coroutine_that_fails_says_so(serving: Serving) -> None:
-    text, error = Stream(serving, "coroutines", "raise").rest()
+def test_a_coroutine_that_fails_says_so(serving: Serving, opening: Opening) -> None:
+    text, error = opening(serving, "coroutines", "raise").rest()
     assert text == "raise"
     assert error.startswith("Failed to process the request(s) for model 'coroutines_0', message: ValueError: in a cor")
     serving.wait_for("ValueError: in a coroutine")
 
 
-def test_the_model_sees_a_client_go(serving: Serving) -> None:
-    stream = Stream(serving, "threads", "wait")
+def test_the_model_sees_a_client_go(serving: Serving, opening: Opening) -> None:
+    stream = opening(serving, "threads", "wait")
     assert stream.next() == "waiting"  # so an event is there before the model has finished
     stream.close()
     serving.wait_for("saw the cancellation")
     until(lambda: serving.statistics("threads")["response_stats"]["1"]["cancel"]["count"] > 0)
 
 
-def test_a_slow_reader_slows_its_model_only(serving: Serving) -> None:
+def test_a_slow_reader_slows_its_model_only(serving: Serving, opening: Opening) -> None:
     """128 MiB for a client that reads nothing: the model waits, and others are served; then all of it arrives."""
-    slow = Stream(serving, "threads", "large 2000", receive_buffer=65536)
+    slow = opening(serving, "threads", "large 2000", receive_buffer=65536)
 
     def how_many() -> int:
-        (text,) = Stream(serving, "threads", "how_many").rest()
+        (text,) = opening(serving, "threads", "how_many").rest()
         return int(text)
 
     counts = [-1, how_many()]
@@ -231,20 +275,20 @@ def test_a_slow_reader_slows_its_model_only(serving: Serving) -> None:
     serving.wait_for("sent them all")
 
 
-def test_a_dead_stream_lets_its_model_go_on(serving: Serving) -> None:
-    slow = Stream(serving, "threads", "large 3000", receive_buffer=65536)
-    until(lambda: Stream(serving, "threads", "how_many").rest() != ["0"])
+def test_a_dead_stream_lets_its_model_go_on(serving: Serving, opening: Opening) -> None:
+    slow = opening(serving, "threads", "large 3000", receive_buffer=65536)
+    assert slow.next()
     already = serving.output.count("sent them all")
     slow.close()
     until(lambda: serving.output.count("sent them all") > already)
 
 
-def test_a_dead_stub_ends_its_streams(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_dead_stub_ends_its_streams(tmp_path_factory: pytest.TempPathFactory, opening: Opening) -> None:
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "threads", THREADS, CONFIG)
     with Serving(repository) as serving:
         serving.wait_until_ready()
-        streams = [Stream(serving, "threads", order) for order in ("hold", "wait", "hold")]
+        streams = [opening(serving, "threads", order) for order in ("hold", "wait", "hold")]
         assert [stream.next() for stream in streams] == ["held", "waiting", "held"]
         (pid,) = serving.stub_pids()
         os.kill(pid, signal.SIGKILL)
@@ -253,13 +297,13 @@ def test_a_dead_stub_ends_its_streams(tmp_path_factory: pytest.TempPathFactory) 
             assert "Stub process 'threads_0' is not healthy: it was killed by signal 9 (SIGKILL)" in error
 
 
-def test_outputs_are_freed_while_execute_goes_on(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_outputs_are_freed_while_execute_goes_on(tmp_path_factory: pytest.TempPathFactory, opening: Opening) -> None:
     """128 MiB of outputs pass through 32 MiB of shared memory, all from within one `execute`."""
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "threads", THREADS, CONFIG)
     with Serving(repository, "--shm-limit=32M") as serving:
         serving.wait_until_ready()
-        events = Stream(serving, "threads", "large in execute").rest()
+        events = opening(serving, "threads", "large in execute").rest()
         assert len(events) == 2000
         assert set(events) == {"x" * 65536}
 
@@ -269,7 +313,7 @@ def resident_kib(pid: int) -> int:
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
 
 
-def test_streams_leave_memory_flat(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_streams_leave_memory_flat(tmp_path_factory: pytest.TempPathFactory, opening: Opening) -> None:
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "threads", THREADS, CONFIG)
     with Serving(repository) as serving:
@@ -278,7 +322,7 @@ def test_streams_leave_memory_flat(tmp_path_factory: pytest.TempPathFactory) -> 
         def run() -> list[int]:
             for order in ("count 10000", "in execute", "large 200"):
                 for _ in range(2):
-                    assert Stream(serving, "threads", order).rest()
+                    assert opening(serving, "threads", order).rest()
             return [resident_kib(pid) for pid in (serving.process.pid, *serving.stub_pids())]
 
         run()
