@@ -1,13 +1,19 @@
-"""Memory of the arena that must live until a socket has taken it."""
+"""Memory of the arena on its way out: it must live until a socket has taken it, and the socket's buffer be bounded."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import socket
 import weakref
 from collections.abc import Sequence
 
 import numpy as np
 
 from stubserve.inference.memory import Block
+
+# What the kernel may hold of replies to a client on this machine; measured, see docs/performance.md.
+SEND_BUFFER_BYTES = 512 * 1024
 
 
 class SentMemory:
@@ -32,3 +38,16 @@ class SentMemory:
     def _sent(self, reference: weakref.ref[np.ndarray]) -> None:
         for block in self._waiting.pop(id(reference))[1]:
             block.drop()
+
+
+def keep_sending_warm(transport: asyncio.Transport) -> None:
+    """Bounds what the kernel holds of large replies to a client on this machine.
+
+    Left alone, the kernel lets the send buffer grow to 4 MiB and copies a whole tensor into it before the client has
+    read any of it: by then the bytes have left the cache. A client that is further away needs the room, for there the
+    buffer also bounds what is under way.
+    """
+    peer = transport.get_extra_info("peername")
+    if peer and (peer[0] == "::1" or peer[0].removeprefix("::ffff:").startswith("127.")):
+        with contextlib.suppress(OSError):  # the client has just gone
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)

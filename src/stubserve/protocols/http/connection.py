@@ -29,9 +29,10 @@ from stubserve.protocols.http.infer import InferCall
 from stubserve.protocols.http.infer_encode import encode_error
 from stubserve.protocols.http.reader import Reader
 from stubserve.protocols.http.repeat import Repeat
-from stubserve.protocols.http.reply import JSON, Reply, keep_sending_warm, reply_head
+from stubserve.protocols.http.reply import JSON, Reply, reply_head
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.http.state import BUSY, CLOSED, HEAD, PASS, State
+from stubserve.protocols.sent_memory import keep_sending_warm
 from stubserve.protocols.stall import STALL_S
 
 log = logging.getLogger("stubserve.http")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
 import http
-import socket
 from collections.abc import Sequence
 
 from stubserve.inference.memory import Block
@@ -16,9 +13,6 @@ _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".en
 
 JSON = "application/json"
 BINARY = "application/octet-stream"
-
-# What the kernel may hold of replies to a client on this machine; measured, see docs/performance.md.
-SEND_BUFFER_BYTES = 512 * 1024
 
 
 class Reply:
@@ -60,16 +54,3 @@ def reply_head(
         lines.append(b"Connection: close\r\n")
     lines.append(b"Content-Length: %d\r\n\r\n" % length)
     return b"".join(lines)
-
-
-def keep_sending_warm(transport: asyncio.Transport) -> None:
-    """Bounds what the kernel holds of large replies to a client on this machine.
-
-    Left alone, the kernel lets the send buffer grow to 4 MiB and copies a whole tensor into it before the client has
-    read any of it: by then the bytes have left the cache. A client that is further away needs the room, for there the
-    buffer also bounds what is under way.
-    """
-    peer = transport.get_extra_info("peername")
-    if peer and (peer[0] == "::1" or peer[0].removeprefix("::ffff:").startswith("127.")):
-        with contextlib.suppress(OSError):  # the client has just gone
-            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)

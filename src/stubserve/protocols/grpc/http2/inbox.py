@@ -67,6 +67,11 @@ class Inbox:
         """Whether a message has begun to arrive."""
         return self._view is not None or bool(self._prefix)
 
+    @property
+    def missing(self) -> int:
+        """What is still to come of the large message at hand; 0 without one."""
+        return 0 if self._block is None or self._view is None else len(self._view) - self._filled
+
     def feed(self, data: memoryview) -> Iterator[Message]:
         """Takes the payload of a DATA frame; gives the messages that it completes. Raises Refusal."""
         self.received += len(data)

@@ -17,6 +17,7 @@ from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.frames import ConnectionFault
 from stubserve.protocols.grpc.http2.heads import OPENING, trailers
 from stubserve.protocols.grpc.transport import OK
+from stubserve.protocols.sent_memory import keep_sending_warm
 
 if TYPE_CHECKING:
     from stubserve.protocols.grpc.http2.stream import Stream
@@ -41,6 +42,7 @@ class Sender:
         self._out: list[bytes | memoryview] = []
         self._flush_is_due = False
         self._lost = False
+        self._sends_large = False
         # What the client takes
         self._window = frames.DEFAULT_WINDOW
         self._max_frame = frames.DEFAULT_FRAME_SIZE
@@ -68,6 +70,9 @@ class Sender:
         elif sum(map(len, out)) <= _JOINED_BYTES:
             self._transport.write(b"".join(out))
         else:
+            if not self._sends_large:
+                self._sends_large = True
+                keep_sending_warm(self._transport)
             self._transport.writelines(out)
 
     def close(self) -> None:

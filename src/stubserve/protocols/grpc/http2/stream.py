@@ -49,7 +49,6 @@ class Stream:
         "_sender",
         "_slow",
         "_status",
-        "_taken",
         "_watched",
         "closed",
         "half_closed",
@@ -69,7 +68,6 @@ class Stream:
         # From the client
         self._inbox = Inbox(connection.ingress, head.encoding)
         self.receive_window = RECEIVE_WINDOW
-        self._taken = 0
         self._reading = True
         self._watched = False
         self._asked = False
@@ -110,7 +108,6 @@ class Stream:
             watch = self._connection.stall_watch
             (watch.watch if partial else watch.unwatch)(self)
         if not self._method.unary or partial:
-            self._taken += len(data)
             self._grant()
 
     def ended_by_client(self) -> None:
@@ -272,11 +269,16 @@ class Stream:
                 message.block.drop()
 
     def _grant(self) -> None:
-        """Lets the client send more, once it has used half of what it may."""
-        if self._reading and self._taken >= RECEIVE_WINDOW // 2 and not self.half_closed and self._status is None:
-            self._sender.write(frames.window_update(self.id, self._taken))
-            self.receive_window += self._taken
-            self._taken = 0
+        """Lets the client send more, once it has used half of what it may.
+
+        It may send the whole of a large message at once: there is a place for that already.
+        """
+        if self._reading and not self.half_closed and self._status is None:
+            window = min(RECEIVE_WINDOW + self._inbox.missing, frames.MAX_WINDOW)
+            more = window - self.receive_window
+            if more >= RECEIVE_WINDOW // 2:
+                self._sender.write(frames.window_update(self.id, more))
+                self.receive_window = window
 
     # The end
 
