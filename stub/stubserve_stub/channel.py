@@ -50,7 +50,7 @@ class Channel:
         self._answers = RingReader(segment.view[layout.ANSWER_RING : layout.ANSWER_RING + layout.RING_BYTES])
         self.allocator = Allocator(arena, index, retain=min(64 << 20, arena.limit // 16))
         self._patience = Patience(segment.words, layout.ANNOUNCED)
-        self._answer_patience = Patience(segment.words, layout.ANSWERED, yields=True)
+        self._answer_patience = Patience(segment.words, layout.ANSWERED)
         self.sending = threading.RLock()
         self._allocating = threading.Lock()
         # What the main thread does after a poke, besides

@@ -196,7 +196,6 @@ class Worker:
                 self._current = None
             batch.drop()
             held, wire = batch.settle(watches, wire)
-            channel.set_health(IDLE)
             end = end or time.monotonic_ns()
             try:
                 channel.send((messages.RESULT, number, start, end, wire, held, error))
@@ -205,6 +204,7 @@ class Worker:
         if overflow:
             self._senders.revoke(number)
             channel.send((messages.RESULT, number, start, end, [], held, overflow))
+        channel.set_health(IDLE)
 
     def _execute_decoupled(self, batch: Batch) -> List[Any]:
         """Runs a decoupled model on a batch; a coroutine is only started, and may outlive many batches."""

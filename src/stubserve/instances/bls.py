@@ -21,15 +21,18 @@ from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingWriter
 
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.admission import admit
-from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
 from stubserve.instances import waiting
 from stubserve.instances.batch import given_block, place_of
+from stubserve.instances.memory import Memory
 from stubserve.instances.stub_memory import StubMemory
 
 _RETRY_S = 0.001
+
+# How many kinds of calls are remembered for each model.
+_SEEN = 256
 
 # How many answers to a call, or bytes of them, may wait to be taken before the model that makes them is held back. Both
 # are several times what a stub takes before it tells.
@@ -43,6 +46,10 @@ class CallableModel(waiting.Target, Protocol):
     signature: Signature
 
     def submit(self, request: Request) -> None: ...
+
+    def enqueue(self, request: Request) -> None: ...
+
+    def poll(self) -> None: ...
 
     def cancel(self, request: Request) -> None: ...
 
@@ -93,7 +100,7 @@ class StubCalls:
     """The calls that one stub has under way.
 
     `waiter` stands for the stub where it may wait for itself. `ring` is the stub's for answers, `words` its header
-    page; `store` makes a block of bytes too large for the ring.
+    page; `shared` is the server's memory.
     """
 
     def __init__(
@@ -103,15 +110,19 @@ class StubCalls:
         memory: StubMemory,
         ring: RingWriter,
         words: memoryview,
-        store: Callable[[bytes], Block],
+        shared: Memory,
     ) -> None:
         self._waiter = waiter
         self._models = models
         self._memory = memory
         self._ring = ring
         self._words = words
-        self._store = store
+        self._shared = shared
         self._open: dict[int, Call] = {}
+        # How many of these hold up the stub's batch
+        self._blocking = 0
+        # Models with new calls in their queues
+        self._due: list[CallableModel] = []
         # Answers for which the ring had no room, because the stub does not read them now
         self._overflow: collections.deque[tuple[bytes, int]] = collections.deque()
         self._retry: asyncio.TimerHandle | None = None
@@ -127,6 +138,8 @@ class StubCalls:
         if kind == messages.CALL:
             _, _, blocking, decoupled, name, version, wire, released = message
             call = self._open[number] = Call(self, number, blocking)
+            if blocking:
+                self._wait()
             try:
                 self._start(call, decoupled, name, version, wire, executing)
             except ServeError as error:
@@ -137,7 +150,9 @@ class StubCalls:
         if found is None:
             return
         if kind == messages.CALL_BLOCKS:
-            found.blocking = True
+            if not found.blocking:
+                found.blocking = True
+                self._wait()
             if found.model is not None and found.request is not None:
                 self._check_chain(found, found.model, found.request)
         elif kind == messages.TAKEN:
@@ -149,9 +164,15 @@ class StubCalls:
             if found.model is not None and found.request is not None:
                 found.model.cancel(found.request)
         else:
-            del self._open[number]
+            self._forget(found)
             if found.request is not None:
                 found.request.resume()
+
+    def schedule(self) -> None:
+        """Runs what the last messages have brought; once for all of them, so that they can share a batch."""
+        due, self._due = self._due, []
+        for model in due:
+            model.poll()
 
     async def tell(self, question: dict[str, Any]) -> dict[str, Any]:
         """What the model asks about other models: the answer as "value", or why there is none as "error"."""
@@ -170,11 +191,26 @@ class StubCalls:
         for check in self._checks:
             check.cancel()
         calls = list(self._open.values())
-        self._open.clear()
+        for call in calls:
+            self._forget(call)
         self._overflow.clear()
         for call in calls:
             if call.model is not None and call.request is not None:
                 call.model.cancel(call.request)
+
+    def _wait(self) -> None:
+        """One more call holds up the stub's batch; while there are any, the batch keeps nobody's core busy."""
+        if not self._blocking:
+            self._shared.batches_in_flight -= 1
+        self._blocking += 1
+
+    def _forget(self, call: Call) -> None:
+        """The stub does not wait for this call any more."""
+        del self._open[call.number]
+        if call.blocking:
+            self._blocking -= 1
+            if not self._blocking:
+                self._shared.batches_in_flight += 1
 
     # There
 
@@ -203,7 +239,7 @@ class StubCalls:
                     "the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
                     "'async_exec' calls for decoupled models.'"
                 )
-            admit(request, model.signature)
+            _admit(request, model.signature)
             if call.blocking:
                 chain = waiting.dead_end(self._waiter, model, None)
                 if chain is not None:
@@ -214,7 +250,9 @@ class StubCalls:
                 self._checks.add(check)
                 check.add_done_callback(self._checks.discard)
             else:
-                model.submit(request)
+                model.enqueue(request)
+                if model not in self._due:
+                    self._due.append(model)
         except ServeError:
             _drop(request)
             raise
@@ -253,7 +291,8 @@ class StubCalls:
 
     def _refuse(self, call: Call, name: str, error: ServeError) -> None:
         call.request = None
-        if self._open.pop(call.number, None) is not None:
+        if call.number in self._open:
+            self._forget(call)
             text = f"Model {name} - Error when running inference: {error.message}"
             self._send(call.number, True, ((text, int(Code.INTERNAL)), (), None))
 
@@ -261,9 +300,10 @@ class StubCalls:
 
     def answer(self, call: Call, request: Request, response: Response) -> None:
         """Passes a response on to the stub; what nobody waits for any more is dropped by whoever made it."""
-        found = self._open.pop(call.number, None) if response.final else self._open.get(call.number)
-        if found is not call:
+        if call.number not in self._open:
             return
+        if response.final:
+            self._forget(call)
         wire: tuple[Any, ...] | None
         if response.empty:
             wire = None
@@ -291,7 +331,7 @@ class StubCalls:
         data, flags = messages.pack((number, final, wire, frees)), 0
         if len(data) > MAX_RECORD:
             try:
-                block = self._store(data)
+                block = self._shared.store(data)
             except ServeError as full:
                 self._memory.keep_frees(frees)
                 self._send(number, final, ((full.message, int(full.code)), (), None))
@@ -320,6 +360,26 @@ class StubCalls:
         self._announce()
         if self._overflow:
             self._try_again_later()
+
+
+def _admit(request: Request, signature: Signature) -> None:
+    """As `admit`, which models that call others in a loop need not pass again with the same names, types and shapes."""
+    seen: dict[Any, int] = signature.memo.setdefault("calls", {})
+    names = request.requested_outputs
+    key = (
+        None if names is None else tuple(names),
+        tuple([(tensor.name, tensor.datatype, tensor.shape, tensor.nbytes) for tensor in request.inputs]),
+    )
+    batch_size = seen.get(key)
+    if batch_size is not None:
+        request.batch_size = batch_size
+        request.admitted = True
+        return
+    admit(request, signature)
+    if signature.repeats:
+        if len(seen) >= _SEEN:
+            seen.clear()
+        seen[key] = request.batch_size
 
 
 def _not_ready(name: str, reason: str = "") -> ServeError:

@@ -108,7 +108,7 @@ class Instance:
     @property
     def waiter(self) -> waiting.Waiter | None:
         """The instance as one that calls may wait for; None if it takes none, now and later."""
-        if self.passive or self.state in (State.FAILED, State.STOPPED):
+        if self.passive or self.state is State.FAILED or self.state is State.STOPPED:
             return None
         return waiting.Starting(self.name) if self.stub is None else self.stub.work
 

@@ -67,8 +67,9 @@ def dead_end(caller: Waiter, model: Target, request: Request | None) -> list[str
     `request` is the call's if it has been submitted; None if it is about to be. None if nothing is wrong.
     """
     first = _takers(model, request)
-    if any(taker is not caller and not taker.waits_for() for taker in first):
-        return None
+    for taker in first:
+        if taker is not caller and not taker.waits_for():
+            return None
     # What each instance waits for: a list of lists, one of whose members must go on for each
     needs: dict[int, list[Sequence[Waiter]]] = {id(caller): [first]}
     free: set[int] = set()

@@ -75,7 +75,7 @@ class StubWork:
         self._writer = RingWriter(requests, process.doorbell_out)
         self._reader = RingReader(responses)
         self.calls = StubCalls(
-            self, models, outputs, RingWriter(answers, process.answer_doorbell), segment.words, memory.store
+            self, models, outputs, RingWriter(answers, process.answer_doorbell), segment.words, memory
         )
         # Batches that the stub has, by number
         self._in_flight: dict[int, Batch] = {}
@@ -191,6 +191,7 @@ class StubWork:
                 self._outputs.release(message[1])
             else:
                 self.calls.on_message(message, self._requests)
+        self.calls.schedule()
         if self._outputs.unreported_bytes > _REPORT_FREES_ABOVE:
             if self._open or self._in_flight:
                 # The stub's main thread may be busy for long, and its ring fill up.

@@ -59,6 +59,11 @@ class Model:
 
     def submit(self, request: Request) -> None:
         """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
+        self.enqueue(request)
+        self._poll_soon()
+
+    def enqueue(self, request: Request) -> None:
+        """As `submit`, for who calls `poll` when all that arrive together are queued."""
         if not self._ready_instances:
             raise self._unavailable()
         try:
@@ -70,14 +75,13 @@ class Model:
         self.pending += 1
         if self._orderer is not None:
             self._orderer.expect(request)
-        self._poll_soon()
 
     def cancel(self, request: Request) -> None:
         """The client of a submitted request is gone."""
         request.cancelled = True
         request.resume()
         self._scheduler.cancel(request)
-        self._poll()
+        self.poll()
         for instance in self.instances:
             instance.cancel(request)
 
@@ -85,9 +89,10 @@ class Model:
         if not self._poll_is_due:
             # Once for all requests that arrive in this turn of the event loop, so they can share a batch.
             self._poll_is_due = True
-            self._loop.call_soon(self._poll)
+            self._loop.call_soon(self.poll)
 
-    def _poll(self) -> None:
+    def poll(self) -> None:
+        """Runs what can run now."""
         self._poll_is_due = False
         now = time.monotonic_ns()
         decision = self._scheduler.poll(now)
@@ -110,7 +115,7 @@ class Model:
             self._answer_all([request], error, CANCELLED if error.code is Code.CANCELLED else REJECTED)
         if decision.wake_at_ns is not None:
             if self._alarm is None:
-                self._alarm = Alarm(self._poll)
+                self._alarm = Alarm(self.poll)
             self._alarm.set(decision.wake_at_ns)
         elif self._alarm is not None:
             self._alarm.set(None)
@@ -155,20 +160,21 @@ class Model:
         self._ready_instances += 1
         self._ahead = self._scheduler.plain and len(self.instances) == 1
         self._scheduler.instance_idle(instance)
-        self._poll()
+        self.poll()
 
     def on_results(self, instance: Instance, requests: list[Request], finished: list[tuple[Request, Response]]) -> None:
         # The next batch first: the stub computes while the answers are written.
         if instance.has_room:
             self._scheduler.instance_idle(instance)
-            self._poll()
-        self.statistics.record_batch(requests)
-        if self.latencies is not None:
-            self.latencies.on_batch(requests)
+            self.poll()
         for request, response in finished:
             if self.signature.reshaped_outputs:
                 reshape_outputs(response, self.signature)
             self._answer(request, response)
+        # Nobody can read these before the next turn of the event loop.
+        self.statistics.record_batch(requests)
+        if self.latencies is not None:
+            self.latencies.on_batch(requests)
 
     def on_response(self, request: Request, response: Response, start_ns: int) -> None:
         if self.signature.decoupled:
@@ -198,7 +204,7 @@ class Model:
             self._answer(request, Response(error=error))
         if not self._ready_instances:
             self._answer_all(list(self._scheduler.drain()), self._unavailable(), OTHER_FAILURE)
-        self._poll()
+        self.poll()
 
     # Readiness and the end
 
@@ -229,7 +235,7 @@ class Model:
     @property
     def waiters(self) -> list[Waiter]:
         """The instances that take requests, now or when they have been restarted."""
-        return [instance.waiter for instance in self.instances if instance.waiter is not None]
+        return [waiter for instance in self.instances if (waiter := instance.waiter) is not None]
 
     def checks_readiness(self) -> bool:
         """Whether the model defines `is_ready`."""
