@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from stubserve.settings import (
+    EXPLICIT,
+    NONE,
     Settings,
     UsageError,
     parse_backend_config,
@@ -49,6 +51,8 @@ FLAGS = (
         "Take config.pbtxt as it is, never ask the model (false).",
         switch=True,
     ),
+    Flag("model-control-mode", str.lower, "none, or explicit: models are loaded and unloaded by request (none)."),
+    Flag("load-model", str, "A model to load at the start, * for all, with explicit model control.", many=True),
     Flag("model-load-thread-count", parse_int, "Model versions that load at the same time (4)."),
     Flag("model-config-name", str, "Use configs/<name>.pbtxt of a model where it exists."),
     Flag("backend-directory", Path, "Backends written in Python: <name>/model.py (/opt/tritonserver/backends)."),
@@ -103,8 +107,6 @@ FLAGS = (
 # Flags of parts that do not exist yet: value -> what is missing. With the value that turns the part off they are fine.
 _OFF = ("false", "off", "0")
 MISSING = {
-    "model-control-mode": ("loading and unloading models while the server runs", ("none",)),
-    "load-model": ("loading and unloading models while the server runs", ()),
     "repository-poll-secs": ("watching the repository for changes", ()),
     "model-load-retry-count": ("retrying a load", ("0",)),
     "model-namespacing": ("model namespacing", _OFF),
@@ -213,6 +215,12 @@ def _check_missing(name: str, text: str) -> None:
 def _check(settings: Settings) -> None:
     if not settings.model_repository:
         raise UsageError("--model-repository must be specified")
+    if settings.model_control_mode == "poll":
+        raise UsageError("--model-control-mode=poll: stubserve does not offer watching the repository for changes yet.")
+    if settings.model_control_mode not in (NONE, EXPLICIT):
+        raise UsageError(f"--model-control-mode is none or explicit. Got {settings.model_control_mode}")
+    if settings.load_model and settings.model_control_mode != EXPLICIT:
+        raise UsageError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     if settings.http_max_input_size <= 0:
         raise UsageError("Error: --http-max-input-size must be greater than 0.")
     if settings.grpc_transport not in ("native", "grpcio"):

@@ -28,14 +28,12 @@ from stubserve.protocols.http.app import create_app
 from stubserve.protocols.http.connection import Connection
 from stubserve.protocols.http.metrics import create_metrics_app
 from stubserve.protocols.http.shared import Connections
-from stubserve.repository.loading import Loader
+from stubserve.repository.control import ModelControl
 from stubserve.repository.model import Model
-from stubserve.repository.registry import Registry, State
+from stubserve.repository.registry import UNLOADED, Registry, State
 from stubserve.settings import Settings
 
 log = logging.getLogger("stubserve.server")
-
-_MODEL_GRACE_S = 1.0
 
 
 class Server:
@@ -59,11 +57,11 @@ class Server:
         machine = MachineMetrics(settings.metrics_interval_ms / 1000, settings.allow_cpu_metrics)
         self.metrics = ServerMetrics(self.registry.serving, settings.metrics_options, machine, custom)
         services = Services(self.registry, self.log_settings, custom)
-        self._loader = Loader(settings, self.memory, self.registry, services)
+        self.control = ModelControl(settings, self.memory, self.registry, services)
 
     async def load(self) -> bool:
-        """Loads every model; whether all are loaded. Raises ServeError if a repository cannot be read."""
-        complete = await self._loader.load_all()
+        """Loads the models that are to be there; whether all are. Raises ServeError if a repository cannot be read."""
+        complete = await self.control.load_all()
         self.loaded = True
         return complete
 
@@ -79,10 +77,12 @@ class Server:
             return False
         if not self.settings.strict_readiness:
             return True
-        for entry in self.registry.models.values():
+        for entry in list(self.registry.models.values()):
             if not entry.versions:
                 return False
-            for version in entry.versions.values():
+            for version in list(entry.versions.values()):
+                if version.reason == UNLOADED:
+                    continue
                 if version.state is not State.READY or version.model is None or await version.model.check_ready():
                     return False
         return True
@@ -90,15 +90,7 @@ class Server:
     async def stop(self) -> None:
         """Lets running requests finish, finalizes the models, ends the stubs; within --exit-timeout-secs."""
         self.exiting = True
-        timeout = self.settings.exit_timeout_secs
-        models = self.registry.serving()
-        deadline = asyncio.get_running_loop().time() + timeout
-        try:
-            await asyncio.wait_for(asyncio.gather(*(model.drained() for model in models)), timeout)
-        except asyncio.TimeoutError:
-            log.error("Exit timeout expired. Exiting immediately.")
-        left = max(deadline - asyncio.get_running_loop().time(), _MODEL_GRACE_S)
-        await asyncio.gather(*(model.stop(left) for model in models))
+        await self.control.stop(self.settings.exit_timeout_secs)
 
 
 class GrpcTransport(Protocol):

@@ -25,6 +25,9 @@ RESTRICTED_KINDS = (
     "trace",
     "logging",
 )
+# Modes of model control, and what stands for every model in --load-model
+NONE, EXPLICIT = "none", "explicit"
+ALL_MODELS = "*"
 DEFAULT_BACKEND_DIRECTORY = Path("/opt/tritonserver/backends")
 
 
@@ -52,6 +55,8 @@ class Settings:
     exit_on_error: bool = True
     strict_readiness: bool = True
     disable_auto_complete_config: bool = False
+    model_control_mode: str = NONE
+    load_model: list[str] = field(default_factory=list)
     model_load_thread_count: int = 4
     model_config_name: str = ""
     backend_directory: Path = DEFAULT_BACKEND_DIRECTORY

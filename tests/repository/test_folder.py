@@ -119,17 +119,15 @@ def test_a_repository_that_can_not_be_listed(kind: str, tmp_path: Path) -> None:
     assert refusal(caught).startswith(f"Internal: failed to open directory {path}: ")
 
 
-def test_locate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_locate(tmp_path: Path) -> None:
     add(tmp_path, "r1/a", "r1/b", "r2/a")
     repositories = [tmp_path / "r1", tmp_path / "r2"]
     assert locate(repositories, "b") == ModelFolder("b", tmp_path / "r1" / "b", tmp_path / "r1")
-    assert caplog.records == []
-    assert locate(repositories, "a") is None
-    assert locate(repositories, "c") is None
-    assert [record.getMessage() for record in caplog.records] == [
-        "failed to poll model 'a': not unique across all model repositories",
-        "failed to poll model 'c': model not found in any model repository.",
-    ]
+    with pytest.raises(ServeError, match=r"^model appears in two or more repositories$"):
+        locate(repositories, "a")
+    for name in ("c", "x" * 5000):
+        with pytest.raises(ServeError, match=r"^model not found in any model repository$"):
+            locate(repositories, name)
     with pytest.raises(ServeError, match="path traversal"):
         locate(repositories, "../r1")
 

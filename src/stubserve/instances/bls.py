@@ -175,9 +175,7 @@ class StubCalls:
             model.poll()
 
     async def tell(self, question: dict[str, Any]) -> dict[str, Any]:
-        """What the model asks about other models: the answer as "value", or why there is none as "error"."""
-        if question["question"] != "is_model_ready":
-            return {"error": "explicit model load / unload is not allowed if polling is enabled"}
+        """Whether another model is ready: the answer as "value", or why there is none as "error"."""
         try:
             model = self._models.find(question["model"], question["version"])
         except ServeError as error:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stubserve.instances.bls import Models
+from stubserve.instances.model_control import ModelControl, NoModelControl
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.logs import LogSettings
 
 
 @dataclass(frozen=True)
 class Services:
-    """`models` are those that a stub's model may call, `metrics` where the metrics that it makes live."""
+    """What a stub's model may call (`models`), load and unload (`control`), and where its metrics live (`metrics`)."""
 
     models: Models
     log_settings: LogSettings
     metrics: MetricRegistry
+    control: ModelControl = field(default_factory=NoModelControl)

@@ -20,6 +20,7 @@ from stubserve.instances.handshake import Handshake
 from stubserve.instances.health import Health
 from stubserve.instances.memory import Memory
 from stubserve.instances.metrics import StubMetrics
+from stubserve.instances.model_control import change_model
 from stubserve.instances.services import Services
 from stubserve.instances.stub_memory import StubMemory
 from stubserve.instances.stub_process import StubProcess
@@ -121,7 +122,10 @@ class Stub:
             self.handshake.on_message(message)
 
     async def _tell(self, question: dict[str, Any]) -> None:
-        answer = await self.work.calls.tell(question)
+        if question["question"] == "is_model_ready":
+            answer = await self.work.calls.tell(question)
+        else:
+            answer = await change_model(self._services.control, question)
         self._process.send("told", number=question["number"], **answer)
 
     def _tell_log_levels(self) -> None:

@@ -46,7 +46,15 @@ class ModelRegistry(Protocol):
 
     def ready_versions(self, name: str) -> list[int]: ...
 
-    def index(self, only_ready: bool) -> list[dict[str, Any]]: ...
+
+class ModelControl(Protocol):
+    """Loading and unloading. All raise ServeError."""
+
+    async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None: ...
+
+    async def unload(self, name: str) -> None: ...
+
+    async def index(self, only_ready: bool) -> list[dict[str, Any]]: ...
 
 
 class ChangeableLog(Protocol):
@@ -67,6 +75,9 @@ class ServerFacts(Ingress, Protocol):
 
     @property
     def registry(self) -> ModelRegistry: ...
+
+    @property
+    def control(self) -> ModelControl: ...
 
     @property
     def log_settings(self) -> ChangeableLog: ...
@@ -103,10 +114,6 @@ def statistics(registry: ModelRegistry, name: str, version: str) -> list[dict[st
 
 def no_repository_name() -> ServeError:
     return unsupported("'repository_name' specification is not supported")
-
-
-def no_model_control() -> ServeError:
-    return unavailable("explicit model load / unload is not allowed if polling is enabled")
 
 
 def not_offered(what: str) -> ServeError:

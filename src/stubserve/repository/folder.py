@@ -12,12 +12,14 @@ folder `1`; and a version number beyond 64 bits aborts its process.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stubserve.errors import Code, ServeError, internal, invalid
+from stubserve.errors import Code, ServeError, internal, invalid, not_found
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.proto import ModelConfig
 
@@ -80,7 +82,7 @@ def survey(repositories: Sequence[Path]) -> Survey:
     duplicates: set[str] = set()
     for repository in repositories:
         for name in _subfolders(repository):
-            if name.startswith(".") or name == "__pycache__":
+            if _is_hidden(name):
                 continue
             try:
                 check_model_name(name)
@@ -97,20 +99,35 @@ def survey(repositories: Sequence[Path]) -> Survey:
     return Survey({name: found[name] for name in sorted(found)}, frozenset(duplicates))
 
 
-def locate(repositories: Sequence[Path], name: str) -> ModelFolder | None:
-    """One model by name, without listing the repositories; None if it is nowhere or in more than one of them.
+def locate(repositories: Sequence[Path], name: str) -> ModelFolder:
+    """One model by name, without listing the repositories.
 
-    Raises: ServeError INVALID_ARG, the name can be no model's.
+    Raises: ServeError INVALID_ARG, the name can be no model's; NOT_FOUND, it is in no repository, or in more than one.
     """
     check_model_name(name)
-    places = [repository for repository in repositories if (repository / name).is_dir()]
+    places = [repository for repository in repositories if os.path.isdir(repository / name)]
     if len(places) == 1:
         return ModelFolder(name, places[0] / name, places[0])
-    if places:
-        _log.error("failed to poll model '%s': not unique across all model repositories", name)
-    else:
-        _log.error("failed to poll model '%s': model not found in any model repository.", name)
-    return None
+    raise not_found(DUPLICATE_REASON if places else "model not found in any model repository")
+
+
+def list_names(repositories: Sequence[Path]) -> dict[str, bool]:
+    """The names in all repositories, and whether each is in one only. What is wrong with others is `survey`'s to say.
+
+    Raises: as `survey`.
+    """
+    names: dict[str, bool] = {}
+    for repository in repositories:
+        for name in _subfolders(repository):
+            if not _is_hidden(name):
+                with contextlib.suppress(ServeError):
+                    check_model_name(name)
+                    names[name] = name not in names
+    return names
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__pycache__"
 
 
 def read_config(folder: ModelFolder, config_name: str = "") -> ModelConfig | None:
@@ -171,7 +188,7 @@ def available_versions(folder: ModelFolder, config: ModelConfig) -> list[int]:
 def _versions_on_disk(folder: ModelFolder) -> list[int]:
     versions = []
     for name in _subfolders(folder.path):
-        if name in _NOT_VERSIONS or name.startswith(".") or name == "__pycache__":
+        if name in _NOT_VERSIONS or _is_hidden(name):
             continue
         if len(name) > 1 and name.startswith("0"):
             _log.warning("ignore version directory '%s' which contains leading zeros in its directory name", name)

@@ -50,7 +50,7 @@ class Model:
         self._ready_instances = 0
         # Whether a batch may be handed out ahead of time: not past an idle instance, nor past the rules of a queue
         self._ahead = False
-        # Requests that are queued or executing
+        # Requests that are queued or executing, and questions whether the model is ready
         self.pending = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -248,17 +248,24 @@ class Model:
         reason = self.why_not_ready()
         if reason or not self.checks_readiness():
             return reason
-        reasons = await asyncio.gather(*map(_ask_whether_ready, self.instances))
+        self.pending += 1  # whoever asks may be about to submit a request
+        try:
+            reasons = await asyncio.gather(*map(_ask_whether_ready, self.instances))
+        finally:
+            self.pending -= 1
+            if not self.pending:
+                self._idle.set()
         return next(filter(None, reasons), "")
 
     async def drained(self) -> None:
-        """Waits until nothing is queued or executing."""
+        """Waits until nothing is queued or executing, and nobody waits for `check_ready` to submit something."""
         while self.pending:
             self._idle.clear()
             await self._idle.wait()
 
     async def stop(self, timeout_s: float) -> None:
-        """Finalizes and ends every instance."""
+        """Finalizes and ends every instance; no request is taken from now on."""
+        self._ready_instances = 0
         await asyncio.gather(*(instance.stop(timeout_s) for instance in self.instances))
         if self._alarm is not None:
             self._alarm.close()

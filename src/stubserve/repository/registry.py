@@ -10,6 +10,9 @@ from stubserve.errors import not_found, unavailable
 from stubserve.inference.version import parse_version
 from stubserve.repository.model import Model
 
+# The reason of a version that was unloaded, or is not chosen any more
+UNLOADED = "unloaded"
+
 
 class State(enum.Enum):
     """The state of one version, as the repository index names it."""
@@ -51,9 +54,34 @@ class Registry:
         """The model's entry, made if it is not there."""
         return self.models.setdefault(name, ModelEntry(name))
 
-    def set_version(self, name: str, version: int, state: State, reason: str = "", model: Model | None = None) -> None:
+    def set_version(
+        self, name: str, version: int, state: State, reason: str = "", model: Model | None = None
+    ) -> VersionEntry:
         self._found.clear()
-        self.entry(name).versions[version] = VersionEntry(version, state, reason, model)
+        entry = self.entry(name).versions[version] = VersionEntry(version, state, reason, model)
+        return entry
+
+    def drop_version(self, name: str, version: int) -> None:
+        """Forgets a version, and with the last one the model."""
+        entry = self.models[name]
+        del entry.versions[version]
+        if not entry.versions and not entry.reason:
+            self.forget(name)
+
+    def forget(self, name: str) -> None:
+        """Forgets a model."""
+        self._found.clear()
+        self.models.pop(name, None)
+
+    def has(self, name: str, entry: VersionEntry) -> bool:
+        """Whether this is what is known of its version now."""
+        model = self.models.get(name)
+        return model is not None and model.versions.get(entry.version) is entry
+
+    def serves(self, name: str, version: int) -> bool:
+        """Whether requests for this version are taken."""
+        entry = self.models.get(name)
+        return entry is not None and version in entry.versions and entry.versions[version].model is not None
 
     def find(self, name: str, version: str) -> Model:
         """The model version that a client means; an empty version is the highest that is ready.

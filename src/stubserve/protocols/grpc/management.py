@@ -58,29 +58,35 @@ class ManagementRpcs:
 
     async def repository_index(self, request: Any) -> Any:
         _check_repository(request)
-        rows = self._server.registry.index(request.ready)
+        rows = await self._server.control.index(request.ready)
         return json_format.ParseDict({"models": rows}, service_pb2.RepositoryIndexResponse())
 
     async def repository_model_load(self, request: Any) -> Any:
         _check_repository(request)
+        config: str | None = None
+        files: dict[str, bytes] = {}
         for key, parameter in request.parameters.items():
             choice = parameter.WhichOneof("parameter_choice")
             if key == "config":
                 if choice != "string_param":
                     raise invalid("invalid value type for load parameter 'config', expected string_param.")
+                config = parameter.string_param
             elif key.startswith("file:"):
                 if choice != "bytes_param":
                     raise invalid(f"invalid value type for load parameter '{key}', expected bytes_param.")
+                files[key.removeprefix("file:")] = parameter.bytes_param
             else:
                 raise invalid(f"unrecognized load parameter '{key}'.")
-        raise management.no_model_control()
+        await self._server.control.load(request.model_name, config, files)
+        return service_pb2.RepositoryModelLoadResponse()
 
     async def repository_model_unload(self, request: Any) -> Any:
         _check_repository(request)
         for key, parameter in request.parameters.items():
             if key == "unload_dependents" and parameter.WhichOneof("parameter_choice") != "bool_param":
                 raise invalid("invalid value type for 'unload_dependents' parameter, expected bool_param.")
-        raise management.no_model_control()
+        await self._server.control.unload(request.model_name)
+        return service_pb2.RepositoryModelUnloadResponse()
 
     async def log_settings(self, request: Any) -> Any:
         settings = self._server.log_settings

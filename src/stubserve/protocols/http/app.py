@@ -20,9 +20,11 @@ from stubserve.protocols.http.generate import EventStream, GenerateCall, generat
 from stubserve.protocols.http.head import Head
 from stubserve.protocols.http.infer import InferCall
 from stubserve.protocols.http.json_values import UNSET, find, parse_json
+from stubserve.protocols.http.load_parameters import parse_load_parameters
 from stubserve.protocols.http.log_settings import parse_log_settings
 from stubserve.protocols.http.reply import Reply
 from stubserve.protocols.management import LoadedModel, ServerFacts
+from stubserve.protocols.serving import ServingModel
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -86,19 +88,22 @@ class ManagementRoutes:
             only_ready = False
         elif not isinstance(only_ready, bool):
             raise invalid("Invalid value for 'ready': expected a boolean")
-        return json_response(self._server.registry.index(only_ready))
+        return json_response(await self._server.control.index(only_ready))
 
     async def repository_by_name(self, request: Request) -> Response:
         raise management.no_repository_name()
 
     async def load(self, request: Request) -> Response:
         body = await read_body(request, self._server.max_input_size)
-        if body:
-            parse_json(body)
-        return await self.unload(request)
+        config, files = await asyncio.to_thread(parse_load_parameters, body)
+        await self._server.control.load(request.path_params["model"], config, files)
+        return Response(b"")
 
     async def unload(self, request: Request) -> Response:
-        raise management.no_model_control()
+        # What its body may say is about ensembles; upstream does not mind one that is no JSON either.
+        await read_body(request, self._server.max_input_size)
+        await self._server.control.unload(request.path_params["model"])
+        return Response(b"")
 
     async def log_settings(self, request: Request) -> Response:
         return json_response(self._server.log_settings.to_dict())
@@ -112,10 +117,7 @@ class ManagementRoutes:
         raise management.not_offered(request.url.path)
 
     def _model(self, request: Request) -> LoadedModel:
-        version = request.path_params.get("version")
-        return self._server.find_model(  # type: ignore[return-value]
-            request.path_params["model"], "" if version is None else str(version)
-        )
+        return _find(self._server, request)  # type: ignore[return-value]
 
 
 class InferRoute:
@@ -130,10 +132,10 @@ class InferRoute:
         head.accept_encoding = _header(request, "accept-encoding")
         head.content_encoding = _header(request, "content-encoding")
         head.header_length = _header(request, "inference-header-content-length")
-        version = request.path_params.get("version")
-        model = self._server.find_model(request.path_params["model"], "" if version is None else str(version))
+        _find(self._server, request)
         binary = head.header_length is not None
         body = await read_body(request, 2**31 - 1 if binary else self._server.max_input_size)
+        model = _find(self._server, request)  # it may have been loaded anew meanwhile
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         call = InferCall(model, head, self._server, lambda reply: answer.set_result(_copied(reply)))
         call.start(body, None, 0)
@@ -152,11 +154,11 @@ class GenerateRoute:
         self._streamed = streamed
 
     async def __call__(self, request: Request) -> Response:
-        version = request.path_params.get("version")
-        model = self._server.find_model(request.path_params["model"], "" if version is None else str(version))
+        _find(self._server, request)
         if request.headers.get("content-encoding", "identity") not in ("identity", ""):
             raise invalid("Unsupported content-encoding, only 'identity' is supported.")
         body = await read_body(request, self._server.max_input_size)
+        model = _find(self._server, request)  # it may have been loaded anew meanwhile
         call = GenerateCall(model, self._server, self._streamed)
         call.start(body)
         watching = asyncio.ensure_future(_cancel_when_gone(request, call))
@@ -172,6 +174,11 @@ async def _cancel_when_gone(request: Request, call: InferCall | GenerateCall) ->
     while (await request.receive())["type"] != "http.disconnect":
         pass
     call.cancel()
+
+
+def _find(server: ServerFacts, request: Request) -> ServingModel:
+    version = request.path_params.get("version")
+    return server.find_model(request.path_params["model"], "" if version is None else str(version))
 
 
 def _header(request: Request, name: str) -> bytes | None:

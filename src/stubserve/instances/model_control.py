@@ -1,0 +1,45 @@
+"""What a stub's model may do with other models' lives: load them and let them go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from stubserve.errors import ServeError, unavailable
+
+
+class ModelControl(Protocol):
+    """Model control as stubs see it. Both raise ServeError."""
+
+    async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
+        """Loads a model, with this configuration (JSON) if there is one, made of these files if there are any."""
+
+    async def unload(self, name: str) -> None:
+        """Lets a model go; does not wait until it is gone."""
+
+
+class NoModelControl:
+    """Model control where there is none, or where it is not for clients."""
+
+    async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
+        raise no_model_control()
+
+    async def unload(self, name: str) -> None:
+        raise no_model_control()
+
+
+def no_model_control() -> ServeError:
+    """Upstream's words, also where nothing polls."""
+    return unavailable("explicit model load / unload is not allowed if polling is enabled")
+
+
+async def change_model(control: ModelControl, wish: dict[str, Any]) -> dict[str, Any]:
+    """Carries out what a model wants; None as "value" when it is done, or why not as "error"."""
+    try:
+        if wish["question"] == "load_model":
+            await control.load(wish["model"], wish["config"] or None, wish["files"])
+        else:
+            await control.unload(wish["model"])
+    except ServeError as error:
+        return {"error": error.message}
+    return {"value": None}

@@ -1,0 +1,112 @@
+"""What a load is going to serve, before any process is started for it: a folder and a configuration that is checked.
+
+Both come from the model repository, or from the request to load: it may bring another configuration (JSON), and files.
+Files make a folder of their own, in which there is nothing else; upstream wants a configuration with them. Such a
+folder is of the model that it was made for: it goes with it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stubserve.errors import internal, invalid
+from stubserve.model_config.complete import normalise
+from stubserve.model_config.parse import parse_json
+from stubserve.model_config.proto import ModelConfig
+from stubserve.model_config.validate import validate_directory_name, validate_model
+from stubserve.repository.folder import ModelFolder, check_model_name, locate, read_config
+from stubserve.settings import Settings
+
+
+@dataclass(frozen=True)
+class Override:
+    """A configuration that came with a request to load, and when (ns since 1970)."""
+
+    config_json: str
+    since_ns: int = field(default_factory=time.time_ns)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that may be loaded. `made`: its folder was made for this load."""
+
+    folder: ModelFolder
+    config: ModelConfig
+    has_config: bool
+    override: Override | None = None
+    made: bool = False
+
+    def discard(self) -> None:
+        """Removes the folder if it was made for this load."""
+        if self.made:
+            shutil.rmtree(self.folder.path, ignore_errors=True)
+
+
+def check_parameters(name: str, files: Mapping[str, bytes]) -> None:
+    """Raises ServeError INVALID_ARG where a name can be no model's, or a path leaves the model's folder."""
+    check_model_name(name)
+    for path in files:
+        normal = os.path.normpath(path)
+        if normal in (".", "..") or normal.startswith(("/", "../")) or "\0" in path:
+            raise invalid(
+                f"Invalid file parameter 'file:{path}' with normalized path '{normal}' must stay within model "
+                "directory."
+            )
+
+
+def read_candidate(folder: ModelFolder, settings: Settings, override: Override | None, made: bool = False) -> Candidate:
+    """Raises ServeError that says what is wrong with the configuration."""
+    written = parse_json(override.config_json) if override else read_config(folder, settings.model_config_name)
+    config = normalise(written if written is not None else ModelConfig(), folder.name, folder.path)
+    validate_directory_name(config, folder.name)
+    validate_model(config)
+    return Candidate(folder, config, written is not None, override, made)
+
+
+def find_candidate(name: str, settings: Settings, override: Override | None, kept: Override | None) -> Candidate:
+    """A model of the repository. The configuration `kept` from an earlier load counts until a file of it changes.
+
+    Raises ServeError.
+    """
+    folder = locate(settings.model_repository, name)
+    if override is None and kept is not None and _last_change_ns(folder.path) < kept.since_ns:
+        override = kept
+    return read_candidate(folder, settings, override)
+
+
+def make_candidate(name: str, settings: Settings, override: Override | None, files: Mapping[str, bytes]) -> Candidate:
+    """A model made of `files`, by path in the model's folder. Raises ServeError; then nothing is left of them."""
+    if override is None:
+        raise invalid("Load parameter 'config' must be specified for model file override")
+    home = Path(tempfile.mkdtemp(prefix="stubserve-model-"))
+    try:
+        _write(home, files)
+        return read_candidate(ModelFolder(name, home, home.parent), settings, override, made=True)
+    except BaseException:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
+
+
+def _write(home: Path, files: Mapping[str, bytes]) -> None:
+    for path, content in files.items():
+        file = home / os.path.normpath(path)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+        except OSError as error:
+            raise internal(f"cannot write file parameter 'file:{path}': {error.strerror}") from None
+
+
+def _last_change_ns(folder: Path) -> int:
+    """When anything below a folder was last changed (ns since 1970)."""
+    latest = folder.stat().st_mtime_ns
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            latest = max(latest, os.lstat(os.path.join(place, name)).st_mtime_ns)
+    return latest

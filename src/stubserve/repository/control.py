@@ -1,0 +1,373 @@
+"""Model control: which models are loaded, and how one version of the truth replaces another.
+
+A load starts all versions of a model beside those that serve. When every one is ready they take over in one step, and
+what they replace is retired: it gets no new requests, finishes those that it has, however long they take, finalizes,
+and goes, with its processes and memory. When one fails, those that did start are retired, and what served before goes
+on as if nothing had been asked. An unload retires what serves, and is answered at once.
+
+So a reload needs the memory of two for a while, and costs no request. It is always a full one: upstream changes the
+instances in place where nothing but `instance_group` differs, and keeps the statistics then. A plain load is a reload,
+too, also where no file has changed.
+
+Loads and unloads of one model take turns (`turns`); retiring is no part of a turn, so a model may reload or unload
+itself while it executes. Each runs as a task of its own: a client that goes away does not leave one half done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stubserve.environments.resolve import mention_stub_program
+from stubserve.errors import Code, ServeError, internal, invalid, unavailable
+from stubserve.instances.memory import Memory
+from stubserve.instances.model_control import no_model_control
+from stubserve.instances.services import Services
+from stubserve.repository.candidate import (
+    Candidate,
+    Override,
+    check_parameters,
+    find_candidate,
+    make_candidate,
+)
+from stubserve.repository.folder import (
+    DUPLICATE_REASON,
+    available_versions,
+    check_model_name,
+    list_names,
+    survey,
+)
+from stubserve.repository.loading import Loader
+from stubserve.repository.model import Model
+from stubserve.repository.registry import UNLOADED, Registry, State, VersionEntry
+from stubserve.repository.turns import Turn, Turns
+from stubserve.settings import ALL_MODELS, EXPLICIT, Settings
+
+log = logging.getLogger("stubserve.repository")
+
+_MODEL_GRACE_S = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """What one load has started, and from what."""
+
+    candidate: Candidate
+    models: list[Model]
+
+
+class ModelControl:
+    """Loads models into a registry, and unloads them."""
+
+    def __init__(self, settings: Settings, memory: Memory, registry: Registry, services: Services) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._services = services
+        self._explicit = settings.model_control_mode == EXPLICIT
+        self._loader = Loader(settings, memory)
+        self._slots = asyncio.Semaphore(max(settings.model_load_thread_count, 1))
+        self._turns = Turns()
+        self._loaded: dict[str, Loaded] = {}
+        self._changes: set[asyncio.Task[None]] = set()
+        self._retiring: dict[asyncio.Task[None], Loaded] = {}
+        self._exiting = False
+
+    # What may be asked
+
+    async def load_all(self) -> bool:
+        """Loads every model that is to be there from the start; whether all of them could be loaded.
+
+        Failures are in the registry. Raises ServeError if a repository cannot be read, or the names make no sense.
+        """
+        for repository in self._settings.model_repository:
+            if not repository.is_dir():
+                raise internal(f"failed to stat file {repository}: repository path is not a valid directory")
+        chosen = dict.fromkeys(self._settings.load_model)
+        if ALL_MODELS in chosen and len(chosen) > 1:
+            raise invalid("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+        for name in chosen.keys() - {ALL_MODELS}:
+            check_model_name(name)
+        complete = True
+        if not self._explicit or ALL_MODELS in chosen:
+            found = survey(self._settings.model_repository)
+            for name in found.duplicates:
+                self._registry.entry(name).reason = DUPLICATE_REASON
+            chosen = dict.fromkeys(found.models)
+            complete = not found.duplicates
+        return all(await asyncio.gather(*(self._load_first(name) for name in chosen))) and complete
+
+    async def load(
+        self,
+        name: str,
+        config: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        asked_in: Turn | None = None,
+    ) -> None:
+        """Loads a model, anew if it serves; with `config` (JSON) in place of its own configuration, or made of `files`.
+
+        `asked_in` is the load of the stub that asks for it, if one does. Raises ServeError with upstream's texts; then
+        what served before still does.
+        """
+        await self._change(lambda outer: self._load(name, config, files or {}, outer), asked_in)
+
+    async def unload(self, name: str, asked_in: Turn | None = None) -> None:
+        """Lets a model go, or does nothing for one that is not there. Does not wait for its requests.
+
+        Raises ServeError.
+        """
+        await self._change(lambda outer: self._unload(name, outer), asked_in)
+
+    async def index(self, only_ready: bool) -> list[dict[str, Any]]:
+        """The repository index, with the models on disk that have never been loaded. Raises ServeError."""
+        rows = self._registry.index(only_ready)
+        if only_ready:
+            return rows
+        known = {row["name"] for row in rows}
+        names = await asyncio.to_thread(list_names, self._settings.model_repository)
+        for name in names.keys() - known:
+            row = {"name": name}
+            if not names[name]:
+                row |= {"state": State.UNAVAILABLE.value, "reason": DUPLICATE_REASON}
+            rows.append(row)
+        return sorted(rows, key=lambda row: row["name"])
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ends loads, lets running requests finish, finalizes the models and ends the stubs, within `timeout_s`."""
+        self._exiting = True
+        changes = list(self._changes)
+        for change in changes:
+            change.cancel()
+        await asyncio.gather(*changes, return_exceptions=True)
+        for loaded in self._loaded.values():
+            self._retire(loaded)
+        if not self._retiring:
+            return
+        _, late = await asyncio.wait(self._retiring, timeout=timeout_s)
+        if late:
+            log.error("Exit timeout expired. Exiting immediately.")
+            hurried = [self._retiring[task] for task in late]
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+            await asyncio.gather(*(model.stop(_MODEL_GRACE_S) for loaded in hurried for model in loaded.models))
+            for loaded in hurried:
+                loaded.candidate.discard()
+
+    async def _change(self, change: Callable[[Turn | None], Coroutine[Any, Any, None]], asked_in: Turn | None) -> None:
+        """Runs a load or unload to its end, whatever becomes of who asked for it."""
+        if self._exiting:
+            raise unavailable("Server exiting")
+        if not self._explicit:
+            raise no_model_control()
+        outer = None if asked_in is None or asked_in.over else asked_in
+        task = asyncio.get_running_loop().create_task(change(outer))
+        self._changes.add(task)
+        task.add_done_callback(self._changed)
+        if outer is not None:
+            # The load that waits for this one gives its place away meanwhile: they could be the last two places.
+            self._slots.release()
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise unavailable("Server exiting") from None
+            raise
+        finally:
+            if outer is not None:
+                await self._slots.acquire()
+
+    def _changed(self, task: asyncio.Task[None]) -> None:
+        self._changes.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever asked may not be there to hear of it
+
+    # Loading
+
+    async def _load_first(self, name: str) -> bool:
+        try:
+            await self._load(name, None, {}, None)
+        except ServeError:
+            return False
+        return True
+
+    async def _load(self, name: str, config: str | None, files: Mapping[str, bytes], outer: Turn | None) -> None:
+        check_parameters(name, files)
+        override = None if config is None else Override(config)
+        async with self._turns.of(name, outer) as turn:
+            try:
+                candidate = await asyncio.to_thread(self._find, name, override, files)
+            except Exception as raised:
+                error = _as_load_error(raised)
+                log.error("Poll failed for model directory '%s': %s", name, error)
+                if error.code is not Code.NOT_FOUND and not files:
+                    self._registry.entry(name).reason = error.message
+                raise internal(f"failed to load '{name}', failed to poll from model repository: {error}") from None
+            await self._start(candidate, turn)
+
+    def _find(self, name: str, override: Override | None, files: Mapping[str, bytes]) -> Candidate:
+        if files:
+            return make_candidate(name, self._settings, override, files)
+        served = self._loaded.get(name)
+        kept = served.candidate.override if served is not None and not served.candidate.made else None
+        return find_candidate(name, self._settings, override, kept)
+
+    async def _start(self, candidate: Candidate, turn: Turn) -> None:
+        name = candidate.folder.name
+        try:
+            versions = await asyncio.to_thread(available_versions, candidate.folder, candidate.config)
+        except ServeError as error:
+            log.error("Poll failed for model directory '%s': %s", name, error)
+            if not candidate.made:
+                self._registry.entry(name).reason = error.message
+            candidate.discard()
+            raise invalid(f"load failed for model '{name}': {error}\n") from None
+        mention_stub_program(candidate.folder.path)
+        for version in versions:
+            if not self._registry.serves(name, version):
+                self._registry.set_version(name, version, State.LOADING)
+        starts = {version: asyncio.ensure_future(self._start_version(candidate, version, turn)) for version in versions}
+        models: list[Model] = []
+        failures: dict[int, ServeError] = {}
+        try:
+            await asyncio.gather(*starts.values(), return_exceptions=True)
+        finally:
+            for version, start in starts.items():
+                if start.cancelled():
+                    continue
+                raised = start.exception()
+                if raised is None:
+                    models.append(start.result())
+                elif isinstance(raised, ServeError):
+                    failures[version] = raised
+            loaded = Loaded(candidate, models)
+            if len(models) < len(versions):
+                self._give_up(loaded, failures)
+        if failures:
+            raise invalid(
+                f"load failed for model '{name}': "
+                + "".join(
+                    f"version {version} is at UNAVAILABLE state: {error.status_text};\n"
+                    for version, error in failures.items()
+                )
+            )
+        self._take_over(loaded)
+        log.info("successfully loaded '%s'", name)
+
+    async def _start_version(self, candidate: Candidate, version: int, turn: Turn) -> Model:
+        name = candidate.folder.name
+        services = self._services
+        if self._explicit:
+            services = replace(services, control=StubControl(self, turn))
+        async with self._slots:
+            log.info("loading: %s:%d", name, version)
+            began = time.monotonic()
+            try:
+                model = await self._loader.start(candidate, version, services)
+            except Exception as raised:
+                error = _as_load_error(raised)
+                log.error("failed to load '%s' version %d: %s", name, version, error.status_text)
+                raise error from None
+        model.load_seconds = time.monotonic() - began
+        return model
+
+    # Taking over and letting go
+
+    def _take_over(self, loaded: Loaded) -> None:
+        folder = loaded.candidate.folder
+        entry = self._registry.entry(folder.name)
+        entry.reason = ""
+        for model in loaded.models:
+            self._registry.set_version(folder.name, model.version, State.READY, model=model)
+        leaving = []
+        for version, other in list(entry.versions.items()):
+            if other.model is not None and other.model not in loaded.models:
+                leaving.append(self._registry.set_version(folder.name, version, State.UNLOADING))
+            elif other.state is State.UNAVAILABLE and folder.version_path(version).is_dir():
+                other.reason = UNLOADED  # it may have failed an earlier load
+            elif other.state is State.UNAVAILABLE:
+                self._registry.drop_version(folder.name, version)
+        old = self._loaded.get(folder.name)
+        self._loaded[folder.name] = loaded
+        if old is not None:
+            self._retire(old, leaving)
+
+    def _give_up(self, loaded: Loaded, failures: Mapping[int, ServeError]) -> None:
+        """A load has failed: what was started goes again."""
+        name = loaded.candidate.folder.name
+        if loaded.candidate.made and name not in self._loaded:
+            self._registry.forget(name)
+            self._retire(loaded)
+            return
+        for version, error in failures.items():
+            if not self._registry.serves(name, version):
+                self._registry.set_version(name, version, State.UNAVAILABLE, error.status_text)
+        leaving = [
+            self._registry.set_version(name, model.version, State.UNLOADING)
+            for model in loaded.models
+            if not self._registry.serves(name, model.version)
+        ]
+        self._retire(loaded, leaving)
+
+    async def _unload(self, name: str, outer: Turn | None) -> None:
+        async with self._turns.of(name, outer):
+            entry = self._registry.models.get(name)
+            if entry is None:
+                return
+            entry.reason = ""
+            if not entry.versions:
+                self._registry.forget(name)
+            loaded = self._loaded.pop(name, None)
+            if loaded is not None:
+                self._retire(
+                    loaded,
+                    [self._registry.set_version(name, model.version, State.UNLOADING) for model in loaded.models],
+                )
+
+    def _retire(self, loaded: Loaded, leaving: Sequence[VersionEntry] = ()) -> None:
+        """Lets models finish what they have, and go; `leaving` are the entries that wait for it."""
+        task = asyncio.get_running_loop().create_task(self._retired(loaded, leaving))
+        self._retiring[task] = loaded
+        task.add_done_callback(self._retiring.pop)
+
+    async def _retired(self, loaded: Loaded, leaving: Sequence[VersionEntry]) -> None:
+        name = loaded.candidate.folder.name
+        await asyncio.gather(*(self._end(model) for model in loaded.models))
+        await asyncio.to_thread(loaded.candidate.discard)
+        for entry in leaving:
+            if self._registry.has(name, entry):
+                if loaded.candidate.made:
+                    self._registry.drop_version(name, entry.version)
+                else:
+                    self._registry.set_version(name, entry.version, State.UNAVAILABLE, UNLOADED)
+        for model in loaded.models:
+            log.info("successfully unloaded '%s' version %d", name, model.version)
+
+    async def _end(self, model: Model) -> None:
+        await model.drained()
+        await model.stop(self._settings.exit_timeout_secs)
+
+
+class StubControl:
+    """Model control for the stubs of one load, see `ModelControl`."""
+
+    def __init__(self, control: ModelControl, turn: Turn) -> None:
+        self._control = control
+        self._turn = turn
+
+    async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
+        await self._control.load(name, config, files, self._turn)
+
+    async def unload(self, name: str) -> None:
+        await self._control.unload(name, self._turn)
+
+
+def _as_load_error(raised: Exception) -> ServeError:
+    """What failed a load, for the index; a fault of the server's own is kept from ending it, and goes to the log."""
+    if isinstance(raised, ServeError):
+        return raised
+    log.error("unexpected error while a model was loaded", exc_info=raised)
+    return internal(f"unexpected error: {raised!r}")
