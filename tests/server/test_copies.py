@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
@@ -19,8 +20,10 @@ import numpy as np
 import uvloop
 
 from stubserve.flags import parse_arguments
-from stubserve.server import Server, bind, http_server
+from stubserve.server import Server, bind, grpc_server, http_server
+from tests.server.grpc_calls import SERVICE, request
 from tests.serving import binary_request, io_config, write_model
+from tools.bench.http2_client import GrpcConnection
 
 TENSOR_BYTES = 4 << 20
 # A hundredth of the tensor: heads, JSON, and the few KiB of a body that come with its head.
@@ -78,6 +81,30 @@ class Client:
         self._socket.close()
 
 
+class GrpcClient:
+    """The same over gRPC, with the benchmark's client, which counts the answers that it reads."""
+
+    def __init__(self, port: int, message: bytes) -> None:
+        self._connection = GrpcConnection(port, f"{SERVICE}/ModelInfer", message, TENSOR_BYTES, None, self._finish)
+        self._done = False
+
+    def infer(self) -> None:
+        self._done = False
+        self._connection.request()
+        socket = self._connection.socket
+        while not self._done:
+            _, writable, _ = select.select([socket], [socket] if self._connection.wants_to_write else [], [], 60)
+            if writable:
+                self._connection.write()
+            self._connection.read()
+
+    def close(self) -> None:
+        self._connection.socket.close()
+
+    def _finish(self, _: GrpcConnection) -> None:
+        self._done = True
+
+
 def head(model: str, json_length: str, framing: str) -> bytes:
     fields = f"Host: here\r\nInference-Header-Content-Length: {json_length}\r\n{framing}\r\n\r\n"
     return f"POST /v2/models/{model}/infer HTTP/1.1\r\n{fields}".encode()
@@ -86,7 +113,9 @@ def head(model: str, json_length: str, framing: str) -> bytes:
 @contextlib.asynccontextmanager
 async def serving(repository: Path) -> AsyncIterator[tuple[Server, int]]:
     """A server in this process, with its stubs: it and its port."""
-    settings = parse_arguments([str(repository), "--http-address=127.0.0.1", "--http-port=0"])
+    settings = parse_arguments(
+        [str(repository), "--http-address=127.0.0.1", "--http-port=0", "--grpc-address=127.0.0.1", "--grpc-port=0"]
+    )
     server = Server(settings)
     listener = bind("127.0.0.1", 0)
     http = http_server(server)
@@ -159,3 +188,31 @@ def test_a_large_tensor_is_not_copied(repository: Path) -> None:
     assert in_parent["copied by the parent"] >= TENSOR_BYTES
     assert in_stub["copied by the model"] >= TENSOR_BYTES
     assert committed["copied by the model"] >= TENSOR_BYTES
+
+
+def test_a_large_tensor_is_not_copied_over_grpc(repository: Path) -> None:
+    """But for the way from the socket to the arena, a piece of 256 KiB at a time."""
+    write_model(repository, "identity", IDENTITY.replace("RESULT", "array"), CONFIG)
+    message = request("identity", raw=[bytes(TENSOR_BYTES)], shape=[TENSOR_BYTES // 4]).SerializeToString()
+    in_parent = committed = 0
+
+    async def measure() -> None:
+        nonlocal in_parent, committed
+        async with serving(repository) as (server, _):
+            grpc = grpc_server(server)
+            await grpc.start()
+            client = GrpcClient(grpc.port, message)
+            tracemalloc.start()
+            committed_before = sum(server.memory.arena.committed().values())
+            in_parent = await most_allocated(client.infer)
+            committed = sum(server.memory.arena.committed().values()) - committed_before
+            client.close()
+            await grpc.stop(10)
+
+    try:
+        uvloop.run(measure())
+    finally:
+        tracemalloc.stop()
+
+    assert in_parent < COPIED_BYTES
+    assert TENSOR_BYTES <= committed <= TENSOR_BYTES + TENSOR_BYTES // 16

@@ -239,6 +239,24 @@ def test_more_than_the_window(server: Serving) -> None:
     still_serves(server)
 
 
+def test_a_large_message_may_come_at_once(server: Serving) -> None:
+    """Its place is there as soon as its length is known, so its client need not wait for one window after the other."""
+    message = prefixed(request(raw=[bytes(8 << 20)], shape=[2 << 20]).SerializeToString())
+    with Raw(server) as raw:
+        raw.greet({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW})
+        raw.socket.sendall(window_update(0, 1 << 30) + raw.head(1) + data(1, message[: 1 << 20], 0))
+        stream = 0
+        while not stream:
+            _, _, stream, payload = raw.until(frames.WINDOW_UPDATE)
+        assert frames.UINT32.unpack(payload)[0] + RECEIVE_WINDOW >= len(message)
+        for at in range(1 << 20, len(message), 1 << 20):
+            rest = message[at : at + (1 << 20)]
+            raw.socket.sendall(data(1, rest, frames.END_STREAM if at + len(rest) == len(message) else 0))
+        answered, headers = raw.answer()
+        assert headers["grpc-status"] == "0"
+        assert len(answered) > 8 << 20
+
+
 @pytest.mark.parametrize(
     ("payload", "status"),
     [
