@@ -59,7 +59,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     known = [REFERENCE, CANDIDATE, *(rival.name for rival in RIVALS)]
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each workload (default: %(default)s)")
-    parser.add_argument("--seconds", type=int, default=3, help="length of one measurement (default: %(default)s)")
+    parser.add_argument("--seconds", type=int, default=2, help="length of one measurement (default: %(default)s)")
     parser.add_argument("--only", metavar="REGEX", default="", help="only workloads whose name matches")
     parser.add_argument(
         "--servers",
