@@ -31,6 +31,8 @@ def incompatible(function: str, signature: str, args: Tuple[Any, ...], kwargs: O
 def as_text(value: Any) -> Optional[str]:
     """`value` as text if it is str or bytes, else None. Raises UnicodeDecodeError for bytes that are not UTF-8."""
     if isinstance(value, str):
+        if type(value) is str and value.isascii():
+            return value
         if not value.isascii():
             try:
                 value.encode()
@@ -44,11 +46,14 @@ def as_text(value: Any) -> Optional[str]:
 
 def as_integer(value: Any, low: int, high: int) -> Optional[int]:
     """`value` as an integer within the bounds, else None."""
-    try:
-        # Before Python 3.10 a bool is its own index.
-        number = int(operator.index(value))
-    except TypeError:
-        return None
+    if type(value) is int:
+        number = value
+    else:
+        try:
+            # Before Python 3.10 a bool is its own index.
+            number = int(operator.index(value))
+        except TypeError:
+            return None
     return number if low <= number <= high else None
 
 

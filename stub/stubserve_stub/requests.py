@@ -183,11 +183,12 @@ class InferenceRequest:
                 "parameters": parameters,
             }
             raise incompatible("__init__", _SIGNATURE, (), given)
-        which = "for request with id '{}' and model name '{}' should not be empty.".format(identifier, model)
-        if None in tensors:
-            raise TritonModelException("Input tensor " + which)
-        if "" in names:
-            raise TritonModelException("Requested output name " + which)
+        if None in tensors or "" in names:
+            raise TritonModelException(
+                "{} for request with id '{}' and model name '{}' should not be empty.".format(
+                    "Input tensor" if None in tensors else "Requested output name", identifier, model
+                )
+            )
         self._id = identifier
         self._correlation_id = _correlation_id(correlation_id)
         self._flags = bits
