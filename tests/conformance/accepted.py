@@ -194,6 +194,116 @@ NEWER_TRITON = (
     Accepted("Triton 2.73 refuses a label file outside the model directory.", ("broken/label_outside",)),
 )
 
+# The code of the GOAWAY with which stubserve ends a connection, by case.
+_SAID = {
+    "http2/preface_http1": "PROTOCOL_ERROR",
+    "http2/preface_garbage": "PROTOCOL_ERROR",
+    "http2/frame_of_16_mib": "FRAME_SIZE_ERROR",
+    "http2/settings_length": "FRAME_SIZE_ERROR",
+    "http2/settings_ack_with_payload": "FRAME_SIZE_ERROR",
+    "http2/settings_on_stream": "PROTOCOL_ERROR",
+    "http2/ping_length": "FRAME_SIZE_ERROR",
+    "http2/headers_padding_too_long": "PROTOCOL_ERROR",
+    "http2/headers_not_ended": "PROTOCOL_ERROR",
+    "http2/headers_without_end": "ENHANCE_YOUR_CALM",
+    "http2/headers_no_hpack": "COMPRESSION_ERROR",
+    "http2/headers_index_unknown": "COMPRESSION_ERROR",
+    "http2/continuation_of_nothing": "PROTOCOL_ERROR",
+    "http2/continuation_of_another": "PROTOCOL_ERROR",
+    "http2/window_update_length": "FRAME_SIZE_ERROR",
+    "http2/window_update_zero": "PROTOCOL_ERROR",
+    "http2/window_update_zero_on_stream": "PROTOCOL_ERROR",
+    "http2/rst_length": "FRAME_SIZE_ERROR",
+}
+_MINDED = {
+    "http2/push_promise": "PROTOCOL_ERROR",
+    "http2/headers_stream_0": "PROTOCOL_ERROR",
+    "http2/headers_even_stream": "PROTOCOL_ERROR",
+    "http2/data_padding_too_long": "PROTOCOL_ERROR",
+    "http2/data_stream_0": "PROTOCOL_ERROR",
+    "http2/data_idle_stream": "PROTOCOL_ERROR",
+    "http2/data_after_the_end": "STREAM_CLOSED",
+    "http2/window_overflow": "FLOW_CONTROL_ERROR",
+    "http2/window_overflow_on_stream": "FLOW_CONTROL_ERROR",
+}
+
+HTTP2 = (
+    Accepted(
+        "Triton closes the connection without a word, or with a status for the open calls only; stubserve first says "
+        "with a GOAWAY why.",
+        tuple(_SAID),
+        "GOAWAY",
+        texts=_SAID,
+    ),
+    Accepted(
+        "The standard has these end the connection, which Triton goes on with.",
+        tuple(_MINDED),
+        "GOAWAY",
+        texts=_MINDED,
+    ),
+    Accepted(
+        "A client that opens streams only to cancel them (CVE-2023-44487): Triton serves it for ever.",
+        ("http2/rst_flood",),
+        "GOAWAY",
+        "ENHANCE_YOUR_CALM",
+    ),
+    Accepted(
+        "Pings that come too often end the connection; Triton lets some pass, as it answers calls in between.",
+        ("http2/ping_flood",),
+        "GOAWAY",
+        "ENHANCE_YOUR_CALM",
+        sometimes=True,
+    ),
+    Accepted(
+        "To calls that their client has cancelled Triton still gives a status.",
+        ("http2/rst_100",),
+        "grpc-status",
+        "0",
+    ),
+    Accepted(
+        "The standard allows padding and says to overlook flags that are not known; Triton ends the connection or the "
+        "call.",
+        ("http2/headers_padded", "http2/data_padded", "http2/unknown_flags"),
+        "grpc-status",
+        "0",
+    ),
+    Accepted(
+        "stubserve does not insist on the client's settings.", ("http2/preface_without_settings",), "grpc-status", "0"
+    ),
+    Accepted(
+        "The window of a stream bounds what stubserve has not taken yet; this it has.",
+        ("http2/window_exceeded",),
+        "grpc-status",
+        "0",
+    ),
+    Accepted(
+        "What is no call of gRPC gets the HTTP status 415, as gRPC's documents say; Triton's client gets UNKNOWN or a "
+        "reset stream.",
+        ("http2/headers_empty", "http2/method_get", "http2/content_type_json"),
+        "grpc-status",
+        "0",
+    ),
+    Accepted(
+        "A timeout that is none counts as no timeout; Triton resets the stream.",
+        ("http2/timeout_malformed",),
+        "grpc-status",
+        "0",
+    ),
+    Accepted(
+        "An encoding that the server does not know is UNIMPLEMENTED, as gRPC's documents say; Triton resets "
+        "the stream.",
+        ("http2/encoding_unknown",),
+        "grpc-status",
+        "0",
+    ),
+    Accepted(
+        "A message whose first byte is neither 0 nor 1, or 1 where no encoding was named, is refused; Triton takes it.",
+        ("http2/data_flag", "http2/compressed_without_encoding"),
+        "grpc-status",
+        "0",
+    ),
+)
+
 # What real Triton writes into its log when it cannot use a model's configuration, by model.
 POLL_FAILURES = {
     "config_syntax": "failed to read text proto from",
@@ -434,6 +544,70 @@ DECISIONS = (
         200,
         "contains property other than 'name'",
     ),
+    Accepted(
+        "The log's verbosity is a number below 2**32; Triton takes a larger one for what is left of it.",
+        ("logging/verbose_too_large",),
+        200,
+    ),
+    Accepted(
+        "Log settings change all together or not at all; Triton keeps those before the one that it refuses.",
+        ("logging/good_then_bad",),
+        200,
+    ),
+)
+
+_REFUSED_ENTRIES = {
+    "environment/archive_climbs": "Path contains '..'",
+    "environment/archive_device": "The entry is a device",
+    "environment/archive_pipe": "The entry is a pipe",
+    "environment/archive_link_outside": "Symlink leads out of the environment",
+}
+
+ENVIRONMENTS = (
+    Accepted(
+        "Archives may also be compressed with bzip2, xz or zstd; Triton's library was built without.",
+        ("environment/archive_bzip2", "environment/archive_xz", "environment/archive_zstd"),
+        200,
+        "READY",
+    ),
+    Accepted(
+        "A conda environment in place has no script to activate it, and needs none.",
+        ("environment/folder_conda_meta",),
+        200,
+        "READY",
+    ),
+    Accepted(
+        "The stub is run by the environment's Python; Triton's brings its own, whatever the environment has.",
+        ("environment/folder_no_python",),
+        200,
+        "there is no Python in it",
+    ),
+    Accepted(
+        "What would be written outside of the environment, or leads out of it, is refused, and so is what no "
+        "environment has; Triton extracts it.",
+        tuple(_REFUSED_ENTRIES),
+        200,
+        texts=_REFUSED_ENTRIES,
+    ),
+    Accepted(
+        "The file is named, with what is wrong with it.",
+        ("environment/archive_truncated", "environment/archive_text", "environment/archive_of_no_bytes"),
+        200,
+        "archive_read_open_filename() failed. ",
+    ),
+    Accepted(
+        "An archive that ends within a file is damaged; Triton goes on with what it got.",
+        ("environment/archive_damaged",),
+        200,
+        "unexpected end of data",
+    ),
+    Accepted(
+        "`$$TRITON_MODEL_DIRECTORY` stands for a folder where a value begins with it; further on Triton replaces other "
+        "characters than those.",
+        ("environment/variable_within",),
+        200,
+        "Failed to get the canonical path for /x/$$TRITON_MODEL_DIRECTORY/env.tar.gz.",
+    ),
 )
 
 NOT_YET = (
@@ -474,6 +648,8 @@ NOT_YET = (
 SECTIONS: Mapping[str, tuple[Accepted, ...]] = {
     "As the newer Triton 2.73 does": NEWER_TRITON,
     "By decision": DECISIONS,
+    "Environments of models": ENVIRONMENTS,
+    "HTTP/2 below gRPC": HTTP2,
     "Not offered yet": NOT_YET,
 }
 

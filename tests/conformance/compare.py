@@ -13,6 +13,7 @@ import zlib
 from typing import Any
 
 from . import messages
+from .http2 import FramesAnswer
 from .rpc import RpcAnswer
 from .servers import Server
 from .wire import Answer, Response
@@ -35,8 +36,14 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"  /[^\s(']*/(triton_python_backend_utils|stubserve_stub/[\w/]+)\.py\(\d+\): \w+\n"), ""),
     # Frames of Python's own import machinery say how a server imports model.py, not what is wrong with it.
     (re.compile(r"  (<frozen importlib[^>]*>|/[^\s(]*/importlib/__init__\.py)\(\d+\): \w+\n"), ""),
+    # Where an archive is extracted to is each server's own affair.
+    (
+        re.compile(r"(?<![^\s('\"=:,])/[^\s(]*/(python_env_\w{6}/\d+|stubserve/environments/[0-9a-f]{24})"),
+        "<extracted>",
+    ),
     # The standard library lies where that interpreter was installed.
-    (re.compile(r"/usr/lib[^\s(]*/|/[^\s(]*/lib/python3\.\d+/"), "<python>/"),
+    # A path is looked for where it begins: from each of its slashes would take quadratic time.
+    (re.compile(r"(?<![^\s('\"=:,])(/usr/lib[^\s(]*/|/[^\s(]*/lib/python3\.\d+/)"), "<python>/"),
 )
 
 
@@ -138,6 +145,18 @@ def describe_rpc(answer: RpcAnswer, method: str, server: Server, pick: str) -> d
     if answer.details:
         response["text"] = normalise_text(answer.details, server)
     return {"ending": answer.ending, "responses": [response]}
+
+
+def describe_frames(answer: FramesAnswer) -> dict[str, Any]:
+    """What frames led to, in the form of an HTTP answer: the end of each stream by its number, then the connection's.
+
+    Which of several streams ends first is nobody's promise.
+    """
+    responses = []
+    for stream, end in sorted(answer.events, key=lambda event: (event[0] == 0, event[0])):
+        kind, _, code = end.partition(" ")
+        responses.append({"status": kind, "text": code, "headers": {"stream": [str(stream)]}})
+    return {"ending": answer.ending, "responses": responses}
 
 
 def same(left: Any, right: Any) -> bool:

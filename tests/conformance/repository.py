@@ -16,7 +16,7 @@ class Model:
     config: the text of config.pbtxt without ``name`` and ``backend``, which are added; None writes no file.
     source: a file of models/ to serve as model.py in every version, or None for no model.py.
     code: the text of model.py instead of ``source``.
-    files: further files, by path inside the model directory.
+    files: further files, by path inside the model directory; a Path makes a symbolic link to it.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Model:
     source: str | None = "empty"
     code: str | None = None
     versions: tuple[str, ...] = ("1",)
-    files: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str | bytes | Path] = field(default_factory=dict)
     header: str = 'backend: "python"\n'
 
 
@@ -46,6 +46,9 @@ def write(root: Path, models: Iterable[Model]) -> None:
                 (home / version / "model.py").write_text(model.code)
             elif model.source is not None:
                 (home / version / "model.py").write_text((SOURCES / f"{model.source}.py").read_text())
-        for path, text in model.files.items():
+        for path, content in model.files.items():
             (home / path).parent.mkdir(parents=True, exist_ok=True)
-            (home / path).write_text(text)
+            if isinstance(content, Path):
+                (home / path).symlink_to(content)
+            else:
+                (home / path).write_bytes(content.encode() if isinstance(content, str) else content)

@@ -48,7 +48,20 @@ class Rpc:
     cancel_after: int | None = None
 
 
-Step = Exchange | Concurrent | Rpc
+@dataclass(frozen=True)
+class Frames:
+    """One connection to the gRPC port: bytes to send, and a good call behind them unless ``call_behind`` is False.
+
+    ends: how many other streams must have ended, too, before the answer is complete.
+    """
+
+    data: bytes
+    call_behind: bool = True
+    ends: int = 0
+    timeout: float = DEFAULT_TIMEOUT_S
+
+
+Step = Exchange | Concurrent | Rpc | Frames
 
 
 @dataclass(frozen=True)

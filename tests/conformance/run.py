@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from .compare import describe_answer, describe_rpc
-from .request import DEFAULT_TIMEOUT_S, Case, Concurrent, Exchange, Rpc
+from . import http2
+from .compare import describe_answer, describe_frames, describe_rpc
+from .request import DEFAULT_TIMEOUT_S, Case, Concurrent, Exchange, Frames, Rpc
 from .rpc import call
 from .servers import Server, StartError, running
 from .statistics import movement, settled
@@ -46,6 +47,8 @@ def outcome(server: Server, case: Case) -> Outcome:
             steps.append(sorted(described, key=json.dumps))
         elif isinstance(step, Rpc):
             steps.append(describe_rpc(call(server.grpc_port, step), step.method, server, case.pick))
+        elif isinstance(step, Frames):
+            steps.append(describe_frames(http2.exchange(server.grpc_port, step)))
         else:
             steps.append(describe_answer(_send(server, step), server, case.pick))
     result: Outcome = {"steps": steps}
@@ -72,7 +75,7 @@ def _survived(server: Server, case: Case, result: Outcome) -> bool:
 
 def _may_be_silent(case: Case) -> bool:
     """Whether the case itself reckons with no answer, by a shorter wait than usual."""
-    return any(isinstance(step, (Exchange, Rpc)) and step.timeout < DEFAULT_TIMEOUT_S for step in case.steps)
+    return any(isinstance(step, (Exchange, Rpc, Frames)) and step.timeout < DEFAULT_TIMEOUT_S for step in case.steps)
 
 
 def outcomes(name: str, cases: Iterable[Case]) -> Iterator[tuple[Case, Outcome]]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import broken_models, repository, serving_models
+from . import broken_models, environment_models, repository, serving_models
 from .wire import exchange
 
 START_TIMEOUT_S = 300.0
@@ -39,6 +39,8 @@ SETUPS = {
     "fragile": (_some(serving_models.FRAGILE), ("--strict-readiness=false",)),
     "calls": (_some(serving_models.CALLS), ("--strict-readiness=false",)),
     "senders": (serving_models.SENDERS, ("--strict-readiness=false",)),
+    "environments": (environment_models.MODELS, ("--strict-readiness=false",)),
+    **{model.name: ((model,), ("--strict-readiness=false",)) for model in environment_models.ALONE},
     "strict": (
         (*broken_models.FILELESS, *broken_models.GOOD, serving_models.SELF_DESCRIBED),
         ("--strict-readiness=false", "--model-control-mode=explicit", "--disable-auto-complete-config"),
@@ -124,7 +126,14 @@ def _start(name: str, root: Path, log: Path, flags: tuple[str, ...]) -> Server:
         *flags,
     ]
     with log.open("wb") as sink:
-        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            # What a server keeps between two runs it must make anew.
+            env={**os.environ, "XDG_CACHE_HOME": str(log.parent / "cache")},
+            start_new_session=True,
+        )
     return Server(name, process, http, grpc, root, log)
 
 

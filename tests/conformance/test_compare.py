@@ -40,6 +40,15 @@ def test_frames_of_the_helper_library_and_of_the_import_machinery_are_dropped() 
     assert not same(_describe(one), _describe(rb'"E\n\nAt:\n  /a/other.py(5): f\n"'))
 
 
+def test_paths_of_the_standard_library_are_named_alike_however_long_the_text() -> None:
+    one = _describe(b'"At: /usr/lib/python3.11/x.py(1): f"')
+    assert same(one, _describe(b'"At: /home/somebody/lib/python3.11/x.py(1): f"'))
+    assert not same(one, _describe(b'"At: /usr/lib/python3.11/y.py(1): f"'))
+    # Long enough for a search from each slash not to end within the test's time.
+    many = b"/a" * 400_000
+    assert _describe(b'"' + many + b'"')["json"] == many.decode()
+
+
 def test_compressed_bodies_are_compared_unpacked() -> None:
     header = ("Content-Encoding", "gzip")
     assert same(_describe(gzip.compress(b"[1]", 1), header), _describe(gzip.compress(b"[1]", 9), header))

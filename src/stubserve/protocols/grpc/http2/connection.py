@@ -189,8 +189,12 @@ class Connection(asyncio.BufferedProtocol):
         if kind == frames.WINDOW_UPDATE:
             self._widen(id, _uint32(payload) & 0x7FFF_FFFF)
         elif kind == frames.SETTINGS:
+            if id:
+                raise ConnectionFault(frames.PROTOCOL_ERROR, "settings of a stream")
             if not flags & frames.ACK:
                 self.sender.apply(payload, self.streams.values())
+            elif payload:
+                raise ConnectionFault(frames.FRAME_SIZE_ERROR, "acknowledged settings of a wrong length")
         elif kind == frames.PING:
             self._pings.answer(flags, payload)
         elif kind == frames.RST_STREAM:

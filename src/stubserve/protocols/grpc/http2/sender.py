@@ -141,6 +141,8 @@ class Sender:
                 for stream in streams:
                     stream.send_window += value - self.stream_window
                 self.stream_window = value
+            elif setting == frames.ENABLE_PUSH and value > 1:
+                raise ConnectionFault(frames.PROTOCOL_ERROR, f"push is neither on nor off but {value}")
             elif setting == frames.MAX_FRAME_SIZE:
                 if not frames.DEFAULT_FRAME_SIZE <= value < 1 << 24:
                     raise ConnectionFault(frames.PROTOCOL_ERROR, f"a maximum frame size of {value}")
