@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from stubserve.inference.request import Request
-from stubserve.schedulers.base import Decision, Instance, Scheduler
+from stubserve.schedulers.base import Decision
 from stubserve.schedulers.fifo_queue import FifoQueue, cancellation
+from stubserve.schedulers.queueing import QueueingScheduler
 
 
-class DefaultScheduler(Scheduler):
-    """Hands one request at a time to whichever instance has been idle longest.
+class DefaultScheduler(QueueingScheduler):
+    """Runs one request at a time.
 
     As upstream: nothing is batched even where max_batch_size would allow it, no limit, no timeout.
     """
 
-    __slots__ = ("_cancelled", "_idle", "_queue")
+    __slots__ = ()
 
     def __init__(self) -> None:
-        self._queue = FifoQueue()
-        self._cancelled: list[Request] = []
-        # Used as an ordered set, the longest idle first
-        self._idle: OrderedDict[Instance, None] = OrderedDict()
+        super().__init__(FifoQueue())
 
     def enqueue(self, request: Request, now_ns: int) -> None:
         request.queue_start_ns = now_ns
@@ -29,17 +25,6 @@ class DefaultScheduler(Scheduler):
             self._cancelled.append(request)
         else:
             self._queue.push(request)
-
-    def cancel(self, request: Request) -> None:
-        request.cancelled = True
-        if self._queue.remove(request):
-            self._cancelled.append(request)
-
-    def instance_idle(self, instance: Instance) -> None:
-        self._idle[instance] = None
-
-    def instance_gone(self, instance: Instance) -> None:
-        self._idle.pop(instance, None)
 
     def poll(self, now_ns: int) -> Decision:
         decision = Decision()
@@ -51,15 +36,6 @@ class DefaultScheduler(Scheduler):
             decision.run.append((idle.popitem(last=False)[0], queue.take(1)))
         return decision
 
-    def drain(self) -> list[Request]:
-        drained = self._cancelled + self._queue.take(len(self._queue))
-        self._cancelled.clear()
-        return drained
-
     @property
     def plain(self) -> bool:
         return True
-
-    @property
-    def queued(self) -> int:
-        return len(self._queue) + len(self._cancelled)

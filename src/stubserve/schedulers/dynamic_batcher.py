@@ -28,35 +28,32 @@ batch per idle instance.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Collection
 
 from stubserve.inference.request import Request
-from stubserve.schedulers.base import Decision, Instance, Scheduler
+from stubserve.schedulers.base import Decision
 from stubserve.schedulers.fifo_queue import FifoQueue, cancellation
 from stubserve.schedulers.grouping import Grouping
 from stubserve.schedulers.policy_queue import PolicyQueue, PriorityLevels
+from stubserve.schedulers.queueing import QueueingScheduler
 
 
-class DynamicBatcher(Scheduler):
-    """Forms batches for whichever instance has been idle longest.
+class DynamicBatcher(QueueingScheduler):
+    """Runs requests in batches.
 
     `max_batch_size` 0 or 1 makes batches of one request. No preferred size means [max_batch_size]. `hold_until` keeps
     everything back until that many requests wait, once (TRITONSERVER_DELAY_SCHEDULER).
     """
 
     __slots__ = (
-        "_cancelled",
         "_delay_ns",
         "_grouping",
         "_hold_until",
-        "_idle",
         "_max_batch_size",
         "_max_preferred",
         "_policies",
         "_preferred",
         "_preferred_ascending",
-        "_queue",
         "_quiet_key",
         "_quiet_size",
         "_quiet_until_ns",
@@ -72,6 +69,8 @@ class DynamicBatcher(Scheduler):
         priorities: PriorityLevels | None = None,
         hold_until: int = 0,
     ) -> None:
+        self._policies = None if priorities is None or priorities.plain else PolicyQueue(priorities)
+        super().__init__(FifoQueue() if self._policies is None else self._policies)
         # The rules
         self._max_batch_size = max(1, max_batch_size)
         self._preferred = frozenset(preferred_batch_sizes) - {0} or frozenset([self._max_batch_size])
@@ -80,12 +79,6 @@ class DynamicBatcher(Scheduler):
         self._delay_ns = max_queue_delay_us * 1000
         self._grouping = None if grouping is None or grouping.trivial or self._max_batch_size == 1 else grouping
         self._hold_until = hold_until
-        # Who waits
-        self._policies = None if priorities is None or priorities.plain else PolicyQueue(priorities)
-        self._queue: FifoQueue | PolicyQueue = FifoQueue() if self._policies is None else self._policies
-        self._cancelled: list[Request] = []
-        # Used as an ordered set, the longest idle first
-        self._idle: OrderedDict[Instance, None] = OrderedDict()
         # While the whole queue waits for more (until_ns is not 0): how large it is, from which size on, if ever, it
         # has to be looked at again before its time is over, and the key that all of it shares
         self._quiet_until_ns = 0
@@ -108,16 +101,10 @@ class DynamicBatcher(Scheduler):
                 self._quiet_until_ns = 0
 
     def cancel(self, request: Request) -> None:
-        request.cancelled = True
-        if self._queue.remove(request):
-            self._cancelled.append(request)
+        waited = len(self._queue)
+        super().cancel(request)
+        if len(self._queue) < waited:
             self._quiet_until_ns = 0
-
-    def instance_idle(self, instance: Instance) -> None:
-        self._idle[instance] = None
-
-    def instance_gone(self, instance: Instance) -> None:
-        self._idle.pop(instance, None)
 
     def poll(self, now_ns: int) -> Decision:
         decision = Decision()
@@ -144,18 +131,12 @@ class DynamicBatcher(Scheduler):
         return decision
 
     def drain(self) -> list[Request]:
-        drained = self._queue.take(len(self._queue)) + self._cancelled
-        self._cancelled.clear()
         self._quiet_until_ns = 0
-        return drained
+        return super().drain()
 
     @property
     def plain(self) -> bool:
         return self._policies is None
-
-    @property
-    def queued(self) -> int:
-        return len(self._queue) + len(self._cancelled)
 
     def _count_of_next_batch(self, now_ns: int) -> int:
         """How many requests of a queue that is not empty run now; 0 if they wait until `_quiet_until_ns`."""
