@@ -83,7 +83,7 @@ def test_aio(server: Serving) -> None:
         async with client.InferenceServerClient(f"127.0.0.1:{server.port}") as triton:
 
             async def ask(number: int) -> None:
-                array = np.full((1, 300_000), number, np.float32)
+                array = np.full((1, 200_000), number, np.float32)
                 given = client.InferInput("INPUT0", array.shape, "FP32")
                 given.set_data_from_numpy(array)
                 result = await triton.infer("echo", [given])
