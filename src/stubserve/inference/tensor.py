@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from stubserve_stub.wire.datatypes import BY_NUMBER
 
@@ -53,3 +53,10 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"<Tensor {self.name!r} {self.datatype_name} {list(self.shape)}, {self.nbytes} bytes>"
+
+
+def drop_blocks(tensors: Iterable[Tensor]) -> None:
+    """Lets go of the memory that tensors lie in."""
+    for tensor in tensors:
+        if tensor.block is not None:
+            tensor.block.drop()

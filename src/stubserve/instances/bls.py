@@ -23,7 +23,7 @@ from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.admission import admit
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
-from stubserve.inference.tensor import Tensor
+from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.instances import waiting
 from stubserve.instances.batch import given_block, place_of
 from stubserve.instances.memory import Memory
@@ -252,7 +252,7 @@ class StubCalls:
                 if model not in self._due:
                     self._due.append(model)
         except ServeError:
-            _drop(request)
+            drop_blocks(request.inputs)
             raise
 
     def _input(self, wire: tuple[Any, ...], executing: Callable[[], list[Request]]) -> Tensor:
@@ -275,7 +275,7 @@ class StubCalls:
                 raise _not_ready(name, reason)
             model.submit(request)
         except BaseException as error:
-            _drop(request)
+            drop_blocks(request.inputs)
             if not isinstance(error, ServeError):
                 raise
             self._refuse(call, name, error)
@@ -390,9 +390,3 @@ def _circle(name: str, chain: list[str]) -> ServeError:
         f"the request to model '{name}' can never run, because every instance that could take it waits for an instance "
         f"that waits for it: {' -> '.join(chain)}. Give model '{name}' more instances, or end the recursion sooner."
     )
-
-
-def _drop(request: Request) -> None:
-    for tensor in request.inputs:
-        if tensor.block is not None:
-            tensor.block.drop()

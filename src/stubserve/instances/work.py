@@ -18,6 +18,7 @@ from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter
 
 from stubserve.errors import internal
 from stubserve.inference.request import Request, Response
+from stubserve.inference.tensor import drop_blocks
 from stubserve.instances.batch import Batch, hold_inputs, pack_batch, read_response, read_result
 from stubserve.instances.bls import Call, Models, StubCalls
 from stubserve.instances.health import Health
@@ -249,9 +250,7 @@ class StubWork:
             request = self._open.get((number, index))
         if request is None or self.owner is None:
             # Sent while the request was being answered in another way.
-            for tensor in response.outputs:
-                if tensor.block is not None:
-                    tensor.block.drop()
+            drop_blocks(response.outputs)
             return
         if held:
             hold_inputs((request,), held, self._outputs)

@@ -10,6 +10,7 @@ from stubserve.errors import ServeError, internal, unsupported
 from stubserve.inference.admission import admit
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
+from stubserve.inference.tensor import drop_blocks
 from stubserve.protocols.grpc.envelope import Envelope, split
 from stubserve.protocols.grpc.infer_decode import decode
 from stubserve.protocols.grpc.infer_encode import Parts, encode
@@ -58,9 +59,7 @@ class InferCall:
             model.submit(request)
         except ServeError:
             self._request = None
-            for tensor in request.inputs:
-                if tensor.block is not None:
-                    tensor.block.drop()
+            drop_blocks(request.inputs)
             raise
 
     def cancel(self) -> None:

@@ -20,6 +20,7 @@ from stubserve.errors import ServeError, internal, unsupported
 from stubserve.inference.admission import admit
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
+from stubserve.inference.tensor import drop_blocks
 from stubserve.protocols.http import json_text
 from stubserve.protocols.http.generate_decode import decode_generate
 from stubserve.protocols.http.infer_encode import json_array
@@ -64,9 +65,8 @@ class GenerateCall:
             self._request = request
             self._model.submit(request)
         except ServeError:
-            for tensor in request.inputs:
-                if tensor.block is not None:
-                    tensor.block.drop()
+            self._request = None
+            drop_blocks(request.inputs)
             raise
 
     def cancel(self) -> None:

@@ -10,6 +10,7 @@ from stubserve.errors import ServeError, internal, unsupported
 from stubserve.inference.admission import admit
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
+from stubserve.inference.tensor import drop_blocks
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http import compression
 from stubserve.protocols.http.head import Head
@@ -64,9 +65,8 @@ class InferCall:
             self._request = request
             model.submit(request)
         except ServeError:
-            for tensor in request.inputs:
-                if tensor.block is not None:
-                    tensor.block.drop()
+            self._request = None
+            drop_blocks(request.inputs)
             raise
 
     def cancel(self) -> None:
