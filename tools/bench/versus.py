@@ -21,9 +21,9 @@ stubserve, below 1x the other; ~ where the ranges overlap, so that the differenc
 
 The client runs on the same machine and sends the next request when the answer to the last one is there. It is wrk, and
 lighter ones of our own for tensors of 1 MiB and more (tools/bench/bulk.py), gRPC (http2_client.py) and event streams
-(event_client.py). Models return their input, but for those that stream or call others. Triton and stubserve get the same
-bytes (KServe v2) for the same model repository. The others get less to read: the bare tensor as float bytes, a JSON
-list, or strings in msgpack, without names, shapes and types; gRPC, streams and calls are not asked of them.
+(event_client.py). Models return their input, but for those that stream or call others. Triton and stubserve get the
+same bytes (KServe v2) for the same model repository. The others get less to read: the bare tensor as float bytes, a
+JSON list, or strings in msgpack, without names, shapes and types; gRPC, streams and calls are not asked of them.
 """
 
 MEMORY_NOTE = """\
