@@ -36,26 +36,27 @@ def load_model(model_name: str, config: str = "", files: Optional[Any] = None) -
         raise TritonModelException(
             "failed to load model '{}', files should be a dictionary of file paths and file contents".format(name)
         )
-    contents = {_path(key): _content(key, value) for key, value in (files or {}).items()}
+    contents = {_path(key): _content(value) for key, value in (files or {}).items()}
     _ask("load_model", "Failed to load model", model=name, config=text, files=contents)
 
 
 def _path(key: Any) -> str:
     """The path in a key `file:<path>`."""
-    text = as_text(key)
-    if text is None:
-        raise TypeError("load_model(): the keys of files are texts 'file:<path in the model>', not {!r}".format(key))
-    if not text.startswith("file:"):
-        raise TritonModelException("Failed to load model: unrecognized load parameter '{}'.".format(text))
-    return text[len("file:") :]
+    if not isinstance(key, str):
+        raise _not_a("str", key)
+    if not key.startswith("file:"):
+        raise TritonModelException("Failed to load model: unrecognized load parameter '{}'.".format(key))
+    return key[len("file:") :]
 
 
-def _content(key: Any, value: Any) -> bytes:
-    if isinstance(value, str):
-        return value.encode()
+def _content(value: Any) -> bytes:
     if not isinstance(value, bytes):
-        raise TypeError("load_model(): the content of {!r} in files must be bytes, not {!r}".format(key, value))
+        raise _not_a("bytes", value)
     return value
+
+
+def _not_a(wanted: str, value: Any) -> TypeError:
+    return TypeError("Object of type '{}' is not an instance of '{}'".format(type(value).__name__, wanted))
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:

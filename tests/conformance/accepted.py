@@ -29,11 +29,6 @@ class Accepted:
         return self.texts.get(case, self.text)
 
 
-def _of_server(*servers: str) -> tuple[str, ...]:
-    """The names of all cases that need one of these servers."""
-    return tuple(case.name for case in CASES if case.server in servers)
-
-
 def _starting(prefix: str) -> tuple[str, ...]:
     return tuple(case.name for case in CASES if case.name.startswith(prefix))
 
@@ -84,6 +79,7 @@ NEWER_TRITON = (
             "metadata/ready_unknown_version",
             "versions/latest_ready_of_unloaded",
             "versions/specific_ready_of_skipped",
+            "control/never_loaded_ready",
         ),
         404,
         "Request for unknown model: ",
@@ -105,6 +101,7 @@ NEWER_TRITON = (
         404,
         "Request for unknown model: ",
     ),
+    Accepted("As above, for a model that was unloaded.", ("control/unloaded",)),
     Accepted(
         "As above, for a version that failed to load.",
         ("startup/broken_model_version_ready",),
@@ -113,7 +110,7 @@ NEWER_TRITON = (
     ),
     Accepted(
         "Triton 2.73 wants a compute capability of 7.5 at least, 2.51 of 6.0, and both say so.",
-        ("broken/config_gpu_id",),
+        ("broken/config_gpu_id", "reload/config_gpu_id"),
         200,
     ),
     Accepted(
@@ -191,7 +188,10 @@ NEWER_TRITON = (
         200,
         "Invalid bytes tensor data: ",
     ),
-    Accepted("Triton 2.73 refuses a label file outside the model directory.", ("broken/label_outside",)),
+    Accepted(
+        "Triton 2.73 refuses a label file outside the model directory.",
+        ("broken/label_outside", "reload/label_outside"),
+    ),
 )
 
 # The code of the GOAWAY with which stubserve ends a connection, by case.
@@ -346,7 +346,7 @@ POLL_FAILURES = {
     "ensemble_scheduling_on_python": "ensemble scheduling cannot be set for model 'ensemble_scheduling_on_python' "
     "whose platform is not ensemble",
 }
-_POLL_TEXTS = {f"broken/{model}": text for model, text in POLL_FAILURES.items()}
+_POLL_TEXTS = {f"{topic}/{model}": text for topic in ("broken", "reload") for model, text in POLL_FAILURES.items()}
 
 DECISIONS = (
     Accepted(
@@ -355,6 +355,47 @@ DECISIONS = (
         tuple(_POLL_TEXTS),
         200,
         texts=_POLL_TEXTS,
+    ),
+    Accepted(
+        "Who asks for a load that fails so is told the reason, too, behind Triton's words.",
+        (
+            "control/load_unknown",
+            "control/files_without_config",
+            "control/no_auto_complete",
+            "control/files",
+            "control/override_bad_json",
+            "control/override_bad_value",
+            "control/override_unknown_field",
+            "control/override_other_name",
+        ),
+    ),
+    Accepted(
+        "As above, over gRPC.",
+        ("control/grpc_load_unknown",),
+        "INTERNAL",
+        "failed to load 'nosuch', failed to poll from model repository: model not found in any model repository",
+    ),
+    Accepted(
+        "Names of models and files that leave their folder are refused as such; Triton 2.51 takes a name's `..` for a "
+        "folder, and only logs what is wrong with a file.",
+        ("control/traversal", "control/files_outside"),
+        400,
+        texts={
+            "control/traversal": "model name must not contain path traversal characters",
+            "control/files_outside": "must stay within model directory.",
+        },
+    ),
+    Accepted(
+        "A file that is no base64: Triton loads what it can read of it.",
+        ("control/files_not_base64",),
+        400,
+        "no base64",
+    ),
+    Accepted(
+        "Real Triton never answers the load of a model whose file is not there, and keeps the model's lock.",
+        ("reload/code_no_file", "reload/code_other_filename"),
+        200,
+        "Python model file not found in",
     ),
     Accepted(
         "The memory of a model's stubs is in its statistics; Triton's Python backend reports none.",
@@ -612,10 +653,6 @@ ENVIRONMENTS = (
 
 NOT_YET = (
     Accepted(
-        "Models are not loaded and unloaded while the server runs.",
-        (*_of_server("control", "strict"),),
-    ),
-    Accepted(
         "Sequence batching.",
         (
             "metadata/sequence",
@@ -638,10 +675,15 @@ NOT_YET = (
         "Shared memory of a client's own.",
         _starting("grpc/shared_memory_"),
     ),
-    Accepted("Model warm-up.", ("statistics/fresh_batching_model", *_starting("broken/warmup_"))),
+    Accepted(
+        "Model warm-up.",
+        ("statistics/fresh_batching_model", *_starting("broken/warmup_"), *_starting("reload/warmup_")),
+    ),
     Accepted(
         "Ensembles.",
-        tuple(name for name in _starting("broken/ensemble_") if name not in _POLL_TEXTS),
+        tuple(
+            name for name in (*_starting("broken/ensemble_"), *_starting("reload/ensemble_")) if name not in _POLL_TEXTS
+        ),
     ),
 )
 

@@ -35,6 +35,10 @@ SETUPS = {
         broken_models.MODELS,
         ("--strict-readiness=false", "--model-control-mode=explicit", "--load-model=*"),
     ),
+    "control_calls": (
+        _some(serving_models.CALLS),
+        ("--strict-readiness=false", "--model-control-mode=explicit", "--load-model=evaluate"),
+    ),
     # Real Triton dies of some requests; with few models it is soon back.
     "fragile": (_some(serving_models.FRAGILE), ("--strict-readiness=false",)),
     "calls": (_some(serving_models.CALLS), ("--strict-readiness=false",)),

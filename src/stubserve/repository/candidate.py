@@ -62,7 +62,11 @@ def check_parameters(name: str, files: Mapping[str, bytes]) -> None:
 
 def read_candidate(folder: ModelFolder, settings: Settings, override: Override | None, made: bool = False) -> Candidate:
     """Raises ServeError that says what is wrong with the configuration."""
-    written = parse_json(override.config_json) if override else read_config(folder, settings.model_config_name)
+    if override is not None:
+        written: ModelConfig | None = parse_json(override.config_json)
+    else:
+        # Without a file, only the model itself could tell what it takes.
+        written = read_config(folder, settings.model_config_name, required=settings.disable_auto_complete_config)
     config = normalise(written if written is not None else ModelConfig(), folder.name, folder.path)
     validate_directory_name(config, folder.name)
     validate_model(config)

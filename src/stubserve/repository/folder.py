@@ -130,8 +130,8 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name == "__pycache__"
 
 
-def read_config(folder: ModelFolder, config_name: str = "") -> ModelConfig | None:
-    """The parsed configuration file, or None where the model has none.
+def read_config(folder: ModelFolder, config_name: str = "", required: bool = False) -> ModelConfig | None:
+    """The parsed configuration file, or None where the model has none and it is not `required`.
 
     With `config_name` (--model-config-name) `configs/<config_name>.pbtxt` is read if it exists.
     Raises: ServeError INTERNAL, naming the file that can not be read or parsed.
@@ -143,9 +143,9 @@ def read_config(folder: ModelFolder, config_name: str = "") -> ModelConfig | Non
             path = custom
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
-        return None
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not required:
+            return None
         raise _unopenable(path, error) from None
     try:
         text = content.decode("utf-8-sig")
