@@ -30,14 +30,18 @@ def main() -> None:
         return
     if words and words[0] == "serve":
         words = words[1:]
-    elif not words or not words[0].startswith("--"):
+    elif not words:
         sys.stderr.write(usage())
         raise SystemExit(1)
+    elif not words[0].startswith("--"):
+        raise SystemExit(
+            f"stubserve has no command '{words[0]}', only serve, check and env; 'stubserve --help' says more.\n"
+            f"To serve a folder of models: stubserve serve {words[0]}"
+        )
     try:
         settings = parse_arguments(words)
     except UsageError as error:
-        sys.stderr.write(f"{error}\n\n{usage()}")
-        raise SystemExit(1) from None
+        raise SystemExit(f"{error}\n\n'stubserve serve --help' lists the flags.") from None
     from stubserve.server import run
 
     raise SystemExit(run(settings))

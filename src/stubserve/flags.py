@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import re
 from collections.abc import Callable, Sequence
@@ -168,7 +169,8 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
         name, equals, text = word[2:].partition("=")
         flag = by_name.get(name)
         if flag is None and name not in MISSING and name not in WITHOUT_EFFECT:
-            raise UsageError(f"Unexpected argument: {word}")
+            close = difflib.get_close_matches(name, by_name, 1)
+            raise UsageError(f"Unexpected argument: {word}" + (f"; did you mean --{close[0]}?" if close else ""))
         if not equals:
             is_switch = flag.switch if flag is not None else name.startswith(("allow-", "enable-")) or name in MISSING
             if words and not words[0].startswith("--") and (not is_switch or _is_bool(words[0])):
@@ -183,7 +185,10 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
         if flag is None:
             _check_missing(name, text)
             continue
-        value = flag.parse(text)
+        try:
+            value = flag.parse(text)
+        except UsageError as wrong:
+            raise UsageError(str(wrong) if str(wrong).startswith("--") else f"--{name}: {wrong}") from None
         if flag.many:
             values.setdefault(flag.attribute, []).append(value)
         else:
@@ -214,17 +219,17 @@ def _check_missing(name: str, text: str) -> None:
 
 def _check(settings: Settings) -> None:
     if not settings.model_repository:
-        raise UsageError("--model-repository must be specified")
+        raise UsageError("--model-repository must be specified, or simply its folder: stubserve serve FOLDER")
     if settings.model_control_mode == "poll":
         raise UsageError("--model-control-mode=poll: stubserve does not offer watching the repository for changes yet.")
     if settings.model_control_mode not in (NONE, EXPLICIT):
-        raise UsageError(f"--model-control-mode is none or explicit. Got {settings.model_control_mode}")
+        raise UsageError(f"--model-control-mode must be none or explicit. Got {settings.model_control_mode}")
     if settings.load_model and settings.model_control_mode != EXPLICIT:
         raise UsageError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     if settings.http_max_input_size <= 0:
         raise UsageError("Error: --http-max-input-size must be greater than 0.")
     if settings.grpc_transport not in ("native", "grpcio"):
-        raise UsageError(f"--grpc-transport is native or grpcio. Got {settings.grpc_transport}")
+        raise UsageError(f"--grpc-transport must be native or grpcio. Got {settings.grpc_transport}")
     if settings.grpc_infer_response_compression_level not in ("none", "low", "medium", "high"):
         raise UsageError(
             "invalid argument for --grpc-infer-response-compression-level, "
@@ -245,6 +250,9 @@ def _check(settings: Settings) -> None:
         "GRPC": (settings.grpc_address, settings.grpc_port if settings.allow_grpc else 0),
         "metrics": (settings.metrics_address, settings.metrics_port if settings.allow_metrics else 0),
     }
+    for name, port in ("http", settings.http_port), ("grpc", settings.grpc_port), ("metrics", settings.metrics_port):
+        if not 0 <= port < 1 << 16:
+            raise UsageError(f"--{name}-port must be a number from 0 (any that is free) to 65535. Got {port}")
     for one, other in itertools.combinations(ports, 2):
         address, port = ports[one]
         if port and ports[one] == ports[other]:

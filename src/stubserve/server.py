@@ -28,6 +28,7 @@ from stubserve.protocols.http.app import create_app
 from stubserve.protocols.http.connection import Connection
 from stubserve.protocols.http.metrics import create_metrics_app
 from stubserve.protocols.http.shared import Connections
+from stubserve.protocols.listening import explained, listen
 from stubserve.repository.control import ModelControl
 from stubserve.repository.model import Model
 from stubserve.repository.registry import UNLOADED, Registry, State
@@ -183,22 +184,6 @@ def grpc_server(server: Server) -> GrpcTransport:
     return Http2Transport(server, service, options)
 
 
-def bind(address: str, port: int, shared: bool = False) -> socket.socket:
-    """A listening socket, `shared` with other servers. Raises OSError."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind((address, port))
-        listener.listen(2048)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
 async def serve(settings: Settings) -> int:
     """Runs a server until a signal ends it. The process's exit code."""
     server = Server(settings)
@@ -207,31 +192,21 @@ async def serve(settings: Settings) -> int:
     fronts: list[tuple[str, HttpServer, socket.socket]] = []
     try:
         if settings.allow_http:
-            address, port, flag = settings.http_address, settings.http_port, "--http-port"
-            fronts.append(("HTTPService", http_server(server), bind(address, port, settings.reuse_http_port)))
+            protocol, address, port = "http", settings.http_address, settings.http_port
+            fronts.append(("HTTPService", http_server(server), listen(address, port, settings.reuse_http_port)))
         if settings.allow_metrics:
-            address, port, flag = settings.metrics_address, settings.metrics_port, "--metrics-port"
-            fronts.append(("Metrics Service", metrics_server(server), bind(address, port)))
+            protocol, address, port = "metrics", settings.metrics_address, settings.metrics_port
+            fronts.append(("Metrics Service", metrics_server(server), listen(address, port)))
     except OSError as error:
-        log.error(
-            "Socket '%s:%d' cannot be opened (%s). Is another server running? Choose another %s.",
-            address,
-            port,
-            error.strerror,
-            flag,
-        )
+        log.error("Socket '%s:%d' cannot be opened: %s", address, port, explained(error, protocol))
         return 1
     grpc: GrpcTransport | None = None
     if settings.allow_grpc:
         try:
             grpc = grpc_server(server)
         except OSError as error:
-            log.error(
-                "failed to start gRPC at '%s:%d' (%s). Is another server running? Choose another --grpc-port.",
-                settings.grpc_address,
-                settings.grpc_port,
-                error.strerror if error.filename is None else f"{error.filename}: {error.strerror}",
-            )
+            place = f"{settings.grpc_address}:{settings.grpc_port}"
+            log.error("failed to start gRPC at '%s': %s", place, explained(error, "grpc"))
             return 1
         await grpc.start()
     stop = asyncio.Event()

@@ -135,8 +135,8 @@ def test_a_model_without_execute(repository: Path) -> None:
     [
         (("env",), "build | check"),
         (("env", "build", "/nowhere"), "/nowhere is not a folder"),
-        (("env", "build", "/", "--output", "../env.tar.gz"), "--output is a file name"),
-        (("env", "build", "/", "--output", "env.zip"), "--output is a file name"),
+        (("env", "build", "/", "--output", "../env.tar.gz"), "--output must be a file name"),
+        (("env", "build", "/", "--output", "env.zip"), "--output must be a file name"),
     ],
 )
 def test_usage(words: tuple[str, ...], expected: str) -> None:

@@ -20,7 +20,8 @@ import numpy as np
 import uvloop
 
 from stubserve.flags import parse_arguments
-from stubserve.server import Server, bind, grpc_server, http_server
+from stubserve.protocols.listening import listen
+from stubserve.server import Server, grpc_server, http_server
 from tests.server.grpc_calls import SERVICE, request
 from tests.serving import binary_request, io_config, write_model
 from tools.bench.http2_client import GrpcConnection
@@ -117,7 +118,7 @@ async def serving(repository: Path) -> AsyncIterator[tuple[Server, int]]:
         [str(repository), "--http-address=127.0.0.1", "--http-port=0", "--grpc-address=127.0.0.1", "--grpc-port=0"]
     )
     server = Server(settings)
-    listener = bind("127.0.0.1", 0)
+    listener = listen("127.0.0.1", 0)
     http = http_server(server)
     running = asyncio.ensure_future(http.serve([listener]))
     try:

@@ -52,7 +52,7 @@ def run(words: Sequence[str]) -> int:
     if options.command == "check":
         return _check(options.model, options.backend_directory, options.environment_cache)
     if Path(options.output).name != options.output or not options.output.endswith((".tar.gz", ".tgz")):
-        parser.error(f"--output is a file name that ends in .tar.gz, without folders. Got {options.output}")
+        parser.error(f"--output must be a file name that ends in .tar.gz, without folders. Got {options.output}")
     return _build(options.model, options.requirements, options.output, options.python)
 
 

@@ -97,7 +97,7 @@ def probe(environment: Environment) -> Probe:
         raise EnvironmentUnusable(f"{environment.interpreter} cannot be started: {error.strerror or error}.") from None
     except subprocess.TimeoutExpired:
         raise EnvironmentUnusable(
-            f"{environment.interpreter} does not come to importing numpy within {_TIMEOUT_S} s."
+            f"{environment.interpreter} has not finished importing numpy after {_TIMEOUT_S} s."
         ) from None
     said = re.search(r"^stubserve-probe (.*)$", done.stdout, re.MULTILINE)
     if said is None:

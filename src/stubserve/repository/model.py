@@ -107,7 +107,9 @@ class Model:
             except Exception as refused:
                 if not isinstance(refused, ServeError):
                     log.exception("a batch of model '%s' could not be handed to '%s'", self.name, instance.name)
-                    refused = internal(f"the request could not be handed to model instance '{instance.name}'")
+                    refused = internal(
+                        f"the request could not be handed to model instance '{instance.name}'; see the server's log"
+                    )
                 self._scheduler.instance_idle(instance)
                 self._poll_soon()
                 self._answer_all(requests, refused, OTHER_FAILURE)

@@ -23,14 +23,14 @@ _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 def find_program(config: Any, model_dir: Path, version: int, backend_directory: Path) -> Program:
     """The program of one version of a model whose configuration is normalised.
 
-    Raises: ServeError with upstream's texts; UNSUPPORTED for a compiled backend.
+    Raises ServeError with upstream's texts; UNSUPPORTED for a compiled backend.
     """
     check_python_parameters(config)
     return locate_program(config, model_dir, version, backend_directory)
 
 
 def locate_program(config: Any, model_dir: Path, version: int, backend_directory: Path) -> Program:
-    """`find_program` without the checks of parameters. Raises: ServeError."""
+    """`find_program` without the checks of parameters. Raises ServeError."""
     version_dir = model_dir / str(version)
     if config.backend == _PYTHON and not config.runtime:
         file_name = config.default_model_filename or _RUNTIME
@@ -39,7 +39,7 @@ def locate_program(config: Any, model_dir: Path, version: int, backend_directory
 
 
 def check_python_parameters(config: Any) -> None:
-    """The checks that upstream's Python backend makes before it starts a stub. Raises: ServeError."""
+    """The checks that upstream's Python backend makes before it starts a stub. Raises ServeError."""
     file = config.default_model_filename
     if config.backend == _PYTHON and file and not file.endswith(".py"):
         raise internal(f"Model name must end with '.py'. Model name is \"{file}\".").at("default_model_filename")

@@ -6,6 +6,7 @@ Handlers get and give raw bytes; grpcio copies a message once on its way in and 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections import deque
 from collections.abc import Sequence
@@ -167,7 +168,8 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
                 credentials = grpc.ssl_server_credentials([pair], root, tls.mutual)
                 self.port = self._server.add_secure_port(target, credentials)
         except RuntimeError as error:
-            raise OSError(0, str(error)) from None
+            # grpcio says no more than that it failed, which is nearly always a port that is taken.
+            raise OSError(errno.EADDRINUSE, str(error)) from None
 
     def service(self, handler_call_details: Any) -> Any:
         return self._handlers.get(handler_call_details.method)

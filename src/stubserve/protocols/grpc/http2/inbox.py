@@ -117,9 +117,9 @@ class Inbox:
 
     def _is_compressed(self, flag: int) -> bool:
         if flag > 1:
-            raise Refusal(_INTERNAL, f"a message's first byte is {flag}, which is neither compressed nor not")
+            raise Refusal(_INTERNAL, f"a message begins with the byte {flag}, where 0 means plain and 1 compressed")
         if flag and self._encoding == "identity":
-            raise Refusal(_INTERNAL, "a message is marked as compressed, without grpc-encoding")
+            raise Refusal(_INTERNAL, "a message is marked as compressed, but the call has no grpc-encoding")
         if flag and self._encoding not in ("gzip", "deflate"):
             raise Refusal(_UNIMPLEMENTED, f"Unsupported grpc-encoding: {self._encoding}")
         return flag == 1

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 
 from stubserve.protocols.grpc.http2.connection import Connection
 from stubserve.protocols.grpc.options import GrpcOptions, Tls
 from stubserve.protocols.grpc.service import Service
+from stubserve.protocols.listening import listen
 from stubserve.protocols.sent_memory import SentMemory
 from stubserve.protocols.serving import Ingress
 from stubserve.protocols.stall import StallWatch
@@ -39,7 +39,7 @@ class Http2Transport:
         self.connections: set[Connection] = set()
         self._service = service
         self._tls = None if options.tls is None else _context(options.tls)
-        self._listener = _listen(options)
+        self._listener = listen(options.address, options.port, options.reuse_port)
         self.port: int = self._listener.getsockname()[1]
         self._server: asyncio.Server | None = None
         self._gone = asyncio.Event()
@@ -71,21 +71,6 @@ class Http2Transport:
         """A connection is closed."""
         self.connections.discard(connection)
         self._gone.set()
-
-
-def _listen(options: GrpcOptions) -> socket.socket:
-    family = socket.AF_INET6 if ":" in options.address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if options.reuse_port:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind((options.address, options.port))
-        listener.listen(2048)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def _context(tls: Tls) -> ssl.SSLContext:
