@@ -49,7 +49,7 @@ def allowed_cores(cpu_max: Path = _CPU_MAX) -> int:
 def threads_per_instance(
     config: Any, instances: int, environ: Mapping[str, str], *, allowed: int | None = None, visible: int | None = None
 ) -> int:
-    """The limit for each of `instances` instances of a model, 0 for none. Raises: ServeError INVALID_ARG."""
+    """The limit for each of `instances` instances of a model, 0 for none. Raises ServeError INVALID_ARG."""
     if PARAMETER in config.parameters:
         text = config.parameters[PARAMETER].string_value
         if not (text.isascii() and text.isdigit()):

@@ -62,7 +62,7 @@ def normalise(config: ModelConfig, model_name: str, model_dir: Path, *, gpu_ids:
     """A completed copy of `config`, which may be empty (a model without config.pbtxt).
 
     `model_dir` is the model's folder, looked at for the backend; `gpu_ids` are the GPUs the server may use.
-    Raises: ServeError INVALID_ARG (no backend can be told), INTERNAL (the folder can not be read).
+    Raises ServeError INVALID_ARG (no backend can be told), INTERNAL (the folder can not be read).
     """
     completed = ModelConfig()
     completed.CopyFrom(config)

@@ -16,7 +16,7 @@ from stubserve.model_config.proto import ModelConfig, is_repeated
 def parse_text(text: str, where: str) -> ModelConfig:
     """Parses protobuf text; `where` is the file's path, for the error.
 
-    Raises: ServeError INTERNAL. The text begins as upstream's does and goes on with what upstream only logs to its own
+    Raises ServeError INTERNAL. The text begins as upstream's does and goes on with what upstream only logs to its own
     standard error: line and column (both from 1) and the reason.
     """
     config = ModelConfig()
@@ -33,7 +33,7 @@ def parse_json(text: str | bytes) -> ModelConfig:
     """Parses the JSON form of a configuration: the `config` parameter of a load request, or what a model returned.
 
     As upstream: unknown fields are refused, enum names are read in any case, 64-bit integers may be numbers or strings.
-    Raises: ServeError INVALID_ARG.
+    Raises ServeError INVALID_ARG.
     """
     try:
         document = json.loads(text)
@@ -43,7 +43,7 @@ def parse_json(text: str | bytes) -> ModelConfig:
 
 
 def from_json_dict(document: object) -> ModelConfig:
-    """`parse_json` for a document that is already decoded. Raises: ServeError INVALID_ARG."""
+    """`parse_json` for a document that is already decoded. Raises ServeError INVALID_ARG."""
     if not isinstance(document, dict):
         raise invalid(f"the model configuration must be a JSON object, not {type(document).__name__}")
     config = ModelConfig()

@@ -103,7 +103,7 @@ def adopt_completed(config: ModelConfig, returned_json: str) -> ModelConfig:
     Only max_batch_size, input, output, the scheduling choice where `config` has none, and decoupled are taken; then
     defaults are filled in again (`normalise_again`). `config` itself is left alone.
 
-    Raises: ServeError INVALID_ARG (the JSON is no ModelConfig, e.g. has an unknown key), INTERNAL (another scheduling
+    Raises ServeError INVALID_ARG (the JSON is no ModelConfig, e.g. has an unknown key), INTERNAL (another scheduling
     choice than configured). `conclude_auto_complete` says what upstream makes of these.
     """
     completed = parse_json(returned_json)
@@ -136,7 +136,7 @@ def conclude_auto_complete(
     what its config.pbtxt says, while `initialize` is handed the returned JSON verbatim; nothing is logged, so the third
     value is there for the caller to log. Only a model without config.pbtxt fails.
 
-    Raises: ServeError NOT_FOUND, for a model without config.pbtxt.
+    Raises ServeError NOT_FOUND, for a model without config.pbtxt.
     """
     try:
         adopted = adopt_completed(config, returned_json)

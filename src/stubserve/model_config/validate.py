@@ -1,9 +1,9 @@
 """Upstream's checks of a normalised configuration, in upstream's order and words.
 
 They come in three parts because upstream reports them at different moments: `validate_model` when the repository is
-read (the load then fails with "failed to poll from model repository"), `validate_instance_groups` and `validate_io`
-when the model is created, the latter after auto-complete, which is why inputs may be missing until then. `validate`
-does everything at once. All raise ServeError INVALID_ARG unless said otherwise. What needs other models to be known
+read (the load then fails with "failed to poll from model repository"), `validate_instance_groups` when the model is
+created, and those of its tensors after auto-complete, which is why inputs may be missing until then. `validate` does
+everything at once. All raise ServeError INVALID_ARG unless said otherwise. What needs other models to be known
 (an ensemble's steps) is checked where ensembles are loaded.
 
 A server fails a load with the first error, as upstream; whoever writes a configuration wants all of them. So each check
@@ -52,11 +52,6 @@ def validate(config: ModelConfig, *, gpu_ids: Sequence[int] = ()) -> None:
 def validate_model(config: ModelConfig) -> None:
     """Everything but tensors and instance groups."""
     raise_first(model_problems(config))
-
-
-def validate_io(config: ModelConfig) -> None:
-    """Inputs, outputs, batch inputs and batch outputs."""
-    raise_first(io_problems(config))
 
 
 def validate_instance_groups(

@@ -39,7 +39,6 @@ def _table() -> Dict[int, DataType]:
 
 BY_NUMBER = _table()
 BY_NAME = {kind.name: kind for kind in BY_NUMBER.values()}
-BY_CONFIG_NAME = {kind.config_name: kind for kind in BY_NUMBER.values()}
 
 BYTES = 13
 BF16 = 14

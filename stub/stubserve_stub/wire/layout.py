@@ -22,7 +22,6 @@ LEDGER_HEAD_WORDS = 4
 LEDGER_VERSION = 0
 LEDGER_LIMIT = 1
 LEDGER_SPAN = 2
-MAX_SEGMENTS = LEDGER_BYTES // 8 - LEDGER_HEAD_WORDS
 
 # Segment: a header page, then (in an instance's segment) the three rings, then the heap.
 HEADER_BYTES = PAGE

@@ -158,4 +158,3 @@ METHODS = {
     "TraceSetting": ("trace", ManagementRpcs.not_offered),
     "LogSettings": ("logging", ManagementRpcs.log_settings),
 }
-KINDS = frozenset(kind for kind, _ in METHODS.values()) | {"inference"}

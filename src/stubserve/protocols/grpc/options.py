@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-COMPRESSION_LEVELS = ("none", "low", "medium", "high")
-
 
 @dataclass(frozen=True, slots=True)
 class Tls:
