@@ -117,6 +117,24 @@ def test_extracted_again_only_when_the_archive_changes(tmp_path: Path) -> None:
         assert versions(server, "m") == first
 
 
+def test_a_reload_extracts_only_a_changed_archive(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    model = write_model(repository, "m", MODEL, TELLS.format(f"{HERE}/env.tar.gz", ""))
+    archive = small_archive(model)
+    flags = ("--model-control-mode=explicit", "--load-model=m", f"--environment-cache={tmp_path / 'cache'}")
+    load = ("POST", "/v2/repository/models/m/load")
+    with Serving(repository, *flags) as server:
+        first = versions(server, "m")
+        os.utime(model / "1" / "model.py")
+        assert server.request(*load).status == 200
+        assert versions(server, "m") == first
+        assert server.output.count("Extracting Python execution env") == 1
+        os.utime(archive)
+        assert server.request(*load).status == 200
+        assert versions(server, "m") != first
+        assert server.output.count("Extracting Python execution env") == 2
+
+
 def test_servers_that_start_together_extract_once(tmp_path: Path) -> None:
     model = write_model(tmp_path / "models", "m", MODEL, TELLS.format(f"{HERE}/env.tar.gz", ""))
     small_archive(model)

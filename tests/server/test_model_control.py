@@ -226,6 +226,7 @@ def test_over_grpc(controlled: Controlled) -> None:
         message.parameters["file:1/model.py"].bytes_param = made
         assert ask(load, message) == ("OK", "")
         assert controlled.value("remote") == 5
+        assert ask(load, service_pb2.RepositoryModelLoadRequest(model_name="remote")) == ("OK", "")
         index = client.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=60)
         assert [row.state for row in index.models if row.name == "remote"] == ["READY"]
         assert ask(load, service_pb2.RepositoryModelLoadRequest(model_name="nowhere")) == (
