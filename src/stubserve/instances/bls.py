@@ -11,13 +11,11 @@ A call that keeps its instance from finishing its batch is refused if it could n
 from __future__ import annotations
 
 import asyncio
-import collections
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from stubserve_stub.wire import layout, messages
-from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingWriter
+from stubserve_stub.wire import messages
 
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.admission import admit
@@ -25,11 +23,10 @@ from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.instances import waiting
+from stubserve.instances.answer_ring import AnswerRing
 from stubserve.instances.batch import given_block, place_of
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub_memory import StubMemory
-
-_RETRY_S = 0.001
 
 # How many kinds of calls are remembered for each model.
 _SEEN = 256
@@ -99,8 +96,7 @@ class Call:
 class StubCalls:
     """The calls that one stub has under way.
 
-    `waiter` stands for the stub where it may wait for itself. `ring` is the stub's for answers, `words` its header
-    page; `shared` is the server's memory.
+    `waiter` stands for the stub where it may wait for itself. `memory` is the stub's, `shared` the server's.
     """
 
     def __init__(
@@ -108,24 +104,19 @@ class StubCalls:
         waiter: waiting.Waiter,
         models: Models,
         memory: StubMemory,
-        ring: RingWriter,
-        words: memoryview,
+        answers: AnswerRing,
         shared: Memory,
     ) -> None:
         self._waiter = waiter
         self._models = models
         self._memory = memory
-        self._ring = ring
-        self._words = words
+        self._answers = answers
         self._shared = shared
         self._open: dict[int, Call] = {}
         # How many of these hold up the stub's batch
         self._blocking = 0
         # Models with new calls in their queues
         self._due: list[CallableModel] = []
-        # Answers for which the ring had no room, because the stub does not read them now
-        self._overflow: collections.deque[tuple[bytes, int]] = collections.deque()
-        self._retry: asyncio.TimerHandle | None = None
         self._checks: set[asyncio.Task[None]] = set()
 
     def blocking(self) -> Sequence[Call]:
@@ -184,14 +175,12 @@ class StubCalls:
 
     def close(self) -> None:
         """The stub is gone: nobody waits for its calls any more."""
-        if self._retry is not None:
-            self._retry.cancel()
         for check in self._checks:
             check.cancel()
         calls = list(self._open.values())
         for call in calls:
             self._forget(call)
-        self._overflow.clear()
+        self._answers.close()
         for call in calls:
             if call.model is not None and call.request is not None:
                 call.model.cancel(call.request)
@@ -292,7 +281,7 @@ class StubCalls:
         if call.number in self._open:
             self._forget(call)
             text = f"Model {name} - Error when running inference: {error.message}"
-            self._send(call.number, True, ((text, int(Code.INTERNAL)), (), None))
+            self._answers.send(call.number, True, ((text, int(Code.INTERNAL)), (), None))
 
     # Back
 
@@ -309,7 +298,7 @@ class StubCalls:
             wire = ((response.error.message, int(response.error.code)), (), None)
         else:
             wire = (None, [self._output(tensor) for tensor in response.outputs], response.parameters)
-        self._send(call.number, response.final, wire)
+        self._answers.send(call.number, response.final, wire)
         if not response.final:
             call.waiting += 1
             call.waiting_bytes += sum(tensor.nbytes for tensor in response.outputs)
@@ -323,41 +312,6 @@ class StubCalls:
             self._memory.hold(tensor.offset, tensor.block)
             data = place_of(tensor)
         return (tensor.name, tensor.datatype, tuple(tensor.shape), data)
-
-    def _send(self, number: int, final: bool, wire: tuple[Any, ...] | None) -> None:
-        frees = self._memory.take_frees()
-        data, flags = messages.pack((number, final, wire, frees)), 0
-        if len(data) > MAX_RECORD:
-            try:
-                block = self._shared.store(data)
-            except ServeError as full:
-                self._memory.keep_frees(frees)
-                self._send(number, final, ((full.message, int(full.code)), (), None))
-                return
-            # The stub lets go of the message as it does of an output.
-            self._memory.hold(block.offset, block)
-            block.drop()
-            data, flags = messages.pack((block.offset, block.nbytes)), SPILLED
-        if self._overflow or not self._ring.put(data, flags):
-            self._overflow.append((data, flags))
-            self._try_again_later()
-            return
-        self._announce()
-
-    def _announce(self) -> None:
-        self._words[layout.ANSWERED] += self._ring.announce()
-
-    def _try_again_later(self) -> None:
-        if self._retry is None:
-            self._retry = asyncio.get_running_loop().call_later(_RETRY_S, self._try_again)
-
-    def _try_again(self) -> None:
-        self._retry = None
-        while self._overflow and self._ring.put(*self._overflow[0]):
-            self._overflow.popleft()
-        self._announce()
-        if self._overflow:
-            self._try_again_later()
 
 
 def _admit(request: Request, signature: Signature) -> None:

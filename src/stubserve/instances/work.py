@@ -19,6 +19,7 @@ from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter
 from stubserve.errors import internal
 from stubserve.inference.request import Request, Response
 from stubserve.inference.tensor import drop_blocks
+from stubserve.instances.answer_ring import AnswerRing
 from stubserve.instances.batch import Batch, hold_inputs, pack_batch, read_response, read_result
 from stubserve.instances.bls import Call, Models, StubCalls
 from stubserve.instances.health import Health
@@ -75,9 +76,8 @@ class StubWork:
         requests, responses, answers = (segment.view[start : start + layout.RING_BYTES] for start in rings)
         self._writer = RingWriter(requests, process.doorbell_out)
         self._reader = RingReader(responses)
-        self.calls = StubCalls(
-            self, models, outputs, RingWriter(answers, process.answer_doorbell), segment.words, memory
-        )
+        ring = AnswerRing(RingWriter(answers, process.answer_doorbell), segment.words, outputs, memory)
+        self.calls = StubCalls(self, models, outputs, ring, memory)
         # Batches that the stub has, by number
         self._in_flight: dict[int, Batch] = {}
         # Requests of batches that have run which senders have yet to answer, by (batch, index), and the other way round

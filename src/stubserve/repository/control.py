@@ -9,8 +9,9 @@ So a reload needs the memory of two for a while, and costs no request. It is alw
 instances in place where nothing but `instance_group` differs, and keeps the statistics then. A plain load is a reload,
 too, also where no file has changed.
 
-Loads and unloads of one model take turns (`turns`); retiring is no part of a turn, so a model may reload or unload
-itself while it executes. Each runs as a task of its own: a client that goes away does not leave one half done.
+Loads and unloads of one model take turns (`turns`); retiring (`retiring`) is no part of a turn, so a model may reload
+or unload itself while it executes. Each runs as a task of its own: a client that goes away does not leave one half
+done.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any
 
 from stubserve.environments.resolve import mention_stub_program
@@ -43,21 +44,12 @@ from stubserve.repository.folder import (
 )
 from stubserve.repository.loading import Loader
 from stubserve.repository.model import Model
-from stubserve.repository.registry import UNLOADED, Registry, State, VersionEntry
+from stubserve.repository.registry import UNLOADED, Registry, State
+from stubserve.repository.retiring import Loaded, Retiring
 from stubserve.repository.turns import Turn, Turns
 from stubserve.settings import ALL_MODELS, EXPLICIT, Settings
 
 log = logging.getLogger("stubserve.repository")
-
-_MODEL_GRACE_S = 1.0
-
-
-@dataclass(frozen=True, eq=False)
-class Loaded:
-    """What one load has started, and from what."""
-
-    candidate: Candidate
-    models: list[Model]
 
 
 class ModelControl:
@@ -73,7 +65,7 @@ class ModelControl:
         self._turns = Turns()
         self._loaded: dict[str, Loaded] = {}
         self._changes: set[asyncio.Task[None]] = set()
-        self._retiring: dict[asyncio.Task[None], Loaded] = {}
+        self._retiring = Retiring(registry, settings.exit_timeout_secs)
         self._exiting = False
 
     # What may be asked
@@ -143,19 +135,8 @@ class ModelControl:
             change.cancel()
         await asyncio.gather(*changes, return_exceptions=True)
         for loaded in self._loaded.values():
-            self._retire(loaded)
-        if not self._retiring:
-            return
-        _, late = await asyncio.wait(self._retiring, timeout=timeout_s)
-        if late:
-            log.error("Exit timeout expired. Exiting immediately.")
-            hurried = [self._retiring[task] for task in late]
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
-            await asyncio.gather(*(model.stop(_MODEL_GRACE_S) for loaded in hurried for model in loaded.models))
-            for loaded in hurried:
-                loaded.candidate.discard()
+            self._retiring.begin(loaded)
+        await self._retiring.finish(timeout_s)
 
     async def _change(self, change: Callable[[Turn | None], Coroutine[Any, Any, None]], asked_in: Turn | None) -> None:
         """Runs a load or unload to its end, whatever becomes of who asked for it."""
@@ -293,14 +274,14 @@ class ModelControl:
         old = self._loaded.get(folder.name)
         self._loaded[folder.name] = loaded
         if old is not None:
-            self._retire(old, leaving)
+            self._retiring.begin(old, leaving)
 
     def _give_up(self, loaded: Loaded, failures: Mapping[int, ServeError]) -> None:
         """A load has failed: what was started goes again."""
         name = loaded.candidate.folder.name
         if loaded.candidate.made and name not in self._loaded:
             self._registry.forget(name)
-            self._retire(loaded)
+            self._retiring.begin(loaded)
             return
         for version, error in failures.items():
             if not self._registry.serves(name, version):
@@ -310,7 +291,7 @@ class ModelControl:
             for model in loaded.models
             if not self._registry.serves(name, model.version)
         ]
-        self._retire(loaded, leaving)
+        self._retiring.begin(loaded, leaving)
 
     async def _unload(self, name: str, outer: Turn | None) -> None:
         async with self._turns.of(name, outer):
@@ -322,33 +303,10 @@ class ModelControl:
                 self._registry.forget(name)
             loaded = self._loaded.pop(name, None)
             if loaded is not None:
-                self._retire(
+                self._retiring.begin(
                     loaded,
                     [self._registry.set_version(name, model.version, State.UNLOADING) for model in loaded.models],
                 )
-
-    def _retire(self, loaded: Loaded, leaving: Sequence[VersionEntry] = ()) -> None:
-        """Lets models finish what they have, and go; `leaving` are the entries that wait for it."""
-        task = asyncio.get_running_loop().create_task(self._retired(loaded, leaving))
-        self._retiring[task] = loaded
-        task.add_done_callback(self._retiring.pop)
-
-    async def _retired(self, loaded: Loaded, leaving: Sequence[VersionEntry]) -> None:
-        name = loaded.candidate.folder.name
-        await asyncio.gather(*(self._end(model) for model in loaded.models))
-        await asyncio.to_thread(loaded.candidate.discard)
-        for entry in leaving:
-            if self._registry.has(name, entry):
-                if loaded.candidate.made:
-                    self._registry.drop_version(name, entry.version)
-                else:
-                    self._registry.set_version(name, entry.version, State.UNAVAILABLE, UNLOADED)
-        for model in loaded.models:
-            log.info("successfully unloaded '%s' version %d", name, model.version)
-
-    async def _end(self, model: Model) -> None:
-        await model.drained()
-        await model.stop(self._settings.exit_timeout_secs)
 
 
 class StubControl:

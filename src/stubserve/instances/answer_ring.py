@@ -1,0 +1,75 @@
+"""Answers on their way back to a stub whose model called other models.
+
+Whoever waits in the stub reads the ring, and nobody may wait for a while: a model does what it likes between two
+answers. What the ring has no room for is kept, in order, and tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from typing import Any
+
+from stubserve_stub.wire import layout, messages
+from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingWriter
+
+from stubserve.errors import ServeError
+from stubserve.instances.memory import Memory
+from stubserve.instances.stub_memory import StubMemory
+
+_RETRY_S = 0.001
+
+
+class AnswerRing:
+    """One stub's. `words` is the header page of its segment, `memory` its accounts, `shared` the server's memory."""
+
+    def __init__(self, ring: RingWriter, words: memoryview, memory: StubMemory, shared: Memory) -> None:
+        self._ring = ring
+        self._words = words
+        self._memory = memory
+        self._shared = shared
+        # Answers for which the ring had no room
+        self._overflow: collections.deque[tuple[bytes, int]] = collections.deque()
+        self._retry: asyncio.TimerHandle | None = None
+
+    def send(self, number: int, final: bool, wire: tuple[Any, ...] | None) -> None:
+        """An answer to the call of this number: (error, outputs, parameters), None for nothing but the end."""
+        frees = self._memory.take_frees()
+        data, flags = messages.pack((number, final, wire, frees)), 0
+        if len(data) > MAX_RECORD:
+            try:
+                block = self._shared.store(data)
+            except ServeError as full:
+                self._memory.keep_frees(frees)
+                self.send(number, final, ((full.message, int(full.code)), (), None))
+                return
+            # The stub lets go of the message as it does of an output.
+            self._memory.hold(block.offset, block)
+            block.drop()
+            data, flags = messages.pack((block.offset, block.nbytes)), SPILLED
+        if self._overflow or not self._ring.put(data, flags):
+            self._overflow.append((data, flags))
+            self._try_again_later()
+            return
+        self._announce()
+
+    def close(self) -> None:
+        """The stub is gone."""
+        if self._retry is not None:
+            self._retry.cancel()
+        self._overflow.clear()
+
+    def _announce(self) -> None:
+        self._words[layout.ANSWERED] += self._ring.announce()
+
+    def _try_again_later(self) -> None:
+        if self._retry is None:
+            self._retry = asyncio.get_running_loop().call_later(_RETRY_S, self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        while self._overflow and self._ring.put(*self._overflow[0]):
+            self._overflow.popleft()
+        self._announce()
+        if self._overflow:
+            self._try_again_later()

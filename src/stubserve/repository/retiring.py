@@ -1,0 +1,71 @@
+"""Models that no longer serve: they finish the requests that they have, and go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stubserve.repository.candidate import Candidate
+from stubserve.repository.model import Model
+from stubserve.repository.registry import UNLOADED, Registry, State, VersionEntry
+
+log = logging.getLogger("stubserve.repository")
+
+_MODEL_GRACE_S = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """What one load has started, and from what."""
+
+    candidate: Candidate
+    models: list[Model]
+
+
+class Retiring:
+    """All that are on their way out. Stubs get `stop_timeout_s` to finalize once their requests are answered."""
+
+    def __init__(self, registry: Registry, stop_timeout_s: float) -> None:
+        self._registry = registry
+        self._stop_timeout_s = stop_timeout_s
+        self._tasks: dict[asyncio.Task[None], Loaded] = {}
+
+    def begin(self, loaded: Loaded, leaving: Sequence[VersionEntry] = ()) -> None:
+        """Lets models finish what they have, and go; `leaving` are the entries that wait for it."""
+        task = asyncio.get_running_loop().create_task(self._retire(loaded, leaving))
+        self._tasks[task] = loaded
+        task.add_done_callback(self._tasks.pop)
+
+    async def finish(self, timeout_s: float) -> None:
+        """Waits until all are gone; after `timeout_s` they are ended."""
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
+        if late:
+            log.error("Exit timeout expired. Exiting immediately.")
+            hurried = [self._tasks[task] for task in late]
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+            await asyncio.gather(*(model.stop(_MODEL_GRACE_S) for loaded in hurried for model in loaded.models))
+            for loaded in hurried:
+                loaded.candidate.discard()
+
+    async def _retire(self, loaded: Loaded, leaving: Sequence[VersionEntry]) -> None:
+        name = loaded.candidate.folder.name
+        await asyncio.gather(*(self._end(model) for model in loaded.models))
+        await asyncio.to_thread(loaded.candidate.discard)
+        for entry in leaving:
+            if self._registry.has(name, entry):
+                if loaded.candidate.made:
+                    self._registry.drop_version(name, entry.version)
+                else:
+                    self._registry.set_version(name, entry.version, State.UNAVAILABLE, UNLOADED)
+        for model in loaded.models:
+            log.info("successfully unloaded '%s' version %d", name, model.version)
+
+    async def _end(self, model: Model) -> None:
+        await model.drained()
+        await model.stop(self._stop_timeout_s)
