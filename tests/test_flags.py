@@ -74,7 +74,8 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
         (["m", "--htp-port=1"], "Unexpected argument: --htp-port=1; did you mean --http-port"),
         (["m", "--http-port"], "option '--http-port' requires an argument"),
         (["m", "--backend-config=python"], "--backend-config option format is '<backend name>,<setting>=<value>'"),
-        (["m", "--model-control-mode=on"], "--model-control-mode must be none or explicit. Got on"),
+        (["m", "--model-control-mode=on"], "--model-control-mode must be none, explicit or poll. Got on"),
+        (["m", "--repository-poll-secs=0"], "--repository-poll-secs must be at least 1. Got 0"),
         (["m", "--load-model=a"], "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."),
         (["m", "-x"], "Unexpected argument: -x"),
         (["m", "--log-format=xml"], "got: xml"),
@@ -101,7 +102,6 @@ def test_what_is_wrong_is_said(words: list[str], text: str) -> None:
 def test_flags_of_missing_parts_are_fine_when_they_turn_them_off() -> None:
     parse_arguments(["m", "--model-control-mode=none", "--rate-limit=off", "--allow-client-shm=false"])
     for words in (
-        ["--model-control-mode=poll"],
         ["--allow-client-shm"],
         ["--cache-config=local,size=1"],
     ):

@@ -13,6 +13,7 @@ from typing import Any
 from stubserve.settings import (
     EXPLICIT,
     NONE,
+    POLL,
     Settings,
     UsageError,
     parse_backend_config,
@@ -52,8 +53,9 @@ FLAGS = (
         "Take config.pbtxt as it is, never ask the model (false).",
         switch=True,
     ),
-    Flag("model-control-mode", str.lower, "none, or explicit: models are loaded and unloaded by request (none)."),
+    Flag("model-control-mode", str.lower, "none, explicit (load by request) or poll (load what changes) (none)."),
     Flag("load-model", str, "A model to load at the start, * for all, with explicit model control.", many=True),
+    Flag("repository-poll-secs", parse_int, "Seconds between two looks for changes, with model control by poll (15)."),
     Flag("model-load-thread-count", parse_int, "Model versions that load at the same time (4)."),
     Flag("model-config-name", str, "Use configs/<name>.pbtxt of a model where it exists."),
     Flag("backend-directory", Path, "Backends written in Python: <name>/model.py (/opt/tritonserver/backends)."),
@@ -108,7 +110,6 @@ FLAGS = (
 # Flags of parts that do not exist yet: value -> what is missing. With the value that turns the part off they are fine.
 _OFF = ("false", "off", "0")
 MISSING = {
-    "repository-poll-secs": ("watching the repository for changes", ()),
     "model-load-retry-count": ("retrying a load", ("0",)),
     "model-namespacing": ("model namespacing", _OFF),
     "http-restricted-api": ("restricted APIs", ()),
@@ -220,10 +221,10 @@ def _check_missing(name: str, text: str) -> None:
 def _check(settings: Settings) -> None:
     if not settings.model_repository:
         raise UsageError("--model-repository must be specified, or simply its folder: stubserve serve FOLDER")
-    if settings.model_control_mode == "poll":
-        raise UsageError("--model-control-mode=poll: stubserve does not offer watching the repository for changes yet.")
-    if settings.model_control_mode not in (NONE, EXPLICIT):
-        raise UsageError(f"--model-control-mode must be none or explicit. Got {settings.model_control_mode}")
+    if settings.model_control_mode not in (NONE, EXPLICIT, POLL):
+        raise UsageError(f"--model-control-mode must be none, explicit or poll. Got {settings.model_control_mode}")
+    if settings.repository_poll_secs < 1:
+        raise UsageError(f"--repository-poll-secs must be at least 1. Got {settings.repository_poll_secs}")
     if settings.load_model and settings.model_control_mode != EXPLICIT:
         raise UsageError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     if settings.http_max_input_size <= 0:

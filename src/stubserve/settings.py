@@ -26,7 +26,7 @@ RESTRICTED_KINDS = (
     "logging",
 )
 # Modes of model control, and what stands for every model in --load-model
-NONE, EXPLICIT = "none", "explicit"
+NONE, EXPLICIT, POLL = "none", "explicit", "poll"
 ALL_MODELS = "*"
 DEFAULT_BACKEND_DIRECTORY = Path("/opt/tritonserver/backends")
 
@@ -57,6 +57,7 @@ class Settings:
     disable_auto_complete_config: bool = False
     model_control_mode: str = NONE
     load_model: list[str] = field(default_factory=list)
+    repository_poll_secs: int = 15
     model_load_thread_count: int = 4
     model_config_name: str = ""
     backend_directory: Path = DEFAULT_BACKEND_DIRECTORY

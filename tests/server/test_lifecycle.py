@@ -284,7 +284,7 @@ def test_the_command_line_of_tritonserver_works(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("flag", "text"),
     [
-        ("--model-control-mode=poll", "does not offer watching the repository"),
+        ("--model-namespacing=true", "does not offer model namespacing"),
         ("--cache-config=local,size=1000", "does not offer the response cache"),
         ("--trace-config=level=TIMESTAMPS", "does not offer tracing"),
         ("--no-such-flag=1", "Unexpected argument: --no-such-flag=1"),

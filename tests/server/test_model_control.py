@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import signal
 import textwrap
 import threading
@@ -686,3 +687,26 @@ def test_without_model_control(repository: Path) -> None:
         text = "explicit model load / unload is not allowed if polling is enabled"
         for answer in (controlled.load("number"), controlled.unload("number"), controlled.load("nosuch")):
             assert (answer.status, answer.error) == (503, text)
+
+
+def test_what_changes_on_disk_is_served(repository: Path) -> None:
+    write_model(repository, "first", NUMBER.format(1, 1))
+    with Serving(repository, "--model-control-mode=poll", "--repository-poll-secs=1") as server:
+        controlled = Controlled(server, repository)
+        assert controlled.value("first") == 1
+        text = "explicit model load / unload is not allowed if polling is enabled"
+        assert (controlled.load("first").error, controlled.unload("first").error) == (text, text)
+        controlled.number("second", 2)
+        server.wait_for("successfully loaded 'second'")
+        assert controlled.value("second") == 2
+        assert server.output.count("successfully loaded 'first'") == 1
+        (repository / "first" / "1" / "model.py").write_text("raise ValueError('half of a change')")
+        server.wait_for("failed to load 'first' version 1: Internal: ValueError: half of a change")
+        assert controlled.value("first") == 1
+        controlled.number("first", 3)
+        controlled.wait_unloaded("first")
+        assert controlled.value("first") == 3
+        shutil.rmtree(repository / "second")
+        controlled.wait_unloaded("second")
+        assert server.get("/v2/models/second").status == 404
+        assert server.get("/v2/health/ready").status == 200

@@ -20,7 +20,7 @@ from stubserve.model_config.complete import normalise
 from stubserve.model_config.parse import parse_json
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.validate import validate_directory_name, validate_model
-from stubserve.repository.folder import ModelFolder, check_model_name, locate, read_config
+from stubserve.repository.folder import ModelFolder, check_model_name, last_change_ns, locate, read_config
 from stubserve.settings import Settings
 
 
@@ -79,7 +79,7 @@ def find_candidate(name: str, settings: Settings, override: Override | None, kep
     Raises ServeError.
     """
     folder = locate(settings.model_repository, name)
-    if override is None and kept is not None and _last_change_ns(folder.path) < kept.since_ns:
+    if override is None and kept is not None and last_change_ns(folder.path) < kept.since_ns:
         override = kept
     return read_candidate(folder, settings, override)
 
@@ -105,12 +105,3 @@ def _write(home: Path, files: Mapping[str, bytes]) -> None:
             file.write_bytes(content)
         except OSError as error:
             raise internal(f"cannot write file parameter 'file:{path}': {error.strerror}") from None
-
-
-def _last_change_ns(folder: Path) -> int:
-    """When anything below a folder was last changed (ns since 1970)."""
-    latest = folder.stat().st_mtime_ns
-    for place, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            latest = max(latest, os.lstat(os.path.join(place, name)).st_mtime_ns)
-    return latest

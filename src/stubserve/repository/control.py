@@ -47,7 +47,8 @@ from stubserve.repository.model import Model
 from stubserve.repository.registry import UNLOADED, Registry, State
 from stubserve.repository.retiring import Loaded, Retiring
 from stubserve.repository.turns import Turn, Turns
-from stubserve.settings import ALL_MODELS, EXPLICIT, Settings
+from stubserve.repository.watch import Watch
+from stubserve.settings import ALL_MODELS, EXPLICIT, POLL, Settings
 
 log = logging.getLogger("stubserve.repository")
 
@@ -66,6 +67,8 @@ class ModelControl:
         self._loaded: dict[str, Loaded] = {}
         self._changes: set[asyncio.Task[None]] = set()
         self._retiring = Retiring(registry, settings.exit_timeout_secs)
+        self._watch = Watch(settings.model_repository, self._load_known, lambda name: self._unload(name, None))
+        self._watching: asyncio.Task[None] | None = None
         self._exiting = False
 
     # What may be asked
@@ -78,6 +81,10 @@ class ModelControl:
         for repository in self._settings.model_repository:
             if not repository.is_dir():
                 raise internal(f"failed to stat file {repository}: repository path is not a valid directory")
+        if self._settings.model_control_mode == POLL:
+            complete = await self._watch.look()
+            self._watching = asyncio.get_running_loop().create_task(self._keep_watching())
+            return complete
         chosen = dict.fromkeys(self._settings.load_model)
         if ALL_MODELS in chosen and len(chosen) > 1:
             raise invalid("Wildcard model name '*' must be the ONLY startup model if specified at all.")
@@ -90,7 +97,7 @@ class ModelControl:
                 self._registry.entry(name).reason = DUPLICATE_REASON
             chosen = dict.fromkeys(found.models)
             complete = not found.duplicates
-        return all(await asyncio.gather(*(self._load_first(name) for name in chosen))) and complete
+        return all(await asyncio.gather(*(self._load_known(name) for name in chosen))) and complete
 
     async def load(
         self,
@@ -130,7 +137,7 @@ class ModelControl:
     async def stop(self, timeout_s: float) -> None:
         """Ends loads, lets running requests finish, finalizes the models and ends the stubs, within `timeout_s`."""
         self._exiting = True
-        changes = list(self._changes)
+        changes = [*self._changes, *([self._watching] if self._watching is not None else [])]
         for change in changes:
             change.cancel()
         await asyncio.gather(*changes, return_exceptions=True)
@@ -168,7 +175,15 @@ class ModelControl:
 
     # Loading
 
-    async def _load_first(self, name: str) -> bool:
+    async def _keep_watching(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.repository_poll_secs)
+            try:
+                await self._watch.look()
+            except ServeError as error:
+                log.error("cannot look for changes: %s", error)
+
+    async def _load_known(self, name: str) -> bool:
         try:
             await self._load(name, None, {}, None)
         except ServeError:

@@ -199,7 +199,7 @@ class Model:
         if instance.passive:
             return
         self._scheduler.instance_gone(instance)
-        self._ready_instances -= 1
+        self._ready_instances = max(self._ready_instances - 1, 0)  # it is 0 already where the model is being stopped
         self._answer_all(unfinished, error, BACKEND_FAILURE)
         for request in open_:
             # Their execution has been counted.

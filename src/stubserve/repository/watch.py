@@ -1,0 +1,53 @@
+"""Watching the repository (`--model-control-mode=poll`): what lies on disk is what is served.
+
+A model is loaded anew when anything below its folder has changed since the look that came before its last load, and
+unloaded when its folder is gone. Files are not written all at once, so a look may see half of a change: a load that
+fails is tried again at the next look, as upstream does, and what served before goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from stubserve.repository.folder import last_change_ns, survey
+
+
+class Watch:
+    """`load` says whether a model could be loaded."""
+
+    def __init__(
+        self,
+        repositories: Sequence[Path],
+        load: Callable[[str], Awaitable[bool]],
+        unload: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._repositories = repositories
+        self._load = load
+        self._unload = unload
+        # The last change of each model that a load has served from, None for one that no load has succeeded with
+        self._seen: dict[str, int | None] = {}
+
+    async def look(self) -> bool:
+        """Loads what is new or changed, unloads what is gone; whether everything is as on disk now.
+
+        Raises ServeError if a repository cannot be read.
+        """
+        changes, unique = await asyncio.to_thread(self._changes)
+        for name in self._seen.keys() - changes.keys():
+            del self._seen[name]
+            await self._unload(name)
+        due = [name for name in changes if self._seen.get(name) != changes[name]]
+        loaded = await asyncio.gather(*(self._load(name) for name in due))
+        for name, complete in zip(due, loaded, strict=True):
+            if complete:
+                self._seen[name] = changes[name]
+            else:
+                self._seen.setdefault(name, None)
+        return all(loaded) and unique
+
+    def _changes(self) -> tuple[dict[str, int], bool]:
+        """When each model last changed (ns since 1970), and whether each name is in one repository only."""
+        found = survey(self._repositories)
+        return {name: last_change_ns(folder.path) for name, folder in found.models.items()}, not found.duplicates
