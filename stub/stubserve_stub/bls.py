@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     # What they import, msgpack, is not there where only the public module is wanted.
     from stubserve_stub.calls import Call, Calls
     from stubserve_stub.channel import Channel
+    from stubserve_stub.forks import Relay
 
 Target = Tuple[str, int]
 # (id, correlation id, flags, timeout in µs, parameters, requested outputs, inputs)
@@ -46,6 +47,8 @@ TELL_BYTES = 2 << 20
 
 # The stub's calls while its model may make any
 _calls: Optional[Calls] = None
+# In a process that the model has forked: its way to other models
+_relay: Optional[Relay] = None
 
 
 def connect(calls: Calls) -> None:
@@ -60,11 +63,19 @@ def disconnect() -> None:
     _calls = None
 
 
+def relay(through: Relay) -> None:
+    """From now on requests go through the process that has forked this one."""
+    global _relay
+    _relay = through
+
+
 def execute(target: Target, request: Request, decoupled: bool) -> Any:
     """The answer to a request, or an iterator over its answers; blocks until there is one.
 
     Raises TritonModelException outside of the time between `initialize` and `finalize`.
     """
+    if _relay is not None:
+        return _relay.execute(target, request, decoupled)
     calls = _allowed()
     try:
         call = _open(calls, target, request, decoupled)
@@ -82,6 +93,8 @@ def async_execute(target: Target, request: Request, decoupled: bool) -> "asyncio
     import asyncio  # not at the top: see stubserve_stub.model
 
     loop = asyncio.get_running_loop()
+    if _relay is not None:
+        return loop.run_in_executor(None, _relay.execute, target, request, decoupled)
     future: "asyncio.Future[Any]" = loop.create_future()
     call: Optional[Call] = None
 
@@ -166,6 +179,15 @@ class ResponseIterator:
         self._next = 0
         self._taken = self._taken_bytes = 0
         self._took(first)
+        return self
+
+    @staticmethod
+    def _over(responses: List[InferenceResponse]) -> ResponseIterator:
+        """An iterator over responses that are all there."""
+        self = object.__new__(ResponseIterator)
+        self._call = None
+        self._responses = responses
+        self._next = 0
         return self
 
     def __iter__(self) -> ResponseIterator:

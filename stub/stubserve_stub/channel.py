@@ -19,6 +19,7 @@ import time
 import weakref
 from typing import Any, Callable, Deque, Dict, List, Sequence, Tuple
 
+from stubserve_stub.exceptions import TritonModelException
 from stubserve_stub.patience import Patience
 from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.allocator import Allocator
@@ -173,6 +174,20 @@ class Channel:
             except ArenaFull:
                 self._released.extend(released)
                 raise
+
+    def abandon(self, reason: str) -> None:
+        """Cuts this process, which the stub's was copied to by a fork, off from the rings: using them raises.
+
+        Locks that other threads of the stub may have held at the fork are made anew.
+        """
+
+        def refuse(*_: Any) -> Any:
+            raise TritonModelException(reason)
+
+        self.sending = threading.RLock()
+        self._allocating = threading.Lock()
+        for method in ("send", "receive", "receive_answers", "place"):
+            setattr(self, method, refuse)
 
     def poke(self) -> None:
         """Has the main thread look after what is noted for it. Safe from any thread and in a destructor."""

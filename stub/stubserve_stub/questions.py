@@ -6,6 +6,7 @@ They go out over the control socket, and the thread that reads it hands each ans
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import threading
 from typing import Any, Callable, Dict
@@ -22,12 +23,16 @@ class Questions:
     def __init__(self, instance: str, send: Callable[..., None]) -> None:
         self._instance = instance
         self._send = send
+        self._process = os.getpid()
         self._numbers = itertools.count(1)
         self._waiting: "Dict[int, queue.SimpleQueue[Dict[str, Any]]]" = {}
         self._guard = threading.Lock()
 
     def ask(self, question: str, failure: str, **fields: Any) -> Any:
         """The server's answer. Raises TritonModelException that begins with `failure` if it refuses."""
+        if os.getpid() != self._process:
+            # Only the stub's own process has the thread that hears the answer.
+            raise self.refused(failure, "a process that the model has forked cannot ask the server")
         answers: "queue.SimpleQueue[Dict[str, Any]]" = queue.SimpleQueue()
         with self._guard:
             number = next(self._numbers)

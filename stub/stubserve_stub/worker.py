@@ -16,12 +16,13 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import numpy as np
 
-from stubserve_stub import bls, logger, metrics, model_control, session_threads, utils
+from stubserve_stub import bls, logger, metrics, model_control, session_threads, signals, utils
 from stubserve_stub.batch import Batch
 from stubserve_stub.calls import Calls
 from stubserve_stub.channel import EXECUTING, FINALIZING, IDLE, Channel
 from stubserve_stub.control import Control
 from stubserve_stub.exceptions import format_exception
+from stubserve_stub.forks import Forks
 from stubserve_stub.model import ContractBroken, Model, import_model
 from stubserve_stub.questions import Questions
 from stubserve_stub.sender import InferenceResponseSender, Senders
@@ -55,10 +56,7 @@ class Worker:
 
     @staticmethod
     def _name_process() -> None:
-        # The server ends its stubs; a Ctrl-C in its terminal goes to the whole group and must not. A function rather
-        # than SIG_IGN, so that processes which the model starts get the default back.
-        signal.signal(signal.SIGINT, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: None)
+        signals.leave_to_the_server()
         faulthandler.enable()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(AttributeError):
@@ -138,6 +136,7 @@ class Worker:
         self._control.handle("acknowledge", self._on_acknowledge)
         self._control.handle("is_ready", self._on_is_ready)
         bls.connect(Calls(self._channel, bls.received))
+        Forks(self._instance, self._channel).connect()
         self._channel.set_health(IDLE)
         self._control.send("ready", checks_readiness=model.checks_readiness)
         return True

@@ -1,0 +1,51 @@
+"""SIGINT and SIGTERM in a stub, which it does not heed: the server ends its stubs, when it has answered what they have.
+
+A Ctrl-C in the server's terminal goes to the whole group. The handler is a function rather than SIG_IGN, so that
+programs which the model starts get the default back. Processes that it forks get it too: `multiprocessing` terminates
+what it does not need any more, and would wait for ever. Both signals are held back until that is done, or one that
+comes right after the fork would get lost.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class _Before(threading.local):
+    """Of each thread, the signals that it held back before it forked."""
+
+    mask: Any = ()
+
+
+_before = _Before()
+
+
+def leave_to_the_server() -> None:
+    """From now on the signals do nothing in this process. For the main thread."""
+    for number in _SIGNALS:
+        signal.signal(number, _stay)
+    os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_go)
+
+
+def _stay(*_: Any) -> None:
+    pass
+
+
+def _hold_back() -> None:
+    _before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def _let_through() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _before.mask)
+
+
+def _go() -> None:
+    for number in _SIGNALS:
+        if signal.getsignal(number) is _stay:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    _let_through()
