@@ -194,8 +194,13 @@ class ModelControl:
         check_parameters(name, files)
         override = None if config is None else Override(config)
         async with self._turns.of(name, outer) as turn:
+            finding = asyncio.ensure_future(asyncio.to_thread(self._find, name, override, files))
             try:
-                candidate = await asyncio.to_thread(self._find, name, override, files)
+                candidate = await asyncio.shield(finding)
+            except asyncio.CancelledError:
+                # Its thread goes on, and may make a folder.
+                finding.add_done_callback(lambda found: found.exception() or found.result().discard())
+                raise
             except Exception as raised:
                 error = _as_load_error(raised)
                 log.error("Poll failed for model directory '%s': %s", name, error)
