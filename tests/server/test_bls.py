@@ -170,6 +170,19 @@ COUNTER = """
                 (pathlib.Path(os.environ["SIGNALS"]) / "sent").write_text(str(sent))
 """
 
+# Says which process it is, and then nothing more.
+FRAGILE = """
+    import os, time
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            tensor = pb_utils.Tensor("OUTPUT0", np.array([os.getpid()], np.float32))
+            requests[0].get_response_sender().send(pb_utils.InferenceResponse([tensor]))
+            time.sleep(600)
+"""
+
 DECOUPLED = io_config(extra="model_transaction_policy { decoupled: true }")
 
 NEVER_READY = """
@@ -205,6 +218,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, signals: Path) -> Iterator[
     write_model(repository, "slow", SLOW)
     write_model(repository, "chatty", CHATTY)
     write_model(repository, "counter", COUNTER, DECOUPLED)
+    write_model(repository, "fragile", FRAGILE, DECOUPLED)
     write_model(repository, "never_ready", NEVER_READY)
     write_model(repository, "script", SCRIPT, TEXT)
     write_model(repository, "other", SCRIPT, TEXT)
@@ -690,6 +704,69 @@ call("slow", np.zeros(400_000, np.float32))
     assert run(server, "result = 1") == 1
 
 
+def test_everybody_who_waits_for_a_model_that_dies_hears_of_it(server: Serving, signals: Path) -> None:
+    # The main thread, threads and coroutines; one of their calls is being executed, the others are in the queue.
+    clear(signals)
+    results: list[Any] = []
+    source = """
+async def main():
+    answers = await asyncio.gather(*(request("slow", np.zeros(9, np.float32)).async_exec() for _ in range(3)))
+    return [outcome(answer) for answer in answers]
+with ThreadPoolExecutor(4) as pool:
+    waiting = [pool.submit(call, "slow", np.zeros(9, np.float32)) for _ in range(3)]
+    waiting.append(pool.submit(asyncio.run, main()))
+    first = call("slow", np.zeros(9, np.float32))
+    *threads, coroutines = [one.result() for one in waiting]
+result = [first, *threads, *coroutines]
+"""
+    caller = threading.Thread(target=lambda: results.append(run(server, source)))
+    caller.start()
+    process = process_in(signals / "running")
+    queued = 'nv_inference_pending_request_count{model="slow",version="1"} 6'
+    eventually(lambda: queued in server.metrics().body.decode())
+    os.kill(process, signal.SIGKILL)
+    caller.join(60)
+    assert len(results[0]) == 7
+    assert all("Stub process 'slow_0' is not healthy" in result for result in results[0])
+    wait_until_back(server, "slow")
+
+
+def test_a_decoupled_model_dies_between_two_responses(server: Serving) -> None:
+    source = """
+answers = request("fragile", np.zeros(1, np.float32)).exec(decoupled=True)
+os.kill(int(outcome(next(answers))[0][0]), 9)
+rest = [outcome(answer) for answer in answers]
+result = [rest, len(list(answers))]
+"""
+    rest, again = run(server, source)
+    assert len(rest) == 1
+    assert "Stub process 'fragile_0' is not healthy" in rest[0]
+    assert again == 2
+    wait_until_back(server, "fragile")
+
+
+def test_a_model_is_unloaded_while_it_is_called(tmp_path: Path) -> None:
+    repository, signals = tmp_path / "models", tmp_path / "signals"
+    signals.mkdir()
+    write_model(repository, "slow", SLOW)
+    write_model(repository, "script", SCRIPT, TEXT)
+    flags = ("--model-control-mode=explicit", "--load-model=slow", "--load-model=script")
+    with Serving(repository, *flags, environment={"SIGNALS": str(signals)}) as server:
+        results: list[Any] = []
+        source = """
+(under_way,) = call("slow", np.ones(9, np.float32))
+result = [float(under_way.sum()), call("slow", np.ones(9, np.float32))]
+"""
+        caller = threading.Thread(target=lambda: results.append(run(server, source)))
+        caller.start()
+        process_in(signals / "running")
+        assert server.request("POST", "/v2/repository/models/slow/unload", b"{}").status == 200
+        (signals / "go").touch()
+        caller.join(60)
+        assert results[0][0] == 9
+        assert "Model 'slow' is not ready." in results[0][1]
+
+
 # Memory
 
 
@@ -702,6 +779,8 @@ for size, count in ((10, 1500), (1000, 500), (100_000, 100)):
         (got,) = call("increment", array)
 with ThreadPoolExecutor(4) as pool:
     list(pool.map(lambda _: call("increment", np.zeros(1000, np.float32)), range(200)))
+for _ in range(10):
+    assert sum(1 for _ in request("counter", np.array([100], np.float32)).exec(decoupled=True)) == 101
 result = 0
 """
     run(server, source)
