@@ -17,7 +17,6 @@ def test_inputs_and_outputs() -> None:
     assert (a.datatype, a.dims, a.elements, a.itemsize, a.optional, a.is_bytes) == (11, (2, 3), 6, 4, False, False)
     assert (b.datatype, b.dims, b.elements, b.itemsize, b.optional) == (14, (-1,), None, 2, True)
     assert (out.is_bytes, out.itemsize) == (True, 0)
-    assert found.label_filenames == {"O": "l.txt"}
     assert found.labels == {}
 
 

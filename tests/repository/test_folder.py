@@ -15,7 +15,6 @@ from stubserve.repository.folder import (
     locate,
     read_config,
     read_labels,
-    scan,
     survey,
 )
 
@@ -78,20 +77,21 @@ def test_an_accepted_name_stays_in_its_repository(name: str) -> None:
     assert (Path("/repository") / name).resolve().parent == Path("/repository")
 
 
-# Scanning
+# Surveying
 
 
-def test_scan(tmp_path: Path) -> None:
+def test_survey(tmp_path: Path) -> None:
     add(tmp_path, "b", "a")
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    assert scan([tmp_path]) == {name: ModelFolder(name, tmp_path / name, tmp_path) for name in ("a", "b", "link")}
-    assert list(scan([tmp_path])) == ["a", "b", "link"]
+    models = survey([tmp_path]).models
+    assert models == {name: ModelFolder(name, tmp_path / name, tmp_path) for name in ("a", "b", "link")}
+    assert list(models) == ["a", "b", "link"]
 
 
-def test_scan_skips_what_is_no_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_survey_skips_what_is_no_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     add(tmp_path, ".git", "__pycache__", "m", "a;b")
-    assert list(scan([tmp_path])) == ["m"]
+    assert list(survey([tmp_path]).models) == ["m"]
     assert [record.getMessage() for record in caplog.records] == [
         f"ignore model directory '{tmp_path}/a;b': Invalid stub name: contains invalid characters"
     ]
@@ -115,7 +115,7 @@ def test_a_repository_that_can_not_be_listed(kind: str, tmp_path: Path) -> None:
     if kind == "file":
         path.write_text("")
     with pytest.raises(ServeError) as caught:
-        scan([tmp_path, path])
+        survey([tmp_path, path])
     assert refusal(caught).startswith(f"Internal: failed to open directory {path}: ")
 
 

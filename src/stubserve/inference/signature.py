@@ -45,8 +45,8 @@ class TensorSignature:
 class Signature:
     """The inputs and outputs of version `version` of model `name`, from its `config` (a protobuf ModelConfig).
 
-    `inputs` and `outputs` are in the order of the configuration. `label_filenames` says which outputs have labels;
-    whoever loads the model reads those files and puts their lines into `labels`, under the output's name.
+    `inputs` and `outputs` are in the order of the configuration. Whoever loads the model puts the lines of an output's
+    label file into `labels`, under the output's name.
     `correlation_control` is (tensor name, data type number) of the sequence batcher's CORRID control, None without.
     `repeats` says that a request with the names, types, shapes and sizes of one that was admitted needs no second look:
     there are no strings to be checked, no input to be reshaped, and no correlation id.
@@ -57,7 +57,6 @@ class Signature:
         "correlation_control",
         "decoupled",
         "inputs",
-        "label_filenames",
         "labels",
         "max_batch_size",
         "memo",
@@ -86,9 +85,6 @@ class Signature:
         }
         self.required_inputs = sum(not tensor.optional for tensor in self.inputs.values())
         self.reshaped_outputs = any(tensor.reshape is not None for tensor in self.outputs.values())
-        self.label_filenames: dict[str, str] = {
-            tensor.name: tensor.label_filename for tensor in config.output if tensor.label_filename
-        }
         self.labels: dict[str, list[str]] = {}
         self.correlation_control = _correlation_control(config)
         self.repeats = self.correlation_control is None and not any(

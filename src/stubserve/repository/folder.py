@@ -58,7 +58,7 @@ class Survey:
 
 
 def check_model_name(name: str) -> None:
-    """Refuses a name that can be no model folder's. Raises: ServeError INVALID_ARG."""
+    """Refuses a name that can be no model folder's. Raises ServeError INVALID_ARG."""
     if not name:
         raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
     if "/" in name or "\\" in name or ".." in name or name == ".":
@@ -67,16 +67,11 @@ def check_model_name(name: str) -> None:
         raise invalid("Invalid stub name: contains invalid characters")
 
 
-def scan(repositories: Sequence[Path]) -> dict[str, ModelFolder]:
-    """The models that can be served, by name in sorted order. Raises: as `survey`."""
-    return survey(repositories).models
-
-
 def survey(repositories: Sequence[Path]) -> Survey:
     """Lists all repositories. A model in two of them is served from neither, as upstream.
 
     Folders whose names can be no model's are left out with a warning.
-    Raises: ServeError INTERNAL, a repository can not be read.
+    Raises ServeError INTERNAL, a repository can not be read.
     """
     found: dict[str, ModelFolder] = {}
     duplicates: set[str] = set()
@@ -102,7 +97,7 @@ def survey(repositories: Sequence[Path]) -> Survey:
 def locate(repositories: Sequence[Path], name: str) -> ModelFolder:
     """One model by name, without listing the repositories.
 
-    Raises: ServeError INVALID_ARG, the name can be no model's; NOT_FOUND, it is in no repository, or in more than one.
+    Raises ServeError INVALID_ARG, the name can be no model's; NOT_FOUND, it is in no repository, or in more than one.
     """
     check_model_name(name)
     places = [repository for repository in repositories if os.path.isdir(repository / name)]
@@ -114,7 +109,7 @@ def locate(repositories: Sequence[Path], name: str) -> ModelFolder:
 def list_names(repositories: Sequence[Path]) -> dict[str, bool]:
     """The names in all repositories, and whether each is in one only. What is wrong with others is `survey`'s to say.
 
-    Raises: as `survey`.
+    Raises as `survey`.
     """
     names: dict[str, bool] = {}
     for repository in repositories:
@@ -144,7 +139,7 @@ def read_config(folder: ModelFolder, config_name: str = "", required: bool = Fal
     """The parsed configuration file, or None where the model has none and it is not `required`.
 
     With `config_name` (--model-config-name) `configs/<config_name>.pbtxt` is read if it exists.
-    Raises: ServeError INTERNAL, naming the file that can not be read or parsed.
+    Raises ServeError INTERNAL, naming the file that can not be read or parsed.
     """
     path = folder.path / CONFIG_FILE
     if config_name:
@@ -167,7 +162,7 @@ def read_config(folder: ModelFolder, config_name: str = "", required: bool = Fal
 def available_versions(folder: ModelFolder, config: ModelConfig) -> list[int]:
     """The versions that the version policy of `config` selects among those on disk, ascending and never empty.
 
-    Raises: ServeError INVALID_ARG, the policy leaves none; INTERNAL, the folder can not be read.
+    Raises ServeError INVALID_ARG, the policy leaves none; INTERNAL, the folder can not be read.
     """
     existing = _versions_on_disk(folder)
     policy = config.version_policy
@@ -212,7 +207,7 @@ def _versions_on_disk(folder: ModelFolder) -> list[int]:
 def read_labels(folder: ModelFolder, config: ModelConfig) -> dict[str, list[str]]:
     """The labels of each output that names a label file, one per line, by output name.
 
-    Raises: ServeError UNSUPPORTED, the file is outside the model's folder (also by way of a link); INTERNAL, it can not
+    Raises ServeError UNSUPPORTED, the file is outside the model's folder (also by way of a link); INTERNAL, it can not
     be read or the output has two.
     """
     labels: dict[str, list[str]] = {}
