@@ -199,7 +199,7 @@ class ModelControl:
                 candidate = await asyncio.shield(finding)
             except asyncio.CancelledError:
                 # Its thread goes on, and may make a folder.
-                finding.add_done_callback(lambda found: found.exception() or found.result().discard())
+                finding.add_done_callback(_discard)
                 raise
             except Exception as raised:
                 error = _as_load_error(raised)
@@ -341,6 +341,11 @@ class StubControl:
 
     async def unload(self, name: str) -> None:
         await self._control.unload(name, self._turn)
+
+
+def _discard(found: asyncio.Future[Candidate]) -> None:
+    if found.exception() is None:
+        found.result().discard()
 
 
 def _as_load_error(raised: Exception) -> ServeError:
