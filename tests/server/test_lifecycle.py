@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,13 @@ TALKATIVE = """
 """
 
 
-def temporary_files() -> set[str]:
-    return {str(path) for folder in ("/dev/shm", "/tmp") for path in Path(folder).glob("*stubserve*")}
+@pytest.fixture
+def left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Path]]:
+    """What servers of this test have left in their folder for temporary files, and under their name in /dev/shm."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return lambda: [*folder.iterdir(), *Path("/dev/shm").glob("*stubserve*")]
 
 
 def wait_until_gone(pids: list[int], timeout: float) -> None:
@@ -44,9 +50,10 @@ def wait_until_gone(pids: list[int], timeout: float) -> None:
     assert not alive, f"still there after {timeout} s: {alive}"
 
 
-def test_a_served_model_answers_and_is_finalized_at_the_end(repository: Path) -> None:
+def test_a_served_model_answers_and_is_finalized_at_the_end(
+    repository: Path, left_behind: Callable[[], list[Path]]
+) -> None:
     write_model(repository, "echo", TALKATIVE)
-    before = temporary_files()
     with Serving(repository) as server:
         assert server.get("/v2/health/live").status == 200
         assert server.get("/v2/health/ready").status == 200
@@ -59,7 +66,7 @@ def test_a_served_model_answers_and_is_finalized_at_the_end(repository: Path) ->
         server.wait_for(rf"initialized echo_0 {pids[0]}")
         server.wait_for(rf"finalized {pids[0]}")
     wait_until_gone(pids, 5)
-    assert temporary_files() == before
+    assert left_behind() == []
 
 
 def test_sigint_ends_it_too_and_running_requests_are_answered(repository: Path) -> None:
@@ -96,7 +103,7 @@ def test_sigint_ends_it_too_and_running_requests_are_answered(repository: Path) 
         assert server.process.wait(20) == 0
 
 
-def test_stubs_end_when_the_server_is_killed(repository: Path) -> None:
+def test_stubs_end_when_the_server_is_killed(repository: Path, left_behind: Callable[[], list[Path]]) -> None:
     write_model(repository, "idle", TALKATIVE)
     write_model(
         repository,
@@ -110,7 +117,6 @@ def test_stubs_end_when_the_server_is_killed(repository: Path) -> None:
                 time.sleep(1000)
         """,
     )
-    before = temporary_files()
     with Serving(repository) as server:
         connection = server.connect()
         connection.request(
@@ -124,7 +130,7 @@ def test_stubs_end_when_the_server_is_killed(repository: Path) -> None:
         server.process.kill()
         wait_until_gone(pids, 5)
         connection.close()
-    assert temporary_files() == before
+    assert left_behind() == []
 
 
 def test_a_port_in_use_is_said_and_ends_the_server(repository: Path) -> None:
