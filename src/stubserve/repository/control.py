@@ -46,6 +46,7 @@ from stubserve.repository.loading import Loader
 from stubserve.repository.model import Model
 from stubserve.repository.registry import UNLOADED, Registry, State
 from stubserve.repository.retiring import Loaded, Retiring
+from stubserve.repository.stub_control import StubControl
 from stubserve.repository.turns import Turn, Turns
 from stubserve.repository.watch import Watch
 from stubserve.settings import ALL_MODELS, EXPLICIT, POLL, Settings
@@ -327,20 +328,6 @@ class ModelControl:
                     loaded,
                     [self._registry.set_version(name, model.version, State.UNLOADING) for model in loaded.models],
                 )
-
-
-class StubControl:
-    """Model control for the stubs of one load, see `ModelControl`."""
-
-    def __init__(self, control: ModelControl, turn: Turn) -> None:
-        self._control = control
-        self._turn = turn
-
-    async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
-        await self._control.load(name, config, files, self._turn)
-
-    async def unload(self, name: str) -> None:
-        await self._control.unload(name, self._turn)
 
 
 def _discard(found: asyncio.Future[Candidate]) -> None:

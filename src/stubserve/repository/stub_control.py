@@ -1,0 +1,25 @@
+"""Model control as the models of one load have it: what they ask for is asked for in the turn of that load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from stubserve.repository.turns import Turn
+
+if TYPE_CHECKING:
+    from stubserve.repository.control import ModelControl
+
+
+class StubControl:
+    """For the stubs of one load, whose turn it is."""
+
+    def __init__(self, control: ModelControl, turn: Turn) -> None:
+        self._control = control
+        self._turn = turn
+
+    async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
+        await self._control.load(name, config, files, self._turn)
+
+    async def unload(self, name: str) -> None:
+        await self._control.unload(name, self._turn)
