@@ -1,11 +1,13 @@
 """What a model returns or sends, as the wire has it: small tensors inside the message, large ones where `placer` says.
 
-A placer has one method, `place(buffer)`, which returns (offset, nbytes) in the arena and raises ArenaFull.
+A placer has one method, `place(buffer)`, which returns (offset, nbytes) in the arena and raises ArenaFull, or bytes.
 """
 
 from __future__ import annotations
 
 from typing import Any, Sequence, Tuple
+
+import numpy as np
 
 from stubserve_stub.exceptions import TritonError
 from stubserve_stub.responses import InferenceResponse
@@ -15,6 +17,13 @@ from stubserve_stub.wire.layout import INLINE_BYTES
 
 WireTensor = Tuple[str, int, Sequence[int], Any]
 WireResponse = Tuple[Any, ...]
+
+
+class InMessage:
+    """A placer without an arena: every tensor stays in its message, whatever its size."""
+
+    def place(self, buffer: Any) -> bytes:
+        return buffer.tobytes() if isinstance(buffer, (np.ndarray, memoryview)) else bytes(buffer)
 
 
 def encode_response(response: InferenceResponse, requested: Sequence[str], placer: Any) -> WireResponse:

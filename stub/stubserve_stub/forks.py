@@ -21,12 +21,14 @@ from typing import Any, Optional, Set, Tuple
 
 from stubserve_stub import bls
 from stubserve_stub.channel import Channel
+from stubserve_stub.encoding import InMessage, encode_response, encode_tensor
 from stubserve_stub.exceptions import TritonModelException
 from stubserve_stub.responses import InferenceResponse
 from stubserve_stub.tensors import Tensor
 from stubserve_stub.wire import messages
 
 _LENGTH = struct.Struct("=Q")
+_placer = InMessage()
 
 
 class _Pair(threading.local):
@@ -108,11 +110,12 @@ class Relay:
     def execute(self, target: bls.Target, request: bls.Request, decoupled: bool) -> Any:
         """As `bls.execute`; an iterator has all of its responses from the beginning."""
         *head, names, tensors = request
+        inputs = [encode_tensor(tensor, _placer) for tensor in tensors]
         answer = None
         if self._forker is not None:
             with self._turn:
                 try:
-                    _send(self._forker, (target, (*head, list(names), [_tensor(one) for one in tensors]), decoupled))
+                    _send(self._forker, (target, (*head, list(names), inputs), decoupled))
                     answer = _receive(self._forker)
                 except OSError:
                     pass
@@ -144,15 +147,7 @@ def _answer(target: bls.Target, request: Any, decoupled: bool) -> Tuple[Optional
 
 
 def _wire(response: InferenceResponse) -> Any:
-    error = response._error
-    if error is not None:
-        return ((error.message(), int(error.code())), (), None)
-    return (None, [_tensor(one) for one in response._output_tensors], response._parameters)
-
-
-def _tensor(tensor: Tensor) -> Tuple[str, int, Any, bytes]:
-    datatype, shape, buffer = tensor._payload()
-    return (tensor.name(), datatype, shape, buffer if isinstance(buffer, bytes) else buffer.tobytes())
+    return encode_response(response, [tensor.name() for tensor in response._output_tensors], _placer)
 
 
 def _send(to: socket.socket, message: Any) -> None:

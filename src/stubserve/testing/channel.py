@@ -5,11 +5,11 @@ from __future__ import annotations
 import queue
 from typing import Any
 
-import numpy as np
+from stubserve_stub.encoding import InMessage
 from stubserve_stub.sender import Key, Senders
 
 
-class LocalChannel:
+class LocalChannel(InMessage):
     """The stub's classes use it as they use `stubserve_stub.channel.Channel`.
 
     `news` gets (key, wire response or None, whether it is final), and None when a sender was dropped. It may be put
@@ -19,9 +19,6 @@ class LocalChannel:
     def __init__(self) -> None:
         self.news: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.senders: Senders | None = None
-
-    def place(self, data: Any) -> bytes:
-        return data.tobytes() if isinstance(data, np.ndarray | memoryview) else bytes(data)
 
     def respond(self, key: Key, start_ns: int, wire: Any, acknowledge: bool) -> None:
         self.news.put((key, wire, False))
