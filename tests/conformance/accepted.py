@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .cases import CASES
+from .request import ERROR_CODES
 
 
 @dataclass(frozen=True)
@@ -33,19 +34,9 @@ def _starting(prefix: str) -> tuple[str, ...]:
     return tuple(case.name for case in CASES if case.name.startswith(prefix))
 
 
-_CODES = (
-    "UNKNOWN",
-    "INTERNAL",
-    "NOT_FOUND",
-    "INVALID_ARG",
-    "UNAVAILABLE",
-    "UNSUPPORTED",
-    "ALREADY_EXISTS",
-    "CANCELLED",
-)
 _CALLED_CODES = {
     f"calls/code_{name}": f"<__ErrorCode.{name}: {number}>, 'an error of the model'"
-    for number, name in enumerate(_CODES)
+    for number, name in enumerate(ERROR_CODES)
     if name != "INTERNAL"
 }
 

@@ -116,6 +116,10 @@ def no_repository_name() -> ServeError:
     return unsupported("'repository_name' specification is not supported")
 
 
+def fixed_log_file() -> ServeError:
+    return unsupported("log file location can not be updated through network protocol")
+
+
 def not_offered(what: str) -> ServeError:
     """`what` is the path of an endpoint."""
     return unsupported(f"{what} is not offered by this release of stubserve")

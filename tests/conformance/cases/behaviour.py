@@ -5,14 +5,13 @@
 import re
 
 from ..repository import SOURCES
-from ..request import DEFAULT_TIMEOUT_S, Case, Exchange, case, infer, tensor
+from ..request import DEFAULT_TIMEOUT_S, ERROR_CODES, Case, Exchange, case, infer, tensor
 from ..serving_models import SILENT
 
 # How long to wait for an answer that may never come; a second request then tells whether the instance is stuck.
 SILENT_WAIT_S = 1.5
 
 COMMANDS = tuple(re.findall(r'if command == "(\w+)"', (SOURCES / "behave.py").read_text()))
-CODES = ("UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS", "CANCELLED")
 
 
 def _command(model: str, text: str, *outputs: str, timeout: float = DEFAULT_TIMEOUT_S, **more: object) -> Exchange:
@@ -24,7 +23,7 @@ def _command(model: str, text: str, *outputs: str, timeout: float = DEFAULT_TIME
 
 CASES: tuple[Case, ...] = (
     *(case(f"behaviour/{name}", _command("behave", name)) for name in COMMANDS if name not in SILENT),
-    *(case(f"behaviour/code_{code}", _command("behave", f"code_{code}")) for code in CODES),
+    *(case(f"behaviour/code_{code}", _command("behave", f"code_{code}")) for code in ERROR_CODES),
     case("behaviour/code_nosuch", _command("behave", "code_NOSUCH")),
     case("behaviour/error_with_id", _command("behave", "code_NOT_FOUND", id="my id")),
     case("behaviour/exception_with_id", _command("behave", "raise", id="my id")),

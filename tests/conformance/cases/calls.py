@@ -2,18 +2,8 @@
 
 # ruff: noqa: E501 - a case reads best on one line
 
-from ..request import Case, Exchange, case, evaluate, infer, tensor
+from ..request import ERROR_CODES, Case, Exchange, case, evaluate, infer, tensor
 
-_CODES = (
-    "UNKNOWN",
-    "INTERNAL",
-    "NOT_FOUND",
-    "INVALID_ARG",
-    "UNAVAILABLE",
-    "UNSUPPORTED",
-    "ALREADY_EXISTS",
-    "CANCELLED",
-)
 _PAIR = "[tensor(np.full((1, 16), 2, 'float32'), 'INPUT0'), tensor(np.ones((1, 16), 'float32'), 'INPUT1')]"
 # How long to wait for a call that real Triton never answers.
 STUCK_WAIT_S = 2.0
@@ -115,7 +105,7 @@ _ASYNC: dict[str, str] = {
 
 CASES: tuple[Case, ...] = (
     *(case(f"calls/{name}", evaluate(expression), server="calls") for name, expression in _ONE.items()),
-    *(case(f"calls/code_{code}", evaluate(f"outcome({_command('code_' + code)}.exec())"), server="calls") for code in _CODES),
+    *(case(f"calls/code_{code}", evaluate(f"outcome({_command('code_' + code)}.exec())"), server="calls") for code in ERROR_CODES),
     *(
         case(
             f"calls/type_{kind}",

@@ -5,7 +5,7 @@
 import struct
 
 from ..messages import infer, infer_request, output, tensor, unary
-from ..request import Case, Rpc, bytes_blob, case
+from ..request import ERROR_CODES, Case, Rpc, bytes_blob, case
 
 _ROW = struct.pack("<16f", *range(16))
 _ONES = struct.pack("<16f", *([1.0] * 16))
@@ -130,16 +130,6 @@ _PARAMETERS: dict[str, dict[str, object]] = {
     "timeout_text": {"timeout": "5"},
     "timeout_uint64": {"timeout": {"uint64_param": 5}},
 }
-_CODES = (
-    "UNKNOWN",
-    "INTERNAL",
-    "NOT_FOUND",
-    "INVALID_ARG",
-    "UNAVAILABLE",
-    "UNSUPPORTED",
-    "ALREADY_EXISTS",
-    "CANCELLED",
-)
 
 CASES: tuple[Case, ...] = (
     case("grpc_infer/pair", _pair(), stats="add_sub"),
@@ -254,7 +244,7 @@ CASES: tuple[Case, ...] = (
     case("grpc_infer/id_unicode", infer("inspect", id="grün ✓", outputs=[output("SEEN")])),
     case("grpc_infer/requested_outputs_seen", infer("inspect", outputs=[output("OTHER"), output("SEEN")])),
     case("grpc_infer/sequence_no_id", infer("sequence", tensor("IN", "INT32", [1, 1]), raw=[b"\1\0\0\0"])),
-    *(case(f"grpc_infer/code_{code}", _command(f"code_{code}")) for code in _CODES),
+    *(case(f"grpc_infer/code_{code}", _command(f"code_{code}")) for code in ERROR_CODES),
     *(
         case(f"grpc_infer/model_{name}", _command(name))
         for name in ("raise", "raise_unicode", "raise_silent", "tuple", "two", "error_and_tensors", "no_outputs",

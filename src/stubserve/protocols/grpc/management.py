@@ -6,7 +6,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from stubserve.errors import invalid, unsupported
+from stubserve.errors import invalid
 from stubserve.model_config.metadata import model_metadata
 from stubserve.observability.logs import FORMATS
 from stubserve.protocols import management
@@ -124,7 +124,7 @@ _LOG_KINDS = {
 def _log_changes(settings: Any) -> dict[str, Any]:
     """The settings to change, for `LogSettings.update`. Raises ServeError, texts as upstream's."""
     if "log_file" in settings:
-        raise unsupported("log file location can not be updated through network protocol")
+        raise management.fixed_log_file()
     changes = {}
     for name, (field, kind) in _LOG_KINDS.items():
         if name not in settings:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stubserve.errors import ServeError, internal, unavailable, unsupported
+from stubserve.errors import ServeError, internal, unavailable
 from stubserve.observability.logs import FORMATS
 from stubserve.protocols.http.json_values import UNSET, find, is_uint, parse_json
+from stubserve.protocols.management import fixed_log_file
 
 _UINT32_MAX = (1 << 32) - 1
 
@@ -19,7 +20,7 @@ def parse_log_settings(body: bytes) -> dict[str, Any]:
     document = parse_json(body)
     changes: dict[str, Any] = {}
     if find(document, "log_file") not in (UNSET, None):
-        raise unsupported("log file location can not be updated through network protocol")
+        raise fixed_log_file()
     for name in ("log_info", "log_warning", "log_error"):
         value = find(document, name)
         if value in (UNSET, None):

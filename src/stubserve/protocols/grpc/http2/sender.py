@@ -28,8 +28,7 @@ MAX_WHOLE_BYTES = 64 * 1024
 # One system call costs more than copying so much.
 _JOINED_BYTES = 256 * 1024
 _END = frames.END_HEADERS | frames.END_STREAM
-# What every plain unary answer is made of, around its message.
-_OPENING = OPENING
+# What ends every plain unary answer.
 _CLOSING = trailers(OK, "")
 
 
@@ -105,11 +104,11 @@ class Sender:
         self._window -= length
         self.has_sent_data = True
         id = stream.id
-        opening = frames.HEAD.pack(len(_OPENING) << 8 | frames.HEADERS, frames.END_HEADERS, id)
+        opening = frames.HEAD.pack(len(OPENING) << 8 | frames.HEADERS, frames.END_HEADERS, id)
         data = frames.HEAD.pack(length << 8, 0, id)
         closing = frames.HEAD.pack(len(_CLOSING) << 8 | frames.HEADERS, _END, id)
         self.write(
-            b"%b%b%b\0%b%b%b%b" % (opening, _OPENING, data, size.to_bytes(4, "big"), b"".join(parts), closing, _CLOSING)
+            b"%b%b%b\0%b%b%b%b" % (opening, OPENING, data, size.to_bytes(4, "big"), b"".join(parts), closing, _CLOSING)
         )
         return True
 
