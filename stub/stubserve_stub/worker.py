@@ -58,9 +58,10 @@ class Worker:
     def _name_process() -> None:
         signals.leave_to_the_server()
         faulthandler.enable()
+        # All stubs share the server's output: a line is written in one piece, under PYTHONUNBUFFERED too.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(AttributeError):
-                stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+                stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
         with contextlib.suppress(OSError, AttributeError):
             import ctypes
 

@@ -234,6 +234,22 @@ def test_a_passive_instance_is_loaded_and_gets_no_requests(repository: Path) -> 
             assert server.infer_array("mixed", np.zeros(2, np.float32)).status == 200
 
 
+def test_a_line_that_a_model_prints_stays_whole(repository: Path) -> None:
+    source = (
+        IDENTITY
+        + """
+        def initialize(self, args):
+            import os
+            print("one line", end=", ")
+            os.write(1, b"of another process\\n")
+            print("in one piece")
+    """
+    )
+    write_model(repository, "prints", source)
+    with Serving(repository, environment={"PYTHONUNBUFFERED": "1"}) as server:
+        server.wait_for("of another process\none line, in one piece\n")
+
+
 def test_parts_of_a_configuration_that_have_no_effect_are_said(repository: Path) -> None:
     write_model(repository, "cached", IDENTITY, io_config(extra="response_cache { enable: true }"))
     write_model(repository, "decoupled", IDENTITY, io_config(extra="model_transaction_policy { decoupled: true }"))
