@@ -37,9 +37,18 @@ TELLS = """
 """
 
 
+def _pyenvs(version: str) -> list[Path]:
+    return sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
+
+
+def has_pyenv(version: str) -> bool:
+    """Whether pyenv has a Python of a version like 3.8."""
+    return bool(_pyenvs(version))
+
+
 def pyenv(version: str) -> Path:
     """The folder of pyenv's Python of a version like 3.8. Skips the test where it has none."""
-    found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
+    found = _pyenvs(version)
     if not found:
         pytest.skip(f"pyenv has no Python {version}")
     return found[-1].parents[1]

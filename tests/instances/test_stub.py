@@ -24,8 +24,9 @@ from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.logs import LogSettings
 from stubserve.repository.registry import Registry
 from stubserve.settings import Settings
+from tests.environments.made import venv
 from tests.serving import io_config, write_model
-from tests.stub.test_interpreters import NUMPY, environment
+from tests.stub.test_interpreters import NUMPY
 
 FP32 = 11
 
@@ -109,7 +110,7 @@ async def drive(folder: Path, interpreter: Path) -> int:
 @pytest.mark.parametrize("version", NUMPY)
 def test_a_stub_serves(version: str, repository: Path) -> None:
     folder = write_model(repository, "echo", MODEL, CONFIG)
-    assert asyncio.run(drive(folder, environment(version))) == int(version.split(".")[1])
+    assert asyncio.run(drive(folder, venv(version, NUMPY[version]) / "bin" / "python")) == int(version.split(".")[1])
 
 
 def test_what_a_message_could_not_tell_the_stub_rides_on_the_next() -> None:

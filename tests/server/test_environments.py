@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.environments.made import MODEL, TELLS, bare_venv, conda_archive, pyenv, venv
+from tests.environments.made import MODEL, TELLS, bare_venv, conda_archive, has_pyenv, pyenv, venv
 from tests.serving import Serving, write_model
 
 VENVS = {
@@ -21,6 +21,8 @@ VENVS = {
     "py312": ("3.12", "2.0.2"),
     "py313": ("3.13", None),
 }  # fmt: skip
+if has_pyenv("3.14"):  # younger than many a pyenv
+    VENVS["py314"] = ("3.14", None)
 HERE = "$$TRITON_MODEL_DIRECTORY"
 
 
