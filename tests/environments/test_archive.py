@@ -164,6 +164,24 @@ def test_sparse_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_header_bomb(tmp_path: Path) -> None:
     header = tarfile.TarInfo("pax")
     header.type, header.size = tarfile.XHDTYPE, 4 << 30
-    (tmp_path / "env.tar").write_bytes(header.tobuf() + bytes(10240))
-    with pytest.raises(ArchiveRefused, match="header of 4294967296 bytes"):
+    (tmp_path / "env.tar").write_bytes(header.tobuf() + bytes(4 << 20))
+    with pytest.raises(ArchiveRefused, match="header of more than 1048576 bytes"):
+        unpack(tmp_path / "env.tar")
+
+
+def test_long_headers(tmp_path: Path) -> None:
+    """Of many entries they may be more than those of one."""
+    with tarfile.open(tmp_path / "env.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        for number in range(4):
+            entry = tarfile.TarInfo(f"file{number}")
+            entry.pax_headers = {"comment": "x" * 400_000}
+            tar.addfile(entry)
+    assert len(os.listdir(unpack(tmp_path / "env.tar"))) == 4
+
+
+def test_headers_upon_headers(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("long")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 1
+    (tmp_path / "env.tar").write_bytes((header.tobuf() + bytes(512)) * 5000)
+    with pytest.raises(ArchiveRefused, match="it is damaged"):
         unpack(tmp_path / "env.tar")

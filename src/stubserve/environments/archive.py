@@ -34,12 +34,12 @@ else:
 MAX_RATIO = 200
 FREE_BYTES = 1 << 30
 MAX_ENTRIES = 5_000_000
+MAX_HEADER = 1 << 20
 
 _CHUNK = 1 << 20
-_MAX_HEADER = 1 << 20
 
 _INTERPRETER_LINK = re.compile(r"bin/(python|pypy)[0-9.]*")
-# What the decompressors raise about bytes that are not theirs
+# What the decompressors raise about bytes that are not theirs, and tarfile about headers upon headers
 _BROKEN: tuple[Any, ...] = (
     EOFError,
     ValueError,
@@ -47,6 +47,7 @@ _BROKEN: tuple[Any, ...] = (
     isal_zlib.error,
     lzma.LZMAError,
     zstd.ZstdError,
+    RecursionError,
 )
 
 
@@ -55,17 +56,30 @@ class ArchiveRefused(Exception):
 
 
 class _Stream:
-    """The decompressed archive, read forwards only: counts, and refuses what only a bomb would hold."""
+    """The decompressed archive, read forwards only: counts, and refuses what only a bomb would hold.
+
+    `tarfile` reads headers with `read` and keeps them in memory; newer Pythons take long ones in pieces. So their sum
+    is limited: `header_left` is set before an entry's headers are read, and is None while its content is.
+    """
 
     def __init__(self, raw: IO[bytes], archive: Path, size: int) -> None:
         self._raw = raw
         self._archive = archive
         self._limit = max(size * MAX_RATIO, FREE_BYTES)
         self._position = 0
+        self.header_left: int | None = MAX_HEADER
 
-    def read(self, count: int = -1) -> bytes:
-        if not 0 <= count <= _MAX_HEADER:
-            raise ArchiveRefused(f"{self._archive} has a header of {count} bytes: it is damaged, or made to do harm.")
+    def read(self, count: int) -> bytes:
+        if self.header_left is not None:
+            self.header_left -= count
+            if self.header_left < 0:
+                raise ArchiveRefused(
+                    f"{self._archive} has a header of more than {MAX_HEADER} bytes: it is damaged, or made to do harm."
+                )
+        return self.take(count)
+
+    def take(self, count: int) -> bytes:
+        """The next bytes, headers or not."""
         data = self._raw.read(count)
         self.grow(len(data))
         self._position += len(data)
@@ -85,7 +99,7 @@ class _Stream:
 
     def seek(self, position: int) -> int:
         while self._position < position:
-            if not self.read(min(position - self._position, _CHUNK)):
+            if not self.take(min(position - self._position, _CHUNK)):
                 break
         return self._position
 
@@ -160,13 +174,19 @@ class _Extraction:
 
     def run(self, tar: tarfile.TarFile) -> None:
         count = 0
-        while (entry := tar.next()) is not None:
+        while (entry := self._next(tar)) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # it would keep every header that it has read
             count += 1
             if count > MAX_ENTRIES:
                 raise ArchiveRefused(f"{self._archive} has more than {MAX_ENTRIES} entries.")
             self._extract(tar, entry)
         self._make_links()
+
+    def _next(self, tar: tarfile.TarFile) -> tarfile.TarInfo | None:
+        self._stream.header_left = MAX_HEADER
+        entry = tar.next()
+        self._stream.header_left = None
+        return entry
 
     def _extract(self, tar: tarfile.TarFile, entry: tarfile.TarInfo) -> None:
         path = self._checked(entry.name)
@@ -241,15 +261,16 @@ class _Extraction:
     def _copy(self, tar: tarfile.TarFile, entry: tarfile.TarInfo, descriptor: int) -> None:
         left = entry.size
         if entry.issparse():
-            source: Any = tar.extractfile(entry)
+            holes: Any = tar.extractfile(entry)
+            read = holes.read
         else:
-            source = self._stream
+            read = self._stream.take
             self._stream.seek(entry.offset_data)
         while left:
-            data = source.read(min(left, _CHUNK))
+            data = read(min(left, _CHUNK))
             if not data:
                 raise EOFError(f"'{entry.name}' ends early")
-            if source is not self._stream:
+            if entry.issparse():
                 self._stream.grow(len(data))
             left -= len(data)
             view = memoryview(data)
