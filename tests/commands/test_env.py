@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -50,7 +49,8 @@ def write_wheel(folder: Path) -> Path:
     return wheel
 
 
-def test_build_check_and_serve(repository: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+def test_build_check_and_serve(installer: str, repository: Path, tmp_path: Path) -> None:
     config = io_config(extra="# a comment of mine")
     folder = write_model(repository, "m", USES_GREETING, config)
     before = (folder / "config.pbtxt").read_text()
@@ -59,8 +59,13 @@ def test_build_check_and_serve(repository: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: ModuleNotFoundError: No module named 'greeting'")
     (folder / "requirements.txt").write_text(f"{write_wheel(tmp_path)}\n")
-    done = stubserve("env", "build", folder, "--python", pyenv("3.10") / "bin" / "python3.10")
+    words = ["--installer=pip"] if installer == "pip" else []
+    # uv is the default, and found beside the interpreter too.
+    done = stubserve(
+        "env", "build", folder, "--python", pyenv("3.10") / "bin" / "python3.10", *words, PATH="/usr/bin:/bin"
+    )
     assert done.returncode == 0, done.stderr
+    assert ("making the environment with uv" in done.stderr) == (installer == "uv")
     assert done.stdout.startswith(f"{folder}/env.tar.gz: ")
     after = (folder / "config.pbtxt").read_text()
     assert after.startswith(before)
@@ -108,7 +113,7 @@ def test_a_python_that_is_not_there(repository: Path, tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "python3.9").symlink_to(sys.executable)
-    done = stubserve("env", "build", folder, "--python", "3.5", PATH=str(programs))
+    done = stubserve("env", "build", folder, "--python", "3.5", "--installer=pip", PATH=str(programs))
     assert done.returncode == 1
     assert "there is no Python '3.5' on this machine's PATH (it has python3.9)" in done.stderr
 
@@ -143,14 +148,3 @@ def test_usage(words: tuple[str, ...], expected: str) -> None:
     done = stubserve(*words)
     assert done.returncode == 2
     assert expected in done.stderr
-
-
-@pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")
-def test_with_uv(repository: Path, tmp_path: Path) -> None:
-    folder = write_model(repository, "m", USES_GREETING)
-    (folder / "requirements.txt").write_text(f"{write_wheel(tmp_path)}\n")
-    done = stubserve("env", "build", folder)
-    assert done.returncode == 0, done.stderr
-    assert "making the environment with uv" in done.stderr
-    done = stubserve("env", "check", folder, "--environment-cache", tmp_path / "cache")
-    assert done.returncode == 0, done.stderr

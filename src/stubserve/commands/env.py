@@ -36,6 +36,12 @@ def run(words: Sequence[str]) -> int:
     )
     building.add_argument("model", metavar="MODEL_DIR", type=Path, help="the model's folder")
     building.add_argument("--python", default="", metavar="PYTHON", help="version or path of the Python (this one)")
+    building.add_argument(
+        "--installer",
+        choices=("uv", "pip"),
+        default="",
+        help="pip reads pip.conf, uv does not (uv where it is installed)",
+    )
     building.add_argument("--requirements", type=Path, metavar="FILE", help="(MODEL_DIR/requirements.txt)")
     building.add_argument("--output", default="env.tar.gz", metavar="NAME", help="the archive's name (%(default)s)")
     checking = commands.add_parser(
@@ -53,10 +59,10 @@ def run(words: Sequence[str]) -> int:
         return _check(options.model, options.backend_directory, options.environment_cache)
     if Path(options.output).name != options.output or not options.output.endswith((".tar.gz", ".tgz")):
         parser.error(f"--output must be a file name that ends in .tar.gz, without folders. Got {options.output}")
-    return _build(options.model, options.requirements, options.output, options.python)
+    return _build(options.model, options.requirements, options.output, options.python, options.installer)
 
 
-def _build(model: Path, requirements: Path | None, name: str, python: str) -> int:
+def _build(model: Path, requirements: Path | None, name: str, python: str, installer: str) -> int:
     requirements = requirements or model / "requirements.txt"
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
     if not requirements.is_file():
@@ -65,7 +71,7 @@ def _build(model: Path, requirements: Path | None, name: str, python: str) -> in
     try:
         # Before the long work, so that a configuration that cannot be changed is known at once.
         changed = _with_environment(config, f"$$TRITON_MODEL_DIRECTORY/{name}")
-        build(requirements, model / name, python, lambda text: say(text, markup=False))
+        build(requirements, model / name, python, installer, lambda text: say(text, markup=False))
     except (BuildFailed, ServeError) as error:
         return _fail(str(error))
     if not config.exists() or config.read_text(encoding="utf-8") != changed:

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -31,13 +32,15 @@ class BuildFailed(Exception):
     """The environment cannot be made. The text says why and what to do."""
 
 
-def build(requirements: Path, archive: Path, python: str, say: Callable[[str], None]) -> None:
+def build(requirements: Path, archive: Path, python: str, installer: str, say: Callable[[str], None]) -> None:
     """Writes `archive`, replacing what is there only when the new one is whole.
 
-    `python` is a path, a version such as 3.10, or empty for the interpreter that runs this. What uv or pip print goes
-    to stderr. Raises BuildFailed.
+    `python` is a path, a version such as 3.10, or empty for the interpreter that runs this. `installer` is uv, pip, or
+    empty for uv where it is installed. What they print goes to stderr. Raises BuildFailed.
     """
-    uv = shutil.which("uv")
+    uv = None if installer == "pip" else _find_uv()
+    if installer == "uv" and uv is None:
+        raise BuildFailed("uv is not installed. 'pip install uv' puts it where it is found.")
     with tempfile.TemporaryDirectory(prefix="stubserve-env-") as scratch:
         prefix = Path(scratch) / "env"
         if uv is not None:
@@ -46,7 +49,7 @@ def build(requirements: Path, archive: Path, python: str, say: Callable[[str], N
             install = [uv, "pip", "install", "--python", str(prefix / "bin" / "python")]
         else:
             interpreter = find_interpreter(python)
-            say(f"making the environment with {interpreter} and pip (uv is not installed)")
+            say(f"making the environment with {interpreter} and pip")
             _run([interpreter, "-m", "venv", str(prefix)])
             install = [str(prefix / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check"]
         say(f"installing {requirements}")
@@ -57,6 +60,11 @@ def build(requirements: Path, archive: Path, python: str, say: Callable[[str], N
         _make_scripts_movable(prefix)
         say(f"packing {archive}")
         _pack(prefix, archive)
+
+
+def _find_uv() -> str | None:
+    """The program, on the PATH or, where the virtual environment of this process is not activated, in its scripts."""
+    return shutil.which("uv") or shutil.which("uv", path=sysconfig.get_path("scripts"))
 
 
 def find_interpreter(python: str) -> str:
