@@ -37,6 +37,9 @@ class Worker:
         self, arena: int, control: int, request_doorbell: int, response_doorbell: int, answer_doorbell: int
     ) -> None:
         self._name_process()
+        for descriptor in (arena, control, request_doorbell, response_doorbell, answer_doorbell):
+            # Not for other programs: neither those that the model starts, nor one that it becomes.
+            os.set_inheritable(descriptor, False)
         self._control = Control(control)
         boot = self._control.inbox.get()
         self._instance: str = boot["instance"]
@@ -155,8 +158,6 @@ class Worker:
                 if kind == messages.EXECUTE:
                     channel.free(message[2])
                     self._execute(message[1], message[3])
-                elif kind == messages.FREE:
-                    channel.free(message[1])
                 else:
                     return
 

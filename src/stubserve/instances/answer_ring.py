@@ -31,6 +31,7 @@ class AnswerRing:
         # Answers for which the ring had no room
         self._overflow: collections.deque[tuple[bytes, int]] = collections.deque()
         self._retry: asyncio.TimerHandle | None = None
+        self._announced = 0
 
     def send(self, number: int, final: bool, wire: tuple[Any, ...] | None) -> None:
         """An answer to the call of this number: (error, outputs, parameters), None for nothing but the end."""
@@ -60,7 +61,8 @@ class AnswerRing:
         self._overflow.clear()
 
     def _announce(self) -> None:
-        self._words[layout.ANSWERED] += self._ring.announce()
+        self._announced += self._ring.announce()
+        self._words[layout.ANSWERED] = self._announced
 
     def _try_again_later(self) -> None:
         if self._retry is None:

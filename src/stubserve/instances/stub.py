@@ -15,7 +15,7 @@ from stubserve_stub.wire import layout
 
 from stubserve.environments.environment import Environment
 from stubserve.environments.probe import explain_start
-from stubserve.errors import internal
+from stubserve.errors import ServeError, internal
 from stubserve.instances.handshake import Handshake
 from stubserve.instances.health import Health
 from stubserve.instances.memory import Memory
@@ -44,18 +44,20 @@ class Stub:
         self._loop = asyncio.get_running_loop()
         self._on_log = on_log
         self._services = services
-        self._outputs = StubMemory(memory.segments)
-        self._words = memory.arena.segment(self._outputs.index).words
         self._gone = asyncio.Event()
         # Answers to questions of the model that are being looked for
         self._answering: set[asyncio.Task[None]] = set()
         self._readiness: asyncio.Future[dict[str, Any]] | None = None
+        outputs = None
         try:
+            self._outputs = outputs = StubMemory(memory.segments)
+            self._words = memory.arena.segment(outputs.index).words
             self._process = StubProcess(
                 name, environment, memory.arena.fd, self._on_message, self._on_process_death, terminal
             )
         except OSError as error:
-            self._outputs.close()
+            if outputs is not None:
+                outputs.close()
             raise internal(f"Stub process '{name}' cannot be started: {explain_start(environment, error)}") from None
         self.health = Health(self._process.pid, self._words)
         self.handshake = Handshake(self._process, environment, self.health)
@@ -88,10 +90,10 @@ class Stub:
         """Lets the model finalize and the stub end; kills it after `timeout_s`. Whether it ended by itself."""
         if self.death is not None:
             return True
-        self.work.finish()
         try:
+            self.work.finish()
             await asyncio.wait_for(self._gone.wait(), timeout_s)
-        except asyncio.TimeoutError:
+        except (ServeError, asyncio.TimeoutError):
             await self.kill()
             return False
         return True

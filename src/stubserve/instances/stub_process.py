@@ -2,6 +2,10 @@
 
 Death is noticed through a pidfd in the event loop: at once, without polling and without SIGCHLD. What the stub writes
 to stderr is passed on to the server's and its last part kept, so that an error can quote it. stdout is inherited.
+
+What comes from a stub is a model's work, and a model may write to descriptors that are not its own, close them, or
+become another program. So nothing here trusts what it reads: a stub that cannot be talked to any more is ended
+(`condemn`), which fails its requests and starts it anew.
 """
 
 from __future__ import annotations
@@ -24,6 +28,12 @@ from stubserve.instances.death import cause_of_death, oom_kills
 
 _TAIL_BYTES = 4096
 
+# More than a pipe or socket holds, in reads: whoever else has its other end may write as fast as it is read.
+_MOST_READS = 64
+
+# A process that ends closes its descriptors first, and is gone at once.
+_ENDING_S = 1.0
+
 log = logging.getLogger("stubserve.stub")
 
 
@@ -33,6 +43,8 @@ class StubProcess:
     `on_message` gets each control message, `on_death` is called once with the cause when the process is gone and its
     last messages and stderr have been read. `doorbell_out` wakes the stub, `answer_doorbell` whoever waits in it for an
     answer to a request of its model; `doorbell_in` is the event loop's to watch.
+
+    Raises OSError if no process can be started, or there is no descriptor left for it.
     """
 
     def __init__(
@@ -52,38 +64,37 @@ class StubProcess:
         self._unframer = Unframer()
         self._outbox = bytearray()
         self._dead = False
+        self._condemned = ""
+        self._ending: asyncio.TimerHandle | None = None
         self._terminal = terminal
-        self.doorbell_out = os.eventfd(0, os.EFD_CLOEXEC)
-        self.doorbell_in = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.answer_doorbell = os.eventfd(0, os.EFD_CLOEXEC)
-        self._control, theirs = socket.socketpair()
-        self._control.setblocking(False)
-        stderr_read, stderr_write = os.pipe()
-        os.set_blocking(stderr_read, False)
-        self._stderr = stderr_read
         self._oom_kills_before = oom_kills()
-        doorbells = (self.doorbell_out, self.doorbell_in, self.answer_doorbell)
-        try:
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            # Any of these may find no descriptor left.
+            self.doorbell_out, self.doorbell_in, self.answer_doorbell = doorbells = [
+                _eventfd(flags, ours) for flags in (0, os.EFD_NONBLOCK, 0)
+            ]
+            self._control, control = map(ours.enter_context, socket.socketpair())
+            self._control.setblocking(False)
+            theirs.callback(control.close)
+            self._stderr, stderr = os.pipe()
+            ours.callback(os.close, self._stderr)
+            theirs.callback(os.close, stderr)
+            os.set_blocking(self._stderr, False)
             self._process = subprocess.Popen(
-                environment.command(arena, theirs.fileno(), doorbells),
+                environment.command(arena, control.fileno(), doorbells),
                 env=environment.process_variables(),
                 stdin=None if terminal else subprocess.DEVNULL,
-                stderr=None if terminal else stderr_write,
-                pass_fds=(arena, theirs.fileno(), *doorbells),
+                stderr=None if terminal else stderr,
+                pass_fds=(arena, control.fileno(), *doorbells),
                 # A group of its own, so that what the model has started can be ended with it. A stub that is being
                 # debugged stays in the terminal's group, or it could not read from it.
                 start_new_session=not terminal,
             )
-        except OSError:
-            for descriptor in (*doorbells, stderr_read):
-                os.close(descriptor)
-            self._control.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(stderr_write)
-        self.pid = self._process.pid
-        self._pidfd = os.pidfd_open(self.pid)
+            ours.callback(self._process.wait)
+            ours.callback(self._process.kill)
+            self.pid = self._process.pid
+            self._pidfd = os.pidfd_open(self.pid)
+            ours.pop_all()
         self._loop.add_reader(self._pidfd, self._reap)
         self._loop.add_reader(self._control, self._read_control)
         self._loop.add_reader(self._stderr, self._read_stderr)
@@ -99,13 +110,20 @@ class StubProcess:
 
     def read_messages(self) -> None:
         """Takes what the stub has sent by now, rather than when the event loop gets to it."""
-        while not self._dead and self._read_control():
-            pass
+        if not self._dead:
+            _exhaust(self._read_control)
 
     def kill(self) -> None:
         """Ends the process now; `on_death` follows."""
         if not self._dead:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def condemn(self, why: str) -> None:
+        """Ends the process because there is no talking to it any more; `why` goes into the cause of its death."""
+        if not self._dead and not self._condemned:
+            self._condemned = why
+            self._loop.remove_reader(self._control)
+            self.kill()
 
     def close_doorbells(self) -> None:
         """For the owner, when it watches and rings them no more."""
@@ -138,10 +156,19 @@ class StubProcess:
             data = b""
         if not data:
             self._loop.remove_reader(self._control)
+            if not self._dead and self._ending is None:
+                self._ending = self._loop.call_later(_ENDING_S, self.condemn, "it has closed its line to the server")
             return False
-        self._unframer.feed(data)
-        while (message := self._unframer.next()) is not None:
-            self._on_message(message)
+        if self._condemned:
+            return False
+        try:
+            self._unframer.feed(data)
+            while (message := self._unframer.next()) is not None:
+                self._on_message(message)
+        except Exception:
+            log.exception("stub '%s' (pid %d) sent what is no message", self.name, self.pid)
+            self.condemn("what it sent to the server is no message; does its model write to descriptors of others?")
+            return False
         return True
 
     def _read_stderr(self) -> bool:
@@ -162,6 +189,8 @@ class StubProcess:
 
     def _reap(self) -> None:
         self._dead = True
+        if self._ending is not None:
+            self._ending.cancel()
         self._loop.remove_reader(self._pidfd)
         if not self._terminal:
             # Before the wait: until then the number of the group cannot be given to another.
@@ -169,14 +198,28 @@ class StubProcess:
                 os.killpg(self.pid, signal.SIGKILL)
         code = self._process.wait()
         os.close(self._pidfd)
-        while self._read_control():
-            pass
-        while self._read_stderr():
-            pass
         # A grandchild may keep the other ends open for ever, so this does not wait for the end of the streams.
+        _exhaust(self._read_control)
+        _exhaust(self._read_stderr)
         self._loop.remove_reader(self._control)
         self._loop.remove_writer(self._control)
         self._loop.remove_reader(self._stderr)
         self._control.close()
         os.close(self._stderr)
-        self._on_death(cause_of_death(code, self._oom_kills_before))
+        cause = cause_of_death(code, self._oom_kills_before)
+        if self._condemned and code == -signal.SIGKILL:
+            cause = f"the server has killed it, because {self._condemned}"
+        self._on_death(cause)
+
+
+def _eventfd(flags: int, stack: contextlib.ExitStack) -> int:
+    descriptor = os.eventfd(0, os.EFD_CLOEXEC | flags)
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _exhaust(read: Callable[[], bool]) -> None:
+    """Reads what is there now."""
+    for _ in range(_MOST_READS):
+        if not read():
+            return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -86,12 +87,18 @@ class StubWork:
         # Groups of responses that have been passed on, of which the stub is still to be told
         self._passed_on: list[tuple[int, int]] = []
         self._batches = 0
+        self._announced = 0
         self._quick_in_a_row = 0
+        # Nothing more is taken from the stub, nor given to it.
+        self._over = False
         self._hang_watch: asyncio.TimerHandle | None = None
         self._loop.add_reader(process.doorbell_in, self._on_doorbell)
 
     def execute(self, requests: list[Request]) -> None:
-        """Hands a batch to the stub. Raises ServeError (503) when even its description finds no memory."""
+        """Hands a batch to the stub. Raises ServeError (503) when even its description finds no memory.
+
+        Where it raises anything the stub has not got the batch.
+        """
         number = self._batches = self._batches + 1
         frees = self._outputs.take_frees()
         spilled = None
@@ -102,16 +109,19 @@ class StubWork:
                 spilled = self._memory.store(data)
                 data = messages.pack((spilled.offset, spilled.nbytes))
                 flags = SPILLED
+            alone = len(requests) == 1 and self._memory.batches_in_flight == 0
+            self._words[layout.ALONE] = alone and not _is_large(requests[0])
+            self._put(data, flags)
         except Exception:
             self._outputs.keep_frees(frees)  # this message will not tell the stub of them, so the next one must
+            if spilled is not None:
+                spilled.drop()
             raise
+        # Only now: whoever gets an exception answers the requests.
         self._in_flight[number] = Batch(requests, spilled)
+        self._memory.batches_in_flight += 1
         if self._hang_watch is None:
             self._hang_watch = self._loop.call_later(_PATIENCE_S, self._watch_for_hang)
-        self._memory.batches_in_flight += 1
-        alone = len(requests) == 1 and self._memory.batches_in_flight == 1
-        self._words[layout.ALONE] = alone and not _is_large(requests[0])
-        self._put(data, flags)
 
     @property
     def has_room(self) -> bool:
@@ -121,7 +131,8 @@ class StubWork:
         model is better served with the larger batch that gathers while it executes.
         """
         batches = len(self._in_flight)
-        return batches == 0 or (batches == 1 and self._quick_in_a_row >= _QUICK_BATCHES)
+        quick = self._quick_in_a_row >= _QUICK_BATCHES
+        return (batches == 0 or (batches == 1 and quick)) and not self._over
 
     def cancel(self, request: Request) -> None:
         """Lets the model see that nobody waits for a request that it has."""
@@ -139,7 +150,11 @@ class StubWork:
 
     def end(self) -> tuple[list[Request], list[Request]]:
         """The stub is gone: its requests without an answer, those of its batches and those left open."""
-        self._on_doorbell()  # results that the stub sent before it died are still good
+        if not self._over:
+            self._over = True
+            # Results that the stub sent before it died are still good. (A model may have made the doorbell block.)
+            os.set_blocking(self._process.doorbell_in, False)
+            self._on_doorbell()
         self._loop.remove_reader(self._process.doorbell_in)
         self.calls.close()
         if self._hang_watch is not None:
@@ -170,11 +185,14 @@ class StubWork:
         self._hang_watch = self._loop.call_later(_PATIENCE_S, self._watch_for_hang)
 
     def _put(self, data: bytes, flags: int) -> None:
-        # Two batches at most are in flight, and a record is at most a quarter of the ring: there is always room.
+        # Two batches at most are in flight, and a record is at most a quarter of the ring: there is always room, unless
+        # something has written over where the stub says how far it has read.
         if not self._writer.put(data, flags):
+            self._process.condemn("it has lost its place in its ring")
             raise internal(f"the request ring of stub '{self.name}' is full")
         self._writer.announce()
-        self._words[layout.ANNOUNCED] += 1
+        self._announced += 1
+        self._words[layout.ANNOUNCED] = self._announced
 
     # Back
 
@@ -183,6 +201,18 @@ class StubWork:
             count, _ = read_doorbell(self._process.doorbell_in)
         except BlockingIOError:
             return
+        try:
+            self._take(count)
+        except Exception:
+            # The requests of what cannot be read would never be answered.
+            log.exception("what stub '%s' (pid %d) has put into its ring cannot be read", self.name, self._process.pid)
+            self._over = True
+            self._loop.remove_reader(self._process.doorbell_in)
+            self._process.condemn(
+                "what it has put into its ring is no message; does its model write to memory of others?"
+            )
+
+    def _take(self, count: int) -> None:
         for message in self._reader.take(count, self._decode):
             if message[0] == messages.RESULT:
                 self._finish(message)
@@ -194,11 +224,8 @@ class StubWork:
                 self.calls.on_message(message, self._requests)
         self.calls.schedule()
         if self._outputs.unreported_bytes > _REPORT_FREES_ABOVE:
-            if self._open or self._in_flight:
-                # The stub's main thread may be busy for long, and its ring fill up.
-                self._acknowledge()
-            else:
-                self._put(messages.pack((messages.FREE, self._outputs.take_frees())), 0)
+            # Not through the ring: the stub's main thread may be busy for long, and these may be many.
+            self._acknowledge()
 
     def _decode(self, data: memoryview, flags: int) -> tuple[Any, ...]:
         message: tuple[Any, ...] = messages.unpack(data)
@@ -210,12 +237,14 @@ class StubWork:
 
     def _finish(self, message: tuple[Any, ...]) -> None:
         number = message[1]
-        batch = self._in_flight.pop(number)
+        batch = self._in_flight[number]
         self._quick_in_a_row = self._quick_in_a_row + 1 if message[3] - message[2] < _QUICK_NS else 0
+        finished, left = read_result(message, batch, self._outputs, self._process.name)
+        # Until here the message may turn out to be none, and the batch must be found by `end`.
+        del self._in_flight[number]
         self._memory.batches_in_flight -= 1
         if batch.spilled is not None:
             batch.spilled.drop()
-        finished, left = read_result(message, batch, self._outputs, self._process.name)
         owner = self.owner
         if not left:
             if owner is not None:
@@ -237,26 +266,23 @@ class StubWork:
     def _respond(self, message: tuple[Any, ...]) -> None:
         _, number, index, start_ns, _, flags, held = message
         response = read_response(message, self._outputs, self._process.name)
+        key = (number, index)
         batch = self._in_flight.get(number)
-        if batch is not None:
-            request: Request | None = batch.requests[index]
-            if flags & messages.FINAL:
-                batch.answered = batch.answered or set()
-                batch.answered.add(index)
-        elif flags & messages.FINAL:
-            request = self._open.pop((number, index), None)
-            self._keys.pop(request, None)  # type: ignore[arg-type]  # None is no key
-        else:
-            request = self._open.get((number, index))
+        request = self._open.get(key) if batch is None else batch.requests[index]
         if request is None or self.owner is None:
             # Sent while the request was being answered in another way.
             drop_blocks(response.outputs)
             return
         if held:
             hold_inputs((request,), held, self._outputs)
+        if flags & messages.FINAL:
+            if batch is not None:
+                batch.answered = batch.answered or set()
+                batch.answered.add(index)
+            else:
+                del self._open[key], self._keys[request]
         self.owner.on_response(request, response, start_ns)
         if flags & messages.ACKNOWLEDGE:
-            key = (number, index)
             if request.stream is not None and request.stream.paused:
                 request.stream.owed.append(functools.partial(self._pass_on, key))
             else:

@@ -18,6 +18,7 @@ first needs an offset in it.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 from typing import Dict, List
@@ -73,8 +74,12 @@ class Arena:
     @classmethod
     def create(cls, limit: int) -> Arena:
         """Makes an arena that will commit at most `limit` bytes."""
-        fd = os.memfd_create("stubserve", os.MFD_CLOEXEC)
+        fd = os.memfd_create("stubserve", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, layout.LEDGER_BYTES)
+        # Models inherit the descriptor, and some write to or truncate what is not theirs. Shrinking would end everybody
+        # with a SIGBUS; and where the largest file ends there is nothing to write over.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        os.lseek(fd, (1 << 63) - 1, os.SEEK_SET)
         span = 1 << max(2 * limit - 1, layout.HEAP).bit_length()
         arena = cls(fd, limit, span)
         arena._ledger[layout.LEDGER_VERSION] = layout.WIRE_VERSION

@@ -3,7 +3,6 @@
 Over the rings, in the hot path::
 
     parent ▶ stub   (EXECUTE, batch, frees, requests)
-    parent ▶ stub   (FREE, frees)
     parent ▶ stub   (STOP,)
     stub ▶ parent   (RESULT, batch, start_ns, end_ns, responses, held, error)
     stub ▶ parent   (RESPONSE, batch, index, start_ns, response, flags, held)
@@ -50,8 +49,7 @@ import msgpack
 
 # parent ▶ stub
 EXECUTE = 1
-FREE = 2
-STOP = 3
+STOP = 2
 
 # stub ▶ parent
 RESULT = 1
@@ -80,6 +78,8 @@ def unpack(data: Any) -> Any:
 
 
 _LENGTH = struct.Struct("!I")
+# The first bytes of a dict in msgpack
+_MAPS = (*range(0x80, 0x90), 0xDE, 0xDF)
 
 
 def frame(message: Dict[str, Any]) -> bytes:
@@ -98,9 +98,14 @@ class Unframer:
         self._buffer += data
 
     def next(self) -> Optional[Dict[str, Any]]:
-        """The next whole message, or None until more bytes are fed."""
-        if len(self._buffer) < 4:
+        """The next whole message, or None until more bytes are fed.
+
+        Raises ValueError where no message begins: a text, say, whose first letters are a length that never arrives.
+        """
+        if len(self._buffer) <= 4:
             return None
+        if self._buffer[4] not in _MAPS:
+            raise ValueError("no message begins with {!r}".format(bytes(self._buffer[:64])))
         (length,) = _LENGTH.unpack_from(self._buffer)
         if len(self._buffer) < 4 + length:
             return None

@@ -35,6 +35,7 @@ _HEAD_BYTES = 64
 _CAPACITY = RING_BYTES - _HEAD_BYTES
 _WRAP = 0xFFFFFFFF
 _LENGTH_MASK = 0x00FFFFFF
+_MOST_RECORDS = _CAPACITY // 8
 
 SPILLED = 1 << 24
 MAX_RECORD = _CAPACITY // 4
@@ -91,7 +92,12 @@ class RingReader:
         self._at = 0
 
     def take(self, count: int, decode: Callable[[memoryview, int], T]) -> List[T]:
-        """Reads `count` announced records; `decode(bytes, flags)` must not keep the memory that it is given."""
+        """Reads `count` announced records; `decode(bytes, flags)` must not keep the memory that it is given.
+
+        Raises ValueError for more records than a ring can hold: somebody else has rung the doorbell.
+        """
+        if count > _MOST_RECORDS:
+            raise ValueError("{} records in a ring of {} bytes".format(count, _CAPACITY))
         position = self._at
         data = self._data
         messages = []

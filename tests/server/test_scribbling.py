@@ -1,0 +1,148 @@
+"""Models that use what they have inherited and must not touch: descriptors, rings, shared memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.serving import Answer, Serving, io_config, write_model
+
+# The descriptors are in a stub's command line; its channel is found as a stray pointer would find it.
+SCRIBBLER = """
+    import ctypes
+    import gc
+    import os
+    import socket
+    import time
+    import triton_python_backend_utils as pb_utils
+
+    ARENA, CONTROL, REQUESTS, RESPONSES, ANSWERS = map(int, open("/proc/self/cmdline").read().split("\\0")[3:8])
+
+    def channel():
+        return next(thing for thing in gc.get_objects() if type(thing).__name__ == "Channel")
+
+    def follow(order):
+        if order == "text on the control socket":
+            os.write(CONTROL, b"this is a line for a log file\\n")
+            time.sleep(1000)
+        if order == "a message that is none":
+            os.write(CONTROL, b"\\0\\0\\0\\1\\x80")
+            time.sleep(1000)
+        if order == "close the control socket":
+            socket.socket(fileno=CONTROL).shutdown(socket.SHUT_WR)
+            time.sleep(1000)
+        if order == "become another program":
+            os.execv("/bin/sleep", ["sleep", "1000"])
+        if order == "ring without a record":
+            os.write(RESPONSES, (1).to_bytes(8, "little"))
+            time.sleep(1000)
+        if order == "ring for a record that was read long ago":
+            os.write(RESPONSES, (1 << 31).to_bytes(8, "little"))
+            time.sleep(1000)
+        if order == "rubbish as a result":
+            channel().send((1, 2, "three"))
+            time.sleep(1000)
+        if order == "block the doorbell and die":
+            os.set_blocking(RESPONSES, True)
+            os._exit(5)
+        if order == "fill the header page":
+            words = channel()._words
+            words[:] = memoryview(b"\\xff" * words.nbytes).cast("Q")
+        if order == "shrink the arena":
+            os.ftruncate(ARENA, 0)
+        if order == "write to the arena":
+            os.write(ARENA, b"this is a line for a log file\\n" * 100)
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            answers = []
+            for request in requests:
+                words = request.inputs()[0].as_numpy()
+                follow(words.flatten()[0].decode())
+                answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", words)]))
+            return answers
+"""
+
+
+# By order: how the stub dies of it
+DEATHS = {
+    "text on the control socket": "because what it sent to the server is no message",
+    "a message that is none": "because what it sent to the server is no message",
+    "close the control socket": "because it has closed its line to the server",
+    "become another program": "because it has closed its line to the server",
+    "ring without a record": "because what it has put into its ring is no message",
+    "ring for a record that was read long ago": "because what it has put into its ring is no message",
+    "rubbish as a result": "because what it has put into its ring is no message",
+    "block the doorbell and die": "it exited with code 5",
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Serving:
+    repository = tmp_path_factory.mktemp("models")
+    # A model for each death, or they would wait longer and longer for the next.
+    for number in range(len(DEATHS)):
+        write_model(repository, f"scribbler{number}", SCRIBBLER, io_config("STRING", "1"))
+    write_model(repository, "other")
+    with Serving(repository) as running:
+        yield running
+
+
+def order(server: Serving, word: str, number: int = 0) -> Answer:
+    server.wait_until_ready()
+    tensor = {"name": "INPUT0", "datatype": "BYTES", "shape": [1], "data": [word]}
+    return server.infer_json(f"scribbler{number}", [tensor])
+
+
+def check_others(server: Serving) -> None:
+    array = np.arange(300_000, dtype=np.float32)
+    assert server.infer_array("other", array).body.endswith(array.tobytes())
+    assert server.metrics().status == 200
+
+
+@pytest.mark.parametrize("word", DEATHS)
+def test_a_stub_that_cannot_be_talked_to_is_replaced(server: Serving, word: str) -> None:
+    number = list(DEATHS).index(word)
+    answer = order(server, word, number)
+    assert answer.status == 500
+    assert DEATHS[word] in answer.error
+    check_others(server)
+    assert order(server, "nothing", number).status == 200
+
+
+def test_words_for_both_sides_are_no_ones_memory(server: Serving) -> None:
+    pids = server.stub_pids()
+    assert order(server, "fill the header page").status == 200
+    assert order(server, "nothing").status == 200
+    assert server.stub_pids() == pids
+
+
+@pytest.mark.parametrize("word", ["shrink the arena", "write to the arena"])
+def test_the_arena_is_no_file_to_work_with(server: Serving, word: str) -> None:
+    answer = order(server, word)
+    assert answer.status == 500
+    assert "Error: [Errno" in answer.error
+    check_others(server)
+    assert order(server, "nothing").status == 200
+
+
+def test_no_descriptors_are_left(tmp_path: Path) -> None:
+    write_model(tmp_path, "echo")
+    with Serving(tmp_path) as server:
+        (stub,) = server.stub_pids()
+        descriptors = Path(f"/proc/{server.process.pid}/fd")
+        before = len(list(descriptors.iterdir()))
+        _, hard = limits = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+        # The dead stub's six are not enough for another: its process needs some while it is made.
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (before, hard))
+        os.kill(stub, signal.SIGKILL)
+        server.wait_for("restart of instance 'echo_0' failed, next try in 0.2 s: .*: Too many open files")
+        server.wait_for("restart of instance 'echo_0' failed, next try in 0.4 s: .*: Too many open files")
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
+        server.wait_for("instance 'echo_0' is back")
+        assert len(list(descriptors.iterdir())) == before
