@@ -799,3 +799,30 @@ for _ in range(20):
 result = [float(array.min()) for array in kept] + [float(array.max()) for array in kept]
 """
     assert run(server, source) == [number + 1.0 for number in range(20)] * 2
+
+
+def test_calls_that_die_with_their_stub_leave_no_memory(tmp_path: Path) -> None:
+    """The server is stopped meanwhile, so that it learns of a call and of the caller's death in one turn."""
+    write_model(tmp_path, "script", SCRIPT, TEXT)
+    write_model(tmp_path, "never_ready", NEVER_READY)
+    source = """
+import select, signal
+doorbell = int(open("/proc/self/cmdline").read().split("\\0")[6])
+threading.Thread(target=call, args=("never_ready", np.zeros(2_000_000, np.float32))).start()
+os.kill(os.getppid(), signal.SIGSTOP)
+select.select([doorbell], [], [])
+os._exit(3)
+"""
+    with Serving(tmp_path, "--shm-limit=32M") as server:
+        answers: list[Answer] = []
+        asking = threading.Thread(target=lambda: answers.append(ask(server, source)))
+        asking.start()
+        parent = psutil.Process(server.process.pid)
+        eventually(lambda: any(child.status() == psutil.STATUS_ZOMBIE for child in parent.children()))
+        parent.resume()
+        asking.join(60)
+        assert "it exited with code 3" in answers[0].error
+        wait_until_back(server, "script")
+        too_large = server.infer_array("never_ready", np.zeros(10_000_000, np.float32))
+        assert too_large.status == 503
+        assert too_large.error.endswith("outputs of stubs: none")

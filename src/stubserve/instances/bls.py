@@ -11,6 +11,7 @@ A call that keeps its instance from finishing its batch is refused if it could n
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -235,7 +236,7 @@ class StubCalls:
             if model.checks_readiness():
                 check = asyncio.get_running_loop().create_task(self._submit_if_ready(call, name, model, request))
                 self._checks.add(check)
-                check.add_done_callback(self._checks.discard)
+                check.add_done_callback(functools.partial(self._checked, request))
             else:
                 model.enqueue(request)
                 if model not in self._due:
@@ -263,11 +264,15 @@ class StubCalls:
             if reason:
                 raise _not_ready(name, reason)
             model.submit(request)
-        except BaseException as error:
+        except ServeError as error:
             drop_blocks(request.inputs)
-            if not isinstance(error, ServeError):
-                raise
             self._refuse(call, name, error)
+
+    def _checked(self, request: Request, check: asyncio.Task[None]) -> None:
+        self._checks.discard(check)
+        if check.cancelled():
+            # Here, because one that is cancelled before its first step runs none of its code.
+            drop_blocks(request.inputs)
 
     def _check_chain(self, call: Call, model: CallableModel, request: Request) -> None:
         chain = waiting.dead_end(self._waiter, model, request)
