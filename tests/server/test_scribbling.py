@@ -146,3 +146,30 @@ def test_no_descriptors_are_left(tmp_path: Path) -> None:
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
         server.wait_for("instance 'echo_0' is back")
         assert len(list(descriptors.iterdir())) == before
+
+
+def test_a_restart_that_goes_wrong_in_any_way_is_tried_again(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    write_model(
+        tmp_path / "models",
+        "liar",
+        f"""
+        import os
+        from pathlib import Path
+
+        flag = Path({str(flag)!r})
+        if flag.exists():
+            flag.unlink()
+            message = b"\\x81\\xa4kind\\xa5ready"
+            os.write(int(open("/proc/self/cmdline").read().split("\\0")[4]), len(message).to_bytes(4, "big") + message)
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                flag.touch()
+                os._exit(3)
+        """,
+    )
+    with Serving(tmp_path / "models") as server:
+        assert server.infer_array("liar", np.zeros(1, np.float32)).status == 500
+        server.wait_for("instance 'liar_0' is back")
+        assert not flag.exists()

@@ -172,7 +172,13 @@ class Instance:
             await asyncio.sleep(delay)
             try:
                 stub = await self._launched()
-            except ServeError as error:
+            except Exception as raised:
+                if isinstance(raised, ServeError):
+                    error = raised
+                else:
+                    # Whatever it is, it must not leave an instance that is neither restarted nor given up.
+                    log.exception("unexpected error while instance '%s' was restarted", self.name)
+                    error = internal(f"unexpected error: {raised!r}")
                 self.last_error = error.message
                 next_delay = self.policy.next_delay(None, time.monotonic())
                 if next_delay is None:
