@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from stubserve_stub.wire.layout import HEAP
 
 from stubserve.environments.environment import Environment
 from stubserve.inference.request import SUCCESS, Request, Response
-from stubserve.inference.tensor import Tensor
+from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.instances.launcher import Launcher, Program
 from stubserve.instances.memory import Memory
 from stubserve.instances.services import Services
+from stubserve.instances.stub import Stub
 from stubserve.instances.stub_memory import StubMemory
 from stubserve.model_config.complete import instances_of, normalise
 from stubserve.model_config.parse import parse_text
@@ -70,20 +72,26 @@ class Owner:
         assert not open_
 
 
-async def drive(folder: Path, interpreter: Path) -> int:
-    """Loads the model, sends a small and a large tensor through it; the minor version of the Python that ran it."""
-    memory = Memory(64 << 20)
-    config: Any = normalise(parse_text((folder / "config.pbtxt").read_text(), "config.pbtxt"), "echo", folder)
+async def started(folder: Path, memory: Memory, interpreter: str = sys.executable) -> tuple[Stub, Owner]:
+    """A stub with the model in `folder` ready, and whoever is told of its results."""
+    config: Any = normalise(parse_text((folder / "config.pbtxt").read_text(), "config.pbtxt"), folder.name, folder)
     version_dir = folder / "1"
     program = Program(version_dir / "model.py", "1.model", (version_dir, folder))
     services = Services(Registry(), LogSettings(Settings()), MetricRegistry({}))
-    launcher = Launcher(memory, Environment(str(interpreter)), folder, version_dir, program, services)
+    launcher = Launcher(memory, Environment(interpreter), folder, version_dir, program, services)
     (spec,) = instances_of(config)
     stub = launcher.boot(spec.name)
     assert await stub.handshake.imported() is False
     await launcher.initialize(stub, spec, config, render_json(config))
     owner = Owner()
     stub.work.owner = owner
+    return stub, owner
+
+
+async def drive(folder: Path, interpreter: Path) -> int:
+    """Loads the model, sends a small and a large tensor through it; the minor version of the Python that ran it."""
+    memory = Memory(64 << 20)
+    stub, owner = await started(folder, memory, str(interpreter))
     version = 0
     for size in (4, 500_000):
         array = np.arange(size, dtype=np.float32)
@@ -125,3 +133,38 @@ def test_what_a_message_could_not_tell_the_stub_rides_on_the_next() -> None:
     outputs.keep_frees(frees)
     assert outputs.take_frees() == offsets
     assert outputs.take_frees() == []
+
+
+MANY = 16_000
+
+PLENTY = f"""
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            outputs = [pb_utils.Tensor("OUTPUT0", np.zeros(600, np.float32)) for _ in range({MANY})]
+            return [pb_utils.InferenceResponse(outputs) for _ in requests]
+"""
+
+
+async def drive_plenty(folder: Path) -> None:
+    memory = Memory(8 << 30)
+    stub, owner = await started(folder, memory)
+    committed = []
+    unread: list[Response] = []
+    for _ in range(4):
+        stub.work.execute([Request([], lambda *_: None)])
+        # While it executes the parent reads what came before: more blocks than a ring has room to tell of.
+        for response in unread:
+            drop_blocks(response.outputs)
+        ((_, response),) = await asyncio.wait_for(owner.results.get(), 60)
+        assert len(response.outputs) == MANY
+        unread = [response]
+        committed.append(memory.arena.committed()[1])
+    assert committed[3] == committed[2]
+    assert await stub.stop(60)
+
+
+def test_blocks_that_have_been_read_are_free_again_however_many(repository: Path) -> None:
+    asyncio.run(drive_plenty(write_model(repository, "plenty", PLENTY)))
