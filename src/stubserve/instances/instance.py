@@ -1,7 +1,7 @@
 """One instance of a model: keeps a stub alive for it.
 
-An instance is starting, ready, waiting to restart, failed (its stub died too often) or stopped. Its owner hears of
-results and deaths at once; restarts happen by themselves.
+An instance is starting, ready, waiting to restart, failed (its stub died too often), leaving (it finishes what it has)
+or stopped. Its owner hears of results and deaths at once; restarts happen by themselves.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from stubserve.inference.request import Request, Response
 from stubserve.instances import waiting
 from stubserve.instances.restart import RestartPolicy
 from stubserve.instances.stub import Stub
+from stubserve.model_config.complete import InstanceSpec
 
 log = logging.getLogger("stubserve.instances")
 
@@ -27,6 +28,7 @@ class State(enum.Enum):
     READY = "ready"
     RESTARTING = "restarting"
     FAILED = "failed"
+    LEAVING = "leaving"
     STOPPED = "stopped"
 
 
@@ -56,14 +58,14 @@ class Instance:
 
     def __init__(
         self,
-        name: str,
+        spec: InstanceSpec,
         launch: Callable[[Instance], Awaitable[Stub]],
         owner: InstanceOwner,
         policy: RestartPolicy,
-        passive: bool = False,
     ) -> None:
-        self.name = name
-        self.passive = passive
+        self.spec = spec
+        self.name = spec.name
+        self.passive = spec.passive
         self.state = State.STARTING
         self.stub: Stub | None = None
         self.policy = policy
@@ -72,6 +74,8 @@ class Instance:
         self._owner = owner
         self._ready_at: float | None = None
         self._restart: asyncio.Task[None] | None = None
+        # While it leaves: set when it has nothing more to do
+        self._finished: asyncio.Event | None = None
 
     async def start(self) -> None:
         """Launches the stub. Raises ServeError if its model does not load; there is no second try then."""
@@ -84,7 +88,7 @@ class Instance:
     @property
     def has_room(self) -> bool:
         """Whether the instance can be given a batch now, be it ahead of the one that it executes."""
-        return self.stub is not None and self.stub.work.has_room
+        return self.stub is not None and self._finished is None and self.stub.work.has_room
 
     def cancel(self, request: Request) -> None:
         if self.stub is not None:
@@ -96,8 +100,8 @@ class Instance:
             return ""
         if self.state is State.STARTING:
             return f"instance '{self.name}' is starting"
-        if self.state is State.STOPPED:
-            return f"instance '{self.name}' is stopped"
+        if self.state is State.LEAVING or self.state is State.STOPPED:
+            return f"instance '{self.name}' is {self.state.value}"
         restarting = (
             "it is being restarted"
             if self.state is State.RESTARTING
@@ -112,6 +116,23 @@ class Instance:
             return None
         return waiting.Starting(self.name) if self.stub is None else self.stub.work
 
+    def leave(self) -> None:
+        """Takes no batch any more, and is not restarted."""
+        self.state = State.LEAVING
+        self._finished = asyncio.Event()
+        if self._restart is not None:
+            self._restart.cancel()
+        self._look_for_end()
+
+    async def finished(self) -> None:
+        """Waits until an instance that leaves has answered all that it had."""
+        assert self._finished is not None
+        await self._finished.wait()
+
+    def _look_for_end(self) -> None:
+        if self._finished is not None and (self.stub is None or self.stub.work.is_empty):
+            self._finished.set()
+
     async def stop(self, timeout_s: float) -> None:
         """Finalizes the model and ends the stub, by force after `timeout_s`."""
         self.state = State.STOPPED
@@ -125,9 +146,13 @@ class Instance:
 
     def on_results(self, requests: list[Request], finished: list[tuple[Request, Response]]) -> None:
         self._owner.on_results(self, requests, finished)
+        if self._finished is not None:
+            self._look_for_end()
 
     def on_response(self, request: Request, response: Response, start_ns: int) -> None:
         self._owner.on_response(request, response, start_ns)
+        if self._finished is not None:
+            self._look_for_end()
 
     def on_rescheduled(self, request: Request) -> None:
         self._owner.on_rescheduled(self, request)
@@ -136,7 +161,8 @@ class Instance:
         stub, self.stub = self.stub, None
         assert stub is not None
         error = self._unhealthy(stub, cause)
-        if self.state is State.STOPPED:
+        self._look_for_end()
+        if self.state is State.LEAVING or self.state is State.STOPPED:
             if unfinished or open_:
                 self._owner.on_death(self, error, unfinished, open_)
             return

@@ -134,6 +134,11 @@ class StubWork:
         quick = self._quick_in_a_row >= _QUICK_BATCHES
         return (batches == 0 or (batches == 1 and quick)) and not self._over
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has neither a batch nor a request that senders have yet to answer."""
+        return not self._in_flight and not self._open
+
     def cancel(self, request: Request) -> None:
         """Lets the model see that nobody waits for a request that it has."""
         key = self._keys.get(request)

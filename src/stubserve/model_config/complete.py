@@ -8,7 +8,7 @@ the third; both are idempotent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,12 +50,17 @@ _FORMATS = (
 
 @dataclass(frozen=True)
 class InstanceSpec:
-    """One model instance to start. `device_id` is the GPU's number, 0 for kinds CPU and MODEL."""
+    """One model instance to start. `device_id` is the GPU's number, 0 for kinds CPU and MODEL.
+
+    `traits` are its device and what its group says (serialized) besides name and count: instances that share them can
+    stand in for each other.
+    """
 
     name: str
     kind: Literal["CPU", "GPU", "MODEL"]
     device_id: int
     passive: bool
+    traits: tuple[int, bytes] = field(default=(0, b""), compare=False)
 
 
 def normalise(config: ModelConfig, model_name: str, model_dir: Path, *, gpu_ids: Sequence[int] = ()) -> ModelConfig:
@@ -92,6 +97,16 @@ def with_runtime(config: ModelConfig, runtime: str) -> ModelConfig:
     return completed
 
 
+def with_instances(config: ModelConfig, other: ModelConfig) -> ModelConfig:
+    """A copy of `config` with the instance groups and the version policy of `other`."""
+    changed = ModelConfig()
+    changed.CopyFrom(config)
+    changed.ClearField("instance_group")
+    changed.instance_group.extend(other.instance_group)
+    changed.version_policy.CopyFrom(other.version_policy)
+    return changed
+
+
 def instances_of(config: ModelConfig) -> list[InstanceSpec]:
     """The instances of a normalised configuration in starting order; none for an ensemble.
 
@@ -102,8 +117,13 @@ def instances_of(config: ModelConfig) -> list[InstanceSpec]:
     for group in config.instance_group:
         kind = _KIND_NAME[group.kind]
         devices = list(group.gpus) if kind == "GPU" else [0]
+        traits = _GROUP()
+        traits.CopyFrom(group)
+        traits.ClearField("name")
+        traits.ClearField("count")
+        serialized = traits.SerializeToString(deterministic=True)
         specs += [
-            InstanceSpec(f"{group.name}_{copy}", kind, device, group.passive)
+            InstanceSpec(f"{group.name}_{copy}", kind, device, group.passive, (device, serialized))
             for copy in range(group.count)
             for device in devices
         ]

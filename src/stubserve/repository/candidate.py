@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from stubserve.errors import internal, invalid
@@ -20,32 +19,54 @@ from stubserve.model_config.complete import normalise
 from stubserve.model_config.parse import parse_json
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.validate import validate_directory_name, validate_model
-from stubserve.repository.folder import ModelFolder, check_model_name, last_change_ns, locate, read_config
+from stubserve.repository.contents import Contents, contents_of
+from stubserve.repository.folder import ModelFolder, check_model_name, locate, read_config
 from stubserve.settings import Settings
 
+# What a model that serves can change into without being loaded anew
+_LIGHT_FIELDS = ("instance_group", "version_policy")
 
-@dataclass(frozen=True)
-class Override:
-    """A configuration that came with a request to load, and when (ns since 1970)."""
-
-    config_json: str
-    since_ns: int = field(default_factory=time.time_ns)
+# Sequences stay with their instances, so these do not go while the model serves.
+_BOUND_TO_INSTANCES = "sequence_batching"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that may be loaded. `made`: its folder was made for this load."""
+    """A model that may be loaded.
+
+    `override` is the configuration (JSON) that came with a request to load. `contents` is what the folder held before
+    anything in it was read; None where the folder was made for this load (`made`).
+    """
 
     folder: ModelFolder
     config: ModelConfig
     has_config: bool
-    override: Override | None = None
-    made: bool = False
+    override: str | None = None
+    contents: Contents | None = None
+
+    @property
+    def made(self) -> bool:
+        return self.contents is None
 
     def discard(self) -> None:
         """Removes the folder if it was made for this load."""
         if self.made:
             shutil.rmtree(self.folder.path, ignore_errors=True)
+
+    def continues(self, served: Candidate, version: int) -> bool:
+        """Whether what serves this version from `served` needs other instances at most, to be what it would be anew.
+
+        As upstream: nothing else differs in the configuration, and nothing in the model's folder but config.pbtxt and
+        the folders of other versions.
+        """
+        old, new = served.contents, self.contents
+        if old is None or new is None or self.config.HasField(_BOUND_TO_INSTANCES):
+            return False
+        return (
+            old.versions.get(str(version)) == new.versions.get(str(version))
+            and (old.rest, served.folder, served.has_config) == (new.rest, self.folder, self.has_config)
+            and _without_light_fields(served.config) == _without_light_fields(self.config)
+        )
 
 
 def check_parameters(name: str, files: Mapping[str, bytes]) -> None:
@@ -60,41 +81,52 @@ def check_parameters(name: str, files: Mapping[str, bytes]) -> None:
             )
 
 
-def read_candidate(folder: ModelFolder, settings: Settings, override: Override | None, made: bool = False) -> Candidate:
+def read_candidate(
+    folder: ModelFolder, settings: Settings, override: str | None, contents: Contents | None = None
+) -> Candidate:
     """Raises ServeError that says what is wrong with the configuration."""
     if override is not None:
-        written: ModelConfig | None = parse_json(override.config_json)
+        written: ModelConfig | None = parse_json(override)
     else:
         # Without a file, only the model itself could tell what it takes.
         written = read_config(folder, settings.model_config_name, required=settings.disable_auto_complete_config)
     config = normalise(written if written is not None else ModelConfig(), folder.name, folder.path)
     validate_directory_name(config, folder.name)
     validate_model(config)
-    return Candidate(folder, config, written is not None, override, made)
+    return Candidate(folder, config, written is not None, override, contents)
 
 
-def find_candidate(name: str, settings: Settings, override: Override | None, kept: Override | None) -> Candidate:
-    """A model of the repository. The configuration `kept` from an earlier load counts until a file of it changes.
+def find_candidate(name: str, settings: Settings, override: str | None, served: Candidate | None) -> Candidate:
+    """A model of the repository. The override of what is `served` counts until a file of the model changes.
 
     Raises ServeError.
     """
     folder = locate(settings.model_repository, name)
-    if override is None and kept is not None and last_change_ns(folder.path) < kept.since_ns:
-        override = kept
-    return read_candidate(folder, settings, override)
+    contents = contents_of(folder.path)
+    if override is None and served is not None and served.contents == contents:
+        override = served.override
+    return read_candidate(folder, settings, override, contents)
 
 
-def make_candidate(name: str, settings: Settings, override: Override | None, files: Mapping[str, bytes]) -> Candidate:
+def make_candidate(name: str, settings: Settings, override: str | None, files: Mapping[str, bytes]) -> Candidate:
     """A model made of `files`, by path in the model's folder. Raises ServeError; then nothing is left of them."""
     if override is None:
         raise invalid("Load parameter 'config' must be specified for model file override")
     home = Path(tempfile.mkdtemp(prefix="stubserve-model-"))
     try:
         _write(home, files)
-        return read_candidate(ModelFolder(name, home, home.parent), settings, override, made=True)
+        return read_candidate(ModelFolder(name, home, home.parent), settings, override)
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         raise
+
+
+def _without_light_fields(config: ModelConfig) -> ModelConfig:
+    rest = ModelConfig()
+    rest.CopyFrom(config)
+    for name in _LIGHT_FIELDS:
+        rest.ClearField(name)
+    return rest
 
 
 def _write(home: Path, files: Mapping[str, bytes]) -> None:

@@ -1,13 +1,8 @@
-"""Model control: which models are loaded, and how one version of the truth replaces another.
+"""Model control: which models are loaded, asked for by clients, by models, or by what lies on disk.
 
-A load starts all versions of a model beside those that serve. When every one is ready they take over in one step, and
-what they replace is retired: it gets no new requests, finishes those that it has, however long they take, finalizes,
-and goes, with its processes and memory. When one fails, those that did start are retired, and what served before goes
-on as if nothing had been asked. An unload retires what serves, and is answered at once.
-
-So a reload needs the memory of two for a while, and costs no request. It is always a full one: upstream changes the
-instances in place where nothing but `instance_group` differs, and keeps the statistics then. A plain load is a reload,
-too, also where no file has changed.
+How a load takes over from what serves is `changeover`; an unload retires what serves, and is answered at once. A plain
+load of a model of which nothing has changed is a full reload all the same, so that who wants one can have it; upstream
+does nothing then.
 
 Loads and unloads of one model take turns (`turns`); retiring (`retiring`) is no part of a turn, so a model may reload
 or unload itself while it executes. Each runs as a task of its own: a client that goes away does not leave one half
@@ -18,34 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
-from stubserve.environments.resolve import mention_stub_program
 from stubserve.errors import Code, ServeError, internal, invalid, unavailable
 from stubserve.instances.memory import Memory
 from stubserve.instances.model_control import no_model_control
 from stubserve.instances.services import Services
-from stubserve.repository.candidate import (
-    Candidate,
-    Override,
-    check_parameters,
-    find_candidate,
-    make_candidate,
-)
-from stubserve.repository.folder import (
-    DUPLICATE_REASON,
-    available_versions,
-    check_model_name,
-    list_names,
-    survey,
-)
-from stubserve.repository.loading import Loader
-from stubserve.repository.model import Model
+from stubserve.repository.candidate import Candidate, check_parameters, find_candidate, make_candidate
+from stubserve.repository.changeover import Changeover, as_load_error
+from stubserve.repository.folder import DUPLICATE_REASON, check_model_name, list_names, survey
 from stubserve.repository.registry import UNLOADED, Registry, State
-from stubserve.repository.retiring import Loaded, Retiring
 from stubserve.repository.stub_control import StubControl
 from stubserve.repository.turns import Turn, Turns
 from stubserve.repository.watch import Watch
@@ -62,12 +41,10 @@ class ModelControl:
         self._registry = registry
         self._services = services
         self._explicit = settings.model_control_mode == EXPLICIT
-        self._loader = Loader(settings, memory)
         self._slots = asyncio.Semaphore(max(settings.model_load_thread_count, 1))
+        self._changeover = Changeover(settings, memory, registry, self._slots)
         self._turns = Turns()
-        self._loaded: dict[str, Loaded] = {}
         self._changes: set[asyncio.Task[None]] = set()
-        self._retiring = Retiring(registry, settings.exit_timeout_secs)
         self._watch = Watch(settings.model_repository, self._load_known, lambda name: self._unload(name, None))
         self._watching: asyncio.Task[None] | None = None
         self._exiting = False
@@ -128,6 +105,8 @@ class ModelControl:
             return rows
         known = {row["name"] for row in rows}
         names = await asyncio.to_thread(list_names, self._settings.model_repository)
+        # What was unloaded, and has been deleted, is no more.
+        rows = [row for row in rows if row["name"] in names or row.get("reason") != UNLOADED]
         for name in names.keys() - known:
             row = {"name": name}
             if not names[name]:
@@ -142,9 +121,7 @@ class ModelControl:
         for change in changes:
             change.cancel()
         await asyncio.gather(*changes, return_exceptions=True)
-        for loaded in self._loaded.values():
-            self._retiring.begin(loaded)
-        await self._retiring.finish(timeout_s)
+        await self._changeover.end_all(timeout_s)
 
     async def _change(self, change: Callable[[Turn | None], Coroutine[Any, Any, None]], asked_in: Turn | None) -> None:
         """Runs a load or unload to its end, whatever becomes of who asked for it."""
@@ -193,9 +170,8 @@ class ModelControl:
 
     async def _load(self, name: str, config: str | None, files: Mapping[str, bytes], outer: Turn | None) -> None:
         check_parameters(name, files)
-        override = None if config is None else Override(config)
         async with self._turns.of(name, outer) as turn:
-            finding = asyncio.ensure_future(asyncio.to_thread(self._find, name, override, files))
+            finding = asyncio.ensure_future(asyncio.to_thread(self._find, name, config, files))
             try:
                 candidate = await asyncio.shield(finding)
             except asyncio.CancelledError:
@@ -203,116 +179,22 @@ class ModelControl:
                 finding.add_done_callback(_discard)
                 raise
             except Exception as raised:
-                error = _as_load_error(raised)
+                error = as_load_error(raised)
                 log.error("Poll failed for model directory '%s': %s", name, error)
                 if error.code is not Code.NOT_FOUND and not files:
                     self._registry.entry(name).reason = error.message
                 raise internal(f"failed to load '{name}', failed to poll from model repository: {error}") from None
-            await self._start(candidate, turn)
+            services = self._services
+            if self._explicit:
+                services = replace(services, control=StubControl(self, turn))
+            await self._changeover.replace(candidate, services, anew=self._explicit and config is None)
 
-    def _find(self, name: str, override: Override | None, files: Mapping[str, bytes]) -> Candidate:
+    def _find(self, name: str, config: str | None, files: Mapping[str, bytes]) -> Candidate:
         if files:
-            return make_candidate(name, self._settings, override, files)
-        served = self._loaded.get(name)
-        kept = served.candidate.override if served is not None and not served.candidate.made else None
-        return find_candidate(name, self._settings, override, kept)
+            return make_candidate(name, self._settings, config, files)
+        return find_candidate(name, self._settings, config, self._changeover.served(name))
 
-    async def _start(self, candidate: Candidate, turn: Turn) -> None:
-        name = candidate.folder.name
-        try:
-            versions = await asyncio.to_thread(available_versions, candidate.folder, candidate.config)
-        except ServeError as error:
-            log.error("Poll failed for model directory '%s': %s", name, error)
-            if not candidate.made:
-                self._registry.entry(name).reason = error.message
-            candidate.discard()
-            raise invalid(f"load failed for model '{name}': {error}\n") from None
-        mention_stub_program(candidate.folder.path)
-        for version in versions:
-            if not self._registry.serves(name, version):
-                self._registry.set_version(name, version, State.LOADING)
-        starts = {version: asyncio.ensure_future(self._start_version(candidate, version, turn)) for version in versions}
-        models: list[Model] = []
-        failures: dict[int, ServeError] = {}
-        try:
-            await asyncio.gather(*starts.values(), return_exceptions=True)
-        finally:
-            for version, start in starts.items():
-                if start.cancelled():
-                    continue
-                raised = start.exception()
-                if raised is None:
-                    models.append(start.result())
-                elif isinstance(raised, ServeError):
-                    failures[version] = raised
-            loaded = Loaded(candidate, models)
-            if len(models) < len(versions):
-                self._give_up(loaded, failures)
-        if failures:
-            raise invalid(
-                f"load failed for model '{name}': "
-                + "".join(
-                    f"version {version} is at UNAVAILABLE state: {error.status_text};\n"
-                    for version, error in failures.items()
-                )
-            )
-        self._take_over(loaded)
-        log.info("successfully loaded '%s'", name)
-
-    async def _start_version(self, candidate: Candidate, version: int, turn: Turn) -> Model:
-        name = candidate.folder.name
-        services = self._services
-        if self._explicit:
-            services = replace(services, control=StubControl(self, turn))
-        async with self._slots:
-            log.info("loading: %s:%d", name, version)
-            began = time.monotonic()
-            try:
-                model = await self._loader.start(candidate, version, services)
-            except Exception as raised:
-                error = _as_load_error(raised)
-                log.error("failed to load '%s' version %d: %s", name, version, error.status_text)
-                raise error from None
-        model.load_seconds = time.monotonic() - began
-        return model
-
-    # Taking over and letting go
-
-    def _take_over(self, loaded: Loaded) -> None:
-        folder = loaded.candidate.folder
-        entry = self._registry.entry(folder.name)
-        entry.reason = ""
-        for model in loaded.models:
-            self._registry.set_version(folder.name, model.version, State.READY, model=model)
-        leaving = []
-        for version, other in list(entry.versions.items()):
-            if other.model is not None and other.model not in loaded.models:
-                leaving.append(self._registry.set_version(folder.name, version, State.UNLOADING))
-            elif other.state is State.UNAVAILABLE and folder.version_path(version).is_dir():
-                other.reason = UNLOADED  # it may have failed an earlier load
-            elif other.state is State.UNAVAILABLE:
-                self._registry.drop_version(folder.name, version)
-        old = self._loaded.get(folder.name)
-        self._loaded[folder.name] = loaded
-        if old is not None:
-            self._retiring.begin(old, leaving)
-
-    def _give_up(self, loaded: Loaded, failures: Mapping[int, ServeError]) -> None:
-        """A load has failed: what was started goes again."""
-        name = loaded.candidate.folder.name
-        if loaded.candidate.made and name not in self._loaded:
-            self._registry.forget(name)
-            self._retiring.begin(loaded)
-            return
-        for version, error in failures.items():
-            if not self._registry.serves(name, version):
-                self._registry.set_version(name, version, State.UNAVAILABLE, error.status_text)
-        leaving = [
-            self._registry.set_version(name, model.version, State.UNLOADING)
-            for model in loaded.models
-            if not self._registry.serves(name, model.version)
-        ]
-        self._retiring.begin(loaded, leaving)
+    # Letting go
 
     async def _unload(self, name: str, outer: Turn | None) -> None:
         async with self._turns.of(name, outer):
@@ -322,22 +204,9 @@ class ModelControl:
             entry.reason = ""
             if not entry.versions:
                 self._registry.forget(name)
-            loaded = self._loaded.pop(name, None)
-            if loaded is not None:
-                self._retiring.begin(
-                    loaded,
-                    [self._registry.set_version(name, model.version, State.UNLOADING) for model in loaded.models],
-                )
+            self._changeover.end(name)
 
 
 def _discard(found: asyncio.Future[Candidate]) -> None:
     if found.exception() is None:
         found.result().discard()
-
-
-def _as_load_error(raised: Exception) -> ServeError:
-    """What failed a load, for the index; a fault of the server's own is kept from ending it, and goes to the log."""
-    if isinstance(raised, ServeError):
-        return raised
-    log.error("unexpected error while a model was loaded", exc_info=raised)
-    return internal(f"unexpected error: {raised!r}")

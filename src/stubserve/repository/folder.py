@@ -125,16 +125,6 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name == "__pycache__"
 
 
-def last_change_ns(folder: Path) -> int:
-    """When anything below a folder was last changed (ns since 1970), 0 for what is gone meanwhile."""
-    latest = 0
-    for place, folders, files in os.walk(folder):
-        for path in (place, *(os.path.join(place, name) for name in (*folders, *files))):
-            with contextlib.suppress(OSError):
-                latest = max(latest, os.lstat(path).st_mtime_ns)
-    return latest
-
-
 def read_config(folder: ModelFolder, config_name: str = "", required: bool = False) -> ModelConfig | None:
     """The parsed configuration file, or None where the model has none and it is not `required`.
 

@@ -1,8 +1,11 @@
-"""Starting model versions: from a folder and a checked configuration to instances that are ready.
+"""Starting model versions, or other instances for one that serves: from a checked configuration to ready instances.
 
 The first stub of a version imports the model and tells whether its class completes configurations. If so, it runs
 `auto_complete_config` and ends, and fresh stubs serve, so nothing that the completion did to its process is seen later.
 If not, as with most models, the same stub goes on and becomes the first instance: no process is started in vain.
+
+What serves keeps its completed configuration when its instances change; those that stay also keep the limit of threads
+that they were started with, which is part of their environment.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,11 +27,12 @@ from stubserve.instances.restart import RestartPolicy
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
 from stubserve.instances.threads import thread_variables, threads_per_instance
-from stubserve.model_config.complete import InstanceSpec, instances_of, with_runtime
+from stubserve.model_config.complete import InstanceSpec, instances_of, with_instances, with_runtime
 from stubserve.model_config.render import conclude_auto_complete, render_json, to_json_dict
 from stubserve.model_config.validate import validate, validate_instance_groups
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import read_labels
+from stubserve.repository.instance_update import InstanceUpdate, assign
 from stubserve.repository.model import Model
 from stubserve.repository.program import find_program, missing_parts
 from stubserve.settings import Settings
@@ -53,30 +57,8 @@ class Loader:
         validate_instance_groups(config)
         if config.platform == "ensemble":
             raise unsupported(f"model '{name}' is an ensemble, which stubserve does not offer yet")
-        program = find_program(config, folder.path.resolve(), version, self._settings.backend_directory)
-        config = with_runtime(config, program.runtime)
-        for _, part in missing_parts(config):
-            log.warning("model '%s': %s", name, part)
-        version_dir = folder.version_path(version)
-        environment = await self._environments.of_model(config, folder.path.resolve(), program.default_environment)
+        launcher, config = await self._launcher(candidate, version, services)
         specs = instances_of(config)
-        threads = threads_per_instance(config, len(specs), os.environ)
-        environment = replace(
-            environment, variables={**environment.variables, **thread_variables(config, threads, os.environ)}
-        )
-        if threads:
-            log.debug("'%s' version %d: %d threads per instance", name, version, threads)
-        terminal = name in self._settings.debug_model
-        launcher = Launcher(
-            self._memory,
-            environment,
-            folder.path.resolve(),
-            version_dir.resolve(),
-            program,
-            services,
-            terminal,
-            threads,
-        )
         first: Stub | None = None
         config_json = render_json(config)
         if not self._settings.disable_auto_complete_config:
@@ -91,8 +73,52 @@ class Loader:
             if first is not None:
                 await first.kill()
             raise
-        await self._start_instances(model, launcher, specs, first, config_json)
+        model.instances = self._instances(model, launcher, specs, config_json, first)
+        await _start_all(model.instances)
         return model
+
+    async def update(self, model: Model, candidate: Candidate, services: Services) -> InstanceUpdate:
+        """The instances that a version which serves is to have by `candidate`, which differs in nothing else.
+
+        Those that are missing are started. Raises ServeError; then nothing is left of them.
+        """
+        validate_instance_groups(candidate.config)
+        launcher, _ = await self._launcher(candidate, model.version, services)
+        config = with_instances(model.config, candidate.config)
+        assigned = assign(model.instances, instances_of(config))
+        missing = [one for one in assigned if isinstance(one, InstanceSpec)]
+        started = self._instances(model, launcher, missing, render_json(config))
+        await _start_all(started)
+        new = iter(started)
+        instances = [next(new) if isinstance(one, InstanceSpec) else one for one in assigned]
+        return InstanceUpdate(model, instances, started, config)
+
+    async def _launcher(self, candidate: Candidate, version: int, services: Services) -> tuple[Launcher, Any]:
+        """What starts the stubs of a version, and the configuration with what its program says."""
+        folder, config = candidate.folder, candidate.config
+        name, model_dir = folder.name, folder.path.resolve()
+        program = find_program(config, model_dir, version, self._settings.backend_directory)
+        config = with_runtime(config, program.runtime)
+        for _, part in missing_parts(config):
+            log.warning("model '%s': %s", name, part)
+        environment = await self._environments.of_model(config, model_dir, program.default_environment)
+        threads = threads_per_instance(config, len(instances_of(config)), os.environ)
+        environment = replace(
+            environment, variables={**environment.variables, **thread_variables(config, threads, os.environ)}
+        )
+        if threads:
+            log.debug("'%s' version %d: %d threads per instance", name, version, threads)
+        launcher = Launcher(
+            self._memory,
+            environment,
+            model_dir,
+            folder.version_path(version).resolve(),
+            program,
+            services,
+            name in self._settings.debug_model,
+            threads,
+        )
+        return launcher, config
 
     def _latencies(self, config: Any) -> Latencies | None:
         """Where the model's latencies are counted, None if nobody wants them."""
@@ -131,9 +157,15 @@ class Loader:
             log.warning("what auto_complete_config of model '%s' returned cannot be used: %s", config.name, wrong)
         return None, adopted, config_json
 
-    async def _start_instances(
-        self, model: Model, launcher: Launcher, specs: list[InstanceSpec], first: Stub | None, config_json: str
-    ) -> None:
+    def _instances(
+        self,
+        model: Model,
+        launcher: Launcher,
+        specs: Sequence[InstanceSpec],
+        config_json: str,
+        first: Stub | None = None,
+    ) -> list[Instance]:
+        """Instances that are still to be started; `first` is a stub for the first of them, which has imported."""
         ready_stubs = {id(specs[0]): first} if first is not None else {}
 
         def launch_for(spec: InstanceSpec) -> Callable[[Instance], Any]:
@@ -152,16 +184,18 @@ class Loader:
 
             return launch
 
-        model.instances = [
-            Instance(spec.name, launch_for(spec), model, RestartPolicy(self._settings.stub_restart_limit), spec.passive)
-            for spec in specs
-        ]
-        starting = [asyncio.ensure_future(one.start()) for one in model.instances]
-        try:
-            await asyncio.gather(*starting)
-        except BaseException:
-            for start in starting:
-                start.cancel()
-            await asyncio.gather(*starting, return_exceptions=True)
-            await model.stop(_FAILED_LOAD_GRACE_S)
-            raise
+        limit = self._settings.stub_restart_limit
+        return [Instance(spec, launch_for(spec), model, RestartPolicy(limit)) for spec in specs]
+
+
+async def _start_all(instances: Sequence[Instance]) -> None:
+    """Returns when all are ready; when one fails, all are ended."""
+    starting = [asyncio.ensure_future(one.start()) for one in instances]
+    try:
+        await asyncio.gather(*starting)
+    except BaseException:
+        for start in starting:
+            start.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
+        await asyncio.gather(*(one.stop(_FAILED_LOAD_GRACE_S) for one in instances))
+        raise

@@ -30,7 +30,7 @@ class Model:
     def __init__(
         self, name: str, version: int, config: Any, rendered_config: dict[str, Any], labels: dict[str, list[str]]
     ) -> None:
-        # Fixed while it is loaded
+        # Fixed while it is loaded, but for the instances and the version policy in the configuration
         self.name = name
         self.version = version
         self.config = config
@@ -39,6 +39,8 @@ class Model:
         self.signature.labels = labels
         # Moving parts
         self.instances: list[Instance] = []
+        # Instances that are no longer wanted, while they finish what they have
+        self._leaving: dict[Instance, asyncio.Task[None]] = {}
         self.statistics = ModelStatistics(self.memory_usage)
         self.latencies: Latencies | None = None
         self.load_seconds = 0.0
@@ -82,7 +84,7 @@ class Model:
         request.resume()
         self._scheduler.cancel(request)
         self.poll()
-        for instance in self.instances:
+        for instance in (*self.instances, *self._leaving):
             instance.cancel(request)
 
     def _poll_soon(self) -> None:
@@ -157,7 +159,7 @@ class Model:
     # What the instances tell
 
     def on_ready(self, instance: Instance) -> None:
-        if instance.passive:
+        if instance.passive or instance not in self.instances:
             return
         self._ready_instances += 1
         self._ahead = self._scheduler.plain and len(self.instances) == 1
@@ -198,15 +200,51 @@ class Model:
     def on_death(self, instance: Instance, error: ServeError, unfinished: list[Request], open_: list[Request]) -> None:
         if instance.passive:
             return
-        self._scheduler.instance_gone(instance)
-        self._ready_instances = max(self._ready_instances - 1, 0)  # it is 0 already where the model is being stopped
+        if instance in self.instances:
+            self._scheduler.instance_gone(instance)
+            self._ready_instances = max(
+                self._ready_instances - 1, 0
+            )  # it is 0 already where the model is being stopped
         self._answer_all(unfinished, error, BACKEND_FAILURE)
         for request in open_:
             # Their execution has been counted.
             self._answer(request, Response(error=error))
+        self._refuse_if_down()
+        self.poll()
+
+    def _refuse_if_down(self) -> None:
         if not self._ready_instances:
             self._answer_all(list(self._scheduler.drain()), self._unavailable(), OTHER_FAILURE)
-        self.poll()
+
+    # Other instances
+
+    def change_instances(
+        self, instances: list[Instance], config: Any, rendered_config: dict[str, Any], stop_timeout_s: float
+    ) -> None:
+        """Is served by `instances` from now on: those that are new join, those left out leave as by `let_go`."""
+        before, self.instances = self.instances, instances
+        self.config, self.rendered_config = config, rendered_config
+        for instance in instances:
+            if instance not in before and instance.state is State.READY:
+                self.on_ready(instance)
+        for instance in before:
+            if instance not in instances:
+                if instance.state is State.READY and not instance.passive:
+                    self._scheduler.instance_gone(instance)
+                    self._ready_instances -= 1
+                self.let_go(instance, stop_timeout_s)
+        self._ahead = self._scheduler.plain and len(instances) == 1
+        self._refuse_if_down()
+
+    def let_go(self, instance: Instance, stop_timeout_s: float) -> None:
+        """Has an instance finish what it executes, however long it takes, then finalize and end."""
+        instance.leave()
+        task = self._leaving[instance] = self._loop.create_task(self._end_of(instance, stop_timeout_s))
+        task.add_done_callback(lambda _: self._leaving.pop(instance))
+
+    async def _end_of(self, instance: Instance, stop_timeout_s: float) -> None:
+        await instance.finished()
+        await instance.stop(stop_timeout_s)
 
     # Readiness and the end
 
@@ -231,13 +269,15 @@ class Model:
 
         Counted is what belongs to a stub alone; not libraries that stubs share as files, and not tensors in the arena.
         """
-        total = sum(instance.stub.health.memory() for instance in self.instances if instance.stub is not None)
+        instances = (*self.instances, *self._leaving)
+        total = sum(instance.stub.health.memory() for instance in instances if instance.stub is not None)
         return [{"type": "CPU", "id": 0, "byte_size": total}] if total else []
 
     @property
     def waiters(self) -> list[Waiter]:
-        """The instances that take requests, now or when they have been restarted."""
-        return [waiter for instance in self.instances if (waiter := instance.waiter) is not None]
+        """The instances that take requests, now or when they have been restarted, and those that finish some."""
+        instances = (*self.instances, *self._leaving)
+        return [waiter for instance in instances if (waiter := instance.waiter) is not None]
 
     def checks_readiness(self) -> bool:
         """Whether the model defines `is_ready`."""
@@ -268,7 +308,10 @@ class Model:
     async def stop(self, timeout_s: float) -> None:
         """Finalizes and ends every instance; no request is taken from now on."""
         self._ready_instances = 0
-        await asyncio.gather(*(instance.stop(timeout_s) for instance in self.instances))
+        instances = (*self.instances, *self._leaving)
+        for leaving in self._leaving.values():
+            leaving.cancel()
+        await asyncio.gather(*(instance.stop(timeout_s) for instance in instances))
         if self._alarm is not None:
             self._alarm.close()
             self._alarm = None

@@ -1,8 +1,8 @@
 """Watching the repository (`--model-control-mode=poll`): what lies on disk is what is served.
 
-A model is loaded anew when anything below its folder has changed since the look that came before its last load, and
-unloaded when its folder is gone. Files are not written all at once, so a look may see half of a change: a load that
-fails is tried again at the next look, as upstream does, and what served before goes on meanwhile.
+A model is loaded anew when anything in its folder has changed since the look that came before its last load
+(`contents`), and unloaded when its folder is gone. Files are not written all at once, so a look may see half of a
+change: a load that fails is tried again at the next look, as upstream does, and what served before goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from stubserve.repository.folder import last_change_ns, survey
+from stubserve.repository.contents import Contents, contents_of
+from stubserve.repository.folder import survey
 
 
 class Watch:
@@ -26,28 +27,28 @@ class Watch:
         self._repositories = repositories
         self._load = load
         self._unload = unload
-        # The last change of each model that a load has served from, None for one that no load has succeeded with
-        self._seen: dict[str, int | None] = {}
+        # What the last load of each model has served from, None for one that no load has succeeded with
+        self._seen: dict[str, Contents | None] = {}
 
     async def look(self) -> bool:
         """Loads what is new or changed, unloads what is gone; whether everything is as on disk now.
 
         Raises ServeError if a repository cannot be read.
         """
-        changes, unique = await asyncio.to_thread(self._changes)
-        for name in self._seen.keys() - changes.keys():
+        contents, unique = await asyncio.to_thread(self._look_at_all)
+        for name in self._seen.keys() - contents.keys():
             del self._seen[name]
             await self._unload(name)
-        due = [name for name in changes if self._seen.get(name) != changes[name]]
+        due = [name for name in contents if self._seen.get(name) != contents[name]]
         loaded = await asyncio.gather(*(self._load(name) for name in due))
         for name, complete in zip(due, loaded, strict=True):
             if complete:
-                self._seen[name] = changes[name]
+                self._seen[name] = contents[name]
             else:
                 self._seen.setdefault(name, None)
         return all(loaded) and unique
 
-    def _changes(self) -> tuple[dict[str, int], bool]:
-        """When each model last changed (ns since 1970), and whether each name is in one repository only."""
+    def _look_at_all(self) -> tuple[dict[str, Contents], bool]:
+        """What lies in each model's folder, and whether each name is in one repository only."""
         found = survey(self._repositories)
-        return {name: last_change_ns(folder.path) for name, folder in found.models.items()}, not found.duplicates
+        return {name: contents_of(folder.path) for name, folder in found.models.items()}, not found.duplicates

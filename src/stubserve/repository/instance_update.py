@@ -1,0 +1,47 @@
+"""Changing the instances of a version that serves: which stay, which are new, and the step from the old to the new.
+
+As upstream, an instance stays where the new configuration has one of the same kind, device and other properties, and
+keeps its name, whatever its group is called now; the last of the old ones stays first. What is new is started beside
+them, out of sight of the scheduler, so a start that fails changes nothing. Then all takes one step of the event loop:
+the new ones join, and those that are left over get no more batches, finish what they have, finalize and go. Requests
+that are queued, statistics and the order of answers belong to the version and do not notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stubserve.instances.instance import Instance, State
+from stubserve.model_config.complete import InstanceSpec
+from stubserve.model_config.render import to_json_dict
+from stubserve.repository.model import Model
+
+
+def assign(instances: Sequence[Instance], specs: Sequence[InstanceSpec]) -> list[Instance | InstanceSpec]:
+    """For each of `specs` an instance that may stay for it, else itself. Instances that are not ready do not stay."""
+    spare: dict[Any, list[Instance]] = {}
+    for instance in instances:
+        if instance.state is State.READY:
+            spare.setdefault(instance.spec.traits, []).append(instance)
+    return [spare[spec.traits].pop() if spare.get(spec.traits) else spec for spec in specs]
+
+
+@dataclass(frozen=True, eq=False)
+class InstanceUpdate:
+    """What `model` is to be served by: `instances`, of which `started` are new and ready. `config` says the same."""
+
+    model: Model
+    instances: list[Instance]
+    started: list[Instance]
+    config: Any
+
+    def commit(self, stop_timeout_s: float) -> None:
+        """Lets it be so. Instances that go finish what they have, and then have `stop_timeout_s` to finalize."""
+        self.model.change_instances(self.instances, self.config, to_json_dict(self.config), stop_timeout_s)
+
+    def abandon(self, stop_timeout_s: float) -> None:
+        """Leaves everything as it was; the new instances end."""
+        for instance in self.started:
+            self.model.let_go(instance, stop_timeout_s)
