@@ -186,7 +186,11 @@ def grpc_server(server: Server) -> GrpcTransport:
 
 async def serve(settings: Settings) -> int:
     """Runs a server until a signal ends it. The process's exit code."""
-    server = Server(settings)
+    try:
+        server = Server(settings)
+    except OSError as error:
+        log.error("error: creating server: %s", error.strerror)
+        return 1
     for notice in settings.notices:
         log.warning(notice)
     fronts: list[tuple[str, HttpServer, socket.socket]] = []
@@ -256,6 +260,8 @@ async def serve(settings: Settings) -> int:
 def run(settings: Settings) -> int:
     """Runs a server in this process, on uvloop. The process's exit code."""
     _raise_descriptor_limit()
+    # Whoever started the server may ignore it, which is inherited, and then nobody learns how a child has ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     return uvloop.run(serve(settings))
 
 

@@ -232,3 +232,12 @@ def test_every_problem_is_found_with_its_field() -> None:
         ("output", 0, "data_type"),
         ("output", 0, "dims"),
     ]
+
+
+def test_more_instances_than_any_machine_could_run_are_refused() -> None:
+    """Not upstream's: it starts as many as it is asked for."""
+    group = "instance_group { count: %d }"
+    assert refusal(PYTHON + group % 600 + group % 500) == (
+        "model m asks for 1100 instances, and stubserve starts at most 1024"
+    )
+    assert refusal(PYTHON + group % (2**31 - 1)).startswith("model m asks for 2147483647 instances")

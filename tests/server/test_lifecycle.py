@@ -145,6 +145,41 @@ def test_a_port_in_use_is_said_and_ends_the_server(repository: Path) -> None:
         server.wait_for(f"127.0.0.1:{port}' cannot be opened")
 
 
+def started_by(program: str, server: Serving) -> Serving:
+    """The same server, started by a Python program that ends with becoming it."""
+    server.command = [
+        sys.executable,
+        "-c",
+        f"import os, sys; {program}; os.execv(sys.argv[1], sys.argv[1:])",
+        *server.command,
+    ]
+    return server
+
+
+def test_too_little_address_space_is_said_and_ends_the_server(repository: Path) -> None:
+    write_model(repository, "echo")
+    little = "import resource; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))"
+    server = started_by(little, Serving(repository, "--shm-limit=16G"))
+    server.start()
+    assert server.process.wait(30) == 1
+    server.wait_for("no address space for another 32 GiB of shared memory; lower --shm-limit")
+    assert "Traceback" not in server.output
+
+
+def test_how_stubs_end_is_known_where_children_are_ignored(repository: Path) -> None:
+    source = """
+        import os
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                os._exit(7)
+    """
+    write_model(repository, "mortal", source)
+    ignoring = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    with started_by(ignoring, Serving(repository, "--stub-restart-limit=0")) as server:
+        assert "it exited with code 7" in server.infer_array("mortal", np.zeros(1, np.float32)).error
+
+
 @pytest.mark.parametrize("kind", ["missing", "file", "unreadable"])
 def test_a_repository_that_cannot_be_read_is_named(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "repository"

@@ -33,6 +33,9 @@ _PLATFORMS = {
     "pytorch": ("pytorch_libtorch", "libtorch", "torch_aoti"),
 }
 
+# Each is a process. Far below this a machine is full; far above it even the list of them would be too much.
+MOST_INSTANCES = 1024
+
 # Upstream's default for --min-supported-compute-capability in GPU builds; only ever printed here.
 MIN_COMPUTE_CAPABILITY = 7.5
 
@@ -171,6 +174,10 @@ def instance_group_problems(
         return
     if not config.instance_group:
         yield invalid(f"must specify one or more 'instance group's for {config.name}").at("instance_group")
+    instances = sum(group.count * max(len(group.gpus), 1) for group in config.instance_group)
+    if instances > MOST_INSTANCES:
+        text = f"model {config.name} asks for {instances} instances, and stubserve starts at most {MOST_INSTANCES}"
+        yield invalid(text).at("instance_group")
     for index, group in enumerate(config.instance_group):
         where = f"instance group {group.name} of model {config.name}"
         here = ("instance_group", index)

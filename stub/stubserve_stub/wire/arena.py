@@ -11,13 +11,15 @@ Guarantees:
   kernel orders memory between the two.
 
 Costs: address space, not memory. Each segment spans twice the limit, so that its heap never runs out of room because
-of fragmentation before the limit is reached; pages are committed when first touched. A process maps a segment when it
-first needs an offset in it.
+of fragmentation before the limit is reached, but at most MAX_SPAN: the parent maps the segments of all instances, and
+its address space has 128 TiB. Pages are committed when first touched. A process maps a segment when it first needs an
+offset in it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -26,6 +28,8 @@ from typing import Dict, List
 import numpy as np
 
 from stubserve_stub.wire import layout
+
+MAX_SPAN = 1 << 36
 
 
 class ArenaFull(MemoryError):
@@ -49,7 +53,13 @@ class Segment:
         self.index = index
         self.start = start
         self.span = span
-        self._map = mmap.mmap(fd, span, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=start)
+        try:
+            self._map = mmap.mmap(fd, span, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=start)
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            text = "no address space for another {} GiB of shared memory; lower --shm-limit, or raise 'ulimit -v'"
+            raise OSError(error.errno, text.format(max(span >> 30, 1))) from None
         self.view = memoryview(self._map)
         self.words = self.view[: layout.HEADER_BYTES].cast("Q")
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
@@ -80,7 +90,7 @@ class Arena:
         # with a SIGBUS; and where the largest file ends there is nothing to write over.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         os.lseek(fd, (1 << 63) - 1, os.SEEK_SET)
-        span = 1 << max(2 * limit - 1, layout.HEAP).bit_length()
+        span = min(1 << max(2 * limit - 1, layout.HEAP).bit_length(), MAX_SPAN)
         arena = cls(fd, limit, span)
         arena._ledger[layout.LEDGER_VERSION] = layout.WIRE_VERSION
         arena._ledger[layout.LEDGER_LIMIT] = limit

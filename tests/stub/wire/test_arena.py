@@ -37,6 +37,12 @@ def test_it_has_no_name_and_costs_only_what_is_touched() -> None:
     assert not list(Path("/dev/shm").glob("stubserve*"))
 
 
+def test_many_instances_fit_where_the_limit_is_large() -> None:
+    arena = Arena.create(2 << 40)
+    for index in range(300):
+        arena.segment(index)
+
+
 def test_a_forgotten_segment_reads_as_zeros() -> None:
     arena = Arena.create(1 << 20)
     offset = arena.segment(1).start + layout.HEAP
