@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import re
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +19,9 @@ from stubserve.protocols.grpc.http2.connection import MAX_RESETS, MAX_STREAMS
 from stubserve.protocols.grpc.http2.frames import frame, rst_stream, window_update
 from stubserve.protocols.grpc.http2.reader import MAX_FRAME_BYTES
 from stubserve.protocols.grpc.http2.stream import RECEIVE_WINDOW
+from stubserve.protocols.grpc.wellknown import message_class
 from tests.server.grpc_calls import SERVICE, connected, request
-from tests.serving import Serving, write_model
+from tests.serving import Serving, io_config, write_model
 
 PATIENT = """
     import time
@@ -30,6 +33,24 @@ PATIENT = """
                 time.sleep(0.005)
             return [pb_utils.InferenceResponse([]) for _ in requests]
 """
+COUNTS = """
+    import threading
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            for request in requests:
+                threading.Thread(target=self.count, args=(request,)).start()
+
+        def count(self, request):
+            sender, id = request.get_response_sender(), request.request_id()
+            for number in range(int(request.inputs()[0].as_numpy()[0])):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.zeros(1 << 14, np.float32))]))
+                print(id, number, flush=True)
+            print("sent all of", id, flush=True)
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
 MESSAGE = request().SerializeToString()
 
 
@@ -38,6 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "echo")
     write_model(repository, "patient", PATIENT)
+    write_model(repository, "counts", COUNTS, io_config(extra="model_transaction_policy { decoupled: true }"))
     with Serving(repository, "--shm-limit=64M") as running:
         yield running
 
@@ -291,6 +313,9 @@ def test_compression_that_is_none(server: Serving) -> None:
         assert headers["grpc-status"] == "8"
         raw.socket.sendall(raw.head(7, grpc_encoding="gzip") + data(7, prefixed(gzip.compress(MESSAGE), 1)))
         assert raw.answer()[1]["grpc-status"] == "0"
+        # All of the message is there, but not what tells that it is whole.
+        raw.socket.sendall(raw.head(9, grpc_encoding="gzip") + data(9, prefixed(gzip.compress(MESSAGE)[:-8], 1)))
+        assert raw.answer()[1]["grpc-status"] == "13"
 
 
 def test_what_is_no_grpc(server: Serving) -> None:
@@ -299,6 +324,54 @@ def test_what_is_no_grpc(server: Serving) -> None:
         block = Encoder().encode([(":method", "GET"), (":path", "/"), (":scheme", "http")])
         raw.socket.sendall(frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, block))
         assert raw.answer()[1][":status"] == "415"
+
+
+def test_what_follows_a_message_that_is_refused_takes_no_memory(server: Serving) -> None:
+    refused = prefixed(request("nobody").SerializeToString())
+    for path in ("ModelInfer", "ModelStreamInfer"):
+        unread = prefixed(b"\xff") if path == "ModelStreamInfer" else refused
+        with Raw(server) as raw:
+            raw.greet()
+            raw.socket.sendall(raw.head(1, f"{SERVICE}/{path}"))
+            raw.socket.sendall(data(1, unread + b"\0" + (28 << 20).to_bytes(4, "big") + bytes(100), 0))
+            assert raw.answer()[1]["grpc-status"] in ("5", "13")
+    with connected(server) as calls:
+        assert calls.infer(request(raw=[bytes(12 << 20)], shape=[3 << 20])).outputs
+
+
+def test_a_reader_that_is_slow_already_slows_what_it_asks_for_then(server: Serving) -> None:
+    """Of 128 MiB that it asks for without reading anything, the model gets no further than its credit."""
+    with Raw(server) as raw:
+        raw.greet({frames.INITIAL_WINDOW_SIZE: 0})
+        raw.socket.sendall(raw.head(1, f"{SERVICE}/ModelStreamInfer"))
+        raw.socket.sendall(data(1, prefixed(request("counts", [48], id="first").SerializeToString()), 0))
+        server.wait_for("sent all of first")
+        raw.socket.sendall(data(1, prefixed(request("counts", [2000], id="second").SerializeToString()), 0))
+        server.wait_for("second 1\\b")
+        counts = [-1]
+
+        def stands_still() -> bool:
+            time.sleep(0.2)
+            counts.append(len(re.findall(r"second \d", server.output)))
+            return counts[-1] == counts[-2]
+
+        while not stands_still():
+            pass
+        assert counts[-1] * 65536 < 24 << 20
+
+
+def test_who_asks_without_reading_is_cut_off(server: Serving) -> None:
+    """A question to the reflection service of 40 bytes has an answer of 50 KB."""
+    ask = message_class("grpc.reflection.v1.ServerReflectionRequest")
+    question = prefixed(ask(file_containing_symbol="inference.ModelInferRequest").SerializeToString())
+    with Raw(server) as raw:
+        raw.greet({frames.INITIAL_WINDOW_SIZE: 0})
+        raw.socket.sendall(raw.head(1, "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"))
+        raw.socket.sendall(data(1, question * 1000))
+        raw.socket.sendall(window_update(0, 1 << 30) + window_update(1, 1 << 30))
+        answered, headers = raw.answer()
+        assert headers["grpc-status"] == "8"
+        assert len(answered) < 2 << 20
 
 
 def test_a_deadline(server: Serving) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,23 @@ def test_integers_of_contents(values: list[int]) -> None:
     tensor = service_pb2.InferTensorContents(int64_contents=values)
     data = contents.read(tensor, "A", BY_NAME["INT64"].number, "m")
     np.testing.assert_array_equal(np.frombuffer(data, np.int64), values)
+
+
+def test_many_integers_are_decoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [-1, 300, 0, 2**31 - 1, 127, 128] * 10
+    tensor = service_pb2.InferTensorContents(int_contents=values)
+    for size in (1, 7, 16):
+        monkeypatch.setattr(contents, "_PIECE_BYTES", size)
+        data = contents.read(tensor, "A", BY_NAME["INT32"].number, "m")
+        np.testing.assert_array_equal(np.frombuffer(data, np.int32), values)
+    monkeypatch.undo()
+    count = 8 << 20
+    tensor = service_pb2.InferTensorContents(int_contents=np.ones(count, np.int32))
+    tracemalloc.start()
+    contents.read(tensor, "A", BY_NAME["INT8"].number, "m")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 * count
 
 
 @given(st.lists(st.binary(max_size=20)))

@@ -13,6 +13,7 @@ from stubserve.protocols.grpc.transport import INTERNAL, OK, UNIMPLEMENTED, Call
 from stubserve.protocols.grpc.wellknown import POOL, message_class
 
 _NOT_FOUND = 5
+_RESOURCE_EXHAUSTED = 8
 
 
 class Reflection:
@@ -32,7 +33,8 @@ class Reflection:
             return
         response = self._response_class(valid_host=request.host, original_request=request)
         self._answer(request, response)
-        self._call.send([response.SerializeToString()], [])
+        if not self._call.send([response.SerializeToString()], []):
+            self._call.finish(_RESOURCE_EXHAUSTED, "too many questions, and nobody reads the answers")
 
     def on_half_close(self) -> None:
         self._call.finish(OK)

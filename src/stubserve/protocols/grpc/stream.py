@@ -81,6 +81,9 @@ class ModelStreamInfer:
             if turn is not None:
                 self._turns.append(turn)
             infer.start(data, self._ingress, self._forwarded, block, offset)
+            if not self._writable:
+                # It was on its way already when reading was paused.
+                infer.pause()
         except ServeError as error:
             self._refuse(infer, envelope, error)
         except Malformed:

@@ -157,4 +157,6 @@ class Inbox:
                 f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. "
                 "Use --http-max-input-size to increase the limit.",
             )
+        if not stream.eof:
+            raise Refusal(_INTERNAL, "a message cannot be decompressed: the compressed data ends early")
         return Message(content, None, 0)

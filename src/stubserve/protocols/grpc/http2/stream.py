@@ -99,6 +99,9 @@ class Stream:
         try:
             for message in self._inbox.feed(data):
                 self._take(message)
+                if self._status is not None:
+                    # Answered by that: a place for what is behind it would be nobody's to give back.
+                    break
         except Refusal as refusal:
             self._inbox.drop()
             self._cut_off(refusal.status, str(refusal))
@@ -128,6 +131,8 @@ class Stream:
 
     def stalled(self) -> None:
         """The client has begun a message and sent nothing of it for too long."""
+        if not self._reading:
+            return  # it may not: the server does not take any more at the moment
         log.info("ending an RPC whose message did not arrive completely")
         self._cut_off(_DEADLINE_EXCEEDED, "the request did not arrive completely")
 
