@@ -250,6 +250,13 @@ def test_shapes_beyond_64_bits(model: Signature, shape: list[int], problem: str)
     assert refusal(model, body(tensor(shape=shape))) == (400, text)
 
 
+def test_a_long_shape_is_not_multiplied_out(model: Signature) -> None:
+    """All of it would take a quarter of an hour."""
+    status, text = refusal(model, body(tensor(shape=[2**62] * 500_000)), limit=1 << 30)
+    assert status == 400
+    assert text.endswith("causes total element count to exceed maximum size of 9223372036854775807")
+
+
 def test_a_tensor_over_the_limit(model: Signature) -> None:
     text = (
         "JSON input 'IN' has a byte_size (4000000 bytes) that exceeds the maximum allowed value of 1000 bytes. "

@@ -32,6 +32,11 @@ def test_deep_documents_with_colons_in_texts() -> None:
     assert caught.value.code == Code.INVALID_ARG
 
 
+def test_deep_objects() -> None:
+    with pytest.raises(ServeError, match=r"^JSON nesting depth exceeds maximum allowed limit"):
+        parse_json(b'{"a":' * 1000 + b"1" + b"}" * 1000)
+
+
 def test_large_integers_are_no_integers() -> None:
     # orjson makes doubles of them, as rapidjson does.
     found = parse_json(json.dumps([2**63 - 1, 2**63, 2**64 - 1, 2**64]).encode())

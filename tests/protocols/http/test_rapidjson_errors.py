@@ -139,3 +139,15 @@ def test_work_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ServeError) as caught:
         parse(b"[" + b"{}," * 101)
     assert caught.value.code == Code.INVALID_ARG
+    with pytest.raises(ServeError, match="more than 100 values and escaped characters"):
+        parse(b'["' + b"\\n" * 101 + b'"')
+
+
+def test_numbers_that_are_not_plain_are_not_tried_at_once_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    at_once = rapidjson_errors._plain_numbers
+    monkeypatch.setattr(rapidjson_errors, "_plain_numbers", lambda piece: tried.append(piece) or at_once(piece))
+    assert parse(b"[" + b"1," * 1000 + b"Inf,1]") == [1] * 1000 + [math.inf, 1]
+    assert len(tried) == 1
+    with pytest.raises(ServeError, match=r"Number too big to be stored in double\. at 5$"):
+        parse(b"[NaN," + b"1" * 400 + b",1]")

@@ -119,6 +119,21 @@ def test_any_numbers_in_json_are_answered_as_on_a_new_connection(server: Serving
         assert client.answer()[0] == 200
 
 
+def test_something_else_in_place_of_the_numbers(server: Serving) -> None:
+    usual = numbers(10, 2.5, -3)
+    data = usual[usual.rindex(b"[") : usual.index(b"]}]}") + 1]
+    other = usual.replace(data, b'{"a":1}'.ljust(len(data)))
+    with Client(server) as alone:
+        alone.send(other)
+        expected = alone.answer()
+    assert expected[0] == 500
+    with Client(server) as client:
+        for request in [usual] * 3 + [other]:
+            client.send(request)
+            answer = client.answer()
+        assert answer == expected
+
+
 def test_other_requests_in_between(server: Serving) -> None:
     with Client(server) as client:
         for _ in range(3):

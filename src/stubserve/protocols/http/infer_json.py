@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, DataType
@@ -149,12 +148,15 @@ def _refuse_shared_memory(parameters: Any) -> None:
 
 
 def _json_tensor(name: str, datatype: int, shape: tuple[int, ...], data: Any, max_input_size: int) -> bytes:
-    elements = prod(shape)
-    if elements > _MAX_ELEMENTS:
-        raise invalid(
-            f"invalid shape for input '{name}': shape {_dims(shape)} causes total element count to exceed "
-            f"maximum size of {_MAX_ELEMENTS}"
-        )
+    elements = 0 if 0 in shape else 1
+    for size in shape:
+        elements *= size
+        # At once: the product of a long shape is a number that takes minutes to work out.
+        if elements > _MAX_ELEMENTS:
+            raise invalid(
+                f"invalid shape for input '{name}': shape {_dims(shape)} causes total element count to exceed "
+                f"maximum size of {_MAX_ELEMENTS}"
+            )
     if not elements or not shape:
         # Without a shape upstream counts no elements, and does not look at the data.
         return b""

@@ -46,7 +46,7 @@ def pack(arrays: Sequence[bytes], kinds: Sequence[tuple[int, int]]) -> bytes | N
             if type(values[0]) is list:
                 values = _flat(values)
             packed.append(_packer(*kind)(*values))
-    except (orjson.JSONDecodeError, struct.error, TypeError, IndexError, OverflowError):
+    except (orjson.JSONDecodeError, struct.error, TypeError, LookupError, OverflowError):
         return None
     return packed[0] if len(packed) == 1 else b"".join(packed)
 

@@ -25,10 +25,10 @@ def parse_json(text: bytes) -> Any:
         document = orjson.loads(text)
     except orjson.JSONDecodeError:
         return rapidjson_errors.parse(text)
-    if _members(document) == text.count(b":"):
-        return document
-    # A name occurs twice, which orjson does not tell, or only a text has a colon in it: read again to be sure.
     try:
+        if _members(document) == text.count(b":"):
+            return document
+        # A name occurs twice, which orjson does not tell, or only a text has a colon in it: read again to be sure.
         return json.loads(text, object_pairs_hook=_first_of_each)
     except RecursionError:
         raise invalid(rapidjson_errors.NESTING_TEXT) from None

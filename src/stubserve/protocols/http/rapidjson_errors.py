@@ -5,8 +5,9 @@ a lone low surrogate, a NUL as the end) and describes an error in its own words,
 Clients match on those words. So when orjson fails, this scanner reads the document again, either to accept it after all
 or to say what rapidjson would have said.
 
-It is plain Python, about 1 µs per token, except for runs of numbers, which it gives to a C parser in pieces. A document
-that would take longer than TOKENS is refused, so that nobody can keep the event loop busy with malformed JSON.
+It is plain Python, about 1 µs per value or escaped character, except for runs of numbers, which it gives to a C parser
+in pieces. A document with more than TOKENS of these is refused, so that nobody can keep the event loop busy with
+malformed JSON.
 
 What it returns: text is str, with bytes that are not UTF-8 as lone surrogates (`encode("utf-8", "surrogateescape")`
 restores them). Of equal names in one object the first counts, because rapidjson looks up the first.
@@ -53,6 +54,8 @@ class _Scanner:
         self._end = len(text)
         self._at = 3 if text.startswith(b"\xef\xbb\xbf") else 0
         self._left = TOKENS
+        # Up to here numbers are read one by one, because a piece of them could not be read at once.
+        self._no_run_before = 0
 
     def document(self) -> Any:
         self._skip_space()
@@ -74,10 +77,16 @@ class _Scanner:
     def _fail(self, reason: str, at: int | None = None) -> NoReturn:
         raise _refusal(reason, self._at if at is None else at)
 
-    def _value(self, depth: int) -> Any:
+    def _spend(self) -> None:
         self._left -= 1
         if self._left < 0:
-            raise invalid(f"request JSON is not plain JSON and has more than {TOKENS} values; send binary data instead")
+            raise invalid(
+                f"request JSON is not plain JSON and has more than {TOKENS} values and escaped characters; "
+                "send binary data instead"
+            )
+
+    def _value(self, depth: int) -> Any:
+        self._spend()
         if depth > DEPTH:
             raise invalid(NESTING_TEXT)
         head = self._peek()
@@ -145,20 +154,16 @@ class _Scanner:
 
     def _numbers(self, elements: list[Any]) -> bool:
         """Takes a run of numbers with the comma behind it; False if none begins here or something in it is wrong."""
+        if self._at < self._no_run_before:
+            return False
         run = _NUMBER_RUN.match(self._text, self._at, self._at + _RUN_BYTES)
         comma = self._text.rfind(b",", self._at, run.end())  # type: ignore[union-attr]
         if comma < 0:
             return False
-        piece = b"[" + self._text[self._at : comma] + b"]"
-        try:
-            values = orjson.loads(piece)
-        except orjson.JSONDecodeError:
-            try:
-                values = json.loads(piece)
-            except ValueError:
-                return False
-            if sum(map(math.isinf, values)) != piece.count(b"Infinity"):
-                return False
+        values = _plain_numbers(b"[" + self._text[self._at : comma] + b"]")
+        if values is None:
+            self._no_run_before = comma
+            return False
         elements += values
         self._at = comma + 1 if values else self._at
         return bool(values)
@@ -178,6 +183,7 @@ class _Scanner:
                 self._fail("Missing a closing quotation mark in string.")
             if byte != 0x5C:
                 self._fail("Invalid escape character in string.")
+            self._spend()
             parts.append(self._escape())
 
     def _escape(self) -> bytes:
@@ -252,6 +258,21 @@ class _Scanner:
             if self._peek() != byte:
                 self._fail("Invalid value.")
             self._at += 1
+
+
+def _plain_numbers(piece: bytes) -> list[int | float] | None:
+    """The numbers of an array of nothing else; None where not all of them are as json has them, or fit a double."""
+    try:
+        values: list[int | float] = orjson.loads(piece)
+    except orjson.JSONDecodeError:
+        try:
+            values = json.loads(piece)
+            infinite = sum(map(math.isinf, values))
+        except (ValueError, OverflowError):
+            return None
+        if infinite != piece.count(b"Infinity"):
+            return None
+    return values
 
 
 def _refusal(reason: str, at: int) -> ServeError:
