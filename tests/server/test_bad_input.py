@@ -76,6 +76,8 @@ def test_a_wrong_input_is_told_what_is_wrong(
         ("/v2/models/..%2f..%2fetc/infer", 404),
         ("/v2/models/%2e%2e/config", 405),
         ("/v2/models/echo/versions/99999999999999999999/infer", 400),
+        (f"/v2/models/echo/versions/{'9' * 5000}/infer", 400),
+        (f"/v2/models/echo/versions/{'9' * 5000}/generate", 400),
     ],
 )
 def test_names_and_versions_that_are_none(connection: http.client.HTTPConnection, path: str, status: int) -> None:

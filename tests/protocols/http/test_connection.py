@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
 import socket
 import struct
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,6 +41,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     )
     write_model(
         repository,
+        "held",
+        f"""
+        import os, time
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                while not os.path.exists("{repository}/go"):
+                    time.sleep(0.01)
+                return [pb_utils.InferenceResponse([]) for _ in requests]
+        """,
+    )
+    write_model(
+        repository,
         "slow",
         "import time\n"
         + IDENTITY.replace("    import triton", "import triton", 1)
@@ -45,7 +62,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         .replace("return [", "print('slow one', flush=True); time.sleep(0.3); return [", 1),
         io_config(max_batch_size=0),
     )
-    with Serving(repository, "--http-max-input-size=1000000") as running:
+    with Serving(repository, "--http-max-input-size=1000000", "--shm-limit=64M") as running:
         yield running
 
 
@@ -137,6 +154,22 @@ def test_a_client_that_reads_nothing_stops_being_read(server: Serving) -> None:
         with pytest.raises(TimeoutError):
             # Two hundred megabytes: more than the buffers of both sockets, far more than the server may keep.
             client.send(*[request] * 200)
+
+
+def test_a_client_whose_request_is_being_answered_stops_being_read(server: Serving) -> None:
+    """Also where uvicorn has had reading paused and resumed, for a body that it got."""
+    body = json.dumps({"INPUT0": [1] * 100_000}).encode()
+    try:
+        with Client(server) as client:
+            client.send(post(body, "held").replace(b"/infer", b"/generate") + b"GET /v2 HTTP/1.1\r\nX: ")
+            client.socket.settimeout(2)
+            sent = 0
+            with contextlib.suppress(TimeoutError):
+                while sent < 32 << 20:
+                    sent += client.socket.send(bytes(65536))
+            assert sent < 16 << 20
+    finally:
+        Path(server.command[4], "go").touch()
 
 
 def test_one_byte_at_a_time(server: Serving) -> None:
@@ -269,6 +302,11 @@ def test_http_1_0_and_connection_close(server: Serving) -> None:
         assert client.answer()[0] == 200
         assert client.closed()
     with Client(server) as client:
+        # Nobody told it that the connection would stay open.
+        client.send(post(SMALL, "echo", "Connection: keep-alive").replace(b"HTTP/1.1", b"HTTP/1.0"))
+        assert client.answer()[1]["connection"] == "close"
+        assert client.closed()
+    with Client(server) as client:
         client.send(post(SMALL, "echo", "Connection: close"))
         assert client.answer()[0] == 200
         assert client.closed()
@@ -293,3 +331,34 @@ def test_clients_that_vanish_in_the_middle_of_a_body_leave_nothing(server: Servi
                     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     answer = server.infer_array("echo", array)
     assert answer.status == 200
+
+
+@pytest.mark.parametrize("target", ["", "http://here"])
+@pytest.mark.parametrize("coding", ["identity", "gzip"])
+def test_bodies_are_bounded_by_shared_memory_however_they_come(server: Serving, coding: str, target: str) -> None:
+    """A body of 200 MiB for a server that may take 64: refused, and thrown away as it comes."""
+    headers = ("Inference-Header-Content-Length: 10", f"Content-Encoding: {coding}")
+    with Client(server) as client:
+        client.send(post(b"", "echo", *headers, length=200 << 20).replace(b" /v2", f" {target}/v2".encode()))
+        client.send(*[bytes(1 << 20)] * 200)
+        status, _, body = client.answer()
+        assert (status, "raise --shm-limit" in json.loads(body)["error"]) == (503, True)
+        client.send(post(SMALL))
+        assert client.answer()[0] == 200
+
+
+@pytest.mark.parametrize("target", ["", "http://here"])
+@pytest.mark.parametrize("coding", ["identity", "gzip"])
+def test_large_bodies_however_they_come(server: Serving, coding: str, target: str) -> None:
+    array = np.arange(100_000, dtype=np.float32)
+    path, body, headers = binary_request("echo", array)
+    lines = [f"{name}: {value}" for name, value in headers.items()]
+    if coding == "gzip":
+        body = gzip.compress(body)
+    with Client(server) as client:
+        request = post(body, "echo", f"Content-Encoding: {coding}", *lines)
+        client.send(request.replace(b" /v2", f" {target}/v2".encode(), 1))
+        status, answer_headers, answer = client.answer()
+        assert status == 200
+        head = int(answer_headers["inference-header-content-length"])
+        np.testing.assert_array_equal(np.frombuffer(answer[head:], np.float32), array)

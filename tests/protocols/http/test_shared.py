@@ -8,7 +8,9 @@ from typing import Any, cast
 import pytest
 
 from stubserve.protocols import stall
+from stubserve.protocols.http.reader import Reader
 from stubserve.protocols.http.shared import Connections
+from stubserve.protocols.http.state import HEAD
 
 
 class Arriving:
@@ -46,3 +48,35 @@ def test_a_request_that_stops_arriving_is_given_up(monkeypatch: pytest.MonkeyPat
         connections.unwatch(slow)
 
     asyncio.run(watch())
+
+
+class Paused:
+    """A connection whose client does not read its answers."""
+
+    state = HEAD
+    write_paused = True
+
+    def __init__(self) -> None:
+        self.transport = self
+        self.paused = False
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+
+def test_a_request_that_waits_for_the_server_has_not_stalled() -> None:
+    watched: list[Any] = []
+
+    class Watching(Connections):
+        def watch(self, watched_: Any) -> None:
+            watched.append(watched_)
+
+    connection = Paused()
+    reader = Reader(cast(Any, connection), Watching(cast(Any, None)))
+    reader.feed(b"GET /v2 HTTP/1.1\r\n")
+    assert connection.paused
+    assert not watched
+    connection.write_paused = False
+    reader.paused = False
+    reader.feed(b"Host: here\r\n")
+    assert watched == [connection]

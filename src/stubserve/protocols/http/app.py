@@ -8,14 +8,17 @@ from typing import Any
 
 import orjson
 from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from stubserve.errors import ServeError, internal, invalid
+from stubserve.inference.memory import Block
 from stubserve.model_config.metadata import model_metadata
 from stubserve.protocols import management
+from stubserve.protocols.http.body import ArenaBody, refusal
 from stubserve.protocols.http.generate import EventStream, GenerateCall, generate
 from stubserve.protocols.http.head import Head
 from stubserve.protocols.http.infer import InferCall
@@ -23,10 +26,26 @@ from stubserve.protocols.http.json_values import UNSET, find, parse_json
 from stubserve.protocols.http.load_parameters import parse_load_parameters
 from stubserve.protocols.http.log_settings import parse_log_settings
 from stubserve.protocols.http.reply import Reply
+from stubserve.protocols.http.shared import SCRATCH_BYTES
 from stubserve.protocols.management import LoadedModel, ServerFacts
 from stubserve.protocols.serving import ServingModel
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class _Digits(Convertor[str]):
+    """A version as it stands in the path. Starlette's own `int` fails where Python refuses to read so long a number."""
+
+    regex = "[0-9]+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("digits", _Digits())
 
 
 def json_response(document: Any, status: int = 200) -> Response:
@@ -68,7 +87,7 @@ class ManagementRoutes:
 
     async def metadata(self, request: Request) -> Response:
         model = self._model(request)
-        versions = management.metadata_versions(self._server, model, str(request.path_params.get("version", "")))
+        versions = management.metadata_versions(self._server, model, request.path_params.get("version", ""))
         return json_response(model_metadata(model.config, versions))
 
     async def config(self, request: Request) -> Response:
@@ -78,7 +97,7 @@ class ManagementRoutes:
 
     async def statistics(self, request: Request) -> Response:
         params = request.path_params
-        rows = management.statistics(self._server.registry, params.get("model", ""), str(params.get("version", "")))
+        rows = management.statistics(self._server.registry, params.get("model", ""), params.get("version", ""))
         return json_response({"model_stats": rows})
 
     async def index(self, request: Request) -> Response:
@@ -121,7 +140,11 @@ class ManagementRoutes:
 
 
 class InferRoute:
-    """Inference as plain ASGI: the same call as on our own connection class, with the body copied once."""
+    """Inference as plain ASGI: the same call as on our own connection class, with the body copied once.
+
+    A body of known length goes to the arena, which bounds what clients make the server hold; others are read up to the
+    limit on JSON.
+    """
 
     def __init__(self, server: ServerFacts) -> None:
         self._server = server
@@ -132,13 +155,30 @@ class InferRoute:
         head.accept_encoding = _header(request, "accept-encoding")
         head.content_encoding = _header(request, "content-encoding")
         head.header_length = _header(request, "inference-header-content-length")
-        _find(self._server, request)
-        binary = head.header_length is not None
-        body = await read_body(request, 2**31 - 1 if binary else self._server.max_input_size)
-        model = _find(self._server, request)  # it may have been loaded anew meanwhile
+        head.infer = (request.path_params["model"], request.path_params.get("version", ""))
+        declared = request.headers.get("content-length", "")
+        head.content_length = int(declared) if declared.isdecimal() else 0
+        refused = refusal(head, self._server)
+        if refused is not None:
+            raise refused
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        call = InferCall(model, head, self._server, lambda reply: answer.set_result(_copied(reply)))
-        call.start(body, None, 0)
+
+        def start(body: bytes | memoryview, block: Block | None, offset: int) -> InferCall:
+            model = _find(self._server, request)  # it may have been loaded anew meanwhile
+            call = InferCall(model, head, self._server, lambda reply: answer.set_result(_copied(reply)))
+            call.start(body, block, offset)
+            return call
+
+        if head.content_length > SCRATCH_BYTES:
+            arena_body = ArenaBody(self._server, head, head.content_length)
+            try:
+                async for piece in request.stream():
+                    arena_body.add(memoryview(piece))
+                call = start(arena_body.view, arena_body.block, arena_body.offset)
+            finally:
+                arena_body.drop()
+        else:
+            call = start(await read_body(request, max(self._server.max_input_size, SCRATCH_BYTES)), None, 0)
         watching = asyncio.ensure_future(_cancel_when_gone(request, call))
         try:
             return await answer
@@ -177,8 +217,7 @@ async def _cancel_when_gone(request: Request, call: InferCall | GenerateCall) ->
 
 
 def _find(server: ServerFacts, request: Request) -> ServingModel:
-    version = request.path_params.get("version")
-    return server.find_model(request.path_params["model"], "" if version is None else str(version))
+    return server.find_model(request.path_params["model"], request.path_params.get("version", ""))
 
 
 def _header(request: Request, name: str) -> bytes | None:
@@ -243,7 +282,7 @@ def create_app(server: ServerFacts, lifespan: Any = None) -> Starlette:
         ("/v2/models/stats", _Methods(GET=routes.statistics)),
         ("/v2/logging", _Methods(GET=routes.log_settings, POST=routes.update_log_settings)),
     ]
-    for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:int}"):
+    for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:digits}"):
         table += [
             (prefix, _Methods(GET=routes.metadata)),
             (prefix + "/ready", _Methods(GET=routes.model_ready)),

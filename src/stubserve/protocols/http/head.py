@@ -79,7 +79,8 @@ def parse_head(data: bytes) -> Head:
     except httptools.HttpParserError as error:
         raise BadRequest(str(error)) from None
     head.method = parser.get_method()
-    head.keep_alive = parser.should_keep_alive()
+    # A client of HTTP/1.0 takes a connection for closing unless the answer says otherwise, which ours do not.
+    head.keep_alive = parser.get_http_version() != "1.0" and parser.should_keep_alive()
     length: bytes | None = None
     for name, value in head.headers:
         if name == b"content-length":

@@ -76,8 +76,10 @@ class Reader:
             connection.transport.resume_reading()
 
     def close(self) -> None:
-        """The connection is gone."""
+        """The connection is gone. What came on it goes now, not when the garbage collector finds its objects."""
         self._unwatch()
+        self.pending = b""
+        self._body = bytearray()
         if self.arena_body is not None:
             self.arena_body.drop()
             self.arena_body = None
@@ -111,10 +113,12 @@ class Reader:
             return
         if position < end and connection.state is not CLOSED:
             self.pending = data[position:]
-            if (connection.state is BUSY or connection.write_paused) and not self.paused:
+            if connection.state is BUSY or connection.write_paused:
+                # Also where it is paused: the fallback has flow control of its own, which may have resumed it.
                 self.paused = True
                 connection.transport.pause_reading()
-        if (connection.state is HEAD and self.pending) or connection.state in (BODY, SKIP, PASS):
+        arriving = self.pending and not self.paused
+        if (connection.state is HEAD and arriving) or connection.state in (BODY, SKIP, PASS):
             if not self._watched:
                 self._watched = True
                 self._shared.watch(connection)
@@ -142,7 +146,7 @@ class Reader:
                 connection.state = SKIP
             elif head.expects_continue:
                 connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if connection.state is HEAD and length > SCRATCH_BYTES and head.content_encoding is None:
+        if connection.state is HEAD and length > SCRATCH_BYTES:
             return self._begin_in_arena(head, data, position)
         if connection.state is HEAD:
             if not head.chunked and length <= len(data) - position:
