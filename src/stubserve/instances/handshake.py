@@ -77,14 +77,12 @@ class Handshake:
 
     async def _stage(self, kind: str, doing: str) -> dict[str, Any]:
         process = self._process
-        waited = 0.0
-        while True:
-            try:
-                message = await asyncio.wait_for(self._stages.get(), _PATIENCE_S)
-                break
-            except asyncio.TimeoutError:
-                waited += _PATIENCE_S
-                log.warning("stub '%s' (pid %d) has been %s for %.0f s", process.name, process.pid, doing, waited)
+        mention = asyncio.get_running_loop().create_task(self._mention(doing))
+        try:
+            # Without `wait_for`: before Python 3.12 it may return although it was cancelled, and the load would go on.
+            message = await self._stages.get()
+        finally:
+            mention.cancel()
         if message is None:
             tail = process.stderr_text()
             if self._died_while == "booting":
@@ -98,3 +96,12 @@ class Handshake:
             raise internal(message["error"])
         assert message["kind"] == kind, message
         return message
+
+    async def _mention(self, doing: str) -> None:
+        waited = 0.0
+        while True:
+            await asyncio.sleep(_PATIENCE_S)
+            waited += _PATIENCE_S
+            log.warning(
+                "stub '%s' (pid %d) has been %s for %.0f s", self._process.name, self._process.pid, doing, waited
+            )
