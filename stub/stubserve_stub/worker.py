@@ -29,6 +29,9 @@ from stubserve_stub.sender import InferenceResponseSender, Senders
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.arena import Arena, ArenaFull
 
+# What browsers give the processes of their pages: a third of all memory on top of what they use
+_OOM_SCORE = 300
+
 
 class Worker:
     """One stub process. The arguments are inherited descriptors: arena, control socket, the three doorbells."""
@@ -71,6 +74,12 @@ class Worker:
             prctl = ctypes.CDLL(None).prctl
             prctl(15, b"triton_python_backend_stub", 0, 0, 0)  # PR_SET_NAME, cut to 15 letters by the kernel
             prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: for a model that holds the GIL when the parent dies
+        # When memory runs out one stub goes rather than the server, in whose memory all tensors are counted.
+        with contextlib.suppress(OSError):
+            with open("/proc/self/oom_score_adj") as file:
+                score = int(file.read())
+            with open("/proc/self/oom_score_adj", "w") as file:
+                file.write(str(min(score + _OOM_SCORE, 1000)))
 
     def run(self) -> None:
         """Serves until the parent says stop; ends the process."""

@@ -170,6 +170,15 @@ def test_what_a_model_has_started_ends_with_its_stub(tmp_path: Path) -> None:
         assert not alive
 
 
+def test_when_memory_runs_out_stubs_go_before_the_server(tmp_path: Path) -> None:
+    write_model(tmp_path, "echo")
+    with Serving(tmp_path) as server:
+        stub, parent = [
+            int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (*server.stub_pids(), server.process.pid)
+        ]
+        assert stub == min(parent + 300, 1000)
+
+
 def test_a_request_that_never_ends_does_not_hold_up_the_exit(tmp_path: Path) -> None:
     write_model(tmp_path, "obedient", OBEDIENT, CONFIG)
     with Serving(tmp_path, "--exit-timeout-secs=1") as server:
