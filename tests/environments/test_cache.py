@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from stubserve.environments import cache
@@ -185,3 +189,38 @@ def test_servers_wait_for_each_other(tmp_path: Path) -> None:
 
         found = asyncio.run(find())
     assert (Path(found.prefix) / "bin" / "activate").read_text() == "text"
+
+
+def test_what_relocates_an_environment_ends_with_who_wanted_it(tmp_path: Path) -> None:
+    """It writes to the folder, which the next who extracts empties."""
+    script = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(f'{{os.getpid()}}\\n'); time.sleep(1000)"
+    archive = tmp_path / "env.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for name, content in (("bin/activate", b""), ("bin/conda-unpack", script.encode())):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+        link = tarfile.TarInfo("bin/python")
+        link.type, link.linkname = tarfile.SYMTYPE, sys.executable
+        tar.addfile(link)
+
+    async def give_up() -> psutil.Process:
+        extracting = asyncio.create_task(Environments(tmp_path / "cache").extracted(archive))
+        pid = tmp_path / "pid"
+        while not (pid.exists() and pid.read_text().endswith("\n")):
+            await asyncio.sleep(0.01)
+            assert not extracting.done()
+        extracting.cancel()
+        await asyncio.gather(extracting, return_exceptions=True)
+        return psutil.Process(int(pid.read_text()))
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        assert not psutil.wait_procs([asyncio.run(give_up())], 10)[1]
+
+
+@pytest.mark.parametrize("value", ["{}/missing", "{}/circle", "{}/a\0b"])
+def test_a_place_that_is_none(tmp_path: Path, value: str) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    text = value.format(tmp_path)
+    with pytest.raises(ServeError, match="Failed to get the canonical path for " + re.escape(text)):
+        asyncio.run(Environments(tmp_path).find(text, tmp_path))

@@ -124,7 +124,8 @@ def extract(archive: Path, folder: Path, progress: Callable[[int, int], None]) -
 
     `progress` is called now and then with the bytes of the archive that have been read, and how many there are.
     Modes keep only permissions, the owner is whoever calls, times are kept: Python takes byte code only beside a source
-    of the same time. The process's umask must be zero. Raises ArchiveRefused; the folder is then to be thrown away.
+    of the same time. The process's umask must not be stricter than 022. Raises ArchiveRefused; the folder is then to be
+    thrown away.
     """
     try:
         with archive.open("rb") as file:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +34,7 @@ def place_of(value: str, model_dir: Path) -> Path:
         text = str(model_dir) + value[len(_MODEL_DIRECTORY) :]
     try:
         return Path(text).resolve(strict=True)
-    except OSError:
+    except (OSError, RuntimeError, ValueError):  # not there, links in a circle, a zero byte
         raise internal(f"Failed to get the canonical path for {text}.") from None
 
 
@@ -120,7 +122,9 @@ async def _prepare(archive: Path, folder: Path, key: str) -> None:
                 else:
                     failed = message.get("failed")
     except BaseException:
-        process.kill()
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what it has started, which writes to the same folder
         raise
     finally:
         await process.wait()
