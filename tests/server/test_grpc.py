@@ -498,6 +498,13 @@ def test_a_server_that_stops_ends_its_streams(repository: Path) -> None:
         watch = calls.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
         assert next(stream).infer_response.outputs
         assert next(watch) == b"\x08\x01"
+
+        def questions() -> Iterator[bytes]:
+            yield b"\x3a\x00"
+            done.wait(60)
+
+        reflection = calls.channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+        assert next(reflection(questions()))
         assert server.stop() == 0
         with pytest.raises(grpc.RpcError) as error:
             next(stream)

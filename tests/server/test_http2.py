@@ -175,6 +175,22 @@ def test_windows_are_honoured(server: Serving) -> None:
         assert received.endswith(struct.pack("<2f", 1, 2))
 
 
+def test_windows_grow_with_the_settings(server: Serving) -> None:
+    with Raw(server) as raw:
+        raw.greet({frames.INITIAL_WINDOW_SIZE: 0})
+        for stream in (1, 3, 5):
+            raw.socket.sendall(raw.head(stream) + data(stream, prefixed(MESSAGE)))
+        raw.socket.sendall(window_update(3, 4))
+        assert len(raw.until(frames.DATA)[3]) == 4
+        raw.socket.sendall(frames.settings({frames.INITIAL_WINDOW_SIZE: 7}))
+        assert sorted((found[2], len(found[3])) for found in (raw.until(frames.DATA) for _ in range(3))) == [
+            (1, 7), (3, 7), (5, 7)
+        ]  # fmt: skip
+        raw.socket.sendall(frames.settings({frames.INITIAL_WINDOW_SIZE: 3}))
+        raw.socket.sendall(frames.settings({frames.INITIAL_WINDOW_SIZE: 1000}))
+        assert [raw.answer()[1]["grpc-status"] for _ in range(3)] == ["0"] * 3
+
+
 @pytest.mark.parametrize(
     ("sent", "code"),
     [

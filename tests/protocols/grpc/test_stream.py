@@ -1,11 +1,13 @@
-"""What one HTTP/2 stream does that no client can show in a short time."""
+"""What HTTP/2's streams and their sender do that no client can show in a short time."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, cast
 
+from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.heads import Head
+from stubserve.protocols.grpc.http2.sender import Sender
 from stubserve.protocols.grpc.http2.stream import Stream
 from stubserve.protocols.grpc.transport import Method
 
@@ -40,3 +42,35 @@ def test_a_client_that_may_not_send_has_not_stalled() -> None:
     stream.resume_reading()
     stream.stalled()
     assert sent
+
+
+class Waiting:
+    """A stream with more to send than it may."""
+
+    def __init__(self, sender: Sender) -> None:
+        self.sender = sender
+        self.pumped = 0
+
+    def pump(self) -> None:
+        self.pumped += 1
+        self.sender.send_data(1, self.sender.room(), [])
+        self.sender.waiting[cast(Any, self)] = None
+
+
+def test_a_window_update_costs_no_more_than_it_lets_through() -> None:
+    """A thousand streams that wait, and a flood of updates of one byte, were seconds of the event loop."""
+    later: list[Any] = []
+    loop = SimpleNamespace(call_soon=lambda callback, *arguments: later.append(callback))
+    sender = Sender(cast(Any, None), cast(Any, loop))
+    streams: list[Any] = [Waiting(sender) for _ in range(3)]
+    while sender.room():
+        sender.send_data(1, sender.room(), [])
+    for stream in streams:
+        sender.waiting[stream] = None
+    for _ in range(4):
+        sender.widen(1)
+    assert [stream.pumped for stream in streams] == [2, 1, 1]
+    for size in (1 << 17, 1 << 16, 1 << 18):
+        sender.apply(memoryview(frames.settings({frames.INITIAL_WINDOW_SIZE: size}))[frames.HEAD_BYTES :], streams)
+    assert later.count(sender._pump_all) == 1
+    assert sender.stream_window == 1 << 18

@@ -9,7 +9,7 @@ from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import DecodeError
 
 from stubserve.inference.memory import Block
-from stubserve.protocols.grpc.transport import INTERNAL, OK, UNIMPLEMENTED, Call
+from stubserve.protocols.grpc.transport import INTERNAL, OK, UNAVAILABLE, UNIMPLEMENTED, Call
 from stubserve.protocols.grpc.wellknown import POOL, message_class
 
 _NOT_FOUND = 5
@@ -44,6 +44,10 @@ class Reflection:
 
     def on_cancel(self) -> None:
         pass
+
+    def stop(self) -> None:
+        """The server stops: there is nothing under way that a client could wait for."""
+        self._call.finish(UNAVAILABLE, "Server exiting")
 
     def _answer(self, request: Any, response: Any) -> None:
         wanted = request.WhichOneof("message_request")

@@ -123,7 +123,9 @@ class Service:
         from stubserve.protocols.grpc.reflection import Reflection
 
         services = [SERVICE, f"{HEALTH}.Health", *(f"{package}.ServerReflection" for package in REFLECTION)]
-        return Reflection(call, package, services)
+        reflection = Reflection(call, package, services)
+        self._endless.add(reflection)
+        return reflection
 
 
 def _guarded(method: Method, key: str, value: str, call: Call) -> Handler:

@@ -152,7 +152,7 @@ class Connection(asyncio.BufferedProtocol):
         """Both sides of a stream are closed."""
         if self.streams.pop(stream.id, None) is not None and self._resets:
             self._resets -= 1
-        self.sender.waiting.discard(stream)
+        self.sender.waiting.pop(stream, None)
         if self._closing and not self.streams:
             self._loop.call_soon(self.close)
 
@@ -217,13 +217,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         stream = self.streams.get(id)
         if stream is not None:
-            stream.send_window += increment
-            if stream.send_window > frames.MAX_WINDOW:
+            stream.widened += increment
+            if self.sender.stream_window + stream.widened > frames.MAX_WINDOW:
                 raise ConnectionFault(frames.FLOW_CONTROL_ERROR, f"the window of stream {id} is too large")
-            waiting = self.sender.waiting
-            if stream in waiting:
-                waiting.discard(stream)
-                stream.pump()
+            stream.pump()
 
     def _reset(self, id: int) -> None:
         stream = self.streams.get(id)

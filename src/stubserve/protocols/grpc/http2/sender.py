@@ -10,6 +10,7 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ _CLOSING = trailers(OK, "")
 
 
 class Sender:
-    """One connection's. `stream_window` is what the client takes on a stream that it opens now."""
+    """One connection's. `stream_window` is what the client takes on a stream before it has widened its window."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -47,8 +48,10 @@ class Sender:
         self._max_frame = frames.DEFAULT_FRAME_SIZE
         self.stream_window = frames.DEFAULT_WINDOW
         self._paused = False
-        # Streams that have more to send than it takes
-        self.waiting: set[Stream] = set()
+        self._pump_is_due = False
+        # Streams that have more to send than it takes, the longest waiting first; who waits for a window of its own is
+        # not among them: each of a client's window updates must cost no more than what it lets through.
+        self.waiting: OrderedDict[Stream, None] = OrderedDict()
         # Whether there was DATA since whoever reads this last set it to False
         self.has_sent_data = False
 
@@ -98,7 +101,7 @@ class Sender:
     def send_whole(self, stream: Stream, size: int, parts: Sequence[bytes | memoryview]) -> bool:
         """Sends a unary RPC's whole answer, if nothing stands against sending it in one frame."""
         length = size + 5
-        limit = min(self._max_frame, MAX_WHOLE_BYTES, self._window, stream.send_window)
+        limit = min(self._max_frame, MAX_WHOLE_BYTES, self._window, self.stream_window + stream.widened)
         if length > limit or self._paused:
             return False
         self._window -= length
@@ -133,13 +136,12 @@ class Sender:
         """Keeps to the client's settings from here on, on its open streams too. Raises ConnectionFault."""
         if len(settings) % frames.SETTING.size:
             raise ConnectionFault(frames.FRAME_SIZE_ERROR, "settings of a wrong length")
+        window = self.stream_window
         for setting, value in frames.SETTING.iter_unpack(settings):
             if setting == frames.INITIAL_WINDOW_SIZE:
                 if value > frames.MAX_WINDOW:
                     raise ConnectionFault(frames.FLOW_CONTROL_ERROR, "too large an initial window")
-                for stream in streams:
-                    stream.send_window += value - self.stream_window
-                self.stream_window = value
+                window = value
             elif setting == frames.ENABLE_PUSH and value > 1:
                 raise ConnectionFault(frames.PROTOCOL_ERROR, f"push is neither on nor off but {value}")
             elif setting == frames.MAX_FRAME_SIZE:
@@ -147,9 +149,17 @@ class Sender:
                     raise ConnectionFault(frames.PROTOCOL_ERROR, f"a maximum frame size of {value}")
                 self._max_frame = value
         self.write(frames.frame(frames.SETTINGS, frames.ACK, 0))
-        self._pump()
+        if window > self.stream_window and not self._pump_is_due:
+            # Once for all settings that one turn brings: this costs a step per stream.
+            self._pump_is_due = True
+            self._loop.call_soon(self._pump_all, streams)
+        self.stream_window = window
+
+    def _pump_all(self, streams: Iterable[Stream]) -> None:
+        self._pump_is_due = False
+        for stream in list(streams):
+            stream.pump()
 
     def _pump(self) -> None:
-        waiting, self.waiting = self.waiting, set()
-        for stream in waiting:
-            stream.pump()
+        while self.waiting and self.room() > 0:
+            self.waiting.popitem(last=False)[0].pump()

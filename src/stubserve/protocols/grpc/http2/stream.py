@@ -31,7 +31,8 @@ Parts = Sequence["bytes | memoryview"]
 
 
 class Stream:
-    """A stream that the client has opened. `send_window` is what the client still takes."""
+    """A stream that the client has opened. `widened` is what the client takes beyond its initial window; less than 0
+    where more of that is used up."""
 
     __slots__ = (
         "_asked",
@@ -54,7 +55,7 @@ class Stream:
         "half_closed",
         "id",
         "receive_window",
-        "send_window",
+        "widened",
     )
 
     def __init__(self, connection: Connection, id: int, head: Head, method: Method) -> None:
@@ -73,7 +74,7 @@ class Stream:
         self._asked = False
         self.half_closed = False
         # To the client
-        self.send_window = connection.sender.stream_window
+        self.widened = 0
         self._compress_with = connection.compression(method, head)
         self._opened = False
         self._outbox: deque[bytes | memoryview] = deque()
@@ -203,7 +204,7 @@ class Stream:
         sender = self._sender
         outbox = self._outbox
         while outbox:
-            room = min(self.send_window, sender.room())
+            room = min(sender.stream_window + self.widened, sender.room())
             if room <= 0:
                 break
             pieces: list[bytes | memoryview] = []
@@ -218,10 +219,11 @@ class Stream:
                 length += len(piece)
             self._open()
             sender.send_data(self.id, length, pieces)
-            self.send_window -= length
+            self.widened -= length
             self._outbox_bytes -= length
         if outbox:
-            sender.waiting.add(self)
+            if sender.stream_window + self.widened > 0:
+                sender.waiting[self] = None
             return
         if self._status is not None:
             self._open_or_not()
