@@ -158,11 +158,18 @@ def test_custom_config_name(folder: ModelFolder) -> None:
     assert read_config(folder) == ModelConfig(max_batch_size=1)
 
 
+def test_comments_may_be_in_any_encoding(folder: ModelFolder) -> None:
+    text = 'name: "# gr\u00fcn" # gr\u00fcn "\nmax_batch_size: 2'.encode()
+    (folder.path / "config.pbtxt").write_bytes(text.replace(b" # gr\xc3\xbcn", b" # gr\xfcn"))
+    assert read_config(folder) == ModelConfig(name="# gr\u00fcn", max_batch_size=2)
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [
         (b"foo: 1", "failed to read text proto from {}: line 1, column 1: "),
         (b'name: "\xff"', "failed to read text proto from {}: no UTF-8 at byte 7"),
+        (b'# \xff "\nname: "\xff"', "failed to read text proto from {}: no UTF-8 at byte 13"),
         (None, "failed to open text file for read {}: Is a directory"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,20 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 
 from stubserve.errors import internal, invalid
 from stubserve.model_config.proto import ModelConfig, is_repeated
+
+_STRING_OR_COMMENT = re.compile(rb"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|#[^\n]*""")
+
+
+def decode_text(content: bytes) -> str:
+    """The text in a file `config.pbtxt`: UTF-8 with or without a mark in front, but comments may be in any encoding.
+
+    Comments that are not UTF-8 become spaces. Raises UnicodeDecodeError for anything else.
+    """
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        without = _STRING_OR_COMMENT.sub(lambda match: match[1] or b" " * len(match[0]), content)
+        return without.decode("utf-8-sig")
 
 
 def parse_text(text: str, where: str) -> ModelConfig:

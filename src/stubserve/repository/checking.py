@@ -20,6 +20,7 @@ from stubserve.environments.resolve import PARAMETER, place_of
 from stubserve.errors import ServeError, internal
 from stubserve.instances.threads import threads_per_instance
 from stubserve.model_config.complete import normalise
+from stubserve.model_config.parse import decode_text
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.reading import Reading, read_leniently
 from stubserve.model_config.validate import problems, validate_directory_name
@@ -125,7 +126,7 @@ class _Check:
     def _read(self) -> bool:
         """Reads config.pbtxt; whether there is enough of it to go on."""
         try:
-            text = self._file.read_bytes().decode("utf-8-sig")
+            text = decode_text(self._file.read_bytes())
         except FileNotFoundError:
             return True
         except (OSError, UnicodeDecodeError) as error:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stubserve.errors import Code, ServeError, internal, invalid, not_found
-from stubserve.model_config.parse import parse_text
+from stubserve.model_config.parse import decode_text, parse_text
 from stubserve.model_config.proto import ModelConfig
 
 _log = logging.getLogger("stubserve.repository")
@@ -143,7 +143,7 @@ def read_config(folder: ModelFolder, config_name: str = "", required: bool = Fal
             return None
         raise _unopenable(path, error) from None
     try:
-        text = content.decode("utf-8-sig")
+        text = decode_text(content)
     except UnicodeDecodeError as error:
         raise internal(f"failed to read text proto from {path}: no UTF-8 at byte {error.start}") from None
     return parse_text(text, str(path))
