@@ -542,6 +542,22 @@ def test_a_server_that_stops_does_not_wait_for_a_load(repository: Path) -> None:
 # Models that load and unload models
 
 
+def test_requests_are_answered_between_the_starts_of_many_instances(repository: Path) -> None:
+    count = 24
+    write_model(repository, "many", config=io_config(extra=f"instance_group [ {{ count: {count} }} ]"))
+    with Serving(repository, EXPLICIT) as server:
+        loading = threading.Thread(target=server.request, args=("POST", "/v2/repository/models/many/load", b"{}"))
+        loading.start()
+        seen = set()
+        while loading.is_alive():
+            before = len(server.stub_pids())
+            assert server.get("/v2/health/live").status == 200
+            # One is first, alone; then come all others.
+            if before > 1 and len(server.stub_pids()) < count:
+                seen.add(before)
+        assert seen
+
+
 def test_models_control_models(controlled: Controlled) -> None:
     controlled.number("other", 1)
     controlled.actor("actor")

@@ -49,6 +49,7 @@ class Loader:
         self._settings = settings
         self._memory = memory
         self._environments = Environments(settings.environment_cache)
+        self._booting = asyncio.Lock()
 
     async def start(self, candidate: Candidate, version: int, services: Services) -> Model:
         """One version with all its instances ready. Raises ServeError; then nothing of it is left."""
@@ -173,7 +174,10 @@ class Loader:
                 stub = ready_stubs.pop(id(spec), None)
                 try:
                     if stub is None:
-                        stub = launcher.boot(spec.name)
+                        async with self._booting:
+                            stub = launcher.boot(spec.name)
+                            # Making a process stops the event loop for some milliseconds. Requests go first.
+                            await asyncio.sleep(0)
                         await stub.handshake.imported()
                     await launcher.initialize(stub, spec, model.config, config_json)
                 except BaseException:
