@@ -48,6 +48,7 @@ def refusal(text: str, gpu_ids: tuple[int, ...] = ()) -> str:
         PYTHON + "response_cache { enable: true }",
         PYTHON + "response_cache {} model_transaction_policy { decoupled: true } sequence_batching {}",
         PYTHON + "model_metrics {}",
+        PYTHON + "metric_tags { key: 'team_1' value: 'x y' }",
         PYTHON
         + "model_metrics { metric_control { metric_identifier { family: 'f' } histogram_options { buckets: 1 } } }",
         'platform: "tensorrt_plan" instance_group { profile: "0" }',
@@ -241,3 +242,8 @@ def test_more_instances_than_any_machine_could_run_are_refused() -> None:
         "model m asks for 1100 instances, and stubserve starts at most 1024"
     )
     assert refusal(PYTHON + group % (2**31 - 1)).startswith("model m asks for 2147483647 instances")
+
+
+@pytest.mark.parametrize("tag", ['a\\"b', "_a", "a b", "é", "a\\nb"])
+def test_metric_tags_that_no_scrape_could_read(tag: str) -> None:
+    assert "cannot be part of a label" in refusal(PYTHON + f'metric_tags {{ key: "{tag}" value: "x" }}')

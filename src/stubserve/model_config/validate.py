@@ -13,6 +13,7 @@ is a generator of errors that goes on where it can, every error knows its field 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -35,6 +36,9 @@ _PLATFORMS = {
 
 # Each is a process. Far below this a machine is full; far above it even the list of them would be too much.
 MOST_INSTANCES = 1024
+
+# Labels are the tags behind an underscore, and two underscores are Prometheus' own.
+_METRIC_TAG = re.compile(r"(?!_)[a-zA-Z0-9_]*")
 
 # Upstream's default for --min-supported-compute-capability in GPU builds; only ever printed here.
 MIN_COMPUTE_CAPABILITY = 7.5
@@ -101,6 +105,13 @@ def model_problems(config: ModelConfig) -> Iterator[ServeError]:
     for index, control in enumerate(config.model_metrics.metric_control):
         for error in _metric_problems(control):
             yield error.at("model_metrics", "metric_control", index)
+    for tag in config.metric_tags:
+        if _METRIC_TAG.fullmatch(tag) is None:
+            # Real Triton ends here; printed, it would keep the metrics of all models from being read.
+            yield invalid(
+                f"metric tag '{tag}' for {config.name} cannot be part of a label: use letters, digits and underscores, "
+                "and no underscore at the beginning"
+            ).at("metric_tags")
 
 
 def _backend_problems(config: ModelConfig) -> Iterator[ServeError]:
