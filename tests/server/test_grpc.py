@@ -503,12 +503,15 @@ def test_a_server_that_stops_ends_its_streams(repository: Path) -> None:
             yield b"\x3a\x00"
             done.wait(60)
 
-        reflection = calls.channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
-        assert next(reflection(questions()))
+        ask = calls.channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+        reflection = ask(questions())
+        assert next(reflection)
         assert server.stop() == 0
         with pytest.raises(grpc.RpcError) as error:
             next(stream)
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(grpc.RpcError, match="Server exiting"):
+            next(reflection)
         done.set()
 
 

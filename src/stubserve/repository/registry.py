@@ -92,7 +92,9 @@ class Registry:
         model = self._found.get((name, version))
         if model is None:
             model = self._look_up(name, version)
-            self._found[name, version] = model
+            # There is no end of other ways to write the same number.
+            if not version or version == str(model.version):
+                self._found[name, version] = model
         return model
 
     def _look_up(self, name: str, version: str) -> Model:

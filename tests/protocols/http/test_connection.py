@@ -250,6 +250,27 @@ def test_a_body_over_the_limit_is_not_kept_and_the_connection_goes_on(server: Se
         assert client.answer()[0] == 200
 
 
+def test_an_absurd_length_of_the_json(server: Serving) -> None:
+    with Client(server) as client:
+        client.send(post(bytes(100_000), "echo", f"Inference-Header-Content-Length: {'9' * 5000}"))
+        status, _, body = client.answer()
+        assert status == 400
+        assert "value is out of range" in json.loads(body)["error"]
+        client.send(post(SMALL))
+        assert client.answer()[0] == 200
+
+
+def test_who_offers_http_2_is_answered_in_http_1(server: Serving) -> None:
+    offer = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
+    with Client(server) as client:
+        for _ in range(2):
+            client.send(post(b"{}", "echo", *offer).replace(b"/v2/models/echo/infer", b"/v2/repository/index"))
+            assert client.answer()[0] == 200
+            client.send(post(SMALL, "echo", *offer))
+            assert client.answer()[0] == 200
+    assert "upgrade" not in server.output
+
+
 def test_an_absurd_length_is_refused_at_once(server: Serving) -> None:
     with Client(server) as client:
         client.send(post(b"", "echo", "Inference-Header-Content-Length: 10", length=1 << 40))

@@ -23,7 +23,8 @@ class ArenaBody:
     __slots__ = ("block", "filled", "offset", "view")
 
     def __init__(self, ingress: Ingress, head: Head, length: int) -> None:
-        json_length = int(head.header_length) if head.header_length is not None and head.header_length.isdigit() else 0
+        text = head.header_length or b""
+        json_length = int(text) if text.isdigit() and len(text) < 20 else 0
         start = -json_length % ALIGNMENT
         self.block = ingress.block(start + length)
         self.view = self.block.view[start : start + length]

@@ -22,6 +22,9 @@ class Fallback(HttpToolsProtocol):
         self.connection_made(transport)
         self.connections.discard(self)
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing: clients offer HTTP/2 in this way as a matter of course, and are answered in HTTP/1."""
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._unset_keepalive_if_required()

@@ -21,6 +21,7 @@ from stubserve.protocols.grpc.transport import Metadata
 
 MAX_HEADER_LIST_BYTES = 64 * 1024
 _REMEMBERED = 64
+_REMEMBERED_BYTES = 1024
 _MESSAGE_BYTES = 6 * 1024
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])").fullmatch
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -81,7 +82,7 @@ class HeadDecoder:
         head = Head([(name, value) for name, value in headers])
         if (entries[0] if entries else None) is not newest or len(entries) != count:
             self._known.clear()
-        elif len(self._known) < _REMEMBERED:
+        elif len(self._known) < _REMEMBERED and len(block) <= _REMEMBERED_BYTES:
             self._known[block] = head
         return head
 
@@ -128,9 +129,14 @@ def opening(encoding: str) -> bytes:
     return OPENING + _literal(b"grpc-encoding", encoding.encode())
 
 
-@functools.lru_cache(maxsize=256)
 def trailers(status: int, message: str) -> bytes:
     """The block behind the messages. Clients take no more than some KiB of headers: long texts lose their end."""
+    # Here already, for what is remembered is the text as well: it may quote a client, who may say a lot.
+    return _trailers(status, message[:_MESSAGE_BYTES])
+
+
+@functools.lru_cache(maxsize=256)
+def _trailers(status: int, message: str) -> bytes:
     block = _literal(b"grpc-status", b"%d" % status)
     if message:
         text = _UNPRINTABLE.sub(lambda match: b"%%%02X" % match[0][0], message.encode("utf-8", "replace"))
