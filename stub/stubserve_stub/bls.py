@@ -45,6 +45,8 @@ Request = Tuple[str, Any, int, int, Any, Sequence[str], List[Tensor]]
 TELL_RESPONSES = 16
 TELL_BYTES = 2 << 20
 
+_RUNNING = "Model {} - Error when running inference: {}"
+
 # The stub's calls while its model may make any
 _calls: Optional[Calls] = None
 # In a process that the model has forked: its way to other models
@@ -74,15 +76,22 @@ def execute(target: Target, request: Request, decoupled: bool) -> Any:
 
     Raises TritonModelException outside of the time between `initialize` and `finalize`.
     """
-    if _relay is not None:
+    calls = None if _relay is not None else _allowed()
+    refusal = params.refusal(request[4]) if request[4] else ""
+    if refusal:
+        return _refused(_RUNNING.format(target[0], refusal), ErrorCode.INTERNAL, decoupled)
+    if calls is None:
+        assert _relay is not None
         return _relay.execute(target, request, decoupled)
-    calls = _allowed()
     try:
         call = _open(calls, target, request, decoupled)
     except ArenaFull as full:
-        failed = _failed(full)
-        return ResponseIterator._of(calls, None, failed, True) if decoupled else failed
-    response, final = calls.wait(call)
+        return _refused(str(full), ErrorCode.UNAVAILABLE, decoupled)
+    try:
+        response, final = calls.wait(call)
+    except BaseException:  # a signal handler of the model's has raised
+        calls.discard(call)
+        raise
     if decoupled:
         return ResponseIterator._of(calls, call, response, final)
     return response
@@ -94,7 +103,7 @@ def async_execute(target: Target, request: Request, decoupled: bool) -> "asyncio
 
     loop = asyncio.get_running_loop()
     if _relay is not None:
-        return loop.run_in_executor(None, _relay.execute, target, request, decoupled)
+        return loop.run_in_executor(None, execute, target, request, decoupled)
     future: "asyncio.Future[Any]" = loop.create_future()
     call: Optional[Call] = None
 
@@ -109,18 +118,27 @@ def async_execute(target: Target, request: Request, decoupled: bool) -> "asyncio
         future.set_result(ResponseIterator._of(calls, call, response, final) if decoupled else response)
 
     def answered() -> None:
-        loop.call_soon_threadsafe(done)
+        try:
+            loop.call_soon_threadsafe(done)
+        except RuntimeError:  # the loop has been closed: nobody can wait for this any more
+            assert calls is not None
+            assert call is not None
+            calls.forget(loop)
+            calls.discard(call)
 
     calls = None
     try:
         calls = _allowed()
+        refusal = params.refusal(request[4]) if request[4] else ""
+        if refusal:
+            future.set_result(_refused(_RUNNING.format(target[0], refusal), ErrorCode.INTERNAL, decoupled))
+            return future
         calls.expect(loop)
         try:
             call = _open(calls, target, request, decoupled, answered)
         except ArenaFull as full:
             calls.expect_no_more(loop)
-            failed = _failed(full)
-            future.set_result(ResponseIterator._of(calls, None, failed, True) if decoupled else failed)
+            future.set_result(_refused(str(full), ErrorCode.UNAVAILABLE, decoupled))
     except TritonModelException as error:
         future.set_exception(error)
     return future
@@ -252,8 +270,10 @@ def _input(channel: Channel, tensor: Tensor) -> Tuple[str, int, Sequence[int], A
     return (tensor.name(), datatype, shape, (offset, nbytes, offset))
 
 
-def _failed(full: ArenaFull) -> InferenceResponse:
-    return ReceivedResponse(error=TritonError(str(full), ErrorCode.UNAVAILABLE))
+def _refused(text: str, code: ErrorCode, decoupled: bool) -> Any:
+    """The answer to a request that was not made."""
+    failed = ReceivedResponse(error=TritonError(text, code))
+    return ResponseIterator._over([failed]) if decoupled else failed
 
 
 def received(channel: Channel, wire: Any) -> InferenceResponse:

@@ -64,8 +64,9 @@ class Calls:
         # Under the guard: whether somebody has the reader's part, and who waits meanwhile
         self._reading = False
         self._followers: List[Call] = []
-        self._poll = select.poll()
-        self._poll.register(channel.answer_doorbell, select.POLLIN)
+        # What event loops watch in place of the doorbell: uvloop makes what it watches non-blocking.
+        self._arrivals = select.epoll()
+        self._arrivals.register(channel.answer_doorbell, select.EPOLLIN)
         # Event loops that have coroutines waiting, and how many
         self._loops: Dict[asyncio.AbstractEventLoop, int] = {}
         self._watching: Optional[threading.Event] = None
@@ -103,7 +104,11 @@ class Calls:
                     self._followers.append(call)
                 self._reading = True
             if waiter is not None:
-                waiter.acquire()
+                try:
+                    waiter.acquire()
+                except BaseException:  # a signal handler of the model's has raised
+                    self._leave(call)
+                    raise
                 call.waiter = None
                 if not call.promoted:
                     continue
@@ -148,6 +153,16 @@ class Calls:
             if told is not None:
                 told()
 
+    def _leave(self, call: Call) -> None:
+        """Who waited for `call` does not any more, and may just have been given the reader's part."""
+        with self._guard:
+            call.waiter = None
+            promoted, call.promoted = call.promoted, False
+            if call in self._followers:
+                self._followers.remove(call)
+        if promoted:
+            self._pass_on_reading()
+
     def _pass_on_reading(self) -> None:
         with self._guard:
             if not self._followers:
@@ -165,14 +180,18 @@ class Calls:
         waiting = self._loops.get(loop, 0)
         self._loops[loop] = waiting + 1
         if not waiting:
-            loop.add_reader(self.channel.answer_doorbell, self._on_readable)
+            loop.add_reader(self._arrivals.fileno(), self._on_readable)
 
     def expect_no_more(self, loop: asyncio.AbstractEventLoop) -> None:
         """One coroutine less waits."""
         self._loops[loop] -= 1
         if not self._loops[loop]:
             del self._loops[loop]
-            loop.remove_reader(self.channel.answer_doorbell)
+            loop.remove_reader(self._arrivals.fileno())
+
+    def forget(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The loop has been closed, whoever waited in it."""
+        self._loops.pop(loop, None)
 
     def _on_readable(self) -> None:
         with self._guard:
@@ -180,7 +199,7 @@ class Calls:
                 return  # a thread reads, and takes what is for coroutines as well
             self._reading = True
         try:
-            if self._poll.poll(0):
+            if self._arrivals.poll(0):
                 self._read(False)
         finally:
             self._pass_on_reading()

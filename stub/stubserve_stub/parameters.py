@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, Optional, Union
 
+from stubserve_stub.arguments import INT64_MAX, INT64_MIN, as_text
 from stubserve_stub.exceptions import TritonModelException
 
 Parameters = Dict[str, Union[bool, int, float, str]]
@@ -33,6 +34,20 @@ def checked(parameters: Any) -> Optional[Parameters]:
                 "Expect parameters values to have type bool/int/str, found type {}".format(type(value))
             )
     return dict(parameters) or None
+
+
+def refusal(parameters: Optional[Parameters]) -> str:
+    """Why what a model passed cannot be sent, empty if it can.
+
+    As upstream, which takes such parameters and has the request or response fail that carries them.
+    """
+    for key, value in (parameters or {}).items():
+        if isinstance(value, int) and not INT64_MIN <= value <= INT64_MAX:
+            return "Unsupported value type on parameters: '{}' is {}, not an integer of 64 bits".format(key, value)
+        for text in (key, value):
+            if isinstance(text, str) and as_text(text) is None:
+                return "Unsupported value type on parameters: {!r} has characters that UTF-8 cannot encode".format(text)
+    return ""
 
 
 def given_json(parameters: Optional[Parameters]) -> str:

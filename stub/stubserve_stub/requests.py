@@ -330,6 +330,8 @@ def _truth(function: str, request: InferenceRequest, given: Any) -> bool:
 
 def _correlation_id(given: Any) -> Union[int, str]:
     if isinstance(given, str):
+        if as_text(given) is None:
+            raise TritonModelException("Correlation ID has characters that UTF-8 cannot encode: {!r}".format(given))
         return given
     if not isinstance(given, int):
         raise TritonModelException("Correlation ID must be integer or string")

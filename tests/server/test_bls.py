@@ -406,6 +406,83 @@ async def main():
     assert run(server, source, "coroutine") == [1, 1.0]
 
 
+@pytest.mark.parametrize("left", ["asyncio.wait_for(waiting, 0.05)", "asyncio.sleep(0)"])
+def test_an_event_loop_that_is_gone_when_the_answer_comes(server: Serving, signals: Path, left: str) -> None:
+    clear(signals)
+    source = f"""
+async def main():
+    waiting = request("slow", np.zeros(2, np.float32)).async_exec()
+    try:
+        await {left}
+    except asyncio.TimeoutError:
+        pass
+asyncio.run(main())
+open(os.environ["SIGNALS"] + "/go", "w").close()
+result = [float(call(model, np.zeros(2, np.float32))[0][0]) for model in ("slow", "increment")]
+"""
+    assert run(server, source) == [0.0, 1.0]
+
+
+def test_uvloop(server: Serving) -> None:
+    source = """
+import uvloop
+async def main():
+    return float(outcome(await request("increment", np.zeros(2, np.float32)).async_exec())[0][0])
+loop = uvloop.new_event_loop()
+result = [loop.run_until_complete(main())]
+loop.close()
+result.append(float(call("increment", np.zeros(2, np.float32))[0][0]))
+"""
+    assert run(server, source) == [1.0, 1.0]
+
+
+def test_a_signal_handler_that_raises_while_a_call_waits(server: Serving, signals: Path) -> None:
+    """The main thread first waits for its turn to read answers, behind another thread, and then reads them."""
+    clear(signals)
+    source = """
+import signal
+from stubserve_stub import bls
+def late(*_):
+    raise TimeoutError
+def slow():
+    return call("slow", np.zeros(2, np.float32))
+def limited():
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        slow()
+    except TimeoutError:
+        return "late"
+signal.signal(signal.SIGALRM, late)
+with ThreadPoolExecutor(1) as pool:
+    reading = pool.submit(slow)
+    while not bls._calls._reading:
+        time.sleep(0.001)
+    result = [limited()]
+    open(os.environ["SIGNALS"] + "/go", "w").close()
+    reading.result()
+    result.append(float(call("increment", np.zeros(2, np.float32))[0][0]))
+os.unlink(os.environ["SIGNALS"] + "/go")
+result.append(limited())
+open(os.environ["SIGNALS"] + "/go", "w").close()
+result.append(float(call("increment", np.zeros(2, np.float32))[0][0]))
+"""
+    assert run(server, source) == ["late", 1.0, "late", 1.0]
+
+
+@pytest.mark.parametrize("given", ["{'a': 2 ** 70}", "{'a': '\\ud800'}"])
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_parameters_that_cannot_be_sent(server: Serving, given: str, decoupled: bool) -> None:
+    source = f"""
+got = request("increment", np.zeros(2000, np.float32), parameters={given}).exec(decoupled={decoupled})
+result = [outcome(response) for response in (got if {decoupled} else [got])]
+async def main():
+    return outcome(await request("increment", np.zeros(2, np.float32), parameters={given}).async_exec())
+result.append(asyncio.run(main()))
+"""
+    prefix = "error: Model increment - Error when running inference: Unsupported value type on parameters"
+    assert [text.startswith(prefix) for text in run(server, source)] == [True, True]
+
+
 @pytest.mark.parametrize("method", ["initialize", "finalize"])
 def test_not_in_initialize_and_not_in_finalize(tmp_path: Path, method: str) -> None:
     argument = ", args" if method == "initialize" else ""

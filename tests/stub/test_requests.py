@@ -94,6 +94,11 @@ def test_correlation_id_out_of_range(correlation_id: int) -> None:
         made(correlation_id=correlation_id)
 
 
+def test_correlation_id_that_cannot_be_sent() -> None:
+    with pytest.raises(TritonModelException, match="Correlation ID has characters that UTF-8 cannot encode"):
+        made(correlation_id="\ud800")
+
+
 def test_sequences_of_other_kinds() -> None:
     inputs = np.array([Tensor("IN", np.zeros(1))], dtype=object)
     assert [tensor.name() for tensor in made(inputs=inputs).inputs()] == ["IN"]
