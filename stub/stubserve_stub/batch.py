@@ -23,7 +23,7 @@ import numpy as np
 
 from stubserve_stub.channel import Channel
 from stubserve_stub.constants import REQUEST_RELEASE_RESCHEDULE
-from stubserve_stub.encoding import WireResponse, encode_response, no_memory
+from stubserve_stub.encoding import WireResponse, encode_response, no_memory, placed
 from stubserve_stub.lease import Lease, lease_of
 from stubserve_stub.model import ContractBroken
 from stubserve_stub.requests import InferenceRequest
@@ -115,7 +115,18 @@ class Batch:
 
     def encode(self, responses: List[Optional[InferenceResponse]]) -> List[Any]:
         """The entries of RESULT: the responses as they go over the wire, outputs pruned to what was asked for."""
-        return [self._entry(request, response) for request, response in zip(self.requests, responses)]
+        entries: List[Any] = []
+        try:
+            for request, response in zip(self.requests, responses):
+                entries.append(self._entry(request, response))
+        except BaseException:
+            self.take_back(entries)
+            raise
+        return entries
+
+    def take_back(self, entries: List[Any]) -> None:
+        """Frees the outputs of entries that are not to be sent after all."""
+        self.free([offset for entry in entries if isinstance(entry, tuple) for offset in placed(entry[1])])
 
     def _entry(self, request: InferenceRequest, response: Optional[InferenceResponse]) -> Any:
         if request._release_flags & REQUEST_RELEASE_RESCHEDULE:
@@ -167,6 +178,10 @@ class Batch:
         """Where an output lies that is too large for the message. Raises ArenaFull."""
         given = None if isinstance(buffer, bytes) else self._given(buffer, buffer.nbytes)
         return self._channel.place(buffer) if given is None else given
+
+    def free(self, offsets: List[int]) -> None:
+        """Takes back what `place` has given."""
+        self._channel.free(offsets)
 
     def _given(self, buffer: Any, nbytes: int) -> Optional[Tuple[int, int, int]]:
         """The descriptor of a buffer that lies in memory which the stub was given, else None."""
@@ -228,12 +243,13 @@ class Batch:
 
     def _moved(self, response: WireResponse, spans: List[Tuple[int, int]]) -> WireResponse:
         error, outputs, parameters = response
-        moved = []
+        moved: List[Any] = []
         for name, datatype, shape, data in outputs:
             if not isinstance(data, bytes) and any(at <= data[0] < at + nbytes for at, nbytes in spans):
                 try:
                     data = self._channel.place(self._channel.arena.view(data[0], data[1]))
                 except ArenaFull as full:
+                    self.free(placed([*moved, *outputs[len(moved) :]]))
                     return no_memory(full)
             moved.append((name, datatype, shape, data))
         return (error, moved, parameters)

@@ -19,6 +19,7 @@ import time
 import weakref
 from typing import Any, Callable, Deque, Dict, List, Sequence, Tuple
 
+from stubserve_stub.encoding import no_memory, placed
 from stubserve_stub.exceptions import TritonModelException
 from stubserve_stub.patience import Patience
 from stubserve_stub.wire import layout, messages
@@ -140,25 +141,32 @@ class Channel:
 
     def respond(self, key: Tuple[int, int], start_ns: int, wire: Any, acknowledge: bool) -> None:
         """Sends a response that is not the final one; the parent says when it has passed it on if asked to."""
-        self.send((messages.RESPONSE, *key, start_ns, wire, messages.ACKNOWLEDGE if acknowledge else 0, ()))
+        self._respond(key, start_ns, wire, messages.ACKNOWLEDGE if acknowledge else 0, ())
 
     def respond_last(self, key: Tuple[int, int], start_ns: int, wire: Any, tensors: List[Tuple[int, Any]]) -> None:
         """Sends a request's final response, with the offsets of those of its inputs that are still held.
 
         `tensors` are its inputs with their offsets; they are taken out of the list.
         """
-        message = (messages.RESPONSE, *key, start_ns, wire, messages.FINAL)
         if not tensors:
-            self.send((*message, ()))
+            self._respond(key, start_ns, wire, messages.FINAL, ())
             return
         watches = [(offset, tensor._watch()) for offset, tensor in tensors]
         tensors.clear()
         held = [(offset, watch()) for offset, watch in watches if watch is not None]
         held = [(offset, memory) for offset, memory in held if memory is not None]
-        self.send((*message, [offset for offset, _ in held]))
+        self._respond(key, start_ns, wire, messages.FINAL, [offset for offset, _ in held])
         # Only now: nobody may tell of their death before the message that tells that they are alive.
         for offset, memory in held:
             self.hold(offset, memory)
+
+    def _respond(self, key: Tuple[int, int], start_ns: int, wire: Any, flags: int, held: Sequence[int]) -> None:
+        try:
+            self.send((messages.RESPONSE, *key, start_ns, wire, flags, held))
+        except ArenaFull as full:
+            # The message itself is too long for a record. Somebody waits for it, so it must end in one way or another.
+            self.free(placed(wire[1]))
+            self.send((messages.RESPONSE, *key, start_ns, no_memory(full), flags, held))
 
     def send_later(self, message: Sequence[Any]) -> None:
         """Has a message sent when the main thread is free, or with the next one. Safe to call from a finalizer."""

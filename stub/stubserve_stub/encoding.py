@@ -1,14 +1,16 @@
 """What a model returns or sends, as the wire has it: small tensors inside the message, large ones where `placer` says.
 
-A placer has one method, `place(buffer)`, which returns (offset, nbytes) in the arena and raises ArenaFull, or bytes.
+A placer has `place(buffer)`, which returns (offset, nbytes) in the arena and raises ArenaFull, or bytes; one that may
+raise also has `free(offsets)`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import numpy as np
 
+from stubserve_stub import parameters as params
 from stubserve_stub.exceptions import TritonError
 from stubserve_stub.responses import InferenceResponse
 from stubserve_stub.tensors import Tensor
@@ -31,10 +33,16 @@ def encode_response(response: InferenceResponse, requested: Sequence[str], place
     error = response._error
     if error is not None:
         return ((error.message(), int(error.code())), (), None)
+    refusal = params.refusal(response._parameters) if response._parameters else ""
+    if refusal:
+        return ((refusal, int(TritonError.INTERNAL)), (), None)
     response._prune(requested)
+    outputs: List[WireTensor] = []
     try:
-        outputs = [encode_tensor(tensor, placer) for tensor in response._output_tensors]
+        for tensor in response._output_tensors:
+            outputs.append(encode_tensor(tensor, placer))  # noqa: PERF401 - those before one that fails count
     except ArenaFull as full:
+        placer.free(placed(outputs))
         return no_memory(full)
     return (None, outputs, response._parameters)
 
@@ -53,6 +61,11 @@ def encode_tensor(tensor: Tensor, placer: Any) -> WireTensor:
 def no_memory(full: ArenaFull) -> WireResponse:
     """The response in place of one whose outputs find no memory."""
     return ((str(full), int(TritonError.UNAVAILABLE)), (), None)
+
+
+def placed(outputs: Sequence[WireTensor]) -> List[int]:
+    """The offsets of those encoded outputs that lie in memory of this stub's own."""
+    return [data[0] for _, _, _, data in outputs if isinstance(data, tuple) and len(data) == 2]
 
 
 def arena_bytes(wire: WireResponse) -> int:

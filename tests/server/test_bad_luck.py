@@ -284,6 +284,30 @@ def test_a_full_arena_is_said_and_passes(repository: Path) -> None:
             np.testing.assert_array_equal(binary_output(server.infer_array("echo", array)), array)
 
 
+def test_a_response_of_which_one_output_finds_no_memory_keeps_none(repository: Path) -> None:
+    write_model(
+        repository,
+        "two",
+        """
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                sizes = requests[0].inputs()[0].as_numpy()
+                return [pb_utils.InferenceResponse([
+                    pb_utils.Tensor("OUTPUT%d" % number, np.ones(int(size), np.float32))
+                    for number, size in enumerate(sizes)
+                ])]
+        """,
+        io_config(extra='output [ { name: "OUTPUT1" data_type: TYPE_FP32 dims: [ -1 ] } ]'),
+    )
+    with Serving(repository, "--shm-limit=16M") as server:
+        for _ in range(3):
+            assert server.infer_array("two", np.array([2 << 20, 8 << 20], np.float32)).status == 503
+        assert server.infer_array("two", np.array([2 << 20, 1], np.float32)).status == 200
+
+
 def test_outputs_that_find_no_memory_are_said_and_pass(repository: Path) -> None:
     write_model(
         repository,

@@ -30,6 +30,7 @@ class Channel:
     def __init__(self) -> None:
         self.sent: list[tuple[Any, ...]] = []
         self.pokes = 0
+        self.placed: list[int] = []
         self.news = threading.Condition()
 
     def send(self, message: tuple[Any, ...]) -> None:
@@ -42,6 +43,14 @@ class Channel:
 
     def respond_last(self, key: tuple[int, int], start_ns: int, wire: Any, tensors: list[Any]) -> None:
         self.send((*key, wire, messages.FINAL))
+
+    def place(self, buffer: Any) -> tuple[int, int]:
+        self.placed.append(len(self.placed))
+        return self.placed[-1], buffer.nbytes
+
+    def free(self, offsets: list[int]) -> None:
+        for offset in offsets:
+            self.placed.remove(offset)
 
     def poke(self) -> None:
         self.pokes += 1
@@ -148,6 +157,17 @@ def test_sent_and_returned() -> None:
     bench.sender.send(answer(), FINAL)
     with pytest.raises(ContractBroken, match="cannot send more than one response"):
         bench.batch.encode([answer(2), answer(3)])
+
+
+def test_a_batch_that_fails_keeps_no_outputs() -> None:
+    bench = Bench(False, requests=2)
+    bench.requests[1].get_response_sender().send(answer(), FINAL)
+    large = InferenceResponse([Tensor("OUT", np.zeros(5000, np.uint8))])
+    bench.batch.encode([large, None])
+    assert bench.channel.placed == [0]
+    with pytest.raises(ContractBroken):
+        bench.batch.encode([large, answer()])
+    assert bench.channel.placed == [0]
 
 
 def test_returned_although_there_is_a_sender() -> None:
