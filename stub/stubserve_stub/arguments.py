@@ -29,7 +29,10 @@ def incompatible(function: str, signature: str, args: Tuple[Any, ...], kwargs: O
 
 
 def as_text(value: Any) -> Optional[str]:
-    """`value` as text if it is str or bytes, else None. Raises UnicodeDecodeError for bytes that are not UTF-8."""
+    """`value` as text if it is str, bytes or a bytearray, else None.
+
+    Raises UnicodeDecodeError for bytes that are not UTF-8.
+    """
     if isinstance(value, str):
         if type(value) is str and value.isascii():
             return value
@@ -39,7 +42,7 @@ def as_text(value: Any) -> Optional[str]:
             except UnicodeEncodeError:
                 return None
         return str(value)
-    if isinstance(value, bytes):
+    if isinstance(value, (bytes, bytearray)):
         return value.decode()
     return None
 

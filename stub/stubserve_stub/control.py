@@ -38,6 +38,7 @@ class Control:
         self._sending = threading.Lock()
         self._thread = _Thread()
         self._handlers: Dict[str, Callable[[Message], None]] = {}
+        os.register_at_fork(after_in_child=self._begin_anew)
         self.inbox: "queue.SimpleQueue[Message]" = queue.SimpleQueue()
         threading.Thread(target=self._read, name="stubserve-control", daemon=True).start()
 
@@ -52,9 +53,17 @@ class Control:
             return
         while self._outbox:
             self._thread.sending = True
-            with self._sending:
-                self._send_outbox()
-            self._thread.sending = False
+            try:
+                with self._sending:
+                    self._send_outbox()
+            finally:  # a signal handler of the model's may raise
+                self._thread.sending = False
+
+    def _begin_anew(self) -> None:
+        """In a forked process, which may log: what other threads were sending at that moment is theirs."""
+        self._outbox.clear()
+        self._sending = threading.Lock()
+        self._thread = _Thread()
 
     def _send_outbox(self) -> None:
         while self._outbox:
@@ -71,8 +80,10 @@ class Control:
             except OSError:
                 data = b""
             if not data:
-                print("Non-graceful termination detected. ", file=sys.stderr, flush=True)
-                os._exit(1)
+                try:
+                    print("Non-graceful termination detected. ", file=sys.stderr, flush=True)
+                finally:  # whatever has become of stderr
+                    os._exit(1)
             unframer.feed(data)
             message = unframer.next()
             while message is not None:

@@ -66,7 +66,7 @@ def format_exception(exc: BaseException) -> str:
     failure = None
     try:
         message = str(exc) or "<EMPTY MESSAGE>"
-    except Exception as error:
+    except BaseException as error:  # SystemExit, too, which would end the stub
         message, failure = "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>", error
     text = "{}: {}".format(type(exc).__name__, message)
     if frames:
@@ -81,7 +81,7 @@ def _named(failure: BaseException) -> str:
     """An exception raised by another one's `__str__`; its own may be no better."""
     try:
         text = "{}: {}".format(type(failure).__name__, failure)
-    except Exception:
+    except BaseException:
         return type(failure).__name__
     frames = _frames(failure, below=format_exception.__code__)
     return text + "\n\nAt:\n" + "".join(frames) if frames else text
@@ -97,7 +97,7 @@ def _frames(exc: BaseException, below: Optional[object] = None) -> List[str]:
     lines = []
     frame = trace.tb_frame
     while frame is not None:
-        module = frame.f_globals.get("__name__") or ""
+        module = str(frame.f_globals.get("__name__"))  # code that is executed by hand may have any, or none
         if module == _ENTRY or frame.f_code is below:
             break
         if not module.startswith(_PACKAGE):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import os
 import sys
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 from stubserve_stub import constants
 from stubserve_stub.arguments import as_text, incompatible
@@ -72,8 +72,15 @@ def _write(level: int, message: str) -> None:
     sys.stderr.flush()
 
 
+def _as_line(message: Any) -> Optional[str]:
+    # Bytes that are no text cannot name anything, but they can be logged.
+    if isinstance(message, (bytes, bytearray)):
+        return message.decode(errors="backslashreplace")
+    return as_text(message)
+
+
 def _text(function: str, message: str) -> str:
-    text = as_text(message)
+    text = _as_line(message)
     if text is None:
         raise incompatible(function, "(message: str) -> None", (message,))
     return text
@@ -93,7 +100,7 @@ class Logger:
 
     @staticmethod
     def log(message: str, level: constants.LogLevel = constants.LogLevel.INFO) -> None:
-        text = as_text(message)
+        text = _as_line(message)
         if text is None or not isinstance(level, constants.LogLevel):
             raise incompatible("log", "(message: str, level: LogLevel = <LogLevel.INFO: 0>) -> None", (message, level))
         _write(int(level), text)

@@ -5,6 +5,7 @@ asyncio is imported with the first coroutine: it would make every stub 7 MiB lar
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import sys
@@ -31,6 +32,7 @@ class EventLoopThread:
 
     def __init__(self) -> None:
         self._loop: "Optional[asyncio.AbstractEventLoop]" = None
+        self._stopped = False
         self._starting = threading.Lock()
 
     def run(self, coroutine: Any) -> Any:
@@ -49,14 +51,27 @@ class EventLoopThread:
                 ).start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    @staticmethod
-    def _run_loop(loop: "asyncio.AbstractEventLoop") -> None:
-        loop.run_forever()
+    def _run_loop(self, loop: "asyncio.AbstractEventLoop") -> None:
+        # A coroutine may stop the loop, and what ends a program ends it, too. Others are waiting for it still.
+        while not self._stopped:
+            with contextlib.suppress(KeyboardInterrupt, SystemExit):  # the loop's next turn tells who waits for it
+                loop.run_forever()
         loop.close()
 
     def stop(self) -> None:
+        self._stopped = True
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            with contextlib.suppress(RuntimeError):  # it has just been closed
+                self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+def raised_by(future: Any) -> Optional[BaseException]:
+    """What a coroutine whose future is done has raised; CancelledError if it was cancelled."""
+    try:
+        raised: Optional[BaseException] = future.exception()
+    except Exception as cancelled:
+        return cancelled.with_traceback(None)
+    return raised
 
 
 def import_model(model_file: str, module: str, paths: List[str]) -> Any:

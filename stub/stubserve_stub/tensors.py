@@ -182,6 +182,10 @@ class Tensor:
     def __dlpack_device__(self) -> Tuple[int, int]:
         return (1, 0)
 
+    def __reduce__(self) -> Any:
+        # As upstream. A copy would have a view of memory that `_pass_on` gives away, and a large one has no pickle.
+        raise TypeError("cannot pickle or copy a Tensor: take what as_numpy() returns")
+
     def _watch(self) -> Optional[weakref.ref[memoryview]]:
         """For a tensor in the arena: a reference that dies with the last view of its memory; None for all others.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import functools
@@ -11,8 +12,9 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import weakref
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List, NoReturn, Optional, Sequence
 
 import numpy as np
 
@@ -23,7 +25,7 @@ from stubserve_stub.channel import EXECUTING, FINALIZING, IDLE, Channel
 from stubserve_stub.control import Control
 from stubserve_stub.exceptions import format_exception
 from stubserve_stub.forks import Forks
-from stubserve_stub.model import ContractBroken, Model, import_model
+from stubserve_stub.model import ContractBroken, Model, import_model, raised_by
 from stubserve_stub.questions import Questions
 from stubserve_stub.sender import InferenceResponseSender, Senders
 from stubserve_stub.wire import messages
@@ -43,6 +45,7 @@ class Worker:
         for descriptor in (arena, control, request_doorbell, response_doorbell, answer_doorbell):
             # Not for other programs: neither those that the model starts, nor one that it becomes.
             os.set_inheritable(descriptor, False)
+        self._process = os.getpid()
         self._control = Control(control)
         boot = self._control.inbox.get()
         self._instance: str = boot["instance"]
@@ -83,13 +86,15 @@ class Worker:
 
     def run(self) -> None:
         """Serves until the parent says stop; ends the process."""
-        if self._load():
-            self._serve()
-            self._finalize()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Threads that the model left running must not keep a finished stub alive.
-        os._exit(0)
+        try:
+            if self._load():
+                self._serve()
+                self._finalize()
+        except BaseException as error:
+            if os.getpid() == self._process:
+                raise
+            _leave_fork(error)
+        _leave()
 
     # Loading
 
@@ -101,8 +106,7 @@ class Worker:
         except BaseException as error:  # a model may raise SystemExit, and the parent must hear of that too
             text = str(error) if isinstance(error, ContractBroken) else format_exception(error)
             self._control.send("failed", stage=stage, error=text)
-            sys.stderr.flush()
-            os._exit(0)
+            _leave()
 
     def _load(self) -> bool:
         """Imports and initializes the model as the parent asks; False if the process was only to complete a config."""
@@ -188,12 +192,14 @@ class Worker:
             if self._decoupled:
                 wire = self._execute_decoupled(batch)
             else:
-                result = self._model.execute(batch.requests)
+                result = self._model.execute(list(batch.requests))
                 end = time.monotonic_ns()
                 wire = batch.encode(batch.check(result))
         except ContractBroken as broken:
             error = self._failure(str(broken))
         except BaseException as raised:  # SystemExit and KeyboardInterrupt of a model are its error too
+            if os.getpid() != self._process:
+                raise  # of a process that the model has forked, see run()
             error = self._failure(format_exception(raised))
         if error is not None:
             batch.revoke_senders()
@@ -212,6 +218,7 @@ class Worker:
             except ArenaFull as full:
                 overflow = str(full)
         if overflow:
+            batch.take_back(wire)
             self._senders.revoke(number)
             channel.send((messages.RESULT, number, start, end, [], held, overflow))
         channel.set_health(IDLE)
@@ -219,7 +226,7 @@ class Worker:
     def _execute_decoupled(self, batch: Batch) -> List[Any]:
         """Runs a decoupled model on a batch; a coroutine is only started, and may outlive many batches."""
         assert self._model is not None
-        result, future = self._model.start(batch.requests)
+        result, future = self._model.start(list(batch.requests))
         if result is not None:
             raise ContractBroken(
                 "Python model '{}' is using the decoupled mode and the execute function must return None.".format(
@@ -232,7 +239,7 @@ class Worker:
         return entries
 
     def _on_coroutine_end(self, senders: List["weakref.ref[InferenceResponseSender]"], future: Any) -> None:
-        raised = future.exception()
+        raised = raised_by(future)
         if raised is None:
             return
         error = self._failure(format_exception(raised))
@@ -300,4 +307,39 @@ class Worker:
             self._model.finalize()
         except BaseException as error:
             self._log(logger.INFO_LEVEL, __file__, 0, format_exception(error))
+        self._model = None
         self._control.send("finalized")
+
+
+def _leave_fork(error: BaseException) -> NoReturn:
+    """Ends a process that the model has forked and in which it has left `execute`.
+
+    Not as any program: the interpreter's end would end what the stub has, the workers of a pool for instance.
+    """
+    code = 1
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    else:
+        traceback.print_exception(type(error), error, error.__traceback__)
+    _flush()
+    os._exit(code & 0xFF)
+
+
+def _leave() -> NoReturn:
+    """Ends the process as an interpreter ends, but for threads that the model has left running: nobody waits for them.
+
+    What models register with atexit, or weakref.finalize, cleans up after them: temporary folders, child processes.
+    """
+    try:
+        atexit._run_exitfuncs()
+    except BaseException:
+        pass  # it has been printed
+    finally:
+        _flush()
+        os._exit(0)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # a model may have put anything in their place
+            stream.flush()

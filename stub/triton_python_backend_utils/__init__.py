@@ -6,12 +6,17 @@ server, for unit tests of a model and by editors.
 
 from __future__ import annotations
 
+# Upstream's module has these three, too, and `from triton_python_backend_utils import *` gives them to a model.
+import json
+import struct
+
+import numpy as np
 from stubserve_stub.constants import REQUEST_FLAG_SEQUENCE_END as TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
 from stubserve_stub.constants import REQUEST_FLAG_SEQUENCE_START as TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
 from stubserve_stub.constants import REQUEST_RELEASE_ALL as TRITONSERVER_REQUEST_RELEASE_ALL
 from stubserve_stub.constants import REQUEST_RELEASE_RESCHEDULE as TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 from stubserve_stub.constants import RESPONSE_COMPLETE_FINAL as TRITONSERVER_RESPONSE_COMPLETE_FINAL
-from stubserve_stub.constants import MemoryType
+from stubserve_stub.constants import MemoryType as _MemoryType
 from stubserve_stub.exceptions import TritonError, TritonModelException
 from stubserve_stub.logger import Logger
 from stubserve_stub.metrics import MetricFamily
@@ -37,8 +42,8 @@ from stubserve_stub.utils import (
     using_decoupled_model_transaction_policy,
 )
 
-TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
-TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
+TRITONSERVER_MEMORY_GPU = _MemoryType.TRITONSERVER_MEMORY_GPU
+TRITONSERVER_MEMORY_CPU = _MemoryType.TRITONSERVER_MEMORY_CPU
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",
@@ -65,10 +70,13 @@ __all__ = [
     "get_output_config_by_name",
     "get_output_tensor_by_name",
     "is_model_ready",
+    "json",
     "load_model",
+    "np",
     "numpy_to_triton_type",
     "serialize_byte_tensor",
     "stack",
+    "struct",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
     "unload_model",

@@ -172,6 +172,29 @@ result = process.exitcode
     assert run(server, source) == -signal.SIGTERM
 
 
+def test_a_forked_process_that_leaves_execute_ends_as_any_other(server: Serving) -> None:
+    source = """
+child = os.fork()
+if not child:
+    raise SystemExit(3)
+result = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+    assert run(server, source) == 3
+    assert run(server, "result = call(5)") == [5.0]
+    assert "SystemExit" not in server.output
+
+
+def test_a_forked_process_may_log_whatever_other_threads_do(server: Serving) -> None:
+    source = """
+import gc
+(control,) = [one for one in gc.get_objects() if type(one).__name__ == "Control"]
+with control._sending:  # as a thread has it that is just sending
+    result = forked(lambda: pb_utils.Logger.log_info("a line of a forked process"))
+"""
+    assert run(server, source) is None
+    server.wait_for("a line of a forked process")
+
+
 def test_a_process_forked_in_initialize_makes_no_requests(server: Serving) -> None:
     source = """
 try:

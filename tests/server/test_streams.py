@@ -106,6 +106,9 @@ COROUTINES = """
                 elif order == "raise":
                     await asyncio.sleep(0)
                     raise ValueError("in a coroutine")
+                elif order == "cancel":
+                    self.kept = sender
+                    raise asyncio.CancelledError
                 else:
                     self.go.set()
                 sender.send(answer("done"), 1)
@@ -243,6 +246,12 @@ def test_a_coroutine_that_fails_says_so(serving: Serving, opening: Opening) -> N
     assert text == "raise"
     assert error.startswith("Failed to process the request(s) for model 'coroutines_0', message: ValueError: in a cor")
     serving.wait_for("ValueError: in a coroutine")
+
+
+def test_a_coroutine_that_cancels_itself_says_so(serving: Serving, opening: Opening) -> None:
+    text, error = opening(serving, "coroutines", "cancel").rest()
+    assert text == "cancel"
+    assert error.startswith("Failed to process the request(s) for model 'coroutines_0', message: CancelledError: ")
 
 
 def test_the_model_sees_a_client_go(serving: Serving, opening: Opening) -> None:

@@ -44,6 +44,35 @@ control.inbox.get()
 """
 
 
+# Has no stderr any more when the server goes.
+ALONE = """
+import os, sys, threading
+from stubserve_stub.control import Control
+
+Control(int(sys.argv[1]))
+sys.stderr.close()
+print("closed", flush=True)
+threading.Event().wait(30)
+os._exit(7)
+"""
+
+
+def test_without_a_server_the_process_ends_whatever_has_become_of_stderr() -> None:
+    ours, theirs = socket.socketpair()
+    stub = subprocess.Popen(
+        [sys.executable, "-c", ALONE, str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    theirs.close()
+    assert stub.stdout is not None
+    assert stub.stdout.readline() == b"closed\n"
+    ours.close()
+    assert stub.wait(60) == 1
+    stub.stdout.close()
+
+
 def test_finalizers_may_send_in_the_middle_of_sending() -> None:
     ours, theirs = socket.socketpair()
     # Small, so that senders wait for each other.

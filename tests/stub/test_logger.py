@@ -42,6 +42,12 @@ def test_connected(lines: list[tuple[int, str, int, str]]) -> None:
     ]
 
 
+def test_bytes_that_are_no_text(lines: list[tuple[int, str, int, str]]) -> None:
+    Logger.log_info(b"a\xff")  # type: ignore[arg-type]
+    Logger.log(b"\xfe")  # type: ignore[arg-type]
+    assert [line[3] for line in lines] == ["a\\xff", "\\xfe"]
+
+
 def test_levels(lines: list[tuple[int, str, int, str]]) -> None:
     def log_all() -> list[int]:
         lines.clear()

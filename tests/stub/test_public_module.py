@@ -26,6 +26,8 @@ get_input_tensor_by_name get_model_dir get_output_config_by_name get_output_tens
 numpy_to_triton_type serialize_byte_tensor triton_string_to_numpy triton_to_numpy_type unload_model
 using_decoupled_model_transaction_policy
 """
+# What it imports itself.
+NAMES += "json np struct "
 # Beyond Triton's.
 NAMES += "stack unstack"
 NAMES_BEHIND = """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import mmap
+import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -62,6 +64,16 @@ def test_only_positional() -> None:
 def test_name_of_unfit_bytes() -> None:
     with pytest.raises(UnicodeDecodeError):
         Tensor(b"\xff", np.zeros(1))  # type: ignore[arg-type]
+
+
+def test_name_of_a_bytearray() -> None:
+    assert Tensor(bytearray(b"name"), np.zeros(1)).name() == "name"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_no_copies_and_no_pickles(make: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(TypeError, match="cannot pickle"):
+        make(Tensor("T", np.zeros(1)))
 
 
 def test_payload_is_the_array() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import logging
 import sys
@@ -277,6 +278,19 @@ def test_coroutine_that_fails(repository: Path) -> None:
     for config in (DECOUPLED, io_config("INT32")):
         with load(repository, source, config) as model, pytest.raises(LookupError, match="here"):
             model.infer(INPUT0=[1])
+
+
+def test_coroutine_that_is_cancelled(repository: Path) -> None:
+    source = (
+        SENDING
+        + """
+        async def execute(self, requests):
+            self.kept = [request.get_response_sender() for request in requests]
+            raise asyncio.CancelledError
+    """
+    )
+    with load(repository, source, DECOUPLED) as model, pytest.raises(concurrent.futures.CancelledError):
+        model.infer(INPUT0=[1])
 
 
 def test_a_sender_that_is_let_go_of(repository: Path) -> None:

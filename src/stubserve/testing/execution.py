@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from stubserve_stub.batch import Batch
-from stubserve_stub.model import ContractBroken, Model
+from stubserve_stub.model import ContractBroken, Model, raised_by
 from stubserve_stub.sender import Senders
 from stubserve_stub.wire import messages
 
@@ -59,7 +59,7 @@ class Executor:
         opened: set[Any] = set()
         try:
             if self._decoupled:
-                result, future = self._model.start(batch.requests)
+                result, future = self._model.start(list(batch.requests))
                 if result is not None:
                     raise ContractBroken(
                         f"Python model '{self._instance}' is using the decoupled mode and the execute function must "
@@ -68,9 +68,9 @@ class Executor:
                 entries = batch.left_open()
                 if future is not None:
                     opened.add(_COROUTINE)
-                    future.add_done_callback(lambda ended: self.channel.news.put((_COROUTINE, ended.exception(), True)))
+                    future.add_done_callback(lambda ended: self.channel.news.put((_COROUTINE, raised_by(ended), True)))
             else:
-                entries = batch.encode(batch.check(self._model.execute(batch.requests)))
+                entries = batch.encode(batch.check(self._model.execute(list(batch.requests))))
         except ContractBroken as broken:
             batch.revoke_senders()
             raise AssertionError(str(broken)) from None
