@@ -40,3 +40,17 @@ def test_repeated_heads_are_remembered() -> None:
     decoder = HeadDecoder()
     block = Encoder().encode([("x", "y", True)])
     assert decoder.decode(block) is decoder.decode(block)
+
+
+def test_a_few_bytes_do_not_become_many_texts() -> None:
+    """A client names an entry of its table, of 4 KB, with one byte: as often as it likes, in a thousand streams."""
+    encoder, decoder = Encoder(), HeadDecoder()
+    name, value = "x", "v" * 3900
+    KEPT.append(decoder)
+    decoder.decode(encoder.encode([(name, value)]))
+    tracemalloc.start()
+    heads = [decoder.decode(encoder.encode([(name, value)] * 15 + [("n", str(number), True)])) for number in range(200)]
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(heads[0].metadata) == 16
+    assert kept < 2 << 20

@@ -161,7 +161,7 @@ async def generate(call: GenerateCall) -> HttpResponse:
     while not call.complete and not call.gone:
         call.news.clear()
         await call.news.wait()
-    response = HttpResponse(call.answer() if call.complete else b"", call.status or 200, media_type=JSON)
+    response = HttpResponse(b"" if call.gone else call.answer(), call.status or 200, media_type=JSON)
     # In chunks, as upstream.
     del response.headers["content-length"]
     return response

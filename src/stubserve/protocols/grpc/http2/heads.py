@@ -22,6 +22,7 @@ from stubserve.protocols.grpc.transport import Metadata
 MAX_HEADER_LIST_BYTES = 64 * 1024
 _REMEMBERED = 64
 _REMEMBERED_BYTES = 1024
+_TABLE_BYTES = 4096
 _MESSAGE_BYTES = 6 * 1024
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])").fullmatch
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -42,7 +43,7 @@ class Head:
         metadata: list[tuple[str, str | bytes]] = []
         post = False
         for raw_name, raw_value in headers:
-            name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+            name, value = _text(raw_name), _text(raw_value)
             if name == ":path":
                 self.path = value
             elif name == ":method":
@@ -85,6 +86,16 @@ class HeadDecoder:
         elif len(self._known) < _REMEMBERED and len(block) <= _REMEMBERED_BYTES:
             self._known[block] = head
         return head
+
+
+@functools.lru_cache(maxsize=1024)
+def _short_text(raw: bytes) -> str:
+    return raw.decode("latin-1")
+
+
+def _text(raw: bytes) -> str:
+    """A name or value. Those that fit the table of a client, which needs a byte for each time, are kept once."""
+    return _short_text(raw) if len(raw) <= _TABLE_BYTES else raw.decode("latin-1")
 
 
 def _timeout(value: str) -> float | None:

@@ -1,7 +1,8 @@
 """What a client sends on one stream, put together to messages.
 
-A small message is bytes. A large one is received into a block of the arena as long as its prefix says, so what a client
-can make the server hold is bounded by the arena's limit; and it is placed so that its first raw tensor is aligned.
+A small message is bytes, and takes memory as it comes. A large one is received into a block of the arena as long as its
+prefix says, so what a client can make the server hold is bounded by the arena's limit; and it is placed so that its
+first raw tensor is aligned.
 """
 
 from __future__ import annotations
@@ -47,17 +48,31 @@ class Message(NamedTuple):
 class Inbox:
     """One stream's. `encoding` is what its compressed messages are compressed with."""
 
-    __slots__ = ("_block", "_compressed", "_encoding", "_filled", "_ingress", "_offset", "_prefix", "_view", "received")
+    __slots__ = (
+        "_block",
+        "_compressed",
+        "_encoding",
+        "_filled",
+        "_ingress",
+        "_length",
+        "_offset",
+        "_prefix",
+        "_small",
+        "_view",
+        "received",
+    )
 
     def __init__(self, ingress: Ingress, encoding: str) -> None:
         self._ingress = ingress
         self._encoding = encoding
         self._prefix = b""
-        # The message at hand, None between messages
+        # The message at hand: its length, -1 between messages, what has come of it, and where that is
+        self._length = -1
+        self._filled = 0
+        self._small: bytearray | None = None
         self._view: memoryview | None = None
         self._block: Block | None = None
         self._offset = 0
-        self._filled = 0
         self._compressed = False
         # All bytes so far
         self.received = 0
@@ -65,19 +80,19 @@ class Inbox:
     @property
     def partial(self) -> bool:
         """Whether a message has begun to arrive."""
-        return self._view is not None or bool(self._prefix)
+        return self._length >= 0 or bool(self._prefix)
 
     @property
     def missing(self) -> int:
         """What is still to come of the large message at hand; 0 without one."""
-        return 0 if self._block is None or self._view is None else len(self._view) - self._filled
+        return 0 if self._view is None else self._length - self._filled
 
     def feed(self, data: memoryview) -> Iterator[Message]:
         """Takes the payload of a DATA frame; gives the messages that it completes. Raises Refusal."""
         self.received += len(data)
         at, end = 0, len(data)
         while at < end:
-            if self._view is None:
+            if self._length < 0:
                 if self._prefix or end - at < PREFIX_BYTES:
                     missing = PREFIX_BYTES - len(self._prefix)
                     self._prefix += bytes(data[at : at + missing])
@@ -97,23 +112,32 @@ class Inbox:
                     at += length
                     continue
                 self._begin(length, data[at:end])
-            view = self._view
-            assert view is not None
-            take = min(len(view) - self._filled, end - at)
-            view[self._filled : self._filled + take] = data[at : at + take]
+            take = min(self._length - self._filled, end - at)
+            if self._view is not None:
+                self._view[self._filled : self._filled + take] = data[at : at + take]
+            else:
+                assert self._small is not None
+                self._small += data[at : at + take]
             self._filled += take
             at += take
-            if self._filled == len(view):
-                block, self._block = self._block, None
-                self._view = None
-                yield self._complete(Message(view if block is not None else bytes(view), block, self._offset))
+            if self._filled == self._length:
+                content = self._view if self._small is None else bytes(self._small)
+                assert content is not None
+                message = Message(content, self._block, self._offset)
+                self._forget()
+                yield self._complete(message)
 
     def drop(self) -> None:
         """Nothing more comes."""
-        block, self._block = self._block, None
-        self._view = None
+        block = self._block
+        self._forget()
         if block is not None:
             block.drop()
+
+    def _forget(self) -> None:
+        """The message at hand is somebody else's now, or nobody's."""
+        self._length = -1
+        self._small = self._view = self._block = None
 
     def _is_compressed(self, flag: int) -> bool:
         if flag > 1:
@@ -127,10 +151,14 @@ class Inbox:
     def _begin(self, length: int, beginning: memoryview) -> None:
         if length > MAX_MESSAGE_BYTES:
             raise Refusal(_RESOURCE_EXHAUSTED, f"Received message larger than max ({length} vs. {MAX_MESSAGE_BYTES})")
+        if length > SMALL_BYTES:
+            self._find_place(length, beginning)
+        else:
+            self._small = bytearray()
+        self._length = length
         self._filled = 0
-        if length <= SMALL_BYTES:
-            self._view = memoryview(bytearray(length))
-            return
+
+    def _find_place(self, length: int, beginning: memoryview) -> None:
         start = 0 if self._compressed else -first_raw(beginning) % ALIGNMENT
         try:
             self._block = self._ingress.block(start + length)
