@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import re
+import resource
 import select
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -207,3 +209,16 @@ def test_a_busy_instance_does_not_hold_up_the_other(server: Serving, repository_
     assert [answer.status for answer in answers] == [200] * 20
     gate.open()
     assert gate.held.answer().status == 200
+
+
+def test_a_delay_ends_where_there_is_no_descriptor_for_its_timer(tmp_path: Path) -> None:
+    batching = "dynamic_batching { max_queue_delay_microseconds: 1000 }"
+    write_model(tmp_path, "patient", config=io_config("FP32", "1", 8, batching))
+    with Serving(tmp_path) as server, contextlib.closing(server.connect()) as connection:
+        connection.request("GET", "/v2/health/live")
+        connection.getresponse().read()
+        _, hard = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (3, hard))
+        path, body, headers = binary_request("patient", np.ones((1, 1), np.float32))
+        connection.request("POST", path, body, headers)
+        assert connection.getresponse().status == 200

@@ -118,11 +118,18 @@ class Model:
         for request, error in decision.answer:
             self._answer_all([request], error, CANCELLED if error.code is Code.CANCELLED else REJECTED)
         if decision.wake_at_ns is not None:
-            if self._alarm is None:
-                self._alarm = Alarm(self.poll)
-            self._alarm.set(decision.wake_at_ns)
+            self._wake_at(decision.wake_at_ns)
         elif self._alarm is not None:
             self._alarm.set(None)
+
+    def _wake_at(self, at_ns: int) -> None:
+        if self._alarm is None:
+            try:
+                self._alarm = Alarm(self.poll)
+            except OSError:  # no descriptor is left for it; the event loop's own timers are late by up to a millisecond
+                self._loop.call_later((at_ns - time.monotonic_ns()) / 1e9, self._poll_soon)
+                return
+        self._alarm.set(at_ns)
 
     def _answer_all(self, requests: list[Request], error: ServeError, outcome: str) -> None:
         for request in requests:
