@@ -53,7 +53,9 @@ def write_wheel(folder: Path) -> Path:
 def test_build_check_and_serve(installer: str, repository: Path, tmp_path: Path) -> None:
     config = io_config(extra="# a comment of mine")
     folder = write_model(repository, "m", USES_GREETING, config)
-    before = (folder / "config.pbtxt").read_text()
+    file = folder / "config.pbtxt"
+    file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n"))
+    before = file.read_bytes()
     # Without the package the check says what a load would.
     done = stubserve("env", "check", folder)
     assert (done.returncode, done.stdout) == (1, "")
@@ -67,9 +69,9 @@ def test_build_check_and_serve(installer: str, repository: Path, tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert ("making the environment with uv" in done.stderr) == (installer == "uv")
     assert done.stdout.startswith(f"{folder}/env.tar.gz: ")
-    after = (folder / "config.pbtxt").read_text()
+    after = file.read_bytes()
     assert after.startswith(before)
-    assert '"$$TRITON_MODEL_DIRECTORY/env.tar.gz"' in after
+    assert b'"$$TRITON_MODEL_DIRECTORY/env.tar.gz"' in after
     assert sorted(entry.name for entry in folder.iterdir()) == ["1", "config.pbtxt", "env.tar.gz", "requirements.txt"]
     # Scripts find the interpreter where they are now.
     with tarfile.open(folder / "env.tar.gz") as archive:
@@ -125,6 +127,17 @@ def test_a_configuration_that_cannot_be_read(repository: Path) -> None:
     assert done.returncode == 1
     assert 'has no field named "bogus"' in done.stderr
     assert "making the environment" not in done.stderr
+
+
+def test_a_configuration_that_is_no_utf8(repository: Path) -> None:
+    folder = write_model(repository, "m")
+    (folder / "config.pbtxt").write_bytes(b"# gr\xfcn\n")
+    (folder / "requirements.txt").touch()
+    done = stubserve("env", "build", folder)
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"error: {folder / 'config.pbtxt'} cannot be changed: no UTF-8 at byte 4\n",
+    )
 
 
 def test_a_model_without_execute(repository: Path) -> None:

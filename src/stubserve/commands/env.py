@@ -13,7 +13,7 @@ from rich.table import Table
 
 from stubserve.environments.build import BuildFailed, build
 from stubserve.environments.resolve import PARAMETER
-from stubserve.errors import ServeError
+from stubserve.errors import ServeError, internal
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.source import Source
@@ -74,8 +74,8 @@ def _build(model: Path, requirements: Path | None, name: str, python: str, insta
         build(requirements, model / name, python, installer, lambda text: say(text, markup=False))
     except (BuildFailed, ServeError) as error:
         return _fail(str(error))
-    if not config.exists() or config.read_text(encoding="utf-8") != changed:
-        config.write_text(changed, encoding="utf-8")
+    if not config.exists() or config.read_bytes() != changed.encode():
+        config.write_bytes(changed.encode())
     size = (model / name).stat().st_size
     print(f"{model / name}: {size / 1e6:.1f} MB, named in {config} as {PARAMETER}")
     return 0
@@ -83,7 +83,11 @@ def _build(model: Path, requirements: Path | None, name: str, python: str, insta
 
 def _with_environment(file: Path, value: str) -> str:
     """The text of config.pbtxt with the parameter set and everything else as it was. Raises ServeError."""
-    text = file.read_text(encoding="utf-8") if file.exists() else _NO_CONFIG
+    try:
+        # Not as text, whose line ends would become this system's
+        text = file.read_bytes().decode() if file.exists() else _NO_CONFIG
+    except UnicodeDecodeError as error:
+        raise internal(f"{file} cannot be changed: no UTF-8 at byte {error.start}") from None
     before = parse_text(text, str(file))
     if PARAMETER in before.parameters and before.parameters[PARAMETER].string_value == value:
         return text
