@@ -34,6 +34,7 @@ class Control:
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
+        self._pid = os.getpid()
         self._outbox: Deque[bytes] = deque()
         self._sending = threading.Lock()
         self._thread = _Thread()
@@ -47,7 +48,7 @@ class Control:
         self._handlers[kind] = handler
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Sends one message; quietly does nothing when the parent is gone (the control thread ends the process)."""
+        """Sends one message; ends the process where that cannot be, but for one that was forked from the stub's."""
         self._outbox.append(frame(dict(fields, kind=kind)))
         if self._thread.sending:
             return
@@ -69,8 +70,12 @@ class Control:
         while self._outbox:
             try:
                 self._socket.sendall(self._outbox.popleft())
-            except OSError:
+            except OSError as error:
                 self._outbox.clear()
+                if os.getpid() == self._pid:
+                    # The model has closed what is not its own, or the parent is gone. It would wait for this for ever.
+                    print("The line to the server is lost:", error, file=sys.stderr, flush=True)
+                    os._exit(1)
 
     def _read(self) -> None:
         unframer = Unframer()

@@ -131,6 +131,26 @@ def test_the_arena_is_no_file_to_work_with(server: Serving, word: str) -> None:
     assert order(server, "nothing").status == 200
 
 
+def test_a_model_that_closes_everything_while_it_loads_is_not_waited_for(tmp_path: Path) -> None:
+    write_model(
+        tmp_path,
+        "closer",
+        """
+        import os
+        import time
+
+        time.sleep(0.2)  # as imports take time; the stub's own thread waits for messages by now
+        os.closerange(3, 1000)
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                return []
+        """,
+    )
+    with Serving(tmp_path, "--exit-on-error=false") as server:
+        assert "it exited with code 1 while importing its model" in server.output
+
+
 def test_no_descriptors_are_left(tmp_path: Path) -> None:
     write_model(tmp_path, "echo")
     with Serving(tmp_path) as server:
