@@ -29,6 +29,9 @@ _ENTRY = _PACKAGE + "model"
 class TritonModelException(Exception):
     """What the functions and classes of the public module raise; models raise it as well."""
 
+    # The name under which upstream's tracebacks, and whoever searches logs, know it.
+    __module__ = "c_python_backend_utils"
+
 
 class TritonError:
     """An error as part of a response: `message()` reaches the client verbatim, `code()` decides the status."""

@@ -173,6 +173,7 @@ NEWER_TRITON = (
         ("grpc_infer/model_parameters", "grpc_infer/model_parameters_empty", "grpc_stream/response_parameters"),
         "OK",
     ),
+    Accepted("As above, of the class itself.", ("surface/dir_response",), 200, "'parameters'"),
     Accepted(
         "In Triton 2.73 a malformed string blob has a text of its own; in 2.51 `struct` complains.",
         ("tensor/deserialize_short_length", "tensor/deserialize_short_text"),
@@ -494,6 +495,8 @@ DECISIONS = (
             "message/bls_cancelled",
             "behaviour/sender_raise",
             "behaviour/sender_twice",
+            "control_utils/counter_negative",
+            "control_utils/gauge_labels_number",
             "control_utils/load_refused",
             "control_utils/unload_refused",
             "grpc_stream/cancel_decoupled",
@@ -561,7 +564,49 @@ DECISIONS = (
     ),
     Accepted(
         "In Triton the binding itself fails to convert the number, with an exception of another class.",
-        ("message/request_negative_correlation",),
+        ("message/request_negative_correlation", "surface/r_corr_big", "surface/corr_bls_surr"),
+        200,
+        "TritonModelException",
+    ),
+    Accepted(
+        "Parameters that cannot be sent are named.",
+        ("surface/params_bls_big", "surface/params_bls_surr"),
+        200,
+        "Unsupported value type on parameters: '",
+    ),
+    Accepted(
+        "The classes are written in Python, not bound: enumerations are Python's own, so their members can be compared "
+        "and listed and are always the same object; arguments have names; a class tells the module it is written in.",
+        (
+            "surface/memtype_cmp",
+            "surface/memtype_members",
+            "surface/memtype_iter",
+            "surface/error_is",
+            "surface/fam_kw_value",
+            "surface/dl_method",
+            "surface/r_trace_ctor",
+            "surface/mods",
+            "surface/sender_class",
+        ),
+        200,
+    ),
+    Accepted(
+        "What holds no tensor can be copied and pickled.",
+        ("surface/req_pickle", "surface/resp_pickle", "surface/resp_copy", "surface/err_pickle"),
+        200,
+        "no error",
+    ),
+    Accepted(
+        "A metric that is made again is the object that there is; Triton makes another one of the same values.",
+        ("surface/fam_same_metric",),
+        200,
+        "True",
+    ),
+    Accepted(
+        "A stub is a program of the interpreter that the model's environment has: it heeds PYTHONPATH and the like, "
+        "has a main module, writes UTF-8 line by line, and leads a process group. Triton's is an isolated, embedded "
+        "one.",
+        ("surface/sys_flags", "surface/main_has_file", "surface/stdout_enc", "surface/pgid"),
         200,
     ),
     Accepted(

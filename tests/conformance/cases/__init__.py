@@ -29,6 +29,7 @@ from . import (
     utils_config,
     utils_control,
     utils_message,
+    utils_surface,
     utils_tensor,
     versions,
 )
@@ -59,6 +60,7 @@ _MODULES = (
     utils_message,
     utils_config,
     utils_control,
+    utils_surface,
     calls,
     batching,
     behaviour,
