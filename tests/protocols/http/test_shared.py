@@ -63,6 +63,12 @@ class Paused:
     def pause_reading(self) -> None:
         self.paused = True
 
+    def resume_reading(self) -> None:
+        self.paused = False
+
+    def can_read(self) -> bool:
+        return not self.write_paused
+
 
 def test_a_request_that_waits_for_the_server_has_not_stalled() -> None:
     watched: list[Any] = []
@@ -77,6 +83,6 @@ def test_a_request_that_waits_for_the_server_has_not_stalled() -> None:
     assert connection.paused
     assert not watched
     connection.write_paused = False
-    reader.paused = False
-    reader.feed(b"Host: here\r\n")
+    reader.go_on()
+    assert not connection.paused
     assert watched == [connection]

@@ -9,7 +9,8 @@ Guarantees:
 - when the client has said all, the stream ends after the last response; when the client is gone, everything that is
   under way is cancelled;
 - memory is bounded: while the client does not read it is not read from either, and decoupled models that answer it
-  wait (`Request.pause`); nor is it while MAX_UNDER_WAY of its requests are under way.
+  wait (`Request.pause`); nor is it while MAX_UNDER_WAY of its requests are under way. What it has sent by then, within
+  its window (2 MiB), is still taken.
 """
 
 from __future__ import annotations

@@ -74,6 +74,7 @@ class Reader:
         if self.paused and connection.can_read():
             self.paused = False
             connection.transport.resume_reading()
+            self._watch_or_not()
 
     def close(self) -> None:
         """The connection is gone. What came on it goes now, not when the garbage collector finds its objects."""
@@ -117,13 +118,7 @@ class Reader:
                 # Also where it is paused: the fallback has flow control of its own, which may have resumed it.
                 self.paused = True
                 connection.transport.pause_reading()
-        arriving = self.pending and not self.paused
-        if (connection.state is HEAD and arriving) or connection.state in (BODY, SKIP, PASS):
-            if not self._watched:
-                self._watched = True
-                self._shared.watch(connection)
-        elif self._watched:
-            self._unwatch()
+        self._watch_or_not()
 
     def _begin(self, head: Head, raw: bytes, data: bytes, position: int) -> int:
         """A head is complete: decides what to do with its body. Returns the position behind what it used of it."""
@@ -222,6 +217,16 @@ class Reader:
             )
             self._connection.state = SKIP
             self._body = bytearray()
+
+    def _watch_or_not(self) -> None:
+        """A client has to go on with what it has begun to send, where it may."""
+        state = self._connection.state
+        if (state is HEAD and self.pending and not self.paused) or state in (BODY, SKIP, PASS):
+            if not self._watched:
+                self._watched = True
+                self._shared.watch(self._connection)
+        elif self._watched:
+            self._unwatch()
 
     def _unwatch(self) -> None:
         if self._watched:
