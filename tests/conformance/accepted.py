@@ -101,7 +101,7 @@ NEWER_TRITON = (
     ),
     Accepted(
         "Triton 2.73 wants a compute capability of 7.5 at least, 2.51 of 6.0, and both say so.",
-        ("broken/config_gpu_id", "reload/config_gpu_id"),
+        ("broken/config_gpu_id", "reload/config_gpu_id", "update/no_such_gpu"),
         200,
     ),
     Accepted(
@@ -339,6 +339,11 @@ POLL_FAILURES = {
     "whose platform is not ensemble",
 }
 _POLL_TEXTS = {f"{topic}/{model}": text for topic in ("broken", "reload") for model, text in POLL_FAILURES.items()}
+_NEW_FOLDER_TEXTS = {
+    "poll/new_with_broken_config": "failed to read text proto from",
+    "poll/new_without_version": "at least one version must be available under the version policy of model 'new_empty'",
+    "poll/new_without_anything": "Invalid model name: Could not determine backend for model 'new_nothing'",
+}
 
 DECISIONS = (
     Accepted(
@@ -347,6 +352,18 @@ DECISIONS = (
         tuple(_POLL_TEXTS),
         200,
         texts=_POLL_TEXTS,
+    ),
+    Accepted(
+        "As above, for folders that appear while the repository is polled; one without a version is no row in Triton's "
+        "index.",
+        tuple(_NEW_FOLDER_TEXTS),
+        200,
+        texts=_NEW_FOLDER_TEXTS,
+    ),
+    Accepted(
+        "Where only the version policy changes, the model goes on in both, but Triton shows the old policy then.",
+        ("update/policy",),
+        200,
     ),
     Accepted(
         "Who asks for a load that fails so is told the reason, too, behind Triton's words.",

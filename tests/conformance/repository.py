@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,3 +55,24 @@ def write(root: Path, models: Iterable[Model]) -> None:
                 (home / path).symlink_to(content)
             else:
                 (home / path).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def put(root: Path, path: str, content: str | dict[str, str] | None) -> None:
+    """Makes ``path`` below ``root`` this file or folder, or removes it; who looks sees all of it or nothing."""
+    place = root / path
+    aside = Path(tempfile.mkdtemp(dir=root.parent))
+    new = aside / "new"
+    if isinstance(content, str):
+        new.write_text(content)
+        os.replace(new, place)
+    else:
+        if content is not None:
+            new.mkdir()
+            for name, text in content.items():
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
+                (new / name).write_text(text)
+        if place.exists():
+            place.rename(aside / "old")
+        if content is not None:
+            new.rename(place)
+    shutil.rmtree(aside)

@@ -72,7 +72,29 @@ class Frames:
     timeout: float = DEFAULT_TIMEOUT_S
 
 
-Step = Exchange | Concurrent | Rpc | Frames
+@dataclass(frozen=True)
+class Put:
+    """Changes the server's repository: ``path`` becomes this file or folder (files by path), all at once, or goes."""
+
+    path: str
+    content: str | dict[str, str] | None
+
+
+@dataclass(frozen=True)
+class Until:
+    """Repeats an exchange until its answer has this status and contains ``text`` but not ``without``.
+
+    Blanks in a body do not count. Compared is the last answer, which after ``timeout`` is whatever there is.
+    """
+
+    exchange: Exchange
+    text: str = ""
+    without: str = ""
+    status: int = 200
+    timeout: float = 20.0
+
+
+Step = Exchange | Concurrent | Rpc | Frames | Put | Until
 
 
 @dataclass(frozen=True)

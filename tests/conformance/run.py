@@ -13,7 +13,8 @@ from typing import Any
 
 from . import http2
 from .compare import describe_answer, describe_frames, describe_rpc
-from .request import DEFAULT_TIMEOUT_S, Case, Concurrent, Exchange, Frames, Rpc
+from .repository import put
+from .request import DEFAULT_TIMEOUT_S, Case, Concurrent, Exchange, Frames, Put, Rpc, Until
 from .rpc import call
 from .servers import Server, StartError, running
 from .statistics import movement, settled
@@ -27,11 +28,28 @@ DEAD_STUB = "is not healthy."
 TIMED_OUT = '"timeout"'
 BROKEN_CONNECTION = ('"reset"', '"early close"', '"no connection')
 DEATH_WAIT_S = 1.0
+BETWEEN_LOOKS_S = 0.1
 NOT_STARTED = "did not start"
 
 
 def _send(server: Server, step: Exchange) -> Answer:
     return exchange(server.port, step.parts, step.methods, step.timeout, step.expect_close)
+
+
+def _await(server: Server, step: Until) -> Answer:
+    deadline = time.monotonic() + step.timeout
+    while True:
+        answer = _send(server, step.exchange)
+        if time.monotonic() > deadline or _is_awaited(answer, step):
+            return answer
+        time.sleep(BETWEEN_LOOKS_S)
+
+
+def _is_awaited(answer: Answer, step: Until) -> bool:
+    if len(answer.responses) != 1 or answer.responses[0].status != step.status:
+        return False
+    body = answer.responses[0].body.replace(b" ", b"")
+    return step.text.encode() in body and not (step.without and step.without.encode() in body)
 
 
 def outcome(server: Server, case: Case) -> Outcome:
@@ -47,6 +65,10 @@ def outcome(server: Server, case: Case) -> Outcome:
             steps.append(sorted(described, key=json.dumps))
         elif isinstance(step, Rpc):
             steps.append(describe_rpc(call(server.grpc_port, step), step.method, server, case.pick))
+        elif isinstance(step, Put):
+            put(server.repository, step.path, step.content)
+        elif isinstance(step, Until):
+            steps.append(describe_answer(_await(server, step), server, case.pick))
         elif isinstance(step, Frames):
             steps.append(describe_frames(http2.exchange(server.grpc_port, step)))
         else:

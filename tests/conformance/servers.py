@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import broken_models, environment_models, repository, serving_models
+from . import broken_models, changing_models, environment_models, repository, serving_models
 from .wire import exchange
 
 START_TIMEOUT_S = 300.0
@@ -45,6 +45,14 @@ SETUPS = {
     "senders": (serving_models.SENDERS, ("--strict-readiness=false",)),
     "environments": (environment_models.MODELS, ("--strict-readiness=false",)),
     **{model.name: ((model,), ("--strict-readiness=false",)) for model in environment_models.ALONE},
+    "poll": (
+        changing_models.MODELS,
+        ("--strict-readiness=false", "--model-control-mode=poll", "--repository-poll-secs=1"),
+    ),
+    "update": (
+        changing_models.MODELS,
+        ("--strict-readiness=false", "--model-control-mode=explicit", "--load-model=*"),
+    ),
     "strict": (
         (*broken_models.FILELESS, *broken_models.GOOD, serving_models.SELF_DESCRIBED),
         ("--strict-readiness=false", "--model-control-mode=explicit", "--disable-auto-complete-config"),

@@ -141,7 +141,7 @@ def test_instances_come_and_go_and_the_rest_stays(updated: Updated) -> None:
     assert "initialize grows_0_2 CPU one of 3" in server.output
     assert (updated.groups("grows"), updated.count("grows")) == ([("grows_0", 3)], 10)
     assert first in server.stub_pids()
-    # As upstream: the last stays, under the name that it has.
+    # The last stay, under the names that they have.
     updated.change("grows", cpu(2, "other"))
     assert updated.names("grows") == {"grows_0_2", "grows_0_1"}
     server.wait_for("finalize grows_0_0\n")

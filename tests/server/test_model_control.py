@@ -719,10 +719,20 @@ def test_what_changes_on_disk_is_served(repository: Path) -> None:
         (repository / "first" / "1" / "model.py").write_text("raise ValueError('half of a change')")
         server.wait_for("failed to load 'first' version 1: Internal: ValueError: half of a change")
         assert controlled.value("first") == 1
+        pids = server.stub_pids()
         controlled.number("first", 3)
         controlled.wait_unloaded("first")
         assert controlled.value("first") == 3
+        (stub,) = set(server.stub_pids()) - set(pids)
+        (repository / "first" / "config.pbtxt").write_text(io_config(extra="instance_group { count: 2 }"))
+        deadline = time.monotonic() + 60
+        while server.get("/v2/models/first/config").json()["instance_group"][0]["count"] != 2:
+            assert time.monotonic() < deadline, server.output
+            time.sleep(0.05)
+        assert stub in server.stub_pids()
+        assert server.statistics("first")["inference_count"] == 1
         shutil.rmtree(repository / "second")
         controlled.wait_unloaded("second")
         assert server.get("/v2/models/second").status == 404
+        assert controlled.rows("second") == []
         assert server.get("/v2/health/ready").status == 200

@@ -1,10 +1,11 @@
 """Changing the instances of a version that serves: which stay, which are new, and the step from the old to the new.
 
 As upstream, an instance stays where the new configuration has one of the same kind, device and other properties, and
-keeps its name, whatever its group is called now; the last of the old ones stays first. What is new is started beside
-them, out of sight of the scheduler, so a start that fails changes nothing. Then all takes one step of the event loop:
-the new ones join, and those that are left over get no more batches, finish what they have, finalize and go. Requests
-that are queued, statistics and the order of answers belong to the version and do not notice.
+keeps its name, whatever its group is called now. Where fewer are wanted the last stay; upstream keeps those that were
+ready last. What is new is started beside them, out of sight of the scheduler, so a start that fails changes nothing.
+Then all takes one step of the event loop: the new ones join, and those that are left over get no more batches, finish
+what they have, finalize and go. Requests that are queued, statistics and the order of answers belong to the version and
+do not notice.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from . import (
     batching,
     behaviour,
     calls,
+    changing,
     classification,
     compression,
     config,
@@ -65,6 +66,7 @@ _MODULES = (
     batching,
     behaviour,
     loading,
+    changing,
     environments,
 )
 
