@@ -270,8 +270,7 @@ class StubCalls:
 
     def _checked(self, request: Request, check: asyncio.Task[None]) -> None:
         self._checks.discard(check)
-        if check.cancelled():
-            # Here, because one that is cancelled before its first step runs none of its code.
+        if check.cancelled():  # maybe before its first step, and then none of its own code has run
             drop_blocks(request.inputs)
 
     def _check_chain(self, call: Call, model: CallableModel, request: Request) -> None:
