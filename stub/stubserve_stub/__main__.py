@@ -4,6 +4,11 @@ It is run by file name, in the interpreter of the model's environment, so nothin
 onto that environment's path: this package and the two utility modules are registered from where they lie. msgpack is
 taken from the environment, or lent from the parent (its pure-Python part works everywhere) when it is missing or
 older than 1.0 there.
+
+`multiprocessing` runs this file once more, under another name, in each worker that it does not fork (`spawn`, and
+`forkserver`, which is the default from Python 3.14 on). A worker imports the model's module to find its functions, so
+there the utility modules have to be found too.
+
 The words `triton_python_backend_stub` are in the command line because scripts look for stubs by that name.
 """
 
@@ -12,6 +17,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
@@ -25,6 +31,21 @@ def _register(name: str, path: str, is_package: bool = False) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+class _Found:
+    """What a worker's imports ask first: this package and the utility modules lie where they lie for the stub."""
+
+    _folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name not in ("stubserve_stub", "triton_python_backend_utils", "c_python_backend_utils"):
+            return None
+        package = os.path.join(cls._folder, name)
+        return importlib.util.spec_from_file_location(
+            name, os.path.join(package, "__init__.py"), submodule_search_locations=[package]
+        )
 
 
 def _lend_msgpack(folder: str) -> bool:
@@ -70,3 +91,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":
+    sys.meta_path.insert(0, _Found)

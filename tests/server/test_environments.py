@@ -97,6 +97,44 @@ def test_all_at_once(tmp_path: Path) -> None:
         assert "triton_python_backend_stub' is not used and can be deleted" in server.output
 
 
+def test_workers_that_are_not_forked(tmp_path: Path) -> None:
+    """They import the model's module, in an environment in which there is no stubserve."""
+    source = """
+        import multiprocessing
+        import os
+        import sys
+        from concurrent.futures import ProcessPoolExecutor
+
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        os.environ.pop("PYTHONPATH", None)
+        sys.path[:] = [folder for folder in sys.path if not os.path.isdir(folder + "/triton_python_backend_utils")]
+
+        def call(number):
+            tensor = pb_utils.Tensor("INPUT0", np.zeros(number, np.float32))
+            try:
+                pb_utils.InferenceRequest(model_name="m", requested_output_names=["Y"], inputs=[tensor]).exec()
+            except pb_utils.TritonModelException as error:
+                return f"{tensor.shape()} {error}"
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                told = []
+                for method in ("spawn", "forkserver"):
+                    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(method)) as pool:
+                        told += pool.map(call, [3])
+                answer = np.array(told, dtype=object)
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", answer)]) for _ in requests]
+    """
+    chosen = {name: VENVS[name] for name in ("py38", "py312", "py314") if name in VENVS}
+    for name, (version, numpy) in chosen.items():
+        write_model(tmp_path, name, source, TELLS.format(venv(version, numpy), ""))
+    with Serving(tmp_path) as server:
+        for name in chosen:
+            assert versions(server, name) == ["[3] BLS is only supported during the 'execute' function."] * 2
+
+
 def test_extracted_again_only_when_the_archive_changes(tmp_path: Path) -> None:
     repository, cache = tmp_path / "models", tmp_path / "cache"
     model = write_model(repository, "m", MODEL, TELLS.format(f"{HERE}/env.tar.gz", "instance_group [ { count: 3 } ]"))
