@@ -91,9 +91,7 @@ class Worker:
                 self._serve()
                 self._finalize()
         except BaseException as error:
-            if os.getpid() == self._process:
-                raise
-            _leave_fork(error)
+            _break_off(error)
         _leave()
 
     # Loading
@@ -311,18 +309,21 @@ class Worker:
         self._control.send("finalized")
 
 
-def _leave_fork(error: BaseException) -> NoReturn:
-    """Ends a process that the model has forked and in which it has left `execute`.
+def _break_off(error: BaseException) -> NoReturn:
+    """Ends the stub after an error of its own, or a process that the model has forked and in which it left `execute`.
 
-    Not as any program: the interpreter's end would end what the stub has, the workers of a pool for instance.
+    At once, not as the interpreter would: that waits for the model's threads, which may be for ever, and in a forked
+    process it would end what is the stub's, the workers of a pool for instance.
     """
     code = 1
-    if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    else:
-        traceback.print_exception(type(error), error, error.__traceback__)
-    _flush()
-    os._exit(code & 0xFF)
+    try:
+        if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+            code = error.code or 0
+        else:
+            traceback.print_exception(type(error), error, error.__traceback__)
+    finally:
+        _flush()
+        os._exit(code & 0xFF)
 
 
 def _leave() -> NoReturn:

@@ -108,6 +108,19 @@ def test_what_would_end_an_event_loop(server: Serving, source: str, text: str | 
     assert run(server, "coroutine", "pass").status == 200
 
 
+def test_a_stub_that_breaks_does_not_wait_for_the_models_threads(server: Serving) -> None:
+    source = """
+import signal, threading
+threading.Thread(target=threading.Event().wait).start()
+signal.signal(signal.SIGALRM, lambda *_: sys.exit("too late"))
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+result = [fine()]
+"""
+    assert run(server, "script", source).status == 200
+    server.wait_for("instance 'script_0' is back")
+    assert run(server, "script", "result = [fine()]").status == 200
+
+
 def test_the_end_of_a_stub_is_that_of_an_interpreter(tmp_path: Path) -> None:
     """What is registered for the end runs; standard output is not there; a thread that never ends does not count."""
     write_model(
