@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,7 @@ def test_the_command_line_sets_them(repository: Path, tmp_path: Path) -> None:
         talk = Talk(server)
         server.wait_for(f'"done {Talk.count}"')
         assert talk.names() == ["info", "error", "verbose", "done"]
+    os.mkdir(os.fsencode(repository) + b"/no\xfftext")
     server = Serving(repository, f"--log-file={log}")
     server.start()
     try:
@@ -212,5 +214,6 @@ def test_the_command_line_sets_them(repository: Path, tmp_path: Path) -> None:
             assert server.process.poll() is None
         server.port = int(log.read_text().partition("Started HTTPService at 127.0.0.1:")[2].partition('"')[0])
         assert server.get("/v2/logging").json() == {**DEFAULTS, "log_file": str(log)}
+        assert "no\\udcfftext" in log.read_text()
     finally:
         server.stop()

@@ -104,7 +104,8 @@ def configure(settings: Settings) -> LogSettings:
     log_settings = LogSettings(settings)
     handlers: list[logging.Handler]
     if settings.log_file:
-        handlers = [logging.FileHandler(settings.log_file)]
+        # As on stderr, what UTF-8 cannot say (names of files may be any bytes) must not cost the line.
+        handlers = [logging.FileHandler(settings.log_file, encoding="utf-8", errors="backslashreplace")]
     else:
         out = logging.StreamHandler(sys.stdout)
         out.addFilter(_BelowWarning())

@@ -383,3 +383,19 @@ def test_large_bodies_however_they_come(server: Serving, coding: str, target: st
         assert status == 200
         head = int(answer_headers["inference-header-content-length"])
         np.testing.assert_array_equal(np.frombuffer(answer[head:], np.float32), array)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v2/logging", b'{"log_format":"\xff"}'),
+        ("/v2/models/echo/generate", b'{"INPUT0":[1],"\xff":[]}'),
+        ("/v2/models/echo/infer", b'{"inputs":[{"name":"\xff","datatype":"FP32","shape":[1],"data":[1]}]}'),
+    ],
+)
+def test_errors_quote_bytes_that_are_no_text(server: Serving, path: str, body: bytes) -> None:
+    with Client(server) as client:
+        client.send(post(body).replace(b"/v2/models/echo/infer", path.encode()))
+        status, _, answer = client.answer()
+        assert status in (400, 503)
+        assert b"\xff" in answer

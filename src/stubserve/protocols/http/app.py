@@ -22,6 +22,7 @@ from stubserve.protocols.http.body import ArenaBody, refusal
 from stubserve.protocols.http.generate import EventStream, GenerateCall, generate
 from stubserve.protocols.http.head import Head
 from stubserve.protocols.http.infer import InferCall
+from stubserve.protocols.http.infer_encode import encode_error
 from stubserve.protocols.http.json_values import UNSET, find, parse_json
 from stubserve.protocols.http.load_parameters import parse_load_parameters
 from stubserve.protocols.http.log_settings import parse_log_settings
@@ -53,7 +54,9 @@ def json_response(document: Any, status: int = 200) -> Response:
 
 
 def error_response(error: ServeError) -> Response:
-    return json_response({"error": error.message}, error.code.http_status)
+    """As inference tells errors, whose text may quote bytes that are not UTF-8."""
+    reply = encode_error(error)
+    return Response(b"".join(reply.parts), reply.status, media_type=reply.content_type)
 
 
 class ManagementRoutes:
