@@ -12,10 +12,8 @@ from stubserve_stub.preferred_memory import PreferredMemory
 from stubserve_stub.requests import InferenceRequest, InferenceTrace
 from stubserve_stub.responses import InferenceResponse
 from stubserve_stub.sender import InferenceResponseSender
+from stubserve_stub.shared_memory import SharedMemory
 from stubserve_stub.tensors import Tensor
-from stubserve_stub.unavailable import (
-    SharedMemory,
-)
 
 TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
 TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU

@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterator, List, NoReturn, Optional, Sequence
 
 import numpy as np
 
-from stubserve_stub import bls, logger, metrics, model_control, session_threads, signals, utils
+from stubserve_stub import bls, logger, metrics, model_control, session_threads, shared_memory, signals, utils
 from stubserve_stub.batch import Batch
 from stubserve_stub.calls import Calls
 from stubserve_stub.channel import EXECUTING, FINALIZING, IDLE, Channel
@@ -50,9 +50,8 @@ class Worker:
         boot = self._control.inbox.get()
         self._instance: str = boot["instance"]
         self._boot = boot
-        self._channel = Channel(
-            Arena.attach(arena), boot["segment"], request_doorbell, response_doorbell, answer_doorbell
-        )
+        self._arena = Arena.attach(arena)
+        self._channel = Channel(self._arena, boot["segment"], request_doorbell, response_doorbell, answer_doorbell)
         self._output_names: Sequence[str] = ()
         self._model: Optional[Model] = None
         # The batch that runs, for cancellation, which arrives on the control thread
@@ -142,6 +141,7 @@ class Worker:
         questions = Questions(self._instance, self._control.send)
         self._control.handle("told", questions.on_told)
         model_control.connect(questions)
+        shared_memory.connect(self._arena)
         metrics.connect(questions, self._control.send)
         with self._reporting("initialize"):
             model.initialize(order["arguments"])
@@ -306,7 +306,6 @@ class Worker:
         except BaseException as error:
             self._log(logger.INFO_LEVEL, __file__, 0, format_exception(error))
         self._model = None
-        self._control.send("finalized")
 
 
 def _break_off(error: BaseException) -> NoReturn:

@@ -199,3 +199,26 @@ def test_an_answer_from_another_requests_input_that_a_sender_keeps_is_a_copy(tmp
         assert np.all(np.frombuffer(answer.read()[-array.nbytes :], np.float32) == 3)
         first.close()
         second.close()
+
+
+def test_a_model_sees_how_much_shared_memory_is_left(tmp_path: Path) -> None:
+    source = """
+        import numpy as np
+        import c_python_backend_utils as c_utils
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                free = np.array([c_utils.shared_memory.free_memory()], np.int64)
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", free)]) for _ in requests]
+    """
+    write_model(tmp_path, "free", source, io_config("INT64"))
+    with Serving(tmp_path, "--shm-limit=64M") as server:
+
+        def free_after(nbytes: int) -> int:
+            answer = server.infer_array("free", np.zeros(nbytes // 8, np.int64), "INT64")
+            return int(binary_output(answer, np.int64)[0])
+
+        before = free_after(8)
+        assert before <= 64 << 20
+        assert before - free_after(16 << 20) >= 16 << 20

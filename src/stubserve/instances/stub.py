@@ -120,7 +120,7 @@ class Stub:
             answering = self._loop.create_task(self._tell(message))
             self._answering.add(answering)
             answering.add_done_callback(self._answering.discard)
-        elif kind != "finalized":
+        else:
             self.handshake.on_message(message)
 
     async def _tell(self, question: dict[str, Any]) -> None:
