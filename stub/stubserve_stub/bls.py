@@ -77,9 +77,9 @@ def execute(target: Target, request: Request, decoupled: bool) -> Any:
     Raises TritonModelException outside of the time between `initialize` and `finalize`.
     """
     calls = None if _relay is not None else _allowed()
-    refusal = params.refusal(request[4]) if request[4] else ""
-    if refusal:
-        return _refused(_RUNNING.format(target[0], refusal), ErrorCode.INTERNAL, decoupled)
+    refused = _unsendable(target, request, decoupled) if request[4] else None
+    if refused is not None:
+        return refused
     if calls is None:
         assert _relay is not None
         return _relay.execute(target, request, decoupled)
@@ -129,9 +129,9 @@ def async_execute(target: Target, request: Request, decoupled: bool) -> "asyncio
     calls = None
     try:
         calls = _allowed()
-        refusal = params.refusal(request[4]) if request[4] else ""
-        if refusal:
-            future.set_result(_refused(_RUNNING.format(target[0], refusal), ErrorCode.INTERNAL, decoupled))
+        refused = _unsendable(target, request, decoupled) if request[4] else None
+        if refused is not None:
+            future.set_result(refused)
             return future
         calls.expect(loop)
         try:
@@ -268,6 +268,12 @@ def _input(channel: Channel, tensor: Tensor) -> Tuple[str, int, Sequence[int], A
         return (tensor.name(), datatype, shape, channel.place(buffer))
     offset = channel.arena.offset(memory)
     return (tensor.name(), datatype, shape, (offset, nbytes, offset))
+
+
+def _unsendable(target: Target, request: Request, decoupled: bool) -> Any:
+    """The answer to a request whose parameters cannot be sent, None if they can."""
+    refusal = params.refusal(request[4])
+    return _refused(_RUNNING.format(target[0], refusal), ErrorCode.INTERNAL, decoupled) if refusal else None
 
 
 def _refused(text: str, code: ErrorCode, decoupled: bool) -> Any:

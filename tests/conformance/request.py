@@ -197,6 +197,11 @@ def evaluate(expression: str) -> Exchange:
     return infer("evaluate", {"inputs": [tensor("EXPRESSION", "BYTES", [1], [expression])]})
 
 
+def outcome_class(expression: str) -> str:
+    """An expression for the class alone of what another raises or gives, where the texts are not compared."""
+    return f"class_of(lambda: {expression})"
+
+
 def evaluations(topic: str, expressions: dict[str, str], server: str = "serving") -> tuple[Case, ...]:
     """One case per named expression."""
     return tuple(

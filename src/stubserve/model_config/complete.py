@@ -97,11 +97,18 @@ def with_runtime(config: ModelConfig, runtime: str) -> ModelConfig:
     return completed
 
 
+def without_instances(config: ModelConfig) -> ModelConfig:
+    """A copy without instance groups and version policy: what a model cannot change while it serves."""
+    rest = ModelConfig()
+    rest.CopyFrom(config)
+    rest.ClearField("instance_group")
+    rest.ClearField("version_policy")
+    return rest
+
+
 def with_instances(config: ModelConfig, other: ModelConfig) -> ModelConfig:
     """A copy of `config` with the instance groups and the version policy of `other`."""
-    changed = ModelConfig()
-    changed.CopyFrom(config)
-    changed.ClearField("instance_group")
+    changed = without_instances(config)
     changed.instance_group.extend(other.instance_group)
     changed.version_policy.CopyFrom(other.version_policy)
     return changed

@@ -15,16 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stubserve.errors import internal, invalid
-from stubserve.model_config.complete import normalise
+from stubserve.model_config.complete import normalise, without_instances
 from stubserve.model_config.parse import parse_json
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.validate import validate_directory_name, validate_model
 from stubserve.repository.contents import Contents, contents_of
 from stubserve.repository.folder import ModelFolder, check_model_name, locate, read_config
 from stubserve.settings import Settings
-
-# What a model that serves can change into without being loaded anew
-_LIGHT_FIELDS = ("instance_group", "version_policy")
 
 # Sequences stay with their instances, so these do not go while the model serves.
 _BOUND_TO_INSTANCES = "sequence_batching"
@@ -65,7 +62,7 @@ class Candidate:
         return (
             old.versions.get(str(version)) == new.versions.get(str(version))
             and (old.rest, served.folder, served.has_config) == (new.rest, self.folder, self.has_config)
-            and _without_light_fields(served.config) == _without_light_fields(self.config)
+            and without_instances(served.config) == without_instances(self.config)
         )
 
 
@@ -119,14 +116,6 @@ def make_candidate(name: str, settings: Settings, override: str | None, files: M
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         raise
-
-
-def _without_light_fields(config: ModelConfig) -> ModelConfig:
-    rest = ModelConfig()
-    rest.CopyFrom(config)
-    for name in _LIGHT_FIELDS:
-        rest.ClearField(name)
-    return rest
 
 
 def _write(home: Path, files: Mapping[str, bytes]) -> None:

@@ -84,7 +84,7 @@ class Model:
         request.resume()
         self._scheduler.cancel(request)
         self.poll()
-        for instance in (*self.instances, *self._leaving):
+        for instance in self._all_instances:
             instance.cancel(request)
 
     def _poll_soon(self) -> None:
@@ -209,9 +209,8 @@ class Model:
             return
         if instance in self.instances:
             self._scheduler.instance_gone(instance)
-            self._ready_instances = max(
-                self._ready_instances - 1, 0
-            )  # it is 0 already where the model is being stopped
+            # It is 0 already where the model is being stopped.
+            self._ready_instances = max(self._ready_instances - 1, 0)
         self._answer_all(unfinished, error, BACKEND_FAILURE)
         for request in open_:
             # Their execution has been counted.
@@ -242,6 +241,10 @@ class Model:
                 self.let_go(instance, stop_timeout_s)
         self._ahead = self._scheduler.plain and len(instances) == 1
         self._refuse_if_down()
+
+    @property
+    def _all_instances(self) -> tuple[Instance, ...]:
+        return (*self.instances, *self._leaving)
 
     def let_go(self, instance: Instance, stop_timeout_s: float) -> None:
         """Has an instance finish what it executes, however long it takes, then finalize and end."""
@@ -276,15 +279,13 @@ class Model:
 
         Counted is what belongs to a stub alone; not libraries that stubs share as files, and not tensors in the arena.
         """
-        instances = (*self.instances, *self._leaving)
-        total = sum(instance.stub.health.memory() for instance in instances if instance.stub is not None)
+        total = sum(instance.stub.health.memory() for instance in self._all_instances if instance.stub is not None)
         return [{"type": "CPU", "id": 0, "byte_size": total}] if total else []
 
     @property
     def waiters(self) -> list[Waiter]:
         """The instances that take requests, now or when they have been restarted, and those that finish some."""
-        instances = (*self.instances, *self._leaving)
-        return [waiter for instance in instances if (waiter := instance.waiter) is not None]
+        return [waiter for instance in self._all_instances if (waiter := instance.waiter) is not None]
 
     def checks_readiness(self) -> bool:
         """Whether the model defines `is_ready`."""
@@ -315,7 +316,7 @@ class Model:
     async def stop(self, timeout_s: float) -> None:
         """Finalizes and ends every instance; no request is taken from now on."""
         self._ready_instances = 0
-        instances = (*self.instances, *self._leaving)
+        instances = self._all_instances
         for leaving in self._leaving.values():
             leaving.cancel()
         await asyncio.gather(*(instance.stop(timeout_s) for instance in instances))

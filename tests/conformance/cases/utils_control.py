@@ -2,12 +2,7 @@
 
 # ruff: noqa: E501 - a case reads best on one line
 
-from ..request import Case, evaluations
-
-
-def _kind(call: str) -> str:
-    return f"class_of(lambda: {call})"
-
+from ..request import Case, evaluations, outcome_class
 
 _FAMILY = "pb_utils.MetricFamily('{name}', 'text', pb_utils.MetricFamily.{kind})"
 
@@ -25,14 +20,14 @@ CASES: tuple[Case, ...] = evaluations(
         "log_level": "pb_utils.Logger.log('text', pb_utils.Logger.WARNING)",
         "log_info": "pb_utils.Logger.log_info('text')",
         "log_all": "[f('text') for f in (pb_utils.Logger.log_warn, pb_utils.Logger.log_error, pb_utils.Logger.log_verbose)]",
-        "log_none": _kind("pb_utils.Logger.log_info(None)"),
-        "log_number": _kind("pb_utils.Logger.log_info(5)"),
-        "log_integer_level": _kind("pb_utils.Logger.log('text', 1)"),
-        "log_none_level": _kind("pb_utils.Logger.log('text', None)"),
+        "log_none": outcome_class("pb_utils.Logger.log_info(None)"),
+        "log_number": outcome_class("pb_utils.Logger.log_info(5)"),
+        "log_integer_level": outcome_class("pb_utils.Logger.log('text', 1)"),
+        "log_none_level": outcome_class("pb_utils.Logger.log('text', None)"),
         "log_bytes": "pb_utils.Logger.log_info(b'bytes')",
         "log_levels": "[repr(l) for l in (pb_utils.Logger.INFO, pb_utils.Logger.WARNING, pb_utils.Logger.ERROR, pb_utils.Logger.VERBOSE)]",
-        "log_no_text": _kind("pb_utils.Logger.log_info()"),
-        "log_unknown": _kind("pb_utils.Logger.log_debug('x')"),
+        "log_no_text": outcome_class("pb_utils.Logger.log_info()"),
+        "log_unknown": outcome_class("pb_utils.Logger.log_debug('x')"),
     },
 ) + evaluations(
     "control_utils",
@@ -42,12 +37,12 @@ CASES: tuple[Case, ...] = evaluations(
         "ready_keyword": "pb_utils.is_model_ready(model_name='add_sub', model_version='1')",
         "ready_other_version": "pb_utils.is_model_ready('add_sub', '7')",
         "ready_unknown": "pb_utils.is_model_ready('nosuch')",
-        "ready_none": _kind("pb_utils.is_model_ready(None)"),
-        "ready_integer_version": _kind("pb_utils.is_model_ready('add_sub', 1)"),
+        "ready_none": outcome_class("pb_utils.is_model_ready(None)"),
+        "ready_integer_version": outcome_class("pb_utils.is_model_ready('add_sub', 1)"),
         "load_refused": "pb_utils.load_model('add_sub')",
         "load_bad_files": "pb_utils.load_model('add_sub', '', [1])",
         "unload_refused": "pb_utils.unload_model('add_sub')",
-        "load_none": _kind("pb_utils.load_model(None)"),
+        "load_none": outcome_class("pb_utils.load_model(None)"),
         "counter": _metric("c1", "COUNTER", "labels={'a': 'b'}", "(m.increment(2), m.increment(0.5), m.value())"),
         "counter_negative": _metric("c2", "COUNTER", "", "m.increment(-1)"),
         "counter_set": _metric("c3", "COUNTER", "", "m.set(1)"),
@@ -62,8 +57,8 @@ CASES: tuple[Case, ...] = evaluations(
         "family_other_kind": "(lambda f: pb_utils.MetricFamily('g6', 'text', pb_utils.MetricFamily.COUNTER))"
         "(pb_utils.MetricFamily('g6', 'text', pb_utils.MetricFamily.GAUGE))",
         "family_bad_name": "pb_utils.MetricFamily('not a name', 'text', pb_utils.MetricFamily.GAUGE)",
-        "family_bad_kind": _kind("pb_utils.MetricFamily('g7', 'text', 1)"),
-        "family_none": _kind("pb_utils.MetricFamily(None, 'text', pb_utils.MetricFamily.GAUGE)"),
+        "family_bad_kind": outcome_class("pb_utils.MetricFamily('g7', 'text', 1)"),
+        "family_none": outcome_class("pb_utils.MetricFamily(None, 'text', pb_utils.MetricFamily.GAUGE)"),
         "orphan": "(lambda m: m.value())(pb_utils.MetricFamily('g8', 'text', pb_utils.MetricFamily.GAUGE).Metric())",
         "ready_bad_version": "pb_utils.is_model_ready('add_sub', 'x')",
     },

@@ -2,16 +2,12 @@
 
 # ruff: noqa: E501 - a case reads best on one line
 
-from ..request import Case, evaluations
+from ..request import Case, evaluations, outcome_class
 
 _REQUEST = (
     "(lambda r: (r.request_id(), r.correlation_id(), r.flags(), r.timeout(), r.parameters(), "
     "sorted(r.requested_output_names()), [t.name() for t in r.inputs()]))({})"
 )
-
-
-def _kind(call: str) -> str:
-    return f"class_of(lambda: {call})"
 
 
 CASES: tuple[Case, ...] = evaluations(
@@ -27,30 +23,30 @@ CASES: tuple[Case, ...] = evaluations(
         "request_bytes_names": _REQUEST.format("bls(model_name=b'm', request_id=b'r', requested_output_names=[b'O'])"),
         "request_tuple_names": _REQUEST.format("bls(requested_output_names=('O',), inputs=(tensor(np.zeros(1)),))"),
         "request_float_correlation": "bls(correlation_id=1.5)",
-        "request_none_correlation": _kind("bls(correlation_id=None)"),
+        "request_none_correlation": outcome_class("bls(correlation_id=None)"),
         "request_numpy_correlation": "bls(correlation_id=np.int64(5))",
-        "request_negative_correlation": _kind("bls(correlation_id=-1)"),
+        "request_negative_correlation": outcome_class("bls(correlation_id=-1)"),
         "request_none_tensor": "bls(inputs=[None])",
         "request_none_tensor_id": "bls(request_id='R', inputs=[None])",
-        "request_text_tensor": _kind("bls(inputs=['x'])"),
-        "request_none_inputs": _kind("bls(inputs=None)"),
+        "request_text_tensor": outcome_class("bls(inputs=['x'])"),
+        "request_none_inputs": outcome_class("bls(inputs=None)"),
         "request_empty_output": "bls(requested_output_names=[''])",
         "request_empty_output_id": "bls(request_id='R', requested_output_names=['A', ''])",
-        "request_none_output": _kind("bls(requested_output_names=[None])"),
-        "request_none_outputs": _kind("bls(requested_output_names=None)"),
-        "request_none_model": _kind("bls(model_name=None)"),
-        "request_none_id": _kind("bls(request_id=None)"),
-        "request_none_flags": _kind("bls(flags=None)"),
-        "request_negative_flags": _kind("bls(flags=-1)"),
-        "request_float_timeout": _kind("bls(timeout=1.5)"),
-        "request_negative_timeout": _kind("bls(timeout=-1)"),
-        "request_text_version": _kind("bls(model_version='1')"),
-        "request_numpy_version": _kind("bls(model_version=np.int64(1))"),
-        "request_none_preferred": _kind("bls(preferred_memory=None)"),
-        "request_no_model": _kind("pb_utils.InferenceRequest(inputs=[], requested_output_names=[])"),
-        "request_no_inputs": _kind("pb_utils.InferenceRequest(model_name='M', requested_output_names=[])"),
-        "request_no_outputs": _kind("pb_utils.InferenceRequest(model_name='M', inputs=[])"),
-        "request_unknown_keyword": _kind("bls(nosuch=1)"),
+        "request_none_output": outcome_class("bls(requested_output_names=[None])"),
+        "request_none_outputs": outcome_class("bls(requested_output_names=None)"),
+        "request_none_model": outcome_class("bls(model_name=None)"),
+        "request_none_id": outcome_class("bls(request_id=None)"),
+        "request_none_flags": outcome_class("bls(flags=None)"),
+        "request_negative_flags": outcome_class("bls(flags=-1)"),
+        "request_float_timeout": outcome_class("bls(timeout=1.5)"),
+        "request_negative_timeout": outcome_class("bls(timeout=-1)"),
+        "request_text_version": outcome_class("bls(model_version='1')"),
+        "request_numpy_version": outcome_class("bls(model_version=np.int64(1))"),
+        "request_none_preferred": outcome_class("bls(preferred_memory=None)"),
+        "request_no_model": outcome_class("pb_utils.InferenceRequest(inputs=[], requested_output_names=[])"),
+        "request_no_inputs": outcome_class("pb_utils.InferenceRequest(model_name='M', requested_output_names=[])"),
+        "request_no_outputs": outcome_class("pb_utils.InferenceRequest(model_name='M', inputs=[])"),
+        "request_unknown_keyword": outcome_class("bls(nosuch=1)"),
         "request_empty_model": "bls(model_name='').request_id()",
         "request_parameters_list": "bls(parameters=[1])",
         "request_parameters_text": "bls(parameters='x')",
@@ -59,9 +55,9 @@ CASES: tuple[Case, ...] = evaluations(
         "request_parameters_float": "bls(parameters={'a': 1.5})",
         "request_parameters_none_value": "bls(parameters={'a': None})",
         "request_parameters_bytes_value": "bls(parameters={'a': b'x'})",
-        "request_parameters_big": _kind("bls(parameters={'a': 2**70})"),
+        "request_parameters_big": outcome_class("bls(parameters={'a': 2**70})"),
         "request_set_flags": "(lambda r: (r.set_flags(3), r.flags())[1])(bls())",
-        "request_set_flags_negative": _kind("bls().set_flags(-1)"),
+        "request_set_flags_negative": outcome_class("bls().set_flags(-1)"),
         "request_correlation_default": "request.correlation_id()",
         "request_parameters_default": "request.parameters()",
         "request_names_default": "request.requested_output_names()",
@@ -75,9 +71,9 @@ CASES: tuple[Case, ...] = evaluations(
         "response_error_and_tensors": "len(pb_utils.InferenceResponse([tensor(np.zeros(1))], pb_utils.TritonError('e')).output_tensors())",
         "response_tuple": "len(pb_utils.InferenceResponse((tensor(np.zeros(1)),)).output_tensors())",
         "response_none_tensor": "pb_utils.InferenceResponse([None])",
-        "response_none": _kind("pb_utils.InferenceResponse(None)"),
-        "response_tensor": _kind("pb_utils.InferenceResponse(tensor(np.zeros(1)))"),
-        "response_text_error": _kind("pb_utils.InferenceResponse(error='text')"),
+        "response_none": outcome_class("pb_utils.InferenceResponse(None)"),
+        "response_tensor": outcome_class("pb_utils.InferenceResponse(tensor(np.zeros(1)))"),
+        "response_text_error": outcome_class("pb_utils.InferenceResponse(error='text')"),
         "response_parameters": "pb_utils.InferenceResponse([], parameters={'b': True, 'a': 'x', 'n': 5}).parameters()",
         "response_parameters_list": "pb_utils.InferenceResponse([], parameters=[1])",
         "response_parameters_key": "pb_utils.InferenceResponse([], parameters={2: 'x'})",
@@ -88,9 +84,9 @@ CASES: tuple[Case, ...] = evaluations(
         "'UNAVAILABLE', 'UNSUPPORTED', 'ALREADY_EXISTS', 'CANCELLED')]",
         "error_code_repr": "repr(pb_utils.TritonError.NOT_FOUND)",
         "error_code_text": "str(pb_utils.TritonError.NOT_FOUND)",
-        "error_integer_code": _kind("pb_utils.TritonError('m', 2)"),
-        "error_none_message": _kind("pb_utils.TritonError(None)"),
-        "error_no_message": _kind("pb_utils.TritonError()"),
+        "error_integer_code": outcome_class("pb_utils.TritonError('m', 2)"),
+        "error_none_message": outcome_class("pb_utils.TritonError(None)"),
+        "error_no_message": outcome_class("pb_utils.TritonError()"),
         "error_is_exception": "issubclass(pb_utils.TritonError, BaseException)",
         "exception_is_exception": "issubclass(pb_utils.TritonModelException, Exception)",
         "exception_text": "str(pb_utils.TritonModelException('text'))",
@@ -100,7 +96,7 @@ CASES: tuple[Case, ...] = evaluations(
         "release_constants": "[pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL, pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE]",
         "memory_constants": "[int(pb_utils.TRITONSERVER_MEMORY_GPU), int(pb_utils.TRITONSERVER_MEMORY_CPU)]",
         "preferred_memory": "type(pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0)).__name__",
-        "preferred_memory_integer": _kind("pb_utils.PreferredMemory(1)"),
+        "preferred_memory_integer": outcome_class("pb_utils.PreferredMemory(1)"),
     },
 ) + evaluations(
     "message",
@@ -130,7 +126,7 @@ CASES: tuple[Case, ...] = evaluations(
         "exec_wrong_shape": "outcome(bls(inputs=[tensor(np.ones((1, 5), 'float32'), 'INPUT0'), tensor(np.ones((1, 16), 'float32'), 'INPUT1')]).exec())",
         "exec_batch_too_large": "outcome(bls(inputs=[tensor(np.ones((99, 16), 'float32'), 'INPUT0'), tensor(np.ones((99, 16), 'float32'), 'INPUT1')]).exec())",
         "exec_unknown_input": "outcome(bls(inputs=[tensor(np.ones((1, 16), 'float32'), 'X'), tensor(np.ones((1, 16), 'float32'), 'INPUT1')]).exec())",
-        "exec_text_decoupled": _kind("bls(model_name='constant').exec(decoupled='yes')"),
+        "exec_text_decoupled": outcome_class("bls(model_name='constant').exec(decoupled='yes')"),
         "async_exec_no_loop": "bls().async_exec()",
     },
     # Real Triton does not survive some of these.
