@@ -69,6 +69,8 @@ class Batch:
             view = self._channel.arena.view(data[0], data[1])
             if len(data) > 2:
                 view = view.toreadonly()
+            else:
+                self._channel.arena.lend(data[0], data[1])
             tensor = Tensor._received(name, datatype, shape, None, view)
             self._inputs.append((_address(view), data[1], data[0]))
             self._tensors.append((data[0], tensor))
@@ -229,7 +231,9 @@ class Batch:
         spans = list(self._lent)
         for offset, watch in watches:
             memory = watch() if watch is not None else None
-            if memory is not None:
+            if memory is None:
+                self._channel.arena.take_back(offset)
+            else:
                 held.append(offset)
                 spans.append((offset, memory.nbytes))
                 self._channel.hold(offset, memory)

@@ -298,4 +298,8 @@ def _output(channel: Channel, name: str, datatype: int, shape: Sequence[int], da
     if isinstance(data, bytes):
         return Tensor._received(name, datatype, shape, data, None)
     view = Lease(channel, data[0], data[1]).view()
-    return Tensor._received(name, datatype, shape, None, view.toreadonly() if len(data) > 2 else view)
+    if len(data) > 2:
+        view = view.toreadonly()
+    else:
+        channel.arena.lend(data[0], data[1])
+    return Tensor._received(name, datatype, shape, None, view)

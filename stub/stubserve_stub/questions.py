@@ -30,18 +30,22 @@ class Questions:
 
     def ask(self, question: str, failure: str, **fields: Any) -> Any:
         """The server's answer. Raises TritonModelException that begins with `failure` if it refuses."""
+        answer = self.answer_to(question, **fields)
+        if "error" in answer:
+            raise self.refused(failure, answer["error"])
+        return answer["value"]
+
+    def answer_to(self, question: str, **fields: Any) -> Dict[str, Any]:
+        """The server's answer as it comes: with a "value", or with an "error" if it refuses."""
         if os.getpid() != self._process:
             # Only the stub's own process has the thread that hears the answer.
-            raise self.refused(failure, "a process that the model has forked cannot ask the server")
+            return {"error": "a process that the model has forked cannot ask the server"}
         answers: "queue.SimpleQueue[Dict[str, Any]]" = queue.SimpleQueue()
         with self._guard:
             number = next(self._numbers)
             self._waiting[number] = answers
         self._send("ask", number=number, question=question, **fields)
-        answer = answers.get()
-        if "error" in answer:
-            raise self.refused(failure, answer["error"])
-        return answer["value"]
+        return answers.get()
 
     def refused(self, failure: str, reason: str) -> TritonModelException:
         """The error of what the server does not do, whether it says so or is known to."""

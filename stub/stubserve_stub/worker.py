@@ -29,7 +29,9 @@ from stubserve_stub.model import ContractBroken, Model, import_model, raised_by
 from stubserve_stub.questions import Questions
 from stubserve_stub.sender import InferenceResponseSender, Senders
 from stubserve_stub.wire import messages
-from stubserve_stub.wire.arena import Arena, ArenaFull
+from stubserve_stub.wire.arena import ArenaFull
+from stubserve_stub.wire.budget import Grant
+from stubserve_stub.wire.stub_arena import StubArena
 
 # What browsers give the processes of their pages: a third of all memory on top of what they use
 _OOM_SCORE = 300
@@ -50,8 +52,8 @@ class Worker:
         boot = self._control.inbox.get()
         self._instance: str = boot["instance"]
         self._boot = boot
-        self._arena = Arena.attach(arena)
-        self._channel = Channel(self._arena, boot["segment"], request_doorbell, response_doorbell, answer_doorbell)
+        shared = StubArena(arena, boot["arena"], boot["segment"], Grant())
+        self._channel = Channel(shared, request_doorbell, response_doorbell, answer_doorbell)
         self._output_names: Sequence[str] = ()
         self._model: Optional[Model] = None
         # The batch that runs, for cancellation, which arrives on the control thread
@@ -141,7 +143,8 @@ class Worker:
         questions = Questions(self._instance, self._control.send)
         self._control.handle("told", questions.on_told)
         model_control.connect(questions)
-        shared_memory.connect(self._arena)
+        shared_memory.connect(questions)
+        self._channel.memory.connect(questions.answer_to, self._control.send)
         metrics.connect(questions, self._control.send)
         with self._reporting("initialize"):
             model.initialize(order["arguments"])
@@ -149,6 +152,7 @@ class Worker:
         self._channel.on_poke = self._report_dropped
         self._control.handle("cancel", self._on_cancel)
         self._control.handle("acknowledge", self._on_acknowledge)
+        self._control.handle("give_back", self._on_give_back)
         self._control.handle("is_ready", self._on_is_ready)
         bls.connect(Calls(self._channel, bls.received))
         Forks(self._instance, self._channel).connect()
@@ -280,6 +284,9 @@ class Worker:
         self._channel.free(message["frees"])
         for number, index in message["groups"]:
             self._senders.acknowledge((number, index))
+
+    def _on_give_back(self, message: Dict[str, Any]) -> None:
+        self._channel.memory.give_back(message["frees"])
 
     def _on_is_ready(self, message: Dict[str, Any]) -> None:
         # A thread of its own: a slow answer must not hold up cancellations. The parent asks one question at a time.

@@ -885,7 +885,9 @@ def test_calls_that_die_with_their_stub_leave_no_memory(tmp_path: Path) -> None:
     source = """
 import select, signal
 doorbell = int(open("/proc/self/cmdline").read().split("\\0")[6])
-threading.Thread(target=call, args=("never_ready", np.zeros(2_000_000, np.float32))).start()
+large = np.zeros(300_000, np.float32)
+call("never_ready", large)  # what it took is the stub's to use again, without asking the server
+threading.Thread(target=call, args=("never_ready", large)).start()
 os.kill(os.getppid(), signal.SIGSTOP)
 select.select([doorbell], [], [])
 os._exit(3)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stubserve_stub.wire import layout
+from stubserve_stub.wire.budget import ArenaFull
 
 from stubserve.environments.environment import Environment
 from stubserve.environments.probe import explain_start
@@ -21,6 +22,7 @@ from stubserve.instances.health import Health
 from stubserve.instances.memory import Memory
 from stubserve.instances.metrics import StubMetrics
 from stubserve.instances.model_control import change_model
+from stubserve.instances.reclaim import Spare
 from stubserve.instances.services import Services
 from stubserve.instances.stub_memory import StubMemory
 from stubserve.instances.stub_process import StubProcess
@@ -51,7 +53,8 @@ class Stub:
         outputs = None
         try:
             self._outputs = outputs = StubMemory(memory.segments)
-            self._words = memory.arena.segment(outputs.index).words
+            segment = memory.arena.segment(outputs.index)
+            self._words = segment.parent_words
             self._process = StubProcess(
                 name, environment, memory.arena.fd, self._on_message, self._on_process_death, terminal
             )
@@ -59,14 +62,17 @@ class Stub:
             if outputs is not None:
                 outputs.close()
             raise internal(f"Stub process '{name}' cannot be started: {explain_start(environment, error)}") from None
-        self.health = Health(self._process.pid, self._words)
+        self._memory = memory
+        self._spare = Spare(self._process, outputs)
+        memory.reclaim.stubs.add(self._spare)
+        self.health = Health(self._process.pid, segment.stub_words)
         self.handshake = Handshake(self._process, environment, self.health)
         self.work = StubWork(self._process, memory, self._outputs, services.models, self.health)
         self._metrics = StubMetrics(services.metrics)
         services.metrics.sources.add(self._process.read_messages)
         services.log_settings.watchers.add(self._tell_log_levels)
         self._tell_log_levels()
-        self._process.send("boot", segment=self._outputs.index, **boot)
+        self._process.send("boot", segment=self._outputs.index, arena=memory.arena.facts(), **boot)
 
     @property
     def pid(self) -> int:
@@ -112,6 +118,9 @@ class Stub:
             self._on_log(message)
         elif kind.startswith("metric"):
             self._metrics.on_message(message)
+        elif kind == "returned":
+            self._spare.on_returned(message["nbytes"], message["asked"])
+            self._memory.reclaim.on_news()
         elif kind == "readiness":
             self._answer_readiness(message)
         elif kind == "ask" and message["question"].startswith("metric"):
@@ -124,11 +133,22 @@ class Stub:
             self.handshake.on_message(message)
 
     async def _tell(self, question: dict[str, Any]) -> None:
-        if question["question"] == "is_model_ready":
+        kind = question["question"]
+        if kind == "is_model_ready":
             answer = await self.work.calls.tell(question)
+        elif kind == "memory":
+            answer = await self._grant(question["least"], question["most"])
+        elif kind == "memory_left":
+            answer = {"value": self._memory.ledger.left}
         else:
             answer = await change_model(self._services.control, question)
         self._process.send("told", number=question["number"], **answer)
+
+    async def _grant(self, least: int, most: int) -> dict[str, Any]:
+        try:
+            return {"value": await self._memory.reclaim.grant(self._outputs.index, least, most)}
+        except ArenaFull as full:
+            return {"error": f"{full}. {self._memory.usage()}"}
 
     def _tell_log_levels(self) -> None:
         self._words[layout.LOG_LEVELS] = self._services.log_settings.model_levels()
@@ -140,11 +160,15 @@ class Stub:
 
     def _on_process_death(self, cause: str) -> None:
         unfinished, open_ = self.work.end()
+        if self.work.is_written_over and "written over" not in cause:
+            cause += "; its shared memory had been written over"
         self.death = cause
         for answering in self._answering:
             answering.cancel()
         self._metrics.close()
         self._services.metrics.sources.discard(self._process.read_messages)
+        self._memory.reclaim.stubs.discard(self._spare)
+        self._memory.reclaim.on_news()
         self._services.log_settings.watchers.discard(self._tell_log_levels)
         self._process.close_doorbells()
         self.handshake.on_death(cause)

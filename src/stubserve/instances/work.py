@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from stubserve_stub.wire import layout, messages
-from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, read_doorbell
+from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingBroken, RingReader, RingWriter, read_doorbell
 
 from stubserve.errors import internal
 from stubserve.inference.request import Request, Response
@@ -31,7 +31,7 @@ from stubserve.instances.stub_process import StubProcess
 log = logging.getLogger("stubserve.instances")
 
 _PATIENCE_S = 30.0
-_REPORT_FREES_ABOVE = 32 << 20
+_QUESTION = "does its model write to memory of others?"
 _QUICK_NS = 200_000
 _QUICK_BATCHES = 32
 
@@ -72,12 +72,13 @@ class StubWork:
         self._health = health
         self._loop = asyncio.get_running_loop()
         segment = memory.arena.segment(outputs.index)
-        self._words = segment.words
-        rings = (layout.REQUEST_RING, layout.RESPONSE_RING, layout.ANSWER_RING)
-        requests, responses, answers = (segment.view[start : start + layout.RING_BYTES] for start in rings)
-        self._writer = RingWriter(requests, process.doorbell_out)
-        self._reader = RingReader(responses)
-        ring = AnswerRing(RingWriter(answers, process.answer_doorbell), segment.words, outputs, memory)
+        self._words = segment.parent_words
+        self._theirs = theirs = segment.stub_words
+        theirs[layout.CANARY] = layout.CANARY_VALUE
+        self._writer = RingWriter(segment.ring(layout.REQUEST_RING), theirs, layout.REQUESTS_READ, process.doorbell_out)
+        self._reader = RingReader(segment.ring(layout.RESPONSE_RING), self._words, layout.RESPONSES_READ)
+        answers = RingWriter(segment.ring(layout.ANSWER_RING), theirs, layout.ANSWERS_READ, process.answer_doorbell)
+        ring = AnswerRing(answers, self._words, outputs, memory, self._on_broken_ring)
         self.calls = StubCalls(self, models, outputs, ring, memory)
         # Batches that the stub has, by number
         self._in_flight: dict[int, Batch] = {}
@@ -92,6 +93,8 @@ class StubWork:
         # Nothing more is taken from the stub, nor given to it.
         self._over = False
         self._hang_watch: asyncio.TimerHandle | None = None
+        # Not through the ring: the stub's main thread may be busy for long, and these may be many.
+        outputs.on_many_frees = functools.partial(self._loop.call_soon, self._acknowledge)
         self._loop.add_reader(process.doorbell_in, self._on_doorbell)
 
     def execute(self, requests: list[Request]) -> None:
@@ -138,6 +141,11 @@ class StubWork:
     def is_empty(self) -> bool:
         """Whether it has neither a batch nor a request that senders have yet to answer."""
         return not self._in_flight and not self._open
+
+    @property
+    def is_written_over(self) -> bool:
+        """Whether something has written over the stub's part of its segment."""
+        return bool(self._theirs[layout.CANARY] != layout.CANARY_VALUE)
 
     def cancel(self, request: Request) -> None:
         """Lets the model see that nobody waits for a request that it has."""
@@ -190,14 +198,26 @@ class StubWork:
         self._hang_watch = self._loop.call_later(_PATIENCE_S, self._watch_for_hang)
 
     def _put(self, data: bytes, flags: int) -> None:
-        # Two batches at most are in flight, and a record is at most a quarter of the ring: there is always room, unless
-        # something has written over where the stub says how far it has read.
-        if not self._writer.put(data, flags):
-            self._process.condemn("it has lost its place in its ring")
-            raise internal(f"the request ring of stub '{self.name}' is full")
+        try:
+            # Two batches at most are in flight, and a record is at most a quarter of the ring.
+            has_room = self._writer.put(data, flags)
+        except RingBroken:
+            has_room = False
+        if not has_room:
+            self._on_broken_ring()
+            raise internal(f"the request ring of stub '{self.name}' cannot be written to")
         self._writer.announce()
         self._announced += 1
         self._words[layout.ANNOUNCED] = self._announced
+
+    def _on_broken_ring(self) -> None:
+        self._process.condemn(f"what it says of its ring makes no sense; {_QUESTION}")
+
+    def _break_off(self, why: str) -> None:
+        """Takes nothing more from the stub, and ends it."""
+        self._over = True
+        self._loop.remove_reader(self._process.doorbell_in)
+        self._process.condemn(f"{why} {_QUESTION}")
 
     # Back
 
@@ -206,16 +226,16 @@ class StubWork:
             count, _ = read_doorbell(self._process.doorbell_in)
         except BlockingIOError:
             return
+        if self.is_written_over:
+            # Its answers may be anything.
+            self._break_off("its shared memory has been written over, the words that the server reads too;")
+            return
         try:
             self._take(count)
         except Exception:
             # The requests of what cannot be read would never be answered.
             log.exception("what stub '%s' (pid %d) has put into its ring cannot be read", self.name, self._process.pid)
-            self._over = True
-            self._loop.remove_reader(self._process.doorbell_in)
-            self._process.condemn(
-                "what it has put into its ring is no message; does its model write to memory of others?"
-            )
+            self._break_off("what it has put into its ring is no message;")
 
     def _take(self, count: int) -> None:
         for message in self._reader.take(count, self._decode):
@@ -228,9 +248,6 @@ class StubWork:
             else:
                 self.calls.on_message(message, self._requests)
         self.calls.schedule()
-        if self._outputs.unreported_bytes > _REPORT_FREES_ABOVE:
-            # Not through the ring: the stub's main thread may be busy for long, and these may be many.
-            self._acknowledge()
 
     def _decode(self, data: memoryview, flags: int) -> tuple[Any, ...]:
         message: tuple[Any, ...] = messages.unpack(data)
