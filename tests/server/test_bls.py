@@ -6,8 +6,7 @@ import json
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.serving import Answer, Serving, binary_output, io_config, write_model
+from tests.serving import Answer, Serving, binary_output, eventually, io_config, write_model
 
 # A model that runs the Python text of its input, with `call` at hand, and returns what that leaves in `result`.
 SCRIPT = """
@@ -727,15 +726,6 @@ result = 0
 def clear(signals: Path) -> None:
     for file in signals.iterdir():
         file.unlink()
-
-
-def eventually(happened: Callable[[], Any], timeout: float = 60) -> Any:
-    """Asks until the answer is true, and returns it."""
-    deadline = time.monotonic() + timeout
-    while not (answer := happened()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return answer
 
 
 def process_in(file: Path) -> int:

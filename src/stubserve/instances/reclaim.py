@@ -1,8 +1,8 @@
 """Memory that stubs have been granted and do not use, when somebody else needs it.
 
 A stub keeps free memory warm for its next outputs, and does not know at once that its last ones have been read. So
-before anybody is refused memory, the stubs that could have some to spare are asked for all of it. They answer on a
-thread that is free while their model computes, usually within a millisecond, or 80 µs for each megabyte.
+before anybody is refused memory, the stubs that could have some to spare are asked for all of it, and so is one that is
+idle. They answer on a thread that is free while their model computes, within a millisecond and 80 µs for each megabyte.
 
 A stub that needs memory waits for that (`grant`), while everything else goes on. Whoever takes a request in cannot:
 `wait` blocks the event loop, for LONGEST_WAIT_S at most, only when enough could come of it, and not for a stub that
@@ -51,6 +51,11 @@ class Spare:
         if not self.asked:
             self.asked = True
             self._process.send("give_back", frees=self._outputs.take_frees())
+
+    def on_idle(self) -> None:
+        """The stub has had nothing to do for a while: what it keeps warm, others may need."""
+        if self.nbytes:
+            self.ask_back()
 
     def on_returned(self, nbytes: int, asked: bool) -> None:
         """The stub gives something back, because it was asked or by itself."""

@@ -11,7 +11,7 @@ import asyncio
 import functools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from stubserve_stub.wire import layout, messages
@@ -31,6 +31,8 @@ from stubserve.instances.stub_process import StubProcess
 log = logging.getLogger("stubserve.instances")
 
 _PATIENCE_S = 30.0
+# How often a stub that gets batches is looked at. Without one between two looks it is idle.
+_WATCH_S = 5.0
 _QUESTION = "does its model write to memory of others?"
 _QUICK_NS = 200_000
 _QUICK_BATCHES = 32
@@ -92,7 +94,10 @@ class StubWork:
         self._quick_in_a_row = 0
         # Nothing more is taken from the stub, nor given to it.
         self._over = False
-        self._hang_watch: asyncio.TimerHandle | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._batches_at_watch = 0
+        # Called when the stub has had nothing to do for a while
+        self.on_idle: Callable[[], None] = lambda: None
         # Not through the ring: the stub's main thread may be busy for long, and these may be many.
         outputs.on_many_frees = functools.partial(self._loop.call_soon, self._acknowledge)
         self._loop.add_reader(process.doorbell_in, self._on_doorbell)
@@ -123,8 +128,8 @@ class StubWork:
         # Only now: whoever gets an exception answers the requests.
         self._in_flight[number] = Batch(requests, spilled)
         self._memory.batches_in_flight += 1
-        if self._hang_watch is None:
-            self._hang_watch = self._loop.call_later(_PATIENCE_S, self._watch_for_hang)
+        if self._watch is None:
+            self._watch = self._loop.call_later(_WATCH_S, self._look)
 
     @property
     def has_room(self) -> bool:
@@ -170,8 +175,8 @@ class StubWork:
             self._on_doorbell()
         self._loop.remove_reader(self._process.doorbell_in)
         self.calls.close()
-        if self._hang_watch is not None:
-            self._hang_watch.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
         unfinished = []
         for batch in self._in_flight.values():
             unfinished.extend(batch.unanswered())
@@ -184,18 +189,20 @@ class StubWork:
         self._in_flight.clear()
         return unfinished, open_
 
-    def _watch_for_hang(self) -> None:
-        """Tells the log about a batch that takes long; wakes only while there are batches."""
-        self._hang_watch = None
-        if not self._in_flight:
+    def _look(self) -> None:
+        """Tells the log about a batch that takes long, and whoever cares when there are no more; sleeps while idle."""
+        self._watch = None
+        if not self._in_flight and self._batches == self._batches_at_watch:
+            self.on_idle()
             return
+        self._batches_at_watch = self._batches
         doing, seconds = self._health.state()
-        if doing == "executing" and seconds >= _PATIENCE_S:
+        if self._in_flight and doing == "executing" and seconds >= _PATIENCE_S and seconds % _PATIENCE_S < _WATCH_S:
             log.warning(
                 "stub '%s' has been executing a batch of %d requests for %.0f s; 'py-spy dump --pid %d' shows where",
                 self.name, len(next(iter(self._in_flight.values())).requests), seconds, self._process.pid,
             )  # fmt: skip
-        self._hang_watch = self._loop.call_later(_PATIENCE_S, self._watch_for_hang)
+        self._watch = self._loop.call_later(_WATCH_S, self._look)
 
     def _put(self, data: bytes, flags: int) -> None:
         try:
