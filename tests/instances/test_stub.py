@@ -159,7 +159,7 @@ async def drive_plenty(folder: Path) -> None:
     committed = []
     unread: list[Response] = []
     for _ in range(4):
-        stub.work.execute([Request([], lambda *_: None)])
+        stub.work.execute(Work([Request([], lambda *_: None)]))
         # While it executes the parent reads what came before: more blocks than a ring has room to tell of.
         for response in unread:
             drop_blocks(response.outputs)
