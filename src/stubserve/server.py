@@ -17,6 +17,7 @@ import uvloop
 
 from stubserve import __version__
 from stubserve.errors import ServeError, unavailable
+from stubserve.inference.served_model import ServedModel
 from stubserve.instances.memory import Memory
 from stubserve.instances.services import Services
 from stubserve.observability import logs
@@ -30,7 +31,6 @@ from stubserve.protocols.http.metrics import create_metrics_app
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.listening import explained, listen
 from stubserve.repository.control import ModelControl
-from stubserve.repository.model import Model
 from stubserve.repository.registry import UNLOADED, Registry, State
 from stubserve.settings import Settings
 
@@ -66,7 +66,7 @@ class Server:
         self.loaded = True
         return complete
 
-    def find_model(self, name: str, version: str) -> Model:
+    def find_model(self, name: str, version: str) -> ServedModel:
         """The model version that a request is for. Raises ServeError."""
         if self.exiting:
             raise unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")

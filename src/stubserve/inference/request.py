@@ -156,6 +156,14 @@ class Request:
             for act in owed:
                 act()
 
+    def when_read(self, act: Callable[[], None]) -> None:
+        """Does what is to be done once the reader keeps up: now, or when it says so."""
+        stream = self.stream
+        if stream is not None and stream.paused:
+            stream.owed.append(act)
+        else:
+            act()
+
     def streamed(self) -> Stream:
         """Its state as a stream, made when it is first asked for."""
         if self.stream is None:

@@ -5,20 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from stubserve.inference.memory import Block
-from stubserve.inference.request import Request
-from stubserve.inference.signature import Signature
+from stubserve.inference.served_model import ServedModel
 from stubserve.protocols.forwarding import HeaderForwarding
-
-
-class ServingModel(Protocol):
-    """A loaded model version."""
-
-    signature: Signature
-    version: int
-
-    def submit(self, request: Request) -> None: ...
-
-    def cancel(self, request: Request) -> None: ...
 
 
 class Ingress(Protocol):
@@ -27,7 +15,7 @@ class Ingress(Protocol):
     max_input_size: int
     http_forwarding: HeaderForwarding | None
 
-    def find_model(self, name: str, version: str) -> ServingModel: ...
+    def find_model(self, name: str, version: str) -> ServedModel: ...
 
     def block(self, nbytes: int) -> Block: ...
 

@@ -19,15 +19,16 @@ from collections.abc import Mapping
 
 from stubserve.environments.resolve import mention_stub_program
 from stubserve.errors import ServeError, internal, invalid
+from stubserve.inference.served_model import ServedModel
 from stubserve.instances.memory import Memory
 from stubserve.instances.services import Services
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import available_versions
 from stubserve.repository.instance_update import InstanceUpdate
 from stubserve.repository.loading import Loader
-from stubserve.repository.model import Model
 from stubserve.repository.registry import UNLOADED, Registry, State
 from stubserve.repository.retiring import Loaded, Retiring
+from stubserve.serving.instance_model import InstanceModel
 from stubserve.settings import Settings
 
 log = logging.getLogger("stubserve.repository")
@@ -72,7 +73,7 @@ class Changeover:
             for version in versions
         }
         updates: list[InstanceUpdate] = []
-        models: list[Model] = []
+        models: list[ServedModel] = []
         failures: dict[int, ServeError] = {}
         try:
             await asyncio.gather(*starts.values(), return_exceptions=True)
@@ -122,7 +123,7 @@ class Changeover:
             self._retiring.begin(loaded)
         await self._retiring.finish(timeout_s)
 
-    def _staying(self, candidate: Candidate, versions: list[int]) -> dict[int, Model]:
+    def _staying(self, candidate: Candidate, versions: list[int]) -> dict[int, InstanceModel]:
         """What serves and need not be started anew, by version."""
         loaded = self._loaded.get(candidate.folder.name)
         if loaded is None:
@@ -130,10 +131,12 @@ class Changeover:
         return {
             model.version: model
             for model in loaded.models
-            if model.version in versions and candidate.continues(loaded.candidate, model.version)
+            if isinstance(model, InstanceModel)
+            and model.version in versions
+            and candidate.continues(loaded.candidate, model.version)
         }
 
-    def _is_as_served(self, candidate: Candidate, versions: list[int], staying: Mapping[int, Model]) -> bool:
+    def _is_as_served(self, candidate: Candidate, versions: list[int], staying: Mapping[int, ServedModel]) -> bool:
         loaded = self._loaded.get(candidate.folder.name)
         return (
             loaded is not None
@@ -142,8 +145,8 @@ class Changeover:
         )
 
     async def _start(
-        self, candidate: Candidate, version: int, staying: Model | None, services: Services
-    ) -> Model | InstanceUpdate:
+        self, candidate: Candidate, version: int, staying: InstanceModel | None, services: Services
+    ) -> ServedModel | InstanceUpdate:
         name = candidate.folder.name
         async with self._slots:
             log.info("loading: %s:%d", name, version)
@@ -179,7 +182,7 @@ class Changeover:
             replaced = [model for model in old.models if model not in loaded.models]
             self._retiring.begin(Loaded(old.candidate, replaced), leaving)
 
-    def _give_up(self, loaded: Loaded, failures: Mapping[int, ServeError], staying: Mapping[int, Model]) -> None:
+    def _give_up(self, loaded: Loaded, failures: Mapping[int, ServeError], staying: Mapping[int, ServedModel]) -> None:
         """A load has failed: what was started goes again."""
         name = loaded.candidate.folder.name
         if loaded.candidate.made and name not in self._loaded:

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stubserve.inference.served_model import ServedModel
 from stubserve.repository.candidate import Candidate
-from stubserve.repository.model import Model
 from stubserve.repository.registry import UNLOADED, Registry, State, VersionEntry
 
 log = logging.getLogger("stubserve.repository")
@@ -21,7 +21,7 @@ class Loaded:
     """What one load has started, and from what."""
 
     candidate: Candidate
-    models: list[Model]
+    models: list[ServedModel]
 
 
 class Retiring:
@@ -66,6 +66,6 @@ class Retiring:
         for model in loaded.models:
             log.info("successfully unloaded '%s' version %d", name, model.version)
 
-    async def _end(self, model: Model) -> None:
+    async def _end(self, model: ServedModel) -> None:
         await model.drained()
         await model.stop(self._stop_timeout_s)

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from stubserve.errors import ServeError, internal, invalid
 from stubserve.inference.memory import Block
+from stubserve.inference.served_model import ServedModel
 from stubserve.model_config.metadata import model_metadata
 from stubserve.protocols import management
 from stubserve.protocols.http.body import ArenaBody, refusal
@@ -28,8 +29,7 @@ from stubserve.protocols.http.load_parameters import parse_load_parameters
 from stubserve.protocols.http.log_settings import parse_log_settings
 from stubserve.protocols.http.reply import Reply
 from stubserve.protocols.http.shared import SCRATCH_BYTES
-from stubserve.protocols.management import LoadedModel, ServerFacts
-from stubserve.protocols.serving import ServingModel
+from stubserve.protocols.management import ServerFacts
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -138,8 +138,8 @@ class ManagementRoutes:
     async def not_offered(self, request: Request) -> Response:
         raise management.not_offered(request.url.path)
 
-    def _model(self, request: Request) -> LoadedModel:
-        return _find(self._server, request)  # type: ignore[return-value]
+    def _model(self, request: Request) -> ServedModel:
+        return _find(self._server, request)
 
 
 class InferRoute:
@@ -219,7 +219,7 @@ async def _cancel_when_gone(request: Request, call: InferCall | GenerateCall) ->
     call.cancel()
 
 
-def _find(server: ServerFacts, request: Request) -> ServingModel:
+def _find(server: ServerFacts, request: Request) -> ServedModel:
     return server.find_model(request.path_params["model"], request.path_params.get("version", ""))
 
 
