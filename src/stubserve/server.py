@@ -52,6 +52,7 @@ class Server:
         self.memory = Memory(settings.shm_limit)
         self.block = self.memory.block
         self.store = self.memory.store
+        self.heap = self.memory.heap
         self.loaded = False
         self.exiting = False
         custom = MetricRegistry(RESERVED)

@@ -7,6 +7,7 @@ from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import Arena
 
 from stubserve.errors import unavailable
+from stubserve.inference.heap_account import HeapAccount
 from stubserve.inference.memory import Block
 from stubserve.instances.stub_memory import SegmentPool
 
@@ -22,6 +23,7 @@ class Memory:
         self.segments = SegmentPool(self.arena)
         self.batches_in_flight = 0
         self.ingress = Allocator(self.arena, 0, retain=min(128 << 20, limit // 8), skip=layout.HEADER_BYTES)
+        self.heap = HeapAccount(self.ingress, self.usage)
 
     def block(self, nbytes: int) -> Block:
         """A block of ingress memory. Raises ServeError (503) that names the limit and who holds the memory."""
@@ -40,9 +42,12 @@ class Memory:
     def usage(self) -> str:
         """Who holds shared memory, for people."""
         committed = self.arena.committed()
-        ingress = committed.pop(0, 0)
+        ingress = committed.pop(0, 0) - self.heap.taken
         stubs = ", ".join(f"segment {index}: {nbytes} bytes" for index, nbytes in sorted(committed.items()))
-        return f"Requests hold {ingress} bytes; outputs of stubs: {stubs or 'none'}"
+        return (
+            f"Requests hold {ingress} bytes of tensors and {self.heap.taken} bytes of texts and bodies; "
+            f"outputs of stubs: {stubs or 'none'}"
+        )
 
     def _free(self, block: Block) -> None:
         self.ingress.free(block.offset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from stubserve.inference.heap_account import HeapAccount
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
@@ -22,9 +23,10 @@ class ServingModel(Protocol):
 
 
 class Ingress(Protocol):
-    """The server: finds models, and gives memory of the arena."""
+    """The server: finds models, gives memory of the arena, and counts what is kept outside of it."""
 
     max_input_size: int
+    heap: HeapAccount
     http_forwarding: HeaderForwarding | None
 
     def find_model(self, name: str, version: str) -> ServingModel: ...

@@ -102,14 +102,22 @@ class Allocator:
             blocks[offset] = None
         return blocks
 
-    def _from_cold(self, size: int) -> int:
+    def commit(self, nbytes: int) -> None:
+        """Counts bytes in this segment's word of the ledger; warm memory makes room for them. Raises ArenaFull."""
         try:
-            self._arena.commit(self._segment.index, size)
+            self._arena.commit(self._segment.index, nbytes)
         except ArenaFull:
             if not self._warm_large:
                 raise
             self.trim()
-            self._arena.commit(self._segment.index, size)
+            self._arena.commit(self._segment.index, nbytes)
+
+    def uncommit(self, nbytes: int) -> None:
+        """Takes back what `commit` has counted."""
+        self._arena.uncommit(self._segment.index, nbytes)
+
+    def _from_cold(self, size: int) -> int:
+        self.commit(size)
         for at, (start, free) in enumerate(self._cold):
             if free >= size:
                 if free == size:
