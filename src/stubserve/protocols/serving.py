@@ -8,7 +8,9 @@ from stubserve.inference.heap_account import HeapAccount
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
+from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.forwarding import HeaderForwarding
+from stubserve.protocols.stall import Pace
 
 
 class ServingModel(Protocol):
@@ -27,6 +29,8 @@ class Ingress(Protocol):
 
     max_input_size: int
     heap: HeapAccount
+    arrivals: Arrivals
+    pace: Pace
     http_forwarding: HeaderForwarding | None
 
     def find_model(self, name: str, version: str) -> ServingModel: ...
