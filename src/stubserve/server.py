@@ -24,12 +24,15 @@ from stubserve.observability import logs
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.metrics import RESERVED, ServerMetrics
+from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.app import create_app
 from stubserve.protocols.http.connection import Connection
 from stubserve.protocols.http.metrics import create_metrics_app
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.listening import explained, listen
+from stubserve.protocols.pressure import Pressure
+from stubserve.protocols.stall import Pace
 from stubserve.repository.control import ModelControl
 from stubserve.repository.registry import UNLOADED, Registry, State
 from stubserve.settings import Settings
@@ -52,6 +55,11 @@ class Server:
         self.memory = Memory(settings.shm_limit)
         self.block = self.memory.block
         self.store = self.memory.store
+        self.heap = self.memory.heap
+        self.pressure = Pressure()
+        self.memory.make_room = self.pressure.make_room
+        self.arrivals = Arrivals(self.memory, self.pressure, settings.connection_share_bytes)
+        self.pace = Pace(settings.request_min_rate, settings.request_timeout_secs)
         self.loaded = False
         self.exiting = False
         custom = MetricRegistry(RESERVED)

@@ -77,9 +77,9 @@ class Request:
     needs them longer holds them.
 
     A reader that cannot keep up says `pause()`, from within `on_response` or at any time, and `resume()` when it has
-    caught up. The model's `send` then waits as soon as its credit is used up (see `stubserve_stub.sender`): at most two
-    groups of responses, of 128 responses or 2 MiB each, still arrive and are the reader's to keep. Other requests go
-    on. Cancelling a request resumes it for good.
+    caught up. The model's `send` then waits as soon as its credit is used up (see `stubserve_stub.api.sender`): at most
+    two groups of responses, of 128 responses or 2 MiB each, still arrive and are the reader's to keep. Other requests
+    go on. Cancelling a request resumes it for good.
     """
 
     __slots__ = (

@@ -3,7 +3,7 @@
 A call is submitted like any client's request: it passes admission, waits with the target's scheduler, and is counted.
 Its answers go back to the calling stub through that stub's answer ring. Tensors do not move: inputs are blocks in the
 caller's segment, or blocks that it was given; outputs are held for the caller until it lets go of them. Who may write
-to which memory is told in `stubserve_stub.bls`; here it comes down to `Block.shared`.
+to which memory is told in `stubserve_stub.api.bls`; here it comes down to `Block.shared`.
 
 A call that keeps its instance from finishing its batch is refused if it could never run, see `waiting`.
 """

@@ -19,7 +19,7 @@ from stubserve.inference.memory import Block
 from stubserve.inference.served_model import ServedModel
 from stubserve.model_config.metadata import model_metadata
 from stubserve.protocols import management
-from stubserve.protocols.http.body import ArenaBody, refusal
+from stubserve.protocols.http.body import place, refusal
 from stubserve.protocols.http.generate import EventStream, GenerateCall, generate
 from stubserve.protocols.http.head import Head
 from stubserve.protocols.http.infer import InferCall
@@ -142,6 +142,28 @@ class ManagementRoutes:
         return _find(self._server, request)
 
 
+class _ArenaBody:
+    """A body that is received into the arena by somebody else's reader."""
+
+    def __init__(self, server: ServerFacts, head: Head, request: Request) -> None:
+        self._given_up: ServeError | None = None
+        self.arrival = place(server, head, request, self)
+
+    def add(self, piece: bytes) -> None:
+        """Raises ServeError."""
+        if self._given_up is not None:
+            raise self._given_up
+        self.arrival.add(memoryview(piece))
+
+    def give_up(self, error: ServeError) -> None:
+        self.drop()
+        self._given_up = error
+
+    def drop(self) -> None:
+        if self._given_up is None:
+            self.arrival.drop()
+
+
 class InferRoute:
     """Inference as plain ASGI: the same call as on our own connection class, with the body copied once.
 
@@ -173,11 +195,12 @@ class InferRoute:
             return call
 
         if head.content_length > SCRATCH_BYTES:
-            arena_body = ArenaBody(self._server, head, head.content_length)
+            arena_body = _ArenaBody(self._server, head, request)
             try:
                 async for piece in request.stream():
-                    arena_body.add(memoryview(piece))
-                call = start(arena_body.view, arena_body.block, arena_body.offset)
+                    arena_body.add(piece)
+                arrival = arena_body.arrival
+                call = start(arrival.view, arrival.block, arrival.offset)
             finally:
                 arena_body.drop()
         else:
