@@ -226,8 +226,12 @@ class Model:
 
     def change_instances(
         self, instances: list[Instance], config: Any, rendered_config: dict[str, Any], stop_timeout_s: float
-    ) -> None:
-        """Is served by `instances` from now on: those that are new join, those left out leave as by `let_go`."""
+    ) -> list[asyncio.Task[None]]:
+        """Is served by `instances` from now on: those that are new join, those left out leave as by `let_go`.
+
+        The tasks are done when the latter are gone.
+        """
+        leaving = []
         before, self.instances = self.instances, instances
         self.config, self.rendered_config = config, rendered_config
         for instance in instances:
@@ -238,23 +242,28 @@ class Model:
                 if instance.state is State.READY and not instance.passive:
                     self._scheduler.instance_gone(instance)
                     self._ready_instances -= 1
-                self.let_go(instance, stop_timeout_s)
+                leaving.append(self.let_go(instance, stop_timeout_s))
         self._ahead = self._scheduler.plain and len(instances) == 1
         self._refuse_if_down()
+        return leaving
 
     @property
     def _all_instances(self) -> tuple[Instance, ...]:
         return (*self.instances, *self._leaving)
 
-    def let_go(self, instance: Instance, stop_timeout_s: float) -> None:
-        """Has an instance finish what it executes, however long it takes, then finalize and end."""
+    def let_go(self, instance: Instance, stop_timeout_s: float) -> asyncio.Task[None]:
+        """Has an instance finish what it executes, however long it takes, then finalize and end, as a task."""
         instance.leave()
         task = self._leaving[instance] = self._loop.create_task(self._end_of(instance, stop_timeout_s))
         task.add_done_callback(lambda _: self._leaving.pop(instance))
+        return task
 
     async def _end_of(self, instance: Instance, stop_timeout_s: float) -> None:
         await instance.finished()
-        await instance.stop(stop_timeout_s)
+        try:
+            await instance.stop(stop_timeout_s)
+        except Exception:
+            log.exception("instance '%s', which is not wanted any more, could not be ended", instance.name)
 
     # Readiness and the end
 
