@@ -101,6 +101,11 @@ FLAGS = (
     Flag("log-file", str, "Append the log to this file."),
     # stubserve's own
     Flag("shm-limit", parse_size, "Shared memory for tensors, as 8G or in bytes (half of the machine's memory)."),
+    Flag("request-min-rate", parse_int, "Bytes per second that an unfinished request has to arrive at (500)."),
+    Flag("request-timeout-secs", parse_int, "Seconds within which all of a request has to arrive; 0: no limit (3600)."),
+    Flag("connection-share", parse_int, "Percent of --shm-limit for a connection's unfinished requests (50)."),
+    Flag("send-timeout-secs", parse_int, "Seconds that a client may take nothing of its answer; 0: no limit (60)."),
+    Flag("idle-timeout-secs", parse_int, "Seconds that a connection may be idle; 0: no limit (3600)."),
     Flag("grpc-transport", str, "native, or grpcio for gRPC through its C core: slower (native)."),
     Flag("stub-restart-limit", parse_int, "Restarts in a row of a stub that dies; 0 turns restarting off (10)."),
     Flag("environment-cache", Path, "Where archives of environments are extracted (~/.cache/stubserve/environments)."),
@@ -244,6 +249,11 @@ def _check(settings: Settings) -> None:
             re.compile(getattr(settings, name))
         except re.error as error:
             raise UsageError(f"--{name.replace('_', '-')} is no regular expression: {error}") from None
+    for name in ("request_min_rate", "request_timeout_secs", "send_timeout_secs", "idle_timeout_secs"):
+        if getattr(settings, name) < 0:
+            raise UsageError(f"--{name.replace('_', '-')} must not be negative. Got {getattr(settings, name)}")
+    if not 0 < settings.connection_share <= 100:
+        raise UsageError(f"--connection-share is a percentage from 1 to 100. Got {settings.connection_share}")
     if settings.metrics_interval_ms < 0:
         raise UsageError(f"--metrics-interval-ms must not be negative. Got {settings.metrics_interval_ms}")
     ports = {

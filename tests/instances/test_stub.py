@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from stubserve_stub.wire.layout import HEAP
 from stubserve.environments.environment import Environment
 from stubserve.inference.request import SUCCESS, Request, Response
 from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.inference.work import Work
 from stubserve.instances.launcher import Launcher, Program
 from stubserve.instances.memory import Memory
 from stubserve.instances.services import Services
@@ -58,10 +60,13 @@ class Owner:
     def __init__(self) -> None:
         self.results: asyncio.Queue[list[tuple[Request, Response]]] = asyncio.Queue()
 
-    def on_results(self, requests: list[Request], finished: list[tuple[Request, Response]]) -> None:
+    def on_results(self, work: Work, finished: list[tuple[Request, Response]]) -> None:
         self.results.put_nowait(finished)
 
     def on_response(self, request: Request, response: Response, start_ns: int) -> None:
+        raise AssertionError("this model has no sender")
+
+    def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
         raise AssertionError("this model has no sender")
 
     def on_rescheduled(self, request: Request) -> None:
@@ -101,7 +106,7 @@ async def drive(folder: Path, interpreter: Path) -> int:
             block = memory.store(array.tobytes())
             tensor = Tensor("INPUT0", FP32, (size,), None, block, block.offset, array.nbytes)
         request = Request([tensor], lambda *_: None)
-        stub.work.execute([request])
+        stub.work.execute(Work([request]))
         ((_, response),) = await asyncio.wait_for(owner.results.get(), 60)
         assert response.error is None
         assert request.outcome == SUCCESS
@@ -154,7 +159,7 @@ async def drive_plenty(folder: Path) -> None:
     committed = []
     unread: list[Response] = []
     for _ in range(4):
-        stub.work.execute([Request([], lambda *_: None)])
+        stub.work.execute(Work([Request([], lambda *_: None)]))
         # While it executes the parent reads what came before: more blocks than a ring has room to tell of.
         for response in unread:
             drop_blocks(response.outputs)

@@ -442,7 +442,7 @@ def test_a_signal_handler_that_raises_while_a_call_waits(server: Serving, signal
     clear(signals)
     source = """
 import signal
-from stubserve_stub import bls
+from stubserve_stub.api import bls
 def late(*_):
     raise TimeoutError
 def slow():

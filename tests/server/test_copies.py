@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 import uvloop
 
 from stubserve.flags import parse_arguments
@@ -53,6 +54,12 @@ IDENTITY = """
             return [pb_utils.InferenceResponse(outputs)]
 """
 CONFIG = io_config(extra='output [ { name: "PEAK" data_type: TYPE_INT64 dims: [ 1 ] } ]')
+
+
+@pytest.fixture(autouse=True)
+def _not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What measures the coverage of a stub would allocate memory there."""
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
 
 
 class Client:

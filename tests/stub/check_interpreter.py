@@ -20,9 +20,9 @@ import c_python_backend_utils
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from recorded import ANSWERS, HELPERS
-from stubserve_stub import exceptions, logger
-from stubserve_stub.requests import InferenceRequest
-from stubserve_stub.tensors import Tensor
+from stubserve_stub.api import exceptions, logger
+from stubserve_stub.api.requests import InferenceRequest
+from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import Arena
 from stubserve_stub.wire.layout import RING_BYTES

@@ -12,30 +12,33 @@ from stubserve_stub.wire.messages import FINAL
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.memory import Block
 from stubserve.inference.request import BACKEND_FAILURE, SUCCESS, Request, Response
-from stubserve.inference.tensor import Tensor
+from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.inference.work import Work
 from stubserve.instances.stub_memory import StubMemory
 
 
 class Batch:
-    """A batch that a stub has: its requests, and the block of a message that was too large for the ring.
+    """A batch that a stub has: the work, as it was `sent`, and the block of a message that was too large for the ring.
 
     `answered` are the indices of those that have had their final response before the batch's result, or None.
     """
 
-    __slots__ = ("answered", "requests", "spilled")
+    __slots__ = ("answered", "sent", "spilled", "work")
 
-    def __init__(self, requests: list[Request], spilled: Block | None) -> None:
-        self.requests = requests
+    def __init__(self, work: Work, sent: Sequence[Request], spilled: Block | None) -> None:
+        self.work = work
+        self.sent = sent
         self.spilled = spilled
         self.answered: set[int] | None = None
 
-    def unanswered(self) -> list[Request]:
-        if not self.answered:
-            return self.requests
-        return [request for index, request in enumerate(self.requests) if index not in self.answered]
+    def unanswered(self) -> Sequence[Request]:
+        answered = self.answered
+        if not answered:
+            return self.work.requests
+        return [r for index, r in enumerate(self.work.slots) if r is not None and index not in answered]
 
 
-def pack_batch(number: int, frees: list[int], requests: list[Request]) -> bytes:
+def pack_batch(number: int, frees: list[int], requests: Sequence[Request]) -> bytes:
     """The message that has a stub execute these requests, and free what the parent has read."""
     return messages.pack(
         (
@@ -81,12 +84,17 @@ def read_result(
     `memory` is the stub's: inputs that its model still holds are held there, outputs in its segment become blocks.
     """
     _, _, start_ns, end_ns, entries, held, error = message
-    requests = batch.requests
-    hold_inputs(requests, held, memory)
+    sent = batch.sent
+    hold_inputs(sent, held, memory)
     now = time.monotonic_ns()
     finished = []
     left = []
-    for index, request in enumerate(requests):
+    for index, request in enumerate(batch.work.slots):
+        if request is None:
+            # What the model answered in an empty place is for nobody.
+            if error is None and type(entries[index]) is tuple:
+                drop_blocks(_response(entries[index], sent, memory, instance).outputs)
+            continue
         request.compute_input_end_ns = start_ns
         request.compute_infer_end_ns = end_ns
         request.compute_end_ns = now
@@ -103,7 +111,7 @@ def read_result(
                     left.append((index, entry))
                 continue
             try:
-                response = _response(entry, requests, memory, instance)
+                response = _response(entry, sent, memory, instance)
             except ServeError as wrong:
                 response = Response(error=wrong)
         finished.append((request, response))

@@ -3,7 +3,7 @@
 A call is submitted like any client's request: it passes admission, waits with the target's scheduler, and is counted.
 Its answers go back to the calling stub through that stub's answer ring. Tensors do not move: inputs are blocks in the
 caller's segment, or blocks that it was given; outputs are held for the caller until it lets go of them. Who may write
-to which memory is told in `stubserve_stub.bls`; here it comes down to `Block.shared`.
+to which memory is told in `stubserve_stub.api.bls`; here it comes down to `Block.shared`.
 
 A call that keeps its instance from finishing its batch is refused if it could never run, see `waiting`.
 """
@@ -21,6 +21,7 @@ from stubserve_stub.wire import messages
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.admission import admit
 from stubserve.inference.request import Request, Response
+from stubserve.inference.served_model import ServedModel, Waiter
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.instances import waiting
@@ -38,32 +39,10 @@ _WAITING = 64
 _WAITING_BYTES = 8 << 20
 
 
-class CallableModel(waiting.Target, Protocol):
-    """What a call needs of a loaded model version."""
-
-    signature: Signature
-
-    def submit(self, request: Request) -> None: ...
-
-    def enqueue(self, request: Request) -> None: ...
-
-    def poll(self) -> None: ...
-
-    def cancel(self, request: Request) -> None: ...
-
-    def down(self) -> bool: ...
-
-    def why_not_ready(self) -> str: ...
-
-    def checks_readiness(self) -> bool: ...
-
-    async def check_ready(self) -> str: ...
-
-
 class Models(Protocol):
     """Where a call finds its model."""
 
-    def find(self, name: str, version: str) -> CallableModel:
+    def find(self, name: str, version: str) -> ServedModel:
         """The version of a model, the latest that is ready for an empty text. Raises ServeError."""
 
 
@@ -79,7 +58,7 @@ class Call:
         self._calls = calls
         self.number = number
         self.blocking = blocking
-        self.model: CallableModel | None = None
+        self.model: ServedModel | None = None
         self.request: Request | None = None
         self.waiting = 0
         self.waiting_bytes = 0
@@ -102,7 +81,7 @@ class StubCalls:
 
     def __init__(
         self,
-        waiter: waiting.Waiter,
+        waiter: Waiter,
         models: Models,
         memory: StubMemory,
         answers: AnswerRing,
@@ -117,7 +96,7 @@ class StubCalls:
         # How many of these hold up the stub's batch
         self._blocking = 0
         # Models with new calls in their queues
-        self._due: list[CallableModel] = []
+        self._due: list[ServedModel] = []
         self._checks: set[asyncio.Task[None]] = set()
 
     def blocking(self) -> Sequence[Call]:
@@ -254,7 +233,7 @@ class StubCalls:
             block.shared = True
         return Tensor(name, datatype, shape, None, block, offset, nbytes)
 
-    async def _submit_if_ready(self, call: Call, name: str, model: CallableModel, request: Request) -> None:
+    async def _submit_if_ready(self, call: Call, name: str, model: ServedModel, request: Request) -> None:
         """Asks the target's `is_ready` first, as upstream does before each call."""
         try:
             reason = await model.check_ready()
@@ -270,7 +249,7 @@ class StubCalls:
         if check.cancelled():  # maybe before its first step, and then none of its own code has run
             drop_blocks(request.inputs)
 
-    def _check_chain(self, call: Call, model: CallableModel, request: Request) -> None:
+    def _check_chain(self, call: Call, model: ServedModel, request: Request) -> None:
         chain = waiting.dead_end(self._waiter, model, request)
         if chain is not None:
             name = model.signature.model

@@ -11,7 +11,7 @@ import asyncio
 import functools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from stubserve_stub.wire import layout, messages
@@ -20,6 +20,7 @@ from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter
 from stubserve.errors import internal
 from stubserve.inference.request import Request, Response
 from stubserve.inference.tensor import drop_blocks
+from stubserve.inference.work import Work
 from stubserve.instances.answer_ring import AnswerRing
 from stubserve.instances.batch import Batch, hold_inputs, pack_batch, read_response, read_result
 from stubserve.instances.bls import Call, Models, StubCalls
@@ -32,8 +33,6 @@ log = logging.getLogger("stubserve.instances")
 
 _PATIENCE_S = 30.0
 _REPORT_FREES_ABOVE = 32 << 20
-_QUICK_NS = 200_000
-_QUICK_BATCHES = 32
 
 # From this size on, moving a request's bytes takes longer than a stub would look for the next one.
 _LARGE_BYTES = 128 << 10
@@ -46,11 +45,17 @@ def _is_large(request: Request) -> bool:
 class WorkOwner(Protocol):
     """Who is told what becomes of a stub's requests."""
 
-    def on_results(self, requests: list[Request], finished: list[tuple[Request, Response]]) -> None:
-        """A batch of these requests has run, and the stub is free for the next; with the answers that came of it."""
+    def on_results(self, work: Work, finished: list[tuple[Request, Response]]) -> None:
+        """This work has run, and the stub is free for the next; with the answers that came of it."""
 
     def on_response(self, request: Request, response: Response, start_ns: int) -> None:
         """A sender's response, before or after its batch has run; the model sent it at `start_ns`."""
+
+    def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
+        """Has `act` called when all responses to `request` so far are with its reader, and that has kept up.
+
+        `batch` are the requests of its batch while that is being executed.
+        """
 
     def on_rescheduled(self, request: Request) -> None:
         """The model wants to execute this request once more; told before the results of its batch."""
@@ -88,29 +93,29 @@ class StubWork:
         self._passed_on: list[tuple[int, int]] = []
         self._batches = 0
         self._announced = 0
-        self._quick_in_a_row = 0
-        # Nothing more is taken from the stub, nor given to it.
-        self._over = False
+        # Nothing more is taken from the stub, nor should it be given anything
+        self.over = False
         self._hang_watch: asyncio.TimerHandle | None = None
         self._loop.add_reader(process.doorbell_in, self._on_doorbell)
 
-    def execute(self, requests: list[Request]) -> None:
-        """Hands a batch to the stub. Raises ServeError (503) when even its description finds no memory.
+    def execute(self, work: Work) -> None:
+        """Hands work to the stub, as a batch. Raises ServeError (503) when even its description finds no memory.
 
         Where it raises anything the stub has not got the batch.
         """
         number = self._batches = self._batches + 1
         frees = self._outputs.take_frees()
+        sent = work.as_sent()
         spilled = None
         flags = 0
         try:
-            data = pack_batch(number, frees, requests)
+            data = pack_batch(number, frees, sent)
             if len(data) > MAX_RECORD:
                 spilled = self._memory.store(data)
                 data = messages.pack((spilled.offset, spilled.nbytes))
                 flags = SPILLED
-            alone = len(requests) == 1 and self._memory.batches_in_flight == 0
-            self._words[layout.ALONE] = alone and not _is_large(requests[0])
+            alone = len(sent) == 1 and self._memory.batches_in_flight == 0
+            self._words[layout.ALONE] = alone and not _is_large(sent[0])
             self._put(data, flags)
         except Exception:
             self._outputs.keep_frees(frees)  # this message will not tell the stub of them, so the next one must
@@ -118,21 +123,10 @@ class StubWork:
                 spilled.drop()
             raise
         # Only now: whoever gets an exception answers the requests.
-        self._in_flight[number] = Batch(requests, spilled)
+        self._in_flight[number] = Batch(work, sent, spilled)
         self._memory.batches_in_flight += 1
         if self._hang_watch is None:
             self._hang_watch = self._loop.call_later(_PATIENCE_S, self._watch_for_hang)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the next batch should go out now: at once to an idle stub, and one ahead to one that is always quick.
-
-        Where executing takes less time than telling parent and stub of each other, the stub would mostly wait. A slower
-        model is better served with the larger batch that gathers while it executes.
-        """
-        batches = len(self._in_flight)
-        quick = self._quick_in_a_row >= _QUICK_BATCHES
-        return (batches == 0 or (batches == 1 and quick)) and not self._over
 
     @property
     def is_empty(self) -> bool:
@@ -144,8 +138,8 @@ class StubWork:
         key = self._keys.get(request)
         if key is None:
             for number, batch in self._in_flight.items():
-                if request in batch.requests:
-                    key = (number, batch.requests.index(request))
+                if request in batch.work.slots:
+                    key = (number, batch.work.slots.index(request))
         if key is not None:
             self._process.send("cancel", batch=key[0], indices=[key[1]])
 
@@ -155,8 +149,8 @@ class StubWork:
 
     def end(self) -> tuple[list[Request], list[Request]]:
         """The stub is gone: its requests without an answer, those of its batches and those left open."""
-        if not self._over:
-            self._over = True
+        if not self.over:
+            self.over = True
             # Results that the stub sent before it died are still good. (A model may have made the doorbell block.)
             os.set_blocking(self._process.doorbell_in, False)
             self._on_doorbell()
@@ -164,7 +158,7 @@ class StubWork:
         self.calls.close()
         if self._hang_watch is not None:
             self._hang_watch.cancel()
-        unfinished = []
+        unfinished: list[Request] = []
         for batch in self._in_flight.values():
             unfinished.extend(batch.unanswered())
             if batch.spilled is not None:
@@ -185,7 +179,7 @@ class StubWork:
         if doing == "executing" and seconds >= _PATIENCE_S:
             log.warning(
                 "stub '%s' has been executing a batch of %d requests for %.0f s; 'py-spy dump --pid %d' shows where",
-                self.name, len(next(iter(self._in_flight.values())).requests), seconds, self._process.pid,
+                self.name, len(next(iter(self._in_flight.values())).work.requests), seconds, self._process.pid,
             )  # fmt: skip
         self._hang_watch = self._loop.call_later(_PATIENCE_S, self._watch_for_hang)
 
@@ -211,7 +205,7 @@ class StubWork:
         except Exception:
             # The requests of what cannot be read would never be answered.
             log.exception("what stub '%s' (pid %d) has put into its ring cannot be read", self.name, self._process.pid)
-            self._over = True
+            self.over = True
             self._loop.remove_reader(self._process.doorbell_in)
             self._process.condemn(
                 "what it has put into its ring is no message; does its model write to memory of others?"
@@ -243,7 +237,6 @@ class StubWork:
     def _finish(self, message: tuple[Any, ...]) -> None:
         number = message[1]
         batch = self._in_flight[number]
-        self._quick_in_a_row = self._quick_in_a_row + 1 if message[3] - message[2] < _QUICK_NS else 0
         finished, left = read_result(message, batch, self._outputs, self._process.name)
         # Until here the message may turn out to be none, and the batch must be found by `end`.
         del self._in_flight[number]
@@ -253,11 +246,13 @@ class StubWork:
         owner = self.owner
         if not left:
             if owner is not None:
-                owner.on_results(batch.requests, finished)
+                owner.on_results(batch.work, finished)
             return
         rescheduled = []
         for index, entry in left:
-            request = batch.requests[index]
+            request = batch.work.slots[index]
+            if request is None:
+                continue
             if entry == messages.RESCHEDULED:
                 rescheduled.append(request)
             else:
@@ -266,14 +261,14 @@ class StubWork:
         if owner is not None:
             for request in rescheduled:
                 owner.on_rescheduled(request)
-            owner.on_results(batch.requests, finished)
+            owner.on_results(batch.work, finished)
 
     def _respond(self, message: tuple[Any, ...]) -> None:
         _, number, index, start_ns, _, flags, held = message
         response = read_response(message, self._outputs, self._process.name)
         key = (number, index)
         batch = self._in_flight.get(number)
-        request = self._open.get(key) if batch is None else batch.requests[index]
+        request = self._open.get(key) if batch is None else batch.work.slots[index]
         if request is None or self.owner is None:
             # Sent while the request was being answered in another way.
             drop_blocks(response.outputs)
@@ -288,10 +283,8 @@ class StubWork:
                 del self._open[key], self._keys[request]
         self.owner.on_response(request, response, start_ns)
         if flags & messages.ACKNOWLEDGE:
-            if request.stream is not None and request.stream.paused:
-                request.stream.owed.append(functools.partial(self._pass_on, key))
-            else:
-                self._pass_on(key)
+            running = () if batch is None else batch.work.requests
+            self.owner.when_passed_on(request, functools.partial(self._pass_on, key), running)
 
     def _pass_on(self, key: tuple[int, int]) -> None:
         """A group of responses has been passed on to its reader; told with others of this turn of the event loop."""
@@ -320,5 +313,5 @@ class StubWork:
         return self.calls.blocking() if self._in_flight else ()
 
     def _requests(self) -> list[Request]:
-        running = [request for batch in self._in_flight.values() for request in batch.requests]
+        running = [request for batch in self._in_flight.values() for request in batch.work.requests]
         return [*running, *self._open.values()]

@@ -23,13 +23,14 @@ from typing import Protocol
 
 from stubserve.environments.resolve import mention_stub_program
 from stubserve.errors import ServeError, internal, invalid
+from stubserve.inference.served_model import ServedModel
 from stubserve.instances.services import Services
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import available_versions
 from stubserve.repository.instance_update import InstanceUpdate
-from stubserve.repository.model import Model
 from stubserve.repository.registry import UNLOADED, Registry, State
 from stubserve.repository.retiring import Loaded, Retiring
+from stubserve.serving.instance_model import InstanceModel
 
 log = logging.getLogger("stubserve.repository")
 
@@ -37,10 +38,10 @@ log = logging.getLogger("stubserve.repository")
 class Starter(Protocol):
     """What starts versions. Both raise ServeError; then nothing of what they have started is left."""
 
-    async def start(self, candidate: Candidate, version: int, services: Services) -> Model:
+    async def start(self, candidate: Candidate, version: int, services: Services) -> ServedModel:
         """A version with all its instances ready."""
 
-    async def update(self, model: Model, candidate: Candidate, services: Services) -> InstanceUpdate:
+    async def update(self, model: InstanceModel, candidate: Candidate, services: Services) -> InstanceUpdate:
         """Other instances for a version that serves."""
 
 
@@ -93,7 +94,7 @@ class Changeover:
             for version in versions
         }
         updates: list[InstanceUpdate] = []
-        models: list[Model] = []
+        models: list[ServedModel] = []
         failures: dict[int, ServeError] = {}
         try:
             await asyncio.gather(*starts.values(), return_exceptions=True)
@@ -144,7 +145,7 @@ class Changeover:
             self._retiring.begin(loaded)
         await self._retiring.finish(timeout_s)
 
-    def _staying(self, candidate: Candidate, versions: list[int]) -> dict[int, Model]:
+    def _staying(self, candidate: Candidate, versions: list[int]) -> dict[int, InstanceModel]:
         """What serves and need not be started anew, by version."""
         loaded = self._loaded.get(candidate.folder.name)
         if loaded is None:
@@ -152,10 +153,12 @@ class Changeover:
         return {
             model.version: model
             for model in loaded.models
-            if model.version in versions and candidate.continues(loaded.candidate, model.version)
+            if isinstance(model, InstanceModel)
+            and model.version in versions
+            and candidate.continues(loaded.candidate, model.version)
         }
 
-    def _is_as_served(self, candidate: Candidate, versions: list[int], staying: Mapping[int, Model]) -> bool:
+    def _is_as_served(self, candidate: Candidate, versions: list[int], staying: Mapping[int, ServedModel]) -> bool:
         loaded = self._loaded.get(candidate.folder.name)
         return (
             loaded is not None
@@ -164,8 +167,8 @@ class Changeover:
         )
 
     async def _start(
-        self, candidate: Candidate, version: int, staying: Model | None, services: Services
-    ) -> Model | InstanceUpdate:
+        self, candidate: Candidate, version: int, staying: InstanceModel | None, services: Services
+    ) -> ServedModel | InstanceUpdate:
         name = candidate.folder.name
         async with self._slots:
             log.info("loading: %s:%d", name, version)
@@ -215,7 +218,7 @@ class Changeover:
         loaded: Loaded,
         versions: Sequence[int],
         failures: Mapping[int, ServeError],
-        staying: Mapping[int, Model],
+        staying: Mapping[int, ServedModel],
     ) -> None:
         """A load has failed, or is given up: what was started goes again."""
         name = loaded.candidate.folder.name

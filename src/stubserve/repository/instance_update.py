@@ -18,7 +18,7 @@ from typing import Any
 from stubserve.instances.instance import Instance, State
 from stubserve.model_config.complete import InstanceSpec
 from stubserve.model_config.render import to_json_dict
-from stubserve.repository.model import Model
+from stubserve.serving.instance_model import InstanceModel
 
 
 def assign(instances: Sequence[Instance], specs: Sequence[InstanceSpec]) -> list[Instance | InstanceSpec]:
@@ -34,7 +34,7 @@ def assign(instances: Sequence[Instance], specs: Sequence[InstanceSpec]) -> list
 class InstanceUpdate:
     """What `model` is to be served by: `instances`, of which `started` are new and ready. `config` says the same."""
 
-    model: Model
+    model: InstanceModel
     instances: list[Instance]
     started: list[Instance]
     config: Any

@@ -33,13 +33,13 @@ from stubserve.model_config.validate import validate, validate_instance_groups
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import read_labels
 from stubserve.repository.instance_update import InstanceUpdate, assign
-from stubserve.repository.model import Model
 from stubserve.repository.program import (
     check_python_parameters,
     locate_program,
     missing_parts,
     refuse_missing_kinds,
 )
+from stubserve.serving.instance_model import InstanceModel
 from stubserve.settings import Settings
 
 log = logging.getLogger("stubserve.repository")
@@ -56,7 +56,7 @@ class Loader:
         self._environments = Environments(settings.environment_cache)
         self._booting = asyncio.Lock()
 
-    async def start(self, candidate: Candidate, version: int, services: Services) -> Model:
+    async def start(self, candidate: Candidate, version: int, services: Services) -> InstanceModel:
         """One version with all its instances ready. Raises ServeError; then nothing of it is left."""
         folder, config = candidate.folder, candidate.config
         name = folder.name
@@ -71,17 +71,18 @@ class Loader:
         try:
             validate(config)
             labels = await asyncio.to_thread(read_labels, folder, config)
-            model = Model(name, version, config, to_json_dict(config), labels)
+            model = InstanceModel(name, version, config, to_json_dict(config), labels)
             model.latencies = self._latencies(config)
         except BaseException:
             if first is not None:
                 await first.kill()
             raise
-        model.instances = self._instances(model, launcher, specs, config_json, first)
-        await _start_all(model.instances)
+        instances = self._instances(model, launcher, specs, config_json, first)
+        model.begin_with(instances)
+        await _start_all(instances)
         return model
 
-    async def update(self, model: Model, candidate: Candidate, services: Services) -> InstanceUpdate:
+    async def update(self, model: InstanceModel, candidate: Candidate, services: Services) -> InstanceUpdate:
         """The instances that a version which serves is to have by `candidate`, which differs in nothing else.
 
         Those that are missing are started. Raises ServeError; then nothing is left of them.
@@ -165,7 +166,7 @@ class Loader:
 
     def _instances(
         self,
-        model: Model,
+        model: InstanceModel,
         launcher: Launcher,
         specs: Sequence[InstanceSpec],
         config_json: str,

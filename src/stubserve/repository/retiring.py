@@ -11,8 +11,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stubserve.inference.served_model import ServedModel
 from stubserve.repository.candidate import Candidate
-from stubserve.repository.model import Model
 from stubserve.repository.registry import UNLOADED, Registry, State, VersionEntry
 
 log = logging.getLogger("stubserve.repository")
@@ -25,7 +25,7 @@ class Loaded:
     """What one load has started, and from what."""
 
     candidate: Candidate
-    models: list[Model]
+    models: list[ServedModel]
 
 
 class Retiring:
@@ -70,12 +70,12 @@ class Retiring:
             if complete:
                 log.info("successfully unloaded '%s' version %d", name, model.version)
 
-    async def _end(self, model: Model) -> bool:
+    async def _end(self, model: ServedModel) -> bool:
         await model.drained()
         return await _stop(model, self._stop_timeout_s)
 
 
-async def _stop(model: Model, timeout_s: float) -> bool:
+async def _stop(model: ServedModel, timeout_s: float) -> bool:
     """Ends a model; whether nothing went wrong, which is in the log."""
     try:
         await model.stop(timeout_s)

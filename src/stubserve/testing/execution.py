@@ -7,9 +7,9 @@ import queue
 import time
 from typing import Any
 
-from stubserve_stub.batch import Batch
-from stubserve_stub.model import ContractBroken, Model, raised_by
-from stubserve_stub.sender import Senders
+from stubserve_stub.api.sender import Senders
+from stubserve_stub.backends.python.batch import Batch
+from stubserve_stub.backends.python.model import ContractBroken, Model, raised_by
 from stubserve_stub.wire import messages
 
 from stubserve.testing.channel import LocalChannel

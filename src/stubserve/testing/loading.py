@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from stubserve_stub.model import ContractBroken, Model, import_model
+from stubserve_stub.backends.python.model import ContractBroken, Model, import_model
 
 from stubserve.errors import unsupported
 from stubserve.inference.signature import Signature

@@ -36,9 +36,9 @@ HEALTH_STATE = 0
 HEALTH_SINCE_NS = 1
 HEALTH_BATCH = 2
 
-# Words there that the parent writes, hints for a stub that looks before it sleeps (`stubserve_stub.patience`): how many
-# records it has announced, whether the request that it announced last was alone in the server, and how many answers to
-# requests of the stub's model it has announced.
+# Words there that the parent writes, hints for a stub that looks before it sleeps (`stubserve_stub.runtime.patience`):
+# how many records it has announced, whether the request that it announced last was alone in the server, and how many
+# answers to requests of the stub's model it has announced.
 ANNOUNCED = 3
 ALONE = 4
 ANSWERED = 5

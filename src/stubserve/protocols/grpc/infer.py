@@ -10,6 +10,7 @@ from stubserve.errors import ServeError, internal, unsupported
 from stubserve.inference.admission import admit
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
+from stubserve.inference.served_model import ServedModel
 from stubserve.inference.tensor import drop_blocks
 from stubserve.protocols.grpc.envelope import Envelope, split
 from stubserve.protocols.grpc.infer_decode import decode
@@ -17,7 +18,7 @@ from stubserve.protocols.grpc.infer_encode import Parts, encode
 from stubserve.protocols.grpc.transport import INTERNAL, Call
 from stubserve.protocols.grpc.wire import Malformed
 from stubserve.protocols.reply_format import ReplyFormat
-from stubserve.protocols.serving import Ingress, ServingModel
+from stubserve.protocols.serving import Ingress
 
 log = logging.getLogger("stubserve.grpc")
 
@@ -29,7 +30,7 @@ class InferCall:
 
     __slots__ = ("_on_response", "_request", "envelope", "model", "reply_format")
 
-    def __init__(self, envelope: Envelope, model: ServingModel, on_response: Callable[[InferCall, Response], None]):
+    def __init__(self, envelope: Envelope, model: ServedModel, on_response: Callable[[InferCall, Response], None]):
         self.envelope = envelope
         self.model = model
         self.reply_format: ReplyFormat

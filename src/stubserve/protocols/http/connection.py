@@ -33,7 +33,6 @@ from stubserve.protocols.http.reply import JSON, Reply, reply_head
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.http.state import BUSY, CLOSED, HEAD, PASS, State
 from stubserve.protocols.sent_memory import keep_sending_warm
-from stubserve.protocols.stall import STALL_S
 
 log = logging.getLogger("stubserve.http")
 
@@ -98,9 +97,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         arena_body = reader.arena_body
         if arena_body is not None:
-            arena_body.filled += nbytes
-            if arena_body.complete:
-                reader.arena_body_is_complete()
+            reader.arena_body_has(nbytes)
             return
         data = bytes(self._shared.scratch_view[:nbytes])
         if self.state is HEAD and not reader.pending and not self.write_paused and self._begin_known(data):
@@ -143,8 +140,12 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.close()
 
     def stalled(self) -> None:
-        """The client has not sent anything of the rest of its request for too long."""
-        log.info("closing a connection whose request did not arrive completely within %d s", STALL_S)
+        """The client does not send the rest of its request, or too slowly."""
+        log.info(
+            "closing a connection whose request did not arrive completely: it fell behind --request-min-rate=%d "
+            "or took longer than --request-timeout-secs=%d",
+            *self._shared.pace,
+        )
         self.transport.close()
 
     # For the reader

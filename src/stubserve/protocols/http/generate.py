@@ -19,13 +19,14 @@ from starlette.types import Receive, Scope, Send
 from stubserve.errors import ServeError, internal, unsupported
 from stubserve.inference.admission import admit
 from stubserve.inference.request import Request, Response
+from stubserve.inference.served_model import ServedModel
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import drop_blocks
 from stubserve.protocols.http import json_text
 from stubserve.protocols.http.generate_decode import decode_generate
 from stubserve.protocols.http.infer_encode import json_array
 from stubserve.protocols.http.reply import JSON
-from stubserve.protocols.serving import Ingress, ServingModel
+from stubserve.protocols.serving import Ingress
 
 log = logging.getLogger("stubserve.http")
 
@@ -40,7 +41,7 @@ _NOT_ONE = (
 class GenerateCall:
     """One call. `start` raises ServeError, or responses come in until `complete`; `news` is set with each."""
 
-    def __init__(self, model: ServingModel, ingress: Ingress, streamed: bool) -> None:
+    def __init__(self, model: ServedModel, ingress: Ingress, streamed: bool) -> None:
         self._model = model
         self._ingress = ingress
         self._streamed = streamed

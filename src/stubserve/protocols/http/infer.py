@@ -10,6 +10,7 @@ from stubserve.errors import ServeError, internal, unsupported
 from stubserve.inference.admission import admit
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
+from stubserve.inference.served_model import ServedModel
 from stubserve.inference.tensor import drop_blocks
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http import compression
@@ -18,7 +19,7 @@ from stubserve.protocols.http.infer_decode import KnownForm, decode, parse_heade
 from stubserve.protocols.http.infer_encode import encode, encode_error
 from stubserve.protocols.http.reply import Reply
 from stubserve.protocols.reply_format import ReplyFormat
-from stubserve.protocols.serving import Ingress, ServingModel
+from stubserve.protocols.serving import Ingress
 
 log = logging.getLogger("stubserve.http")
 
@@ -31,7 +32,7 @@ class InferCall:
 
     __slots__ = ("_head", "_ingress", "_on_reply", "_reply_format", "_request", "_start_ns", "form", "model")
 
-    def __init__(self, model: ServingModel, head: Head, ingress: Ingress, on_reply: Callable[[Reply], None]) -> None:
+    def __init__(self, model: ServedModel, head: Head, ingress: Ingress, on_reply: Callable[[Reply], None]) -> None:
         self.model = model
         self._head = head
         self._ingress = ingress
@@ -85,7 +86,7 @@ class InferCall:
         self._on_reply(reply_to(request, response, self.model, self._head, self._reply_format))
 
 
-def reply_to(request: Request, response: Response, model: ServingModel, head: Head, reply_format: ReplyFormat) -> Reply:
+def reply_to(request: Request, response: Response, model: ServedModel, head: Head, reply_format: ReplyFormat) -> Reply:
     """The reply that carries a model's response, or says why it cannot."""
     if response.error is not None:
         return encode_error(response.error)

@@ -19,6 +19,7 @@ from time import monotonic_ns
 from stubserve_stub.wire.datatypes import BYTES
 
 from stubserve.inference.request import Request, Response
+from stubserve.inference.served_model import ServedModel
 from stubserve.inference.tensor import Tensor
 from stubserve.protocols.http.head import Head
 from stubserve.protocols.http.infer import reply_to
@@ -26,7 +27,6 @@ from stubserve.protocols.http.infer_decode import KnownForm
 from stubserve.protocols.http.infer_encode import json_array
 from stubserve.protocols.http.json_numbers import pack
 from stubserve.protocols.http.reply import JSON, Reply, reply_head
-from stubserve.protocols.serving import ServingModel
 
 # Replies differ by the outputs' shapes; a model that gives many of them is better served the general way.
 _REPLIES = 16
@@ -39,7 +39,7 @@ class Repeat:
 
     __slots__ = ("_in_json", "_plan", "_prefix", "_replies", "_start", "_stop", "_suffix", "head", "length", "model")
 
-    def __init__(self, head: Head, model: ServingModel, form: KnownForm, data: bytes, body_start: int) -> None:
+    def __init__(self, head: Head, model: ServedModel, form: KnownForm, data: bytes, body_start: int) -> None:
         """`data` is the request, its body, of that form, from `body_start` on."""
         self.head = head
         self.model = model

@@ -1,0 +1,1 @@
+"""What a stub can run: one folder or module for each backend."""
