@@ -6,6 +6,7 @@ out by the delivery. Here these parts are put together, and told what the instan
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -171,8 +172,11 @@ class InstanceModel:
 
     def change_instances(
         self, instances: list[Instance], config: Any, rendered_config: dict[str, Any], stop_timeout_s: float
-    ) -> None:
-        """Is served by `instances` from now on: those that are new join, those left out leave as by `let_go`."""
+    ) -> list[asyncio.Task[None]]:
+        """Is served by `instances` from now on: those that are new join, those left out leave as by `let_go`.
+
+        The tasks are done when the latter are gone.
+        """
         self.config, self.rendered_config = config, rendered_config
         joining, leaving = self._instances.change(instances)
         for instance in joining:
@@ -180,12 +184,13 @@ class InstanceModel:
                 self.on_ready(instance)
         for instance in leaving:
             self._dispatcher.leave(instance)
-            self._instances.let_go(instance, stop_timeout_s)
+        tasks = [self._instances.let_go(instance, stop_timeout_s) for instance in leaving]
         self._refuse_if_down()
+        return tasks
 
-    def let_go(self, instance: Instance, stop_timeout_s: float) -> None:
-        """Has an instance finish what it executes, however long it takes, then finalize and end."""
-        self._instances.let_go(instance, stop_timeout_s)
+    def let_go(self, instance: Instance, stop_timeout_s: float) -> asyncio.Task[None]:
+        """Has an instance finish what it executes, however long it takes, then finalize and end, as a task."""
+        return self._instances.let_go(instance, stop_timeout_s)
 
     def memory_usage(self) -> list[dict[str, Any]]:
         return self._instances.memory_usage()

@@ -37,11 +37,12 @@ class InstanceSet:
             [instance for instance in before if instance not in members],
         )
 
-    def let_go(self, instance: Instance, stop_timeout_s: float) -> None:
-        """Has an instance finish what it executes, however long it takes, then finalize and end."""
+    def let_go(self, instance: Instance, stop_timeout_s: float) -> asyncio.Task[None]:
+        """Has an instance finish what it executes, however long it takes, then finalize and end, as a task."""
         instance.leave()
         task = self._leaving[instance] = asyncio.get_running_loop().create_task(self._end(instance, stop_timeout_s))
         task.add_done_callback(lambda _: self._leaving.pop(instance))
+        return task
 
     async def stop(self, timeout_s: float) -> None:
         """Finalizes and ends everyone, by force after `timeout_s`."""
@@ -87,7 +88,10 @@ class InstanceSet:
 
     async def _end(self, instance: Instance, stop_timeout_s: float) -> None:
         await instance.finished()
-        await instance.stop(stop_timeout_s)
+        try:
+            await instance.stop(stop_timeout_s)
+        except Exception:
+            log.exception("instance '%s', which is not wanted any more, could not be ended", instance.name)
 
 
 async def _ask_whether_ready(instance: Instance) -> str:
