@@ -194,10 +194,7 @@ class StubCalls:
         request.request_start_ns = now
         try:
             inputs.extend(self._input(tensor, executing) for tensor in wire_inputs)
-            try:
-                model = self._models.find(name, "" if version == -1 else str(version))
-            except ServeError:
-                raise _not_ready(name) from None
+            model = self._models.find(name, "" if version == -1 else str(version))
             if model.down():
                 raise _not_ready(name, model.why_not_ready())
             if model.signature.decoupled and not decoupled:
@@ -305,9 +302,8 @@ class StubCalls:
         return (tensor.name, tensor.datatype, tuple(tensor.shape), data)
 
 
-def _not_ready(name: str, reason: str = "") -> ServeError:
-    text = f"Failed for execute the inference request. Model '{name}' is not ready."
-    return internal(f"{text} {reason}" if reason else text)
+def _not_ready(name: str, reason: str) -> ServeError:
+    return internal(f"Failed for execute the inference request. Model '{name}' is not ready. {reason}")
 
 
 def _circle(name: str, chain: list[str]) -> ServeError:
