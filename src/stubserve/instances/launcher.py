@@ -63,6 +63,7 @@ class Launcher:
             self._memory,
             {
                 "instance": instance,
+                "backend": "python",
                 "model_file": str(self._program.file),
                 "module": self._program.module,
                 "paths": [str(folder) for folder in self._program.search_path],

@@ -17,7 +17,7 @@ Errors are answers (`has_error()`), as upstream has it; only a request at the wr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Protocol, Sequence, Tuple
 
 from stubserve_stub.api import parameters as params
 from stubserve_stub.api.constants import ErrorCode
@@ -31,8 +31,6 @@ from stubserve_stub.wire.layout import INLINE_BYTES
 if TYPE_CHECKING:
     import asyncio
 
-    from stubserve_stub.backends.python.forks import Relay
-
     # What they import, msgpack, is not there where only the public module is wanted.
     from stubserve_stub.runtime.calls import Call, Calls
     from stubserve_stub.runtime.channel import Channel
@@ -40,6 +38,14 @@ if TYPE_CHECKING:
 Target = Tuple[str, int]
 # (id, correlation id, flags, timeout in µs, parameters, requested outputs, inputs)
 Request = Tuple[str, Any, int, int, Any, Sequence[str], List[Tensor]]
+
+
+class Forwarder(Protocol):
+    """The way of a forked process to other models."""
+
+    def execute(self, target: Target, request: Request, decoupled: bool) -> Any:
+        """As the function `execute` of this module."""
+
 
 # After how many responses taken by an iterator, or bytes of them, the server is told. It holds the model that makes
 # them back when several times as many wait (`stubserve.instances.bls`).
@@ -51,7 +57,7 @@ _RUNNING = "Model {} - Error when running inference: {}"
 # The stub's calls while its model may make any
 _calls: Optional[Calls] = None
 # In a process that the model has forked: its way to other models
-_relay: Optional[Relay] = None
+_relay: Optional[Forwarder] = None
 
 
 def connect(calls: Calls) -> None:
@@ -66,7 +72,7 @@ def disconnect() -> None:
     _calls = None
 
 
-def relay(through: Relay) -> None:
+def relay(through: Forwarder) -> None:
     """From now on requests go through the process that has forked this one."""
     global _relay
     _relay = through

@@ -19,8 +19,7 @@ import time
 import weakref
 from typing import Any, Callable, Deque, Dict, List, Sequence, Tuple
 
-from stubserve_stub.api.exceptions import TritonModelException
-from stubserve_stub.backends.python.encoding import no_memory, placed
+from stubserve_stub.runtime.outputs import no_memory, placed
 from stubserve_stub.runtime.patience import Patience
 from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.allocator import Allocator
@@ -183,15 +182,11 @@ class Channel:
                 self._released.extend(released)
                 raise
 
-    def abandon(self, reason: str) -> None:
-        """Cuts this process, which the stub's was copied to by a fork, off from the rings: using them raises.
+    def abandon(self, refuse: Callable[..., Any]) -> None:
+        """Cuts this process, which the stub's was copied to by a fork, off from the rings: using them calls `refuse`.
 
-        Locks that other threads of the stub may have held at the fork are made anew.
+        That raises. Locks that other threads of the stub may have held at the fork are made anew.
         """
-
-        def refuse(*_: Any) -> Any:
-            raise TritonModelException(reason)
-
         self.sending = threading.RLock()
         self._allocating = threading.Lock()
         for method in ("send", "receive", "receive_answers", "place"):

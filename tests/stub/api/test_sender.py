@@ -14,8 +14,9 @@ from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import GROUP_RESPONSES, InferenceResponseSender, Senders
 from stubserve_stub.api.tensors import Tensor
-from stubserve_stub.backends.python.batch import Batch
+from stubserve_stub.backends.python.batch import ModelBatch
 from stubserve_stub.backends.python.model import ContractBroken
+from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.wire import messages
 
 FINAL = 1
@@ -67,7 +68,7 @@ class Bench:
         self.channel = Channel()
         self.senders = Senders(self.channel, decoupled)
         wire = [("id", 0, 0, 0, None, None, [("IN", 11, [1], b"\0\0\0\0")]) for _ in range(requests)]
-        self.batch = Batch(self.channel, self.senders, 7, wire, ["OUT"])  # type: ignore[arg-type]
+        self.batch = ModelBatch(BatchMemory(self.channel), self.senders, 7, wire, ["OUT"])  # type: ignore[arg-type]
         self.requests = self.batch.requests
 
     @property
@@ -178,7 +179,7 @@ def test_returned_although_there_is_a_sender() -> None:
     assert outputs[0][3] == b"\2"
     refused(sender, CLOSED, answer())
     del sender
-    bench.batch.drop()
+    bench.batch.release()
     assert bench.sent == []
 
 
@@ -186,7 +187,7 @@ def test_a_sender_asked_for_after_the_answer() -> None:
     bench = Bench(decoupled=False)
     (request,) = bench.requests
     bench.batch.encode([answer(2)])
-    bench.batch.drop()
+    bench.batch.release()
     refused(request.get_response_sender(), MORE_THAN_ONE, answer())
 
 
@@ -222,7 +223,7 @@ def test_let_go_without_an_end(decoupled: bool, sends: int) -> None:
         bench.sender.send(answer(5))
     assert (bench.batch.left_open() if decoupled else bench.batch.encode([None])) == [None]
     bench.requests.clear()
-    bench.batch.drop()
+    bench.batch.release()
     gc.collect()
     assert bench.channel.pokes == 1
     bench.channel.sent.clear()
