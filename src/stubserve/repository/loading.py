@@ -34,7 +34,7 @@ from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import read_labels
 from stubserve.repository.instance_update import InstanceUpdate, assign
 from stubserve.repository.model import Model
-from stubserve.repository.program import find_program, missing_parts
+from stubserve.repository.program import environment_of, find_program, missing_parts
 from stubserve.settings import Settings
 
 log = logging.getLogger("stubserve.repository")
@@ -102,7 +102,7 @@ class Loader:
         config = with_runtime(config, program.runtime)
         for _, part in missing_parts(config):
             log.warning("model '%s': %s", name, part)
-        environment = await self._environments.of_model(config, model_dir, program.default_environment)
+        environment = await environment_of(program, self._environments, config, model_dir)
         threads = threads_per_instance(config, len(instances_of(config)), os.environ)
         environment = replace(
             environment, variables={**environment.variables, **thread_variables(config, threads, os.environ)}

@@ -9,6 +9,7 @@ PYTHON = "python"
 # Where each lies. Nothing is imported but the one that a stub runs.
 BUILT_IN = {
     PYTHON: ("stubserve_stub.backends.python.backend", "PythonBackend"),
+    "identity": ("stubserve_stub.backends.identity", "IdentityBackend"),
 }
 
 
