@@ -22,14 +22,18 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from stubserve_stub.api.arguments import UINT32_MAX, as_integer, incompatible
 from stubserve_stub.api.constants import RESPONSE_COMPLETE_FINAL
 from stubserve_stub.api.exceptions import TritonError, TritonModelException
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
-from stubserve_stub.backends.python.encoding import WireResponse, arena_bytes, encode_response
+from stubserve_stub.backends.python.encoding import arena_bytes, encode_response
+
+if TYPE_CHECKING:
+    # What it imports, msgpack, is not there where only the public module is wanted.
+    from stubserve_stub.wire.messages import WireResponse
 
 GROUP_RESPONSES = 128
 GROUP_BYTES = 2 << 20

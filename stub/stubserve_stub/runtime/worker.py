@@ -21,7 +21,7 @@ import numpy as np
 from stubserve_stub.api import bls, logger, metrics, model_control, shared_memory, utils
 from stubserve_stub.api.exceptions import format_exception
 from stubserve_stub.api.sender import InferenceResponseSender, Senders
-from stubserve_stub.backends.python.batch import Batch
+from stubserve_stub.backends.python.batch import Batch, NotExecutable
 from stubserve_stub.backends.python.forks import Forks
 from stubserve_stub.backends.python.model import ContractBroken, Model, import_model, raised_by
 from stubserve_stub.runtime import session_threads, signals
@@ -31,6 +31,7 @@ from stubserve_stub.runtime.control import Control
 from stubserve_stub.runtime.questions import Questions
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.arena import Arena, ArenaFull
+from stubserve_stub.wire.messages import WireRequest
 
 # What browsers give the processes of their pages: a third of all memory on top of what they use
 _OOM_SCORE = 300
@@ -59,6 +60,7 @@ class Worker:
         self._current: Optional[Batch] = None
         self._cancelled: Dict[int, Sequence[int]] = {}
         self._newest = 0
+        self._stopped = False
         self._batch_guard = threading.Lock()
         self._decoupled = False
         self._senders = Senders(self._channel, False)
@@ -163,20 +165,23 @@ class Worker:
     # Serving
 
     def _serve(self) -> None:
-        channel = self._channel
-        while True:
-            for message in channel.receive():
-                kind = message[0]
-                if kind == messages.EXECUTE:
-                    channel.free(message[2])
-                    self._execute(message[1], message[3])
-                else:
-                    return
+        handlers = messages.handlers_of_stub(self)
+        while not self._stopped:
+            messages.deliver(handlers, self._channel.receive())
 
-    def _execute(self, number: int, wire_requests: Sequence[Any]) -> None:
+    def on_stop(self) -> None:
+        self._stopped = True
+
+    def on_execute(self, number: int, frees: Sequence[int], requests: Sequence[Optional[WireRequest]]) -> None:
         assert self._model is not None
         channel = self._channel
-        batch = Batch(channel, self._senders, number, wire_requests, list(self._output_names))
+        channel.free(frees)
+        try:
+            batch = Batch(channel, self._senders, number, requests, list(self._output_names))
+        except NotExecutable as refused:
+            now = time.monotonic_ns()
+            channel.send(messages.pack_result(number, now, now, (), (), self._failure(str(refused))))
+            return
         with self._batch_guard:
             self._current = batch
             self._newest = number
@@ -213,13 +218,13 @@ class Worker:
             held, wire = batch.settle(watches, wire)
             end = end or time.monotonic_ns()
             try:
-                channel.send((messages.RESULT, number, start, end, wire, held, error))
+                channel.send(messages.pack_result(number, start, end, wire, held, error))
             except ArenaFull as full:
                 overflow = str(full)
         if overflow:
             batch.take_back(wire)
             self._senders.revoke(number)
-            channel.send((messages.RESULT, number, start, end, [], held, overflow))
+            channel.send(messages.pack_result(number, start, end, (), held, overflow))
         channel.set_health(IDLE)
 
     def _execute_decoupled(self, batch: Batch) -> List[Any]:

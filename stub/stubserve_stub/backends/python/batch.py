@@ -26,12 +26,14 @@ from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender, Senders
 from stubserve_stub.api.tensors import Tensor
-from stubserve_stub.backends.python.encoding import WireResponse, encode_response, no_memory, placed
+from stubserve_stub.backends.python.encoding import encode_response, no_memory, placed
 from stubserve_stub.backends.python.model import ContractBroken
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.lease import Lease, lease_of
-from stubserve_stub.wire import messages
+from stubserve_stub.wire import messages, places
 from stubserve_stub.wire.arena import ArenaFull
+from stubserve_stub.wire.messages import WireRequest, WireResponse, WireTensor
+from stubserve_stub.wire.places import InArena, Lent, Place, Shared
 
 
 def _address(buffer: Any) -> int:
@@ -41,11 +43,20 @@ def _address(buffer: Any) -> int:
     return address
 
 
+class NotExecutable(Exception):
+    """A batch that the parent has given to this backend cannot be given to a Python model."""
+
+
 class Batch:
-    """The requests of one EXECUTE message."""
+    """The requests of one EXECUTE message. Raises NotExecutable."""
 
     def __init__(
-        self, channel: Channel, senders: Senders, number: int, wire_requests: Sequence[Any], output_names: List[str]
+        self,
+        channel: Channel,
+        senders: Senders,
+        number: int,
+        wire_requests: Sequence[Optional[WireRequest]],
+        output_names: List[str],
     ) -> None:
         self._channel = channel
         self._senders = senders
@@ -59,20 +70,16 @@ class Batch:
         self._leases: "List[weakref.ref[Lease]]" = []
         self.requests = [self._request(wire, output_names) for wire in wire_requests]
 
-    def _request(self, wire: Any, output_names: List[str]) -> InferenceRequest:
+    def _request(self, wire: Optional[WireRequest], output_names: List[str]) -> InferenceRequest:
+        if wire is None:
+            raise NotExecutable("a slot of the batch is empty, which Python models have no way to see")
         request_id, correlation_id, flags, timeout_us, parameters, requested, wire_inputs = wire
         inputs = []
         for name, datatype, shape, data in wire_inputs:
             if isinstance(data, bytes):
                 inputs.append(Tensor._received(name, datatype, shape, data, None))
-                continue
-            view = self._channel.arena.view(data[0], data[1])
-            if len(data) > 2:
-                view = view.toreadonly()
-            tensor = Tensor._received(name, datatype, shape, None, view)
-            self._inputs.append((_address(view), data[1], data[0]))
-            self._tensors.append((data[0], tensor))
-            inputs.append(tensor)
+            else:
+                inputs.append(self._input(name, datatype, shape, places.unpack(data)))
         return InferenceRequest._received(
             request_id,
             correlation_id,
@@ -83,6 +90,19 @@ class Batch:
             inputs,
             self,
         )
+
+    def _input(self, name: str, datatype: int, shape: Sequence[int], place: Place) -> Tensor:
+        """An input in the arena."""
+        if not isinstance(place, (InArena, Shared)):
+            why = places.refusal(place) or "lies in memory that was never this stub's to read"
+            raise NotExecutable("input '{}' {}".format(name, why))
+        view = self._channel.arena.view(place.offset, place.nbytes)
+        if isinstance(place, Shared):
+            view = view.toreadonly()
+        tensor = Tensor._received(name, datatype, shape, None, view)
+        self._inputs.append((_address(view), place.nbytes, place.offset))
+        self._tensors.append((place.offset, tensor))
+        return tensor
 
     def create_sender(self, request: InferenceRequest) -> InferenceResponseSender:
         """The sender of one of these requests; a closed one if the request has been answered."""
@@ -126,7 +146,7 @@ class Batch:
 
     def take_back(self, entries: List[Any]) -> None:
         """Frees the outputs of entries that are not to be sent after all."""
-        self.free([offset for entry in entries if isinstance(entry, tuple) for offset in placed(entry[1])])
+        self.free([offset for entry in entries if isinstance(entry, tuple) for offset in placed(entry)])
 
     def _entry(self, request: InferenceRequest, response: Optional[InferenceResponse]) -> Any:
         if request._release_flags & REQUEST_RELEASE_RESCHEDULE:
@@ -174,7 +194,7 @@ class Batch:
         """Those that there are, without keeping them alive."""
         return [weakref.ref(request._sender) for request in self.requests if request._sender is not None]
 
-    def place(self, buffer: Any) -> Tuple[int, ...]:
+    def place(self, buffer: Any) -> Place:
         """Where an output lies that is too large for the message. Raises ArenaFull."""
         given = None if isinstance(buffer, bytes) else self._given(buffer, buffer.nbytes)
         return self._channel.place(buffer) if given is None else given
@@ -183,21 +203,23 @@ class Batch:
         """Takes back what `place` has given."""
         self._channel.free(offsets)
 
-    def _given(self, buffer: Any, nbytes: int) -> Optional[Tuple[int, int, int]]:
-        """The descriptor of a buffer that lies in memory which the stub was given, else None."""
+    def _given(self, buffer: Any, nbytes: int) -> Optional[Lent]:
+        """The place of a buffer that lies in memory which the stub was given, else None."""
         if self._inputs:
             address = _address(buffer)
             for start, length, offset in self._inputs:
                 if start <= address and address + nbytes <= start + length:
-                    return (offset + address - start, nbytes, offset)
+                    return Lent(offset + address - start, nbytes, offset)
         lease = lease_of(buffer)
         if lease is None:
             return None
         self._leases.append(weakref.ref(lease))
-        return (lease.offset + _address(buffer) - lease.address, nbytes, lease.offset)
+        return Lent(lease.offset + _address(buffer) - lease.address, nbytes, lease.offset)
 
     def watches(self) -> "List[Tuple[int, Optional[weakref.ref[Any]]]]":
         """For each input in the arena its offset and a reference that dies with the last view, None without a view."""
+        if not self._tensors:
+            return []
         own = self._own_tensors()
         if own is not self._tensors:
             mine = {offset for offset, _ in own}
@@ -206,8 +228,6 @@ class Batch:
 
     def _own_tensors(self) -> List[Tuple[int, Tensor]]:
         """All but those that senders look after."""
-        if not self._tensors:
-            return self._tensors
         others = [
             id(tensor)
             for request in self.requests
@@ -225,7 +245,9 @@ class Batch:
         self, watches: "List[Tuple[int, Optional[weakref.ref[Any]]]]", wire: List[Any]
     ) -> Tuple[List[int], List[Any]]:
         """Finds the inputs that the model still holds, and moves outputs out of them: (held offsets, responses)."""
-        held = []
+        held: List[int] = []
+        if not (watches or self._lent or self._leases):
+            return held, wire
         spans = list(self._lent)
         for offset, watch in watches:
             memory = watch() if watch is not None else None
@@ -243,13 +265,13 @@ class Batch:
 
     def _moved(self, response: WireResponse, spans: List[Tuple[int, int]]) -> WireResponse:
         error, outputs, parameters = response
-        moved: List[Any] = []
-        for name, datatype, shape, data in outputs:
-            if not isinstance(data, bytes) and any(at <= data[0] < at + nbytes for at, nbytes in spans):
+        moved: List[WireTensor] = []
+        for name, datatype, shape, place in outputs:
+            if isinstance(place, Lent) and any(at <= place.offset < at + nbytes for at, nbytes in spans):
                 try:
-                    data = self._channel.place(self._channel.arena.view(data[0], data[1]))
+                    place = self._channel.place(self._channel.arena.view(place.offset, place.nbytes))
                 except ArenaFull as full:
-                    self.free(placed([*moved, *outputs[len(moved) :]]))
+                    self.free(placed((None, [*moved, *outputs[len(moved) :]], None)))
                     return no_memory(full)
-            moved.append((name, datatype, shape, data))
+            moved.append((name, datatype, shape, place))
         return (error, moved, parameters)

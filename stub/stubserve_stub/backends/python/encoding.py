@@ -1,12 +1,12 @@
 """What a model returns or sends, as the wire has it: small tensors inside the message, large ones where `placer` says.
 
-A placer has `place(buffer)`, which returns (offset, nbytes) in the arena and raises ArenaFull, or bytes; one that may
-raise also has `free(offsets)`.
+A placer has `place(buffer)`, which returns the place of a large tensor; one that may raise ArenaFull also has
+`free(offsets)`.
 """
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, List, Sequence
 
 import numpy as np
 
@@ -16,9 +16,11 @@ from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.layout import INLINE_BYTES
+from stubserve_stub.wire.places import InArena
 
-WireTensor = Tuple[str, int, Sequence[int], Any]
-WireResponse = Tuple[Any, ...]
+if TYPE_CHECKING:
+    # What it imports, msgpack, is not there where only the public module is wanted.
+    from stubserve_stub.wire.messages import WireResponse, WireTensor
 
 
 class InMessage:
@@ -42,7 +44,7 @@ def encode_response(response: InferenceResponse, requested: Sequence[str], place
         for tensor in response._output_tensors:
             outputs.append(encode_tensor(tensor, placer))  # noqa: PERF401 - those before one that fails count
     except ArenaFull as full:
-        placer.free(placed(outputs))
+        placer.free(_own(outputs))
         return no_memory(full)
     return (None, outputs, response._parameters)
 
@@ -63,11 +65,17 @@ def no_memory(full: ArenaFull) -> WireResponse:
     return ((str(full), int(TritonError.UNAVAILABLE)), (), None)
 
 
-def placed(outputs: Sequence[WireTensor]) -> List[int]:
-    """The offsets of those encoded outputs that lie in memory of this stub's own."""
-    return [data[0] for _, _, _, data in outputs if isinstance(data, tuple) and len(data) == 2]
+def placed(response: WireResponse) -> List[int]:
+    """The offsets of those outputs that lie in memory of this stub's own."""
+    _, outputs, _ = response
+    return _own(outputs)
 
 
-def arena_bytes(wire: WireResponse) -> int:
+def arena_bytes(response: WireResponse) -> int:
     """How many bytes of the arena an encoded response takes up."""
-    return sum(data[1] for _, _, _, data in wire[1] if not isinstance(data, bytes))
+    _, outputs, _ = response
+    return sum(place.nbytes for _, _, _, place in outputs if not isinstance(place, bytes))
+
+
+def _own(outputs: Sequence[WireTensor]) -> List[int]:
+    return [place.offset for _, _, _, place in outputs if isinstance(place, InArena)]
