@@ -152,13 +152,13 @@ class Model:
         except Exception:
             log.exception("the answer to a request of model '%s' could not be passed on", self.name)
         for tensor in response.outputs:
-            if tensor.block is not None:
-                tensor.block.drop()
+            if tensor.span is not None:
+                tensor.span.drop()
         if not response.final:
             return
         for tensor in request.inputs:
-            if tensor.block is not None:
-                tensor.block.drop()
+            if tensor.span is not None:
+                tensor.span.drop()
         self.pending -= 1
         if not self.pending:
             self._idle.set()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence
+from typing import TYPE_CHECKING, Any, List, Sequence
 
 from stubserve_stub.api import parameters as params
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
-from stubserve_stub.runtime.outputs import WireResponse, WireTensor, failed, no_memory, placed, wire_tensor
+from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets, wire_tensor
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.arena import ArenaFull
+
+if TYPE_CHECKING:
+    # What it imports, msgpack, is not there where only the public module is wanted.
+    from stubserve_stub.wire.messages import WireResponse, WireTensor
 
 
 def encode_response(response: InferenceResponse, requested: Sequence[str], placer: Any) -> WireResponse:
@@ -26,7 +30,7 @@ def encode_response(response: InferenceResponse, requested: Sequence[str], place
         for tensor in response._output_tensors:
             outputs.append(encode_tensor(tensor, placer))  # noqa: PERF401 - those before one that fails count
     except ArenaFull as full:
-        placer.free(placed(outputs))
+        placer.free(own_offsets(outputs))
         return no_memory(full)
     return (None, outputs, response._parameters)
 

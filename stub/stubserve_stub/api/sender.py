@@ -22,7 +22,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from stubserve_stub.api.arguments import UINT32_MAX, as_integer, incompatible
 from stubserve_stub.api.constants import RESPONSE_COMPLETE_FINAL
@@ -30,8 +30,12 @@ from stubserve_stub.api.encoding import encode_response
 from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
-from stubserve_stub.runtime.outputs import WireResponse, arena_bytes, failed
+from stubserve_stub.runtime.outputs import arena_bytes, failed
 from stubserve_stub.wire import codes
+
+if TYPE_CHECKING:
+    # What it imports, msgpack, is not there where only the public module is wanted.
+    from stubserve_stub.wire.messages import WireResponse
 
 GROUP_RESPONSES = 128
 GROUP_BYTES = 2 << 20

@@ -20,10 +20,11 @@ says so through the batch's memory (see `runtime.batch_memory`), and everything 
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Dict, NamedTuple, Sequence
 
 from stubserve_stub.runtime.host import Host
 from stubserve_stub.runtime.wire_batch import WireBatch
+from stubserve_stub.wire.messages import Entry
 
 
 class ModelFiles(NamedTuple):
@@ -71,8 +72,8 @@ class Backend:
     def instance_initialize(self, instance: InstanceFacts) -> None:
         pass
 
-    def execute(self, batch: WireBatch) -> List[Any]:
-        """The entries of the batch's RESULT, one per request, as `wire.messages` has them.
+    def execute(self, batch: WireBatch) -> Sequence[Entry]:
+        """The entries of the batch's RESULT, one for each slot, as `wire.messages` has them.
 
         What it raises is the answer to all of its requests. It calls `batch.computed()` before it encodes.
         """

@@ -20,9 +20,10 @@ import numpy as np
 
 from stubserve_stub.backends.base import Backend, InstanceFacts
 from stubserve_stub.runtime.batch_memory import BatchMemory
-from stubserve_stub.runtime.outputs import WireResponse, WireTensor, failed, no_memory, placed, wire_tensor
+from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets, wire_tensor
 from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire.arena import ArenaFull
+from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
 
 
 class InputView(NamedTuple):
@@ -81,23 +82,28 @@ class NativeBackend(Backend):
         """The response to each request. What it raises is the answer to all of them."""
         raise NotImplementedError
 
-    def execute(self, batch: WireBatch) -> List[Any]:
-        responses = self.compute([self._request(wire, batch.memory) for wire in batch.requests])
+    def execute(self, batch: WireBatch) -> Sequence[Entry]:
+        requests = [self._request(wire, batch.memory) for wire in batch.requests if wire is not None]
+        responses = self.compute(requests)
         batch.computed()
-        assert len(responses) == len(batch.requests), "one response for each request"
-        entries: List[Any] = []
+        assert len(responses) == len(requests), "one response for each request"
+        given = iter(responses)
+        entries: List[Entry] = []
         try:
-            for response in responses:
-                entries.append(_entry(response, batch.memory))  # noqa: PERF401 - those before one that fails count
+            for wire in batch.requests:
+                # Not a comprehension: when one fails, those before it count.
+                entry = None if wire is None else _entry(next(given), batch.memory)
+                entries.append(entry)
         except BaseException:
             batch.memory.take_back(entries)
             raise
         return entries
 
-    def _request(self, wire: Any, memory: BatchMemory) -> NativeRequest:
+    def _request(self, wire: WireRequest, memory: BatchMemory) -> NativeRequest:
         _, _, _, _, _, requested, wire_inputs = wire
         inputs = {
-            name: InputView(name, datatype, shape, _view(data, memory)) for name, datatype, shape, data in wire_inputs
+            name: InputView(name, datatype, shape, _view(name, place, memory))
+            for name, datatype, shape, place in wire_inputs
         }
         rows = 1
         if self._batches and wire_inputs:
@@ -105,14 +111,15 @@ class NativeBackend(Backend):
         return NativeRequest(inputs, self.instance.outputs if requested is None else requested, rows)
 
 
-def _view(data: Any, memory: BatchMemory) -> Any:
-    if isinstance(data, bytes):
-        return np.frombuffer(data, np.uint8)
-    array = np.frombuffer(memory.view(data), np.uint8)
+def _view(name: str, place: Any, memory: BatchMemory) -> Any:
+    if isinstance(place, bytes):
+        return np.frombuffer(place, np.uint8)
+    offset, view = memory.input(name, place)
+    array = np.frombuffer(view, np.uint8)
     bottom: Any = array
     while isinstance(bottom, np.ndarray):
         bottom = bottom.base
-    memory.watch(data[0], weakref.ref(bottom))
+    memory.watch(offset, weakref.ref(bottom))
     return array
 
 
@@ -125,7 +132,7 @@ def _entry(response: NativeResponse, memory: BatchMemory) -> WireResponse:
         for output in response.outputs:
             outputs.append(wire_tensor(*output, memory))  # noqa: PERF401 - those before one that fails count
     except BaseException as error:
-        memory.free(placed(outputs))
+        memory.free(own_offsets(outputs))
         if isinstance(error, ArenaFull):
             return no_memory(error)
         raise

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, List, Sequence
 
 import numpy as np
 
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.layout import INLINE_BYTES
+from stubserve_stub.wire.places import InArena, Place
 
-# (name, datatype, shape, where its bytes are)
-WireTensor = Tuple[str, int, Sequence[int], Any]
-# (error, outputs, parameters)
-WireResponse = Tuple[Any, ...]
+if TYPE_CHECKING:
+    # What it imports, msgpack, is not there where only the public module is wanted.
+    from stubserve_stub.wire.messages import WireResponse, WireTensor
 
 
 class Placer:
@@ -22,8 +22,8 @@ class Placer:
     This one is without an arena: every tensor stays in its message.
     """
 
-    def place(self, buffer: Any) -> Any:
-        """Where the bytes of a contiguous buffer lie, or the bytes themselves. May raise ArenaFull."""
+    def place(self, buffer: Any) -> Place:
+        """Where the bytes of a contiguous buffer lie. May raise ArenaFull."""
         return buffer.tobytes() if isinstance(buffer, (np.ndarray, memoryview)) else bytes(buffer)
 
     def free(self, offsets: Sequence[int]) -> None:
@@ -50,11 +50,18 @@ def no_memory(full: ArenaFull) -> WireResponse:
     return failed(str(full), codes.UNAVAILABLE)
 
 
-def placed(outputs: Sequence[WireTensor]) -> List[int]:
-    """The offsets of those encoded outputs that lie in memory of this stub's own."""
-    return [data[0] for _, _, _, data in outputs if isinstance(data, tuple) and len(data) == 2]
+def placed(response: WireResponse) -> List[int]:
+    """The offsets of those outputs of a response that lie in memory of this stub's own."""
+    _, outputs, _ = response
+    return own_offsets(outputs)
 
 
-def arena_bytes(wire: WireResponse) -> int:
+def own_offsets(outputs: Sequence[WireTensor]) -> List[int]:
+    """As `placed`, of outputs that are no response yet."""
+    return [place.offset for _, _, _, place in outputs if isinstance(place, InArena)]
+
+
+def arena_bytes(response: WireResponse) -> int:
     """How many bytes of the arena an encoded response takes up."""
-    return sum(data[1] for _, _, _, data in wire[1] if not isinstance(data, bytes))
+    _, outputs, _ = response
+    return sum(place.nbytes for _, _, _, place in outputs if not isinstance(place, bytes))

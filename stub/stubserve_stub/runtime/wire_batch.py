@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Sequence
+from typing import Optional, Sequence
 
 from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.wire.messages import WireRequest
 
 
 class WireBatch:
-    """The requests of one batch, and its memory.
+    """The requests of one batch (None for each slot that is empty), and its memory.
 
     `cancelled` are the indices of those that nobody waits for any more; it may be replaced at any time, from another
     thread.
@@ -17,7 +18,7 @@ class WireBatch:
 
     __slots__ = ("cancelled", "computed_ns", "memory", "number", "requests")
 
-    def __init__(self, number: int, requests: Sequence[Any], memory: BatchMemory) -> None:
+    def __init__(self, number: int, requests: Sequence[Optional[WireRequest]], memory: BatchMemory) -> None:
         self.number = number
         self.requests = requests
         self.memory = memory

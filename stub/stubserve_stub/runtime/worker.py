@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, Dict, Iterator, List, NoReturn, Optional, Sequence
+from typing import Any, Dict, Iterator, NoReturn, Optional, Sequence
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from stubserve_stub.runtime.host import Host
 from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire import codes, messages
 from stubserve_stub.wire.arena import Arena, ArenaFull
+from stubserve_stub.wire.messages import Entry, WireRequest
 
 # What browsers give the processes of their pages: a third of all memory on top of what they use
 _OOM_SCORE = 300
@@ -58,6 +59,7 @@ class Worker:
         self._current: Optional[WireBatch] = None
         self._cancelled: Dict[int, Sequence[int]] = {}
         self._newest = 0
+        self._stopped = False
 
     @staticmethod
     def _name_process() -> None:
@@ -144,19 +146,17 @@ class Worker:
     # Serving
 
     def _serve(self) -> None:
-        channel = self._channel
-        while True:
-            for message in channel.receive():
-                kind = message[0]
-                if kind == messages.EXECUTE:
-                    channel.free(message[2])
-                    self._execute(message[1], message[3])
-                else:
-                    return
+        handlers = messages.handlers_of_stub(self)
+        while not self._stopped:
+            messages.deliver(handlers, self._channel.receive())
 
-    def _execute(self, number: int, wire_requests: Sequence[Any]) -> None:
+    def on_stop(self) -> None:
+        self._stopped = True
+
+    def on_execute(self, number: int, frees: Sequence[int], requests: Sequence[Optional[WireRequest]]) -> None:
         channel = self._channel
-        batch = WireBatch(number, wire_requests, BatchMemory(channel))
+        channel.free(frees)
+        batch = WireBatch(number, requests, BatchMemory(channel))
         with self._cancelling:
             batch.cancelled = self._cancelled.pop(number, ())
             self._current = batch
@@ -164,7 +164,7 @@ class Worker:
         channel.set_health(EXECUTING, number)
         start = time.monotonic_ns()
         error = None
-        entries: List[Any] = []
+        entries: Sequence[Entry] = ()
         try:
             entries = self._backend.execute(batch)
         except BaseException as raised:  # SystemExit and KeyboardInterrupt of a model are its error too
@@ -178,13 +178,13 @@ class Worker:
             held, entries = batch.memory.settle(entries)
             end = batch.computed_ns or time.monotonic_ns()
             try:
-                channel.send((messages.RESULT, number, start, end, entries, held, error))
+                channel.send(messages.pack_result(number, start, end, entries, held, error))
             except ArenaFull as full:
                 overflow = str(full)
         if overflow:
             batch.memory.take_back(entries)
             self._backend.revoke(number)
-            channel.send((messages.RESULT, number, start, end, [], held, overflow))
+            channel.send(messages.pack_result(number, start, end, (), held, overflow))
         channel.set_health(IDLE)
 
     # On the control thread

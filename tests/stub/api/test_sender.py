@@ -18,6 +18,7 @@ from stubserve_stub.backends.python.batch import ModelBatch
 from stubserve_stub.backends.python.model import ContractBroken
 from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.wire import messages
+from stubserve_stub.wire.places import InArena
 
 FINAL = 1
 CLOSED = "Unable to send response. Response sender has been closed."
@@ -45,9 +46,9 @@ class Channel:
     def respond_last(self, key: tuple[int, int], start_ns: int, wire: Any, tensors: list[Any]) -> None:
         self.send((*key, wire, messages.FINAL))
 
-    def place(self, buffer: Any) -> tuple[int, int]:
+    def place(self, buffer: Any) -> InArena:
         self.placed.append(len(self.placed))
-        return self.placed[-1], buffer.nbytes
+        return InArena(self.placed[-1], buffer.nbytes)
 
     def free(self, offsets: list[int]) -> None:
         for offset in offsets:

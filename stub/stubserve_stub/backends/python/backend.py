@@ -23,6 +23,7 @@ from stubserve_stub.runtime.failure import describe
 from stubserve_stub.runtime.host import Host
 from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire import codes
+from stubserve_stub.wire.messages import Entry
 
 
 class PythonBackend(Backend):
@@ -69,7 +70,7 @@ class PythonBackend(Backend):
 
     # Batches
 
-    def execute(self, batch: WireBatch) -> List[Any]:
+    def execute(self, batch: WireBatch) -> Sequence[Entry]:
         received = ModelBatch(batch.memory, self._senders, batch.number, batch.requests, list(self._instance.outputs))
         self._current = received
         # After `_current` is set: `cancel` may run at any moment, and has told the batch first.
@@ -84,12 +85,12 @@ class PythonBackend(Backend):
         self._release(received)
         return entries
 
-    def _run(self, batch: WireBatch, received: ModelBatch) -> List[Any]:
+    def _run(self, batch: WireBatch, received: ModelBatch) -> Sequence[Entry]:
         result = self._model.execute(list(received.requests))
         batch.computed()
         return received.encode(received.check(result))
 
-    def _start(self, received: ModelBatch) -> List[Any]:
+    def _start(self, received: ModelBatch) -> Sequence[Entry]:
         """Runs a decoupled model on a batch; a coroutine is only started, and may outlive many batches."""
         result, future = self._model.start(list(received.requests))
         if result is not None:

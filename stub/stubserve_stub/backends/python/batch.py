@@ -18,18 +18,20 @@ from stubserve_stub.api.sender import InferenceResponseSender, Senders
 from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.backends.python.model import ContractBroken
 from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import messages
+from stubserve_stub.wire.messages import Entry, WireRequest
 
 
 class ModelBatch:
-    """The requests of one batch as the model's objects."""
+    """The requests of one batch as the model's objects. Raises Refusal for one that no Python model can be given."""
 
     def __init__(
         self,
         memory: BatchMemory,
         senders: Senders,
         number: int,
-        wire_requests: Sequence[Any],
+        wire_requests: Sequence[Optional[WireRequest]],
         output_names: List[str],
     ) -> None:
         self._memory = memory
@@ -39,15 +41,18 @@ class ModelBatch:
         self._tensors: List[Tuple[int, Tensor]] = []
         self.requests = [self._request(wire, output_names) for wire in wire_requests]
 
-    def _request(self, wire: Any, output_names: List[str]) -> InferenceRequest:
+    def _request(self, wire: Optional[WireRequest], output_names: List[str]) -> InferenceRequest:
+        if wire is None:
+            raise Refusal("a slot of the batch is empty, which Python models have no way to see")
         request_id, correlation_id, flags, timeout_us, parameters, requested, wire_inputs = wire
         inputs = []
         for name, datatype, shape, data in wire_inputs:
             if isinstance(data, bytes):
                 inputs.append(Tensor._received(name, datatype, shape, data, None))
                 continue
-            tensor = Tensor._received(name, datatype, shape, None, self._memory.view(data))
-            self._tensors.append((data[0], tensor))
+            offset, view = self._memory.input(name, data)
+            tensor = Tensor._received(name, datatype, shape, None, view)
+            self._tensors.append((offset, tensor))
             inputs.append(tensor)
         return InferenceRequest._received(
             request_id,
@@ -89,9 +94,9 @@ class ModelBatch:
                 )
         return result
 
-    def encode(self, responses: List[Optional[InferenceResponse]]) -> List[Any]:
+    def encode(self, responses: List[Optional[InferenceResponse]]) -> List[Entry]:
         """The entries of RESULT: the responses as they go over the wire, outputs pruned to what was asked for."""
-        entries: List[Any] = []
+        entries: List[Entry] = []
         try:
             for request, response in zip(self.requests, responses):
                 entries.append(self._entry(request, response))
@@ -119,9 +124,9 @@ class ModelBatch:
             sender._revoke()
         return encode_response(response, request._requested_output_names, self._memory)
 
-    def left_open(self) -> List[Any]:
+    def left_open(self) -> List[Entry]:
         """The entries of RESULT for a decoupled model: all is said, or will be, through senders."""
-        entries: List[Any] = []
+        entries: List[Entry] = []
         for request in self.requests:
             if request._release_flags & REQUEST_RELEASE_RESCHEDULE:
                 entries.append(self._rescheduled(request))
