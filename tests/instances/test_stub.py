@@ -104,7 +104,7 @@ async def drive(folder: Path, interpreter: Path) -> int:
             tensor = Tensor("INPUT0", FP32, (size,), array.tobytes())
         else:
             block = memory.store(array.tobytes())
-            tensor = Tensor("INPUT0", FP32, (size,), None, block, block.offset, array.nbytes)
+            tensor = Tensor("INPUT0", FP32, (size,), None, block.whole())
         request = Request([tensor], lambda *_: None)
         stub.work.execute(Work([request]))
         ((_, response),) = await asyncio.wait_for(owner.results.get(), 60)

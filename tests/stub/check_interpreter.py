@@ -20,9 +20,11 @@ import c_python_backend_utils
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from recorded import ANSWERS, HELPERS
-from stubserve_stub.api import exceptions, logger
+from stubserve_stub.api import logger
 from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.tensors import Tensor
+from stubserve_stub.backends.python import model
+from stubserve_stub.runtime.failure import format_exception
 from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import Arena
 from stubserve_stub.wire.layout import RING_BYTES
@@ -158,12 +160,12 @@ def check_dlpack():
 
 
 def check_exception():
-    entry = types.ModuleType(exceptions._ENTRY)
+    entry = types.ModuleType(model.__name__)
     exec("def call(function):\n    function()\n", entry.__dict__)
     names = {"__name__": "1.model"}
     exec(compile("def f(): raise KeyError('k')\ndef boom(): f()\n", "model.py", "exec"), names)
     error = raised(lambda: entry.call(names["boom"]))
-    text = exceptions.format_exception(error)
+    text = format_exception(error)
     assert text == "KeyError: 'k'\n\nAt:\n  model.py(1): f\n  model.py(2): boom\n", text
 
 
