@@ -50,11 +50,17 @@ class Dispatcher:
     """The scheduler of one model version, its alarm, and the instances that serve. Lives on the event loop."""
 
     def __init__(
-        self, model: str, scheduler: Scheduler, answers: Answers, clock: Callable[[], int] = time.monotonic_ns
+        self,
+        model: str,
+        scheduler: Scheduler,
+        answers: Answers,
+        clock: Callable[[], int] = time.monotonic_ns,
+        alarm: Callable[[Callable[[], None]], Alarm] = Alarm,
     ) -> None:
         self._model = model
         self._answers = answers
         self._clock = clock
+        self._make_alarm = alarm
         self._loop = asyncio.get_running_loop()
         self._scheduler = scheduler
         self._depth = Depth(scheduler.plain)
@@ -216,7 +222,7 @@ class Dispatcher:
             return
         if self._alarm is None:
             try:
-                self._alarm = Alarm(self.poll)
+                self._alarm = self._make_alarm(self.poll)
             except OSError:  # no descriptor is left for it; the event loop's own timers are late by up to a millisecond
                 self._loop.call_later((at_ns - self._clock()) / 1e9, self.poll_soon)
                 return
