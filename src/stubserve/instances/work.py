@@ -121,7 +121,7 @@ class StubWork:
                 spilled = self._memory.store(data)
                 data = messages.pack_spilled(InArena(spilled.offset, spilled.nbytes))
                 flags = SPILLED
-            alone = len(work.slots) == 1 and self._memory.batches_in_flight == 0
+            alone = len(work.requests) == 1 and self._memory.batches_in_flight == 0
             self._words[layout.ALONE] = alone and not _is_large(work.requests[0])
             self._put(data, flags)
         except Exception:
