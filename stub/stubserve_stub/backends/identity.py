@@ -41,7 +41,7 @@ class IdentityBackend(NativeBackend):
         }
         delay_ms = self._parameter("execute_delay_ms")
         number = instance.name.rpartition("_")[2]
-        multiplier = self._parameter("instance_wise_delay_multiplier") * int(number if number.isdigit() else 0)
+        multiplier = self._parameter("instance_wise_delay_multiplier") * int(number if number.isdecimal() else 0)
         self._delay_s = delay_ms * max(multiplier, 1) / 1000
         time.sleep(self._parameter("creation_delay_sec"))
 
@@ -75,7 +75,7 @@ class IdentityBackend(NativeBackend):
     def _parameter(self, name: str) -> int:
         """A parameter of the configuration, 0 where there is none. Raises Refusal if it is no integer of 0 or more."""
         text = self.config.get("parameters", {}).get(name, {}).get("string_value", "0")
-        if not text.isdigit():
+        if not text.isdecimal():
             raise Refusal(
                 "parameter '{}' of the identity backend must be an integer from 0 on, got '{}'".format(name, text)
             )

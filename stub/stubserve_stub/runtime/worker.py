@@ -1,59 +1,43 @@
-"""The stub's life: shake hands, take the backend through its steps, serve batches until told to stop, finalize.
-
-What runs a batch is behind `backends.base.Backend`; this module alone knows both the process and the interface.
-"""
+"""The loop of a stub: takes a backend through its steps, as the server asks, and batches through the backend."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import faulthandler
 import os
 import platform
-import signal
 import sys
 import threading
 import time
-import traceback
-from typing import Any, Dict, Iterator, NoReturn, Optional, Sequence
+from typing import Any, Dict, Iterator, Optional, Sequence
 
 import numpy as np
 
 from stubserve_stub.backends.base import Backend, InstanceFacts, ModelFiles
-from stubserve_stub.backends.find import find
-from stubserve_stub.runtime import session_threads, signals
+from stubserve_stub.runtime import session_threads
 from stubserve_stub.runtime.batch_memory import BatchMemory
-from stubserve_stub.runtime.channel import EXECUTING, FINALIZING, IDLE, Channel
-from stubserve_stub.runtime.control import Control
+from stubserve_stub.runtime.channel import EXECUTING, FINALIZING, IDLE
 from stubserve_stub.runtime.failure import describe
 from stubserve_stub.runtime.host import Host
 from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire import codes, messages
-from stubserve_stub.wire.arena import Arena, ArenaFull
+from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.messages import Entry, WireRequest
 
-# What browsers give the processes of their pages: a third of all memory on top of what they use
-_OOM_SCORE = 300
+
+class _NotLoaded(Exception):
+    """A stage of the load has failed, and the parent knows."""
 
 
 class Worker:
-    """One stub process. The arguments are inherited descriptors: arena, control socket, the three doorbells."""
+    """What a stub does from its first order to its last. `boot` is the message that it was started with."""
 
-    def __init__(
-        self, arena: int, control: int, request_doorbell: int, response_doorbell: int, answer_doorbell: int
-    ) -> None:
-        self._name_process()
-        for descriptor in (arena, control, request_doorbell, response_doorbell, answer_doorbell):
-            # Not for other programs: neither those that the model starts, nor one that it becomes.
-            os.set_inheritable(descriptor, False)
-        self._process = os.getpid()
-        self._control = Control(control)
-        boot = self._control.inbox.get()
+    def __init__(self, host: Host, boot: Dict[str, Any], backend: Backend) -> None:
+        self._host = host
         self._boot = boot
-        memory = Arena.attach(arena)
-        self._channel = Channel(memory, boot["segment"], request_doorbell, response_doorbell, answer_doorbell)
-        self._host = Host(boot["instance"], memory, self._channel, self._control)
-        self._backend: Backend = find(boot["backend"])
+        self._backend = backend
+        self._channel = host.channel
+        self._control = host.control
+        self._process = os.getpid()
         # For cancellation, which arrives on the control thread: the batch that runs, and what is said of later ones
         self._cancelling = threading.Lock()
         self._current: Optional[WireBatch] = None
@@ -61,47 +45,29 @@ class Worker:
         self._newest = 0
         self._stopped = False
 
-    @staticmethod
-    def _name_process() -> None:
-        signals.leave_to_the_server()
-        faulthandler.enable()
-        # All stubs share the server's output: a line is written in one piece, under PYTHONUNBUFFERED too.
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(AttributeError):
-                stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
-        with contextlib.suppress(OSError, AttributeError):
-            import ctypes
-
-            prctl = ctypes.CDLL(None).prctl
-            prctl(15, b"triton_python_backend_stub", 0, 0, 0)  # PR_SET_NAME, cut to 15 letters by the kernel
-            prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: for a model that holds the GIL when the parent dies
-        # When memory runs out one stub goes rather than the server, in whose memory all tensors are counted.
-        with contextlib.suppress(OSError):
-            with open("/proc/self/oom_score_adj") as file:
-                score = int(file.read())
-            with open("/proc/self/oom_score_adj", "w") as file:
-                file.write(str(min(score + _OOM_SCORE, 1000)))
-
     def run(self) -> None:
-        """Serves until the parent says stop; ends the process."""
+        """Returns when the parent has said stop, or when there is nothing to serve.
+
+        Raises what breaks the stub itself, and in a process that the model has forked whatever leaves `execute`.
+        """
         try:
-            if self._load():
-                self._serve()
-                self._finalize()
-        except BaseException as error:
-            _break_off(error)
-        _leave()
+            serves = self._load()
+        except _NotLoaded:
+            return
+        if serves:
+            self._serve()
+            self._finalize()
 
     # Loading
 
     @contextlib.contextmanager
     def _reporting(self, stage: str) -> Iterator[None]:
-        """Turns whatever a stage raises into a "failed" message and the end of the process."""
+        """Turns whatever a stage raises into a "failed" message. Raises _NotLoaded then."""
         try:
             yield
         except BaseException as error:  # a model may raise SystemExit, and the parent must hear of that too
             self._control.send("failed", stage=stage, error=describe(error))
-            _leave()
+            raise _NotLoaded from None
 
     def _load(self) -> bool:
         """Loads the model as the parent asks; False if the process was only to complete a configuration."""
@@ -220,40 +186,3 @@ class Worker:
                 step()
             except BaseException as error:
                 self._host.log(codes.LOG_INFO, __file__, 0, describe(error))
-
-
-def _break_off(error: BaseException) -> NoReturn:
-    """Ends the stub after an error of its own, or a process that the model has forked and in which it left `execute`.
-
-    At once, not as the interpreter would: that waits for the model's threads, which may be for ever, and in a forked
-    process it would end what is the stub's, the workers of a pool for instance.
-    """
-    code = 1
-    try:
-        if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
-            code = error.code or 0
-        else:
-            traceback.print_exception(type(error), error, error.__traceback__)
-    finally:
-        _flush()
-        os._exit(code & 0xFF)
-
-
-def _leave() -> NoReturn:
-    """Ends the process as an interpreter ends, but for threads that the model has left running: nobody waits for them.
-
-    What models register with atexit, or weakref.finalize, cleans up after them: temporary folders, child processes.
-    """
-    try:
-        atexit._run_exitfuncs()
-    except BaseException:
-        pass  # it has been printed
-    finally:
-        _flush()
-        os._exit(0)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # a model may have put anything in their place
-            stream.flush()
