@@ -55,7 +55,7 @@ FLAGS = (
     ),
     Flag("model-control-mode", str.lower, "none, explicit (load by request) or poll (load what changes) (none)."),
     Flag("load-model", str, "A model to load at the start, * for all, with explicit model control.", many=True),
-    Flag("repository-poll-secs", parse_int, "Seconds between two looks for changes, with model control by poll (15)."),
+    Flag("repository-poll-secs", parse_int, "Seconds between looks for changes, with poll; 0 for only one (15)."),
     Flag("model-load-thread-count", parse_int, "Model versions that load at the same time (4)."),
     Flag("model-config-name", str, "Use configs/<name>.pbtxt of a model where it exists."),
     Flag("backend-directory", Path, "Backends written in Python: <name>/model.py (/opt/tritonserver/backends)."),
@@ -101,6 +101,11 @@ FLAGS = (
     Flag("log-file", str, "Append the log to this file."),
     # stubserve's own
     Flag("shm-limit", parse_size, "Shared memory for tensors, as 8G or in bytes (half of the machine's memory)."),
+    Flag("request-min-rate", parse_int, "Bytes per second that an unfinished request has to arrive at (500)."),
+    Flag("request-timeout-secs", parse_int, "Seconds within which all of a request has to arrive; 0: no limit (3600)."),
+    Flag("connection-share", parse_int, "Percent of --shm-limit for a connection's unfinished requests (50)."),
+    Flag("send-timeout-secs", parse_int, "Seconds that a client may take nothing of its answer; 0: no limit (60)."),
+    Flag("idle-timeout-secs", parse_int, "Seconds that a connection may be idle; 0: no limit (3600)."),
     Flag("grpc-transport", str, "native, or grpcio for gRPC through its C core: slower (native)."),
     Flag("stub-restart-limit", parse_int, "Restarts in a row of a stub that dies; 0 turns restarting off (10)."),
     Flag("environment-cache", Path, "Where archives of environments are extracted (~/.cache/stubserve/environments)."),
@@ -223,8 +228,8 @@ def _check(settings: Settings) -> None:
         raise UsageError("--model-repository must be specified, or simply its folder: stubserve serve FOLDER")
     if settings.model_control_mode not in (NONE, EXPLICIT, POLL):
         raise UsageError(f"--model-control-mode must be none, explicit or poll. Got {settings.model_control_mode}")
-    if settings.repository_poll_secs < 1:
-        raise UsageError(f"--repository-poll-secs must be at least 1. Got {settings.repository_poll_secs}")
+    if settings.repository_poll_secs < 0:
+        raise UsageError(f"--repository-poll-secs must not be negative. Got {settings.repository_poll_secs}")
     if settings.load_model and settings.model_control_mode != EXPLICIT:
         raise UsageError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     if settings.http_max_input_size <= 0:
@@ -244,6 +249,11 @@ def _check(settings: Settings) -> None:
             re.compile(getattr(settings, name))
         except re.error as error:
             raise UsageError(f"--{name.replace('_', '-')} is no regular expression: {error}") from None
+    for name in ("request_min_rate", "request_timeout_secs", "send_timeout_secs", "idle_timeout_secs"):
+        if getattr(settings, name) < 0:
+            raise UsageError(f"--{name.replace('_', '-')} must not be negative. Got {getattr(settings, name)}")
+    if not 0 < settings.connection_share <= 100:
+        raise UsageError(f"--connection-share is a percentage from 1 to 100. Got {settings.connection_share}")
     if settings.metrics_interval_ms < 0:
         raise UsageError(f"--metrics-interval-ms must not be negative. Got {settings.metrics_interval_ms}")
     ports = {

@@ -17,20 +17,23 @@ import uvloop
 
 from stubserve import __version__
 from stubserve.errors import ServeError, unavailable
+from stubserve.inference.served_model import ServedModel
 from stubserve.instances.memory import Memory
 from stubserve.instances.services import Services
 from stubserve.observability import logs
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.metrics import RESERVED, ServerMetrics
+from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.app import create_app
 from stubserve.protocols.http.connection import Connection
 from stubserve.protocols.http.metrics import create_metrics_app
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.listening import explained, listen
+from stubserve.protocols.pressure import Pressure
+from stubserve.protocols.stall import Pace
 from stubserve.repository.control import ModelControl
-from stubserve.repository.model import Model
 from stubserve.repository.registry import UNLOADED, Registry, State
 from stubserve.settings import Settings
 
@@ -53,6 +56,10 @@ class Server:
         self.block = self.memory.block
         self.store = self.memory.store
         self.heap = self.memory.heap
+        self.pressure = Pressure()
+        self.memory.make_room = self.pressure.make_room
+        self.arrivals = Arrivals(self.memory, self.pressure, settings.connection_share_bytes)
+        self.pace = Pace(settings.request_min_rate, settings.request_timeout_secs)
         self.loaded = False
         self.exiting = False
         custom = MetricRegistry(RESERVED)
@@ -67,7 +74,7 @@ class Server:
         self.loaded = True
         return complete
 
-    def find_model(self, name: str, version: str) -> Model:
+    def find_model(self, name: str, version: str) -> ServedModel:
         """The model version that a request is for. Raises ServeError."""
         if self.exiting:
             raise unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")

@@ -67,6 +67,12 @@ class Settings:
     stub_restart_limit: int = 10
     shm_limit: int = 0
     exit_timeout_secs: int = 30
+    # What a client may take of the server's time and memory; rates in bytes per second, the share in percent
+    request_min_rate: int = 500
+    request_timeout_secs: int = 3600
+    connection_share: int = 50
+    send_timeout_secs: int = 60
+    idle_timeout_secs: int = 3600
     # HTTP
     allow_http: bool = True
     http_address: str = "0.0.0.0"
@@ -118,6 +124,11 @@ class Settings:
             self.shm_limit = default_shm_limit()
         if not self.metrics_address:
             self.metrics_address = self.http_address
+
+    @property
+    def connection_share_bytes(self) -> int:
+        """--connection-share as bytes of shared memory."""
+        return self.shm_limit * self.connection_share // 100
 
     @property
     def metrics_options(self) -> MetricsOptions:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from stubserve_stub.bls import ResponseIterator
-from stubserve_stub.constants import MemoryType, MetricKind
-from stubserve_stub.exceptions import TritonError, TritonModelException
-from stubserve_stub.logger import Logger
-from stubserve_stub.metrics import Metric, MetricFamily
-from stubserve_stub.model_control import is_model_ready, load_model, unload_model
-from stubserve_stub.preferred_memory import PreferredMemory
-from stubserve_stub.requests import InferenceRequest, InferenceTrace
-from stubserve_stub.responses import InferenceResponse
-from stubserve_stub.sender import InferenceResponseSender
-from stubserve_stub.shared_memory import SharedMemory
-from stubserve_stub.tensors import Tensor
+from stubserve_stub.api.bls import ResponseIterator
+from stubserve_stub.api.constants import MemoryType, MetricKind
+from stubserve_stub.api.exceptions import TritonError, TritonModelException
+from stubserve_stub.api.logger import Logger
+from stubserve_stub.api.metrics import Metric, MetricFamily
+from stubserve_stub.api.model_control import is_model_ready, load_model, unload_model
+from stubserve_stub.api.preferred_memory import PreferredMemory
+from stubserve_stub.api.requests import InferenceRequest, InferenceTrace
+from stubserve_stub.api.responses import InferenceResponse
+from stubserve_stub.api.sender import InferenceResponseSender
+from stubserve_stub.api.shared_memory import SharedMemory
+from stubserve_stub.api.tensors import Tensor
 
 TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
 TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU

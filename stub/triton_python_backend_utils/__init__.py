@@ -11,23 +11,23 @@ import json
 import struct
 
 import numpy as np
-from stubserve_stub.constants import REQUEST_FLAG_SEQUENCE_END as TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
-from stubserve_stub.constants import REQUEST_FLAG_SEQUENCE_START as TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
-from stubserve_stub.constants import REQUEST_RELEASE_ALL as TRITONSERVER_REQUEST_RELEASE_ALL
-from stubserve_stub.constants import REQUEST_RELEASE_RESCHEDULE as TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
-from stubserve_stub.constants import RESPONSE_COMPLETE_FINAL as TRITONSERVER_RESPONSE_COMPLETE_FINAL
-from stubserve_stub.constants import MemoryType as _MemoryType
-from stubserve_stub.exceptions import TritonError, TritonModelException
-from stubserve_stub.logger import Logger
-from stubserve_stub.metrics import MetricFamily
-from stubserve_stub.model_config import ModelConfig
-from stubserve_stub.model_control import is_model_ready, load_model, unload_model
-from stubserve_stub.preferred_memory import PreferredMemory
-from stubserve_stub.requests import InferenceRequest
-from stubserve_stub.responses import InferenceResponse
-from stubserve_stub.stacking import stack, unstack
-from stubserve_stub.tensors import Tensor
-from stubserve_stub.utils import (
+from stubserve_stub.api.constants import REQUEST_FLAG_SEQUENCE_END as TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
+from stubserve_stub.api.constants import REQUEST_FLAG_SEQUENCE_START as TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+from stubserve_stub.api.constants import REQUEST_RELEASE_ALL as TRITONSERVER_REQUEST_RELEASE_ALL
+from stubserve_stub.api.constants import REQUEST_RELEASE_RESCHEDULE as TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+from stubserve_stub.api.constants import RESPONSE_COMPLETE_FINAL as TRITONSERVER_RESPONSE_COMPLETE_FINAL
+from stubserve_stub.api.constants import MemoryType as _MemoryType
+from stubserve_stub.api.exceptions import TritonError, TritonModelException
+from stubserve_stub.api.logger import Logger
+from stubserve_stub.api.metrics import MetricFamily
+from stubserve_stub.api.model_config import ModelConfig
+from stubserve_stub.api.model_control import is_model_ready, load_model, unload_model
+from stubserve_stub.api.preferred_memory import PreferredMemory
+from stubserve_stub.api.requests import InferenceRequest
+from stubserve_stub.api.responses import InferenceResponse
+from stubserve_stub.api.stacking import stack, unstack
+from stubserve_stub.api.tensors import Tensor
+from stubserve_stub.api.utils import (
     TRITON_STRING_TO_NUMPY,
     deserialize_bytes_tensor,
     get_input_config_by_name,

@@ -36,7 +36,7 @@ def test_an_integer_is_not_a_float_and_nan_equals_itself() -> None:
 def test_frames_of_the_helper_library_and_of_the_import_machinery_are_dropped() -> None:
     one = rb'"E\n\nAt:\n  /a/triton_python_backend_utils.py(5): f\n  <frozen importlib._bootstrap>(241): g\n"'
     assert same(_describe(one), _describe(rb'"E\n\nAt:\n"'))
-    assert same(_describe(one), _describe(rb'"E\n\nAt:\n  /b/stubserve_stub/model_config.py(99): f\n"'))
+    assert same(_describe(one), _describe(rb'"E\n\nAt:\n  /b/stubserve_stub/api/model_config.py(99): f\n"'))
     assert not same(_describe(one), _describe(rb'"E\n\nAt:\n  /a/other.py(5): f\n"'))
 
 

@@ -22,9 +22,9 @@ def test_the_memory_of_a_dead_stub_is_emptied_beside_the_event_loop() -> None:
         outputs.close()
         # Nobody gets the segment before it is empty, and its bytes count until then.
         counted, other = memory.ledger.of(outputs.index), StubMemory(memory.segments).index
-        while memory.ledger.total:
-            await asyncio.sleep(0)
-        assert view[0] == 0
+        assert outputs.emptying is not None
+        await outputs.emptying
+        assert (memory.ledger.total, view[0]) == (0, 0)
         return outputs.index, other, counted, StubMemory(memory.segments).index
 
     mine, other, counted, next_one = asyncio.run(die())

@@ -94,7 +94,7 @@ def test_tensors_that_numpy_does_not_have(repository: Path) -> None:
     )
     source = source.replace("request.inputs()[0].as_numpy()", "None")
     with load(repository, source, io_config("BF16")) as model:
-        from stubserve_stub.tensors import Tensor
+        from stubserve_stub.api.tensors import Tensor
 
         (answer,) = model.execute([{"INPUT0": Tensor._received("", 14, [2], b"\x80\x3f\0\0", None)}])
     (tensor,) = answer.response.output_tensors()

@@ -11,16 +11,13 @@ Not thread-safe: the account belongs to the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
-
-from stubserve.errors import unavailable
 
 FREE_BYTES = 8 * 1024
 
 
 class Ledger(Protocol):
-    """Where committed bytes are counted: the allocator of ingress."""
+    """Where committed bytes are counted: the memory of the server. `commit` raises ServeError (503)."""
 
     def commit(self, nbytes: int) -> None: ...
 
@@ -28,22 +25,15 @@ class Ledger(Protocol):
 
 
 class HeapAccount:
-    """What all requests together keep in the heap; `taken` is how many bytes that is.
+    """What all requests together keep in the heap; `taken` is how many bytes that is."""
 
-    `usage()` says in words who holds memory, for whom there is none left.
-    """
-
-    def __init__(self, ledger: Ledger, usage: Callable[[], str]) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._usage = usage
         self.taken = 0
 
     def take(self, nbytes: int) -> None:
         """Counts `nbytes` more. Raises ServeError (503) that names --shm-limit and what holds the memory."""
-        try:
-            self._ledger.commit(nbytes)
-        except MemoryError as full:
-            raise unavailable(f"{full}. {self._usage()}") from None
+        self._ledger.commit(nbytes)
         self.taken += nbytes
 
     def give_back(self, nbytes: int) -> None:

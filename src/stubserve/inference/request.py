@@ -77,9 +77,9 @@ class Request:
     needs them longer holds them.
 
     A reader that cannot keep up says `pause()`, from within `on_response` or at any time, and `resume()` when it has
-    caught up. The model's `send` then waits as soon as its credit is used up (see `stubserve_stub.sender`): at most two
-    groups of responses, of 128 responses or 2 MiB each, still arrive and are the reader's to keep. Other requests go
-    on. Cancelling a request resumes it for good.
+    caught up. The model's `send` then waits as soon as its credit is used up (see `stubserve_stub.api.sender`): at most
+    two groups of responses, of 128 responses or 2 MiB each, still arrive and are the reader's to keep. Other requests
+    go on. Cancelling a request resumes it for good.
     """
 
     __slots__ = (
@@ -155,6 +155,14 @@ class Request:
             owed, stream.owed = stream.owed, []
             for act in owed:
                 act()
+
+    def when_read(self, act: Callable[[], None]) -> None:
+        """Does what is to be done once the reader keeps up: now, or when it says so."""
+        stream = self.stream
+        if stream is not None and stream.paused:
+            stream.owed.append(act)
+        else:
+            act()
 
     def streamed(self) -> Stream:
         """Its state as a stream, made when it is first asked for."""

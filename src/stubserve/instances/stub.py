@@ -8,7 +8,7 @@ socket, and the end is kept in order.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from stubserve_stub.wire import layout
@@ -119,37 +119,42 @@ class Stub:
             self._on_log(message)
         elif kind.startswith("metric"):
             self._metrics.on_message(message)
+        elif kind == "need":
+            self._in_background(self._grant(_bytes_in(message["least"]), _bytes_in(message["most"])))
         elif kind == "returned":
-            self._spare.on_returned(message["nbytes"], message["asked"])
+            self._spare.on_returned(_bytes_in(message["nbytes"]), message["asked"])
             self._memory.reclaim.on_news()
         elif kind == "readiness":
             self._answer_readiness(message)
         elif kind == "ask" and message["question"].startswith("metric"):
             self._process.send("told", number=message["number"], **self._metrics.answer(message))
         elif kind == "ask":
-            answering = self._loop.create_task(self._tell(message))
-            self._answering.add(answering)
-            answering.add_done_callback(self._answering.discard)
+            self._in_background(self._tell(message))
         else:
             self.handshake.on_message(message)
+
+    def _in_background(self, answer: Coroutine[Any, Any, None]) -> None:
+        answering = self._loop.create_task(answer)
+        self._answering.add(answering)
+        answering.add_done_callback(self._answering.discard)
 
     async def _tell(self, question: dict[str, Any]) -> None:
         kind = question["question"]
         if kind == "is_model_ready":
             answer = await self.work.calls.tell(question)
-        elif kind == "memory":
-            answer = await self._grant(question["least"], question["most"])
         elif kind == "memory_left":
             answer = {"value": self._memory.ledger.left}
         else:
             answer = await change_model(self._services.control, question)
         self._process.send("told", number=question["number"], **answer)
 
-    async def _grant(self, least: int, most: int) -> dict[str, Any]:
+    async def _grant(self, least: int, most: int) -> None:
+        error, nbytes = "", 0
         try:
-            return {"value": await self._memory.reclaim.grant(self._outputs.index, least, most)}
+            nbytes = await self._memory.reclaim.grant(self._outputs.index, least, most)
         except ArenaFull as full:
-            return {"error": f"{full}. {self._memory.usage()}"}
+            error = f"{full}. {self._memory.usage()}"
+        self._process.send("granted", nbytes=nbytes, error=error)
 
     def _tell_log_levels(self) -> None:
         self._words[layout.LOG_LEVELS] = self._services.log_settings.model_levels()
@@ -180,3 +185,10 @@ class Stub:
         if self.work.owner is not None:
             self.work.owner.on_death(cause, unfinished, open_)
         self._outputs.close()
+
+
+def _bytes_in(message: Any) -> int:
+    """A number of bytes that a stub names. Raises ValueError if it is none."""
+    if not isinstance(message, int) or message < 0:
+        raise ValueError(f"{message!r} is no number of bytes")
+    return message

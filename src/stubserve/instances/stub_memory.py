@@ -9,7 +9,7 @@ from stubserve_stub.wire.arena import Arena
 from stubserve_stub.wire.budget import Ledger
 
 from stubserve.errors import internal
-from stubserve.inference.memory import Block
+from stubserve.inference.memory import Block, Span
 
 # Above this, blocks that have been read are told to the stub at once, rather than with the next message.
 _MOST_UNREPORTED_BYTES = 32 << 20
@@ -53,7 +53,8 @@ class StubMemory:
 
     The stub frees an output when it is told to: `take_frees` collects what to tell it, and rides on the next message;
     `on_many_frees` is called when there is so much to tell that it should not wait for one.
-    When the stub is dead (`close`), its segment goes back to the pool as soon as the last output has been sent.
+    When the stub is dead (`close`), its segment goes back to the pool as soon as the last output has been sent;
+    `emptying` is the task that does it.
     """
 
     def __init__(self, pool: SegmentPool) -> None:
@@ -66,13 +67,13 @@ class StubMemory:
         self._reading = 0
         self._reading_bytes = 0
         # By the offset under which the stub knows it; as often as the stub has it
-        self._held: dict[int, list[Block]] = {}
+        self._held: dict[int, list[Span]] = {}
         self._closed = False
-        self._giving_back: asyncio.Task[None] | None = None
+        self.emptying: asyncio.Task[None] | None = None
 
     def output(self, offset: int, nbytes: int) -> Block:
         """A block for what the stub has placed in its segment; its creator is its first holder. Raises ServeError."""
-        if not 0 <= offset - self._start <= self._pool.arena.span - nbytes:
+        if nbytes < 0 or not 0 <= offset - self._start <= self._pool.arena.span - nbytes:
             raise internal("a stub named memory outside of its segment as its own")
         self._reading += 1
         self._reading_bytes += nbytes
@@ -99,29 +100,29 @@ class StubMemory:
         """The stub gives back what it had been granted."""
         self._pool.ledger.uncommit(self.index, nbytes)
 
-    def hold(self, offset: int, block: Block) -> None:
+    def hold(self, offset: int, span: Span) -> None:
         """The model keeps an input beyond its batch, or is given an output of another; both begin at `offset`."""
-        self._held.setdefault(offset, []).append(block.hold())
+        self._held.setdefault(offset, []).append(span.hold())
 
-    def held(self, offset: int) -> Block | None:
+    def held(self, offset: int) -> Span | None:
         """What the stub holds at `offset`."""
-        blocks = self._held.get(offset)
-        return blocks[-1] if blocks else None
+        spans = self._held.get(offset)
+        return spans[-1] if spans else None
 
     def release(self, offsets: Iterable[int]) -> None:
         """The last views of these inputs and outputs are gone."""
         for offset in offsets:
-            blocks = self._held.get(offset)
-            if blocks:
-                blocks.pop().drop()
-                if not blocks:
+            spans = self._held.get(offset)
+            if spans:
+                spans.pop().drop()
+                if not spans:
                     del self._held[offset]
 
     def close(self) -> None:
         """The stub is gone: it holds nothing any more, nobody writes the segment."""
-        for blocks in self._held.values():
-            for block in blocks:
-                block.drop()
+        for spans in self._held.values():
+            for span in spans:
+                span.drop()
         self._held.clear()
         self._closed = True
         self._give_back_if_done()
@@ -139,4 +140,4 @@ class StubMemory:
 
     def _give_back_if_done(self) -> None:
         if self._reading == 0:
-            self._giving_back = asyncio.get_running_loop().create_task(self._pool.give_back(self.index))
+            self.emptying = asyncio.get_running_loop().create_task(self._pool.give_back(self.index))

@@ -11,18 +11,21 @@ import asyncio
 import functools
 import logging
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Protocol
 
 from stubserve_stub.wire import layout, messages
+from stubserve_stub.wire.messages import Entry, Message, WireResponse
+from stubserve_stub.wire.places import InArena
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingBroken, RingReader, RingWriter, read_doorbell
 
 from stubserve.errors import internal
 from stubserve.inference.request import Request, Response
-from stubserve.inference.tensor import drop_blocks
+from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.inference.work import Work
 from stubserve.instances.answer_ring import AnswerRing
 from stubserve.instances.batch import Batch, hold_inputs, pack_batch, read_response, read_result
-from stubserve.instances.bls import Call, Models, StubCalls
+from stubserve.instances.bls import Models, StubCall, StubCalls
 from stubserve.instances.health import Health
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub_memory import StubMemory
@@ -34,8 +37,6 @@ _PATIENCE_S = 30.0
 # How often a stub that gets batches is looked at. Without one between two looks it is idle.
 _WATCH_S = 5.0
 _QUESTION = "does its model write to memory of others?"
-_QUICK_NS = 200_000
-_QUICK_BATCHES = 32
 
 # From this size on, moving a request's bytes takes longer than a stub would look for the next one.
 _LARGE_BYTES = 128 << 10
@@ -48,11 +49,17 @@ def _is_large(request: Request) -> bool:
 class WorkOwner(Protocol):
     """Who is told what becomes of a stub's requests."""
 
-    def on_results(self, requests: list[Request], finished: list[tuple[Request, Response]]) -> None:
-        """A batch of these requests has run, and the stub is free for the next; with the answers that came of it."""
+    def on_results(self, work: Work, finished: list[tuple[Request, Response]]) -> None:
+        """This work has run, and the stub is free for the next; with the answers that came of it."""
 
     def on_response(self, request: Request, response: Response, start_ns: int) -> None:
         """A sender's response, before or after its batch has run; the model sent it at `start_ns`."""
+
+    def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
+        """Has `act` called when all responses to `request` so far are with its reader, and that has kept up.
+
+        `batch` are the requests of its batch while that is being executed.
+        """
 
     def on_rescheduled(self, request: Request) -> None:
         """The model wants to execute this request once more; told before the results of its batch."""
@@ -62,7 +69,10 @@ class WorkOwner(Protocol):
 
 
 class StubWork:
-    """One stub's. It is also the stub as one that may wait for others (`waiting.Waiter`)."""
+    """One stub's. It hears what the stub says about batches (`messages.WorkListener`).
+
+    It is also the stub as one that may wait for others (`waiting.Waiter`).
+    """
 
     def __init__(
         self, process: StubProcess, memory: Memory, outputs: StubMemory, models: Models, health: Health
@@ -81,19 +91,21 @@ class StubWork:
         self._reader = RingReader(segment.ring(layout.RESPONSE_RING), self._words, layout.RESPONSES_READ)
         answers = RingWriter(segment.ring(layout.ANSWER_RING), theirs, layout.ANSWERS_READ, process.answer_doorbell)
         ring = AnswerRing(answers, self._words, outputs, memory, self._on_broken_ring)
-        self.calls = StubCalls(self, models, outputs, ring, memory)
+        self.calls = StubCalls(self, models, outputs, ring, memory, self._tensors)
+        self._handlers = messages.handlers_of_parent(self, self.calls)
         # Batches that the stub has, by number
         self._in_flight: dict[int, Batch] = {}
         # Requests of batches that have run which senders have yet to answer, by (batch, index), and the other way round
         self._open: dict[tuple[int, int], Request] = {}
         self._keys: dict[Request, tuple[int, int]] = {}
+        # The inputs that schedulers have added to these; held until the final response, as the requests' own are
+        self._open_extras: dict[tuple[int, int], Sequence[Tensor]] = {}
         # Groups of responses that have been passed on, of which the stub is still to be told
         self._passed_on: list[tuple[int, int]] = []
         self._batches = 0
         self._announced = 0
-        self._quick_in_a_row = 0
-        # Nothing more is taken from the stub, nor given to it.
-        self._over = False
+        # Nothing more is taken from the stub, nor should it be given anything
+        self.over = False
         self._watch: asyncio.TimerHandle | None = None
         self._batches_at_watch = 0
         # Called when the stub has had nothing to do for a while
@@ -102,8 +114,8 @@ class StubWork:
         outputs.on_many_frees = functools.partial(self._loop.call_soon, self._acknowledge)
         self._loop.add_reader(process.doorbell_in, self._on_doorbell)
 
-    def execute(self, requests: list[Request]) -> None:
-        """Hands a batch to the stub. Raises ServeError (503) when even its description finds no memory.
+    def execute(self, work: Work) -> None:
+        """Hands work to the stub, as a batch. Raises ServeError (503) when even its description finds no memory.
 
         Where it raises anything the stub has not got the batch.
         """
@@ -112,13 +124,13 @@ class StubWork:
         spilled = None
         flags = 0
         try:
-            data = pack_batch(number, frees, requests)
+            data = pack_batch(number, frees, work)
             if len(data) > MAX_RECORD:
                 spilled = self._memory.store(data)
-                data = messages.pack((spilled.offset, spilled.nbytes))
+                data = messages.pack_spilled(InArena(spilled.offset, spilled.nbytes))
                 flags = SPILLED
-            alone = len(requests) == 1 and self._memory.batches_in_flight == 0
-            self._words[layout.ALONE] = alone and not _is_large(requests[0])
+            alone = len(work.requests) == 1 and self._memory.batches_in_flight == 0
+            self._words[layout.ALONE] = alone and not _is_large(work.requests[0])
             self._put(data, flags)
         except Exception:
             self._outputs.keep_frees(frees)  # this message will not tell the stub of them, so the next one must
@@ -126,21 +138,10 @@ class StubWork:
                 spilled.drop()
             raise
         # Only now: whoever gets an exception answers the requests.
-        self._in_flight[number] = Batch(requests, spilled)
+        self._in_flight[number] = Batch(work, spilled)
         self._memory.batches_in_flight += 1
         if self._watch is None:
             self._watch = self._loop.call_later(_WATCH_S, self._look)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the next batch should go out now: at once to an idle stub, and one ahead to one that is always quick.
-
-        Where executing takes less time than telling parent and stub of each other, the stub would mostly wait. A slower
-        model is better served with the larger batch that gathers while it executes.
-        """
-        batches = len(self._in_flight)
-        quick = self._quick_in_a_row >= _QUICK_BATCHES
-        return (batches == 0 or (batches == 1 and quick)) and not self._over
 
     @property
     def is_empty(self) -> bool:
@@ -157,19 +158,19 @@ class StubWork:
         key = self._keys.get(request)
         if key is None:
             for number, batch in self._in_flight.items():
-                if request in batch.requests:
-                    key = (number, batch.requests.index(request))
+                if request in batch.work.slots:
+                    key = (number, batch.work.slots.index(request))
         if key is not None:
             self._process.send("cancel", batch=key[0], indices=[key[1]])
 
     def finish(self) -> None:
         """Lets the model finalize, and the stub end, behind the batches that it has."""
-        self._put(messages.pack((messages.STOP,)), 0)
+        self._put(messages.pack_stop(), 0)
 
     def end(self) -> tuple[list[Request], list[Request]]:
         """The stub is gone: its requests without an answer, those of its batches and those left open."""
-        if not self._over:
-            self._over = True
+        if not self.over:
+            self.over = True
             # Results that the stub sent before it died are still good. (A model may have made the doorbell block.)
             os.set_blocking(self._process.doorbell_in, False)
             self._on_doorbell()
@@ -177,12 +178,14 @@ class StubWork:
         self.calls.close()
         if self._watch is not None:
             self._watch.cancel()
-        unfinished = []
+        unfinished: list[Request] = []
         for batch in self._in_flight.values():
             unfinished.extend(batch.unanswered())
-            if batch.spilled is not None:
-                batch.spilled.drop()
+            batch.drop()
         open_ = list(self._open.values())
+        for tensors in self._open_extras.values():
+            drop_blocks(tensors)
+        self._open_extras.clear()
         self._open.clear()
         self._keys.clear()
         self._memory.batches_in_flight -= len(self._in_flight)
@@ -200,7 +203,7 @@ class StubWork:
         if self._in_flight and doing == "executing" and seconds >= _PATIENCE_S and seconds % _PATIENCE_S < _WATCH_S:
             log.warning(
                 "stub '%s' has been executing a batch of %d requests for %.0f s; 'py-spy dump --pid %d' shows where",
-                self.name, len(next(iter(self._in_flight.values())).requests), seconds, self._process.pid,
+                self.name, len(next(iter(self._in_flight.values())).work.requests), seconds, self._process.pid,
             )  # fmt: skip
         self._watch = self._loop.call_later(_WATCH_S, self._look)
 
@@ -222,7 +225,7 @@ class StubWork:
 
     def _break_off(self, why: str) -> None:
         """Takes nothing more from the stub, and ends it."""
-        self._over = True
+        self.over = True
         self._loop.remove_reader(self._process.doorbell_in)
         self._process.condemn(f"{why} {_QUESTION}")
 
@@ -245,77 +248,100 @@ class StubWork:
             self._break_off("what it has put into its ring is no message;")
 
     def _take(self, count: int) -> None:
-        for message in self._reader.take(count, self._decode):
-            if message[0] == messages.RESULT:
-                self._finish(message)
-            elif message[0] == messages.RESPONSE:
-                self._respond(message)
-            elif message[0] == messages.RELEASED:
-                self._outputs.release(message[1])
-            else:
-                self.calls.on_message(message, self._requests)
+        messages.deliver(self._handlers, self._reader.take(count, self._decode))
         self.calls.schedule()
 
-    def _decode(self, data: memoryview, flags: int) -> tuple[Any, ...]:
-        message: tuple[Any, ...] = messages.unpack(data)
-        if flags & SPILLED:
-            block = self._outputs.output(*message)
+    def _decode(self, data: memoryview, flags: int) -> Message:
+        if not flags & SPILLED:
+            message: Message = messages.unpack(data)
+            return message
+        place = messages.unpack_spilled(data)
+        block = self._outputs.output(place.offset, place.nbytes)
+        try:
             message = messages.unpack(block.view)
+        finally:
             block.drop()
         return message
 
-    def _finish(self, message: tuple[Any, ...]) -> None:
-        number = message[1]
-        batch = self._in_flight[number]
-        self._quick_in_a_row = self._quick_in_a_row + 1 if message[3] - message[2] < _QUICK_NS else 0
-        finished, left = read_result(message, batch, self._outputs, self._process.name)
+    def on_result(
+        self,
+        batch: int,
+        start_ns: int,
+        end_ns: int,
+        entries: Sequence[Entry],
+        held: Sequence[int],
+        error: str | None,
+    ) -> None:
+        had = self._in_flight[batch]
+        if held:
+            hold_inputs(had.tensors(), held, self._outputs)
+        finished, left = read_result(had, start_ns, end_ns, entries, error, self._outputs, self._process.name)
         # Until here the message may turn out to be none, and the batch must be found by `end`.
-        del self._in_flight[number]
+        del self._in_flight[batch]
         self._memory.batches_in_flight -= 1
-        if batch.spilled is not None:
-            batch.spilled.drop()
-        owner = self.owner
-        if not left:
-            if owner is not None:
-                owner.on_results(batch.requests, finished)
-            return
         rescheduled = []
         for index, entry in left:
-            request = batch.requests[index]
+            request = had.work.slots[index]
+            assert request is not None
             if entry == messages.RESCHEDULED:
                 rescheduled.append(request)
             else:
-                self._open[number, index] = request
-                self._keys[request] = (number, index)
+                self._leave_open((batch, index), request, had)
+        if had.spilled is not None or had.extras is not None:
+            had.drop()
+        owner = self.owner
         if owner is not None:
             for request in rescheduled:
                 owner.on_rescheduled(request)
-            owner.on_results(batch.requests, finished)
+            owner.on_results(had.work, finished)
 
-    def _respond(self, message: tuple[Any, ...]) -> None:
-        _, number, index, start_ns, _, flags, held = message
-        response = read_response(message, self._outputs, self._process.name)
-        key = (number, index)
-        batch = self._in_flight.get(number)
-        request = self._open.get(key) if batch is None else batch.requests[index]
+    def _leave_open(self, key: tuple[int, int], request: Request, had: Batch) -> None:
+        self._open[key] = request
+        self._keys[request] = key
+        extras = had.take_extras(key[1])
+        if extras:
+            self._open_extras[key] = extras
+
+    def on_response(
+        self,
+        batch: int,
+        index: int,
+        start_ns: int,
+        response: WireResponse | None,
+        flags: int,
+        held: Sequence[int],
+    ) -> None:
+        final = bool(flags & messages.FINAL)
+        key = (batch, index)
+        had = self._in_flight.get(batch)
+        request = self._open.get(key) if had is None else had.work.slots[index]
+        read = read_response(response, final, self._outputs, self._process.name)
         if request is None or self.owner is None:
             # Sent while the request was being answered in another way.
-            drop_blocks(response.outputs)
+            drop_blocks(read.outputs)
             return
         if held:
-            hold_inputs((request,), held, self._outputs)
-        if flags & messages.FINAL:
-            if batch is not None:
-                batch.answered = batch.answered or set()
-                batch.answered.add(index)
+            hold_inputs((*request.inputs, *self._extras(key, had)), held, self._outputs)
+        if final:
+            if had is not None:
+                had.answered = had.answered or set()
+                had.answered.add(index)
             else:
                 del self._open[key], self._keys[request]
-        self.owner.on_response(request, response, start_ns)
+                drop_blocks(self._open_extras.pop(key, ()))
+        self.owner.on_response(request, read, start_ns)
         if flags & messages.ACKNOWLEDGE:
-            if request.stream is not None and request.stream.paused:
-                request.stream.owed.append(functools.partial(self._pass_on, key))
-            else:
-                self._pass_on(key)
+            running = () if had is None else had.work.requests
+            self.owner.when_passed_on(request, functools.partial(self._pass_on, key), running)
+
+    def on_released(self, offsets: Sequence[int]) -> None:
+        self._outputs.release(offsets)
+
+    def _extras(self, key: tuple[int, int], had: Batch | None) -> Sequence[Tensor]:
+        """The inputs that a scheduler has added to this slot."""
+        if had is None:
+            return self._open_extras.get(key, ())
+        return had.extras[key[1]] if had.extras is not None else ()
 
     def _pass_on(self, key: tuple[int, int]) -> None:
         """A group of responses has been passed on to its reader; told with others of this turn of the event loop."""
@@ -339,10 +365,19 @@ class StubWork:
         """Whether the stub has this request."""
         return request in self._requests()
 
-    def waits_for(self) -> Sequence[Call]:
+    def waits_for(self) -> Sequence[StubCall]:
         """The requests of its own model without whose answers the batch that the stub executes does not finish."""
         return self.calls.blocking() if self._in_flight else ()
 
     def _requests(self) -> list[Request]:
-        running = [request for batch in self._in_flight.values() for request in batch.requests]
+        running = [request for batch in self._in_flight.values() for request in batch.work.requests]
         return [*running, *self._open.values()]
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """All that the stub has been given and has not answered for."""
+        for batch in self._in_flight.values():
+            yield from batch.tensors()
+        for request in self._open.values():
+            yield from request.inputs
+        for tensors in self._open_extras.values():
+            yield from tensors

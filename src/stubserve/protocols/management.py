@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from stubserve.errors import ServeError, invalid, unavailable, unsupported
-from stubserve.inference.statistics import ModelStatistics
+from stubserve.inference.served_model import ServedModel
 from stubserve.inference.version import parse_version
-from stubserve.protocols.serving import Ingress, ServingModel
+from stubserve.protocols.serving import Ingress
 
 # In upstream's order; clients look features up here.
 EXTENSIONS = [
@@ -28,21 +28,10 @@ EXTENSIONS = [
 ]
 
 
-class LoadedModel(ServingModel, Protocol):
-    """What management needs of a loaded model version."""
-
-    name: str
-    config: Any
-    rendered_config: dict[str, Any]
-    statistics: ModelStatistics
-
-    async def check_ready(self) -> str: ...
-
-
 class ModelRegistry(Protocol):
     """What management needs of the registry."""
 
-    def serving(self) -> Sequence[Any]: ...
+    def serving(self) -> Sequence[ServedModel]: ...
 
     def ready_versions(self, name: str) -> list[int]: ...
 
@@ -90,7 +79,7 @@ def refuse_while_exiting(server: ServerFacts) -> None:
         raise unavailable("Server exiting")
 
 
-def metadata_versions(server: ServerFacts, model: LoadedModel, version: str) -> list[str]:
+def metadata_versions(server: ServerFacts, model: ServedModel, version: str) -> list[str]:
     """The versions that a model's metadata names: the one asked for, or all that are ready."""
     if version:
         return [str(model.version)]

@@ -6,20 +6,10 @@ from typing import Protocol
 
 from stubserve.inference.heap_account import HeapAccount
 from stubserve.inference.memory import Block
-from stubserve.inference.request import Request
-from stubserve.inference.signature import Signature
+from stubserve.inference.served_model import ServedModel
+from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.forwarding import HeaderForwarding
-
-
-class ServingModel(Protocol):
-    """A loaded model version."""
-
-    signature: Signature
-    version: int
-
-    def submit(self, request: Request) -> None: ...
-
-    def cancel(self, request: Request) -> None: ...
+from stubserve.protocols.stall import Pace
 
 
 class Ingress(Protocol):
@@ -27,9 +17,11 @@ class Ingress(Protocol):
 
     max_input_size: int
     heap: HeapAccount
+    arrivals: Arrivals
+    pace: Pace
     http_forwarding: HeaderForwarding | None
 
-    def find_model(self, name: str, version: str) -> ServingModel: ...
+    def find_model(self, name: str, version: str) -> ServedModel: ...
 
     def block(self, nbytes: int) -> Block: ...
 

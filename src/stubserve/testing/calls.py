@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from stubserve_stub.bls import received
-from stubserve_stub.encoding import encode_response
-from stubserve_stub.tensors import Tensor as StubTensor
+from stubserve_stub.api.bls import received
+from stubserve_stub.api.encoding import encode_response
+from stubserve_stub.api.tensors import Tensor as StubTensor
 from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tensor, TritonError
 
 from stubserve.testing.channel import LocalChannel
@@ -27,7 +27,7 @@ class LocalCall:
 
 
 class LocalCalls:
-    """The stub's `bls` uses it as it uses `stubserve_stub.calls.Calls`. A call runs in the thread that makes it."""
+    """The stub's `bls` uses it as it uses `stubserve_stub.runtime.calls.Calls`. A call runs in its caller's thread."""
 
     def __init__(self, targets: Mapping[str, Target], channel: LocalChannel) -> None:
         self.channel = channel

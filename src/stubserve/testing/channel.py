@@ -5,12 +5,12 @@ from __future__ import annotations
 import queue
 from typing import Any
 
-from stubserve_stub.encoding import InMessage
-from stubserve_stub.sender import Key, Senders
+from stubserve_stub.api.sender import Key, Senders
+from stubserve_stub.runtime.outputs import Placer
 
 
-class LocalChannel(InMessage):
-    """The stub's classes use it as they use `stubserve_stub.channel.Channel`.
+class LocalChannel(Placer):
+    """The stub's classes use it as they use `stubserve_stub.runtime.channel.Channel`.
 
     `news` gets (key, wire response or None, whether it is final), and None when a sender was dropped. It may be put
     into by a destructor, hence the simple queue.

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from stubserve_stub import bls
-from stubserve_stub.model import Model
+from stubserve_stub.api import bls
+from stubserve_stub.backends.python.model import Model
 from triton_python_backend_utils import InferenceRequest, InferenceResponse
 
 from stubserve.inference.signature import Signature

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from stubserve_stub import tensors as stub
+from stubserve_stub.api import tensors as stub
 from stubserve_stub.wire.datatypes import BY_NUMBER
 
 from stubserve.inference.admission import admit

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stubserve_stub import bls, logger, metrics, utils
+from stubserve_stub.api import bls, logger, metrics, utils
 
 from stubserve.instances.launcher import log_from_stub
 from stubserve.observability.custom_metrics import MetricRegistry

@@ -11,15 +11,21 @@ from typing import Dict
 
 
 class ArenaFull(MemoryError):
-    """There is no room; the text says for how much, why, and what to do."""
+    """There is no room; the text says why, and what to do.
+
+    It would take `nbytes` more that may be committed; 0 where something else is missing.
+    """
+
+    def __init__(self, text: str, nbytes: int = 0) -> None:
+        self.nbytes = nbytes
+        super().__init__(text)
 
 
 class NotGranted(ArenaFull):
     """A stub has to ask for `nbytes` more before it commits what it wanted to."""
 
     def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        super().__init__("{} bytes of shared memory are to be granted".format(nbytes))
+        super().__init__("{} bytes of shared memory are to be granted".format(nbytes), nbytes)
 
 
 class Ledger:
@@ -41,7 +47,8 @@ class Ledger:
             raise ArenaFull(
                 "no room for {} bytes in shared memory: {} of {} bytes are in use; raise --shm-limit".format(
                     nbytes, self.total, self.limit
-                )
+                ),
+                nbytes,
             )
         self._committed[index] = self._committed.get(index, 0) + nbytes
         self.total += nbytes
@@ -64,8 +71,8 @@ class Ledger:
 class Grant:
     """A stub's account of its own segment: `slack` is what it has been granted and does not use. Not thread-safe."""
 
-    def __init__(self) -> None:
-        self.slack = 0
+    def __init__(self, slack: int = 0) -> None:
+        self.slack = slack
 
     def commit(self, index: int, nbytes: int) -> None:
         """Counts `nbytes` that are about to be touched. Raises NotGranted."""

@@ -32,8 +32,8 @@ HEAP_GUARD = RESPONSE_RING + RING_BYTES
 HEAP = HEAP_GUARD + GUARD_BYTES
 
 # The parent's words. How far it has read the response ring; then hints for a stub that looks before it sleeps
-# (`stubserve_stub.patience`): how many records it has announced, whether the request that it announced last was alone
-# in the server, and how many answers to requests of the stub's model it has announced.
+# (`stubserve_stub.runtime.patience`): how many records it has announced, whether the request that it announced last was
+# alone in the server, and how many answers to requests of the stub's model it has announced.
 RESPONSES_READ = 0
 ANNOUNCED = 8
 ALONE = 9

@@ -5,13 +5,13 @@ stub's own process, by what they are for:
 
 - its own segment: it writes what the layout has as the stub's, and reads what the parent writes there;
 - other memory (ingress, other stubs' outputs) is read-only, but for tensors that the model has been given as its own
-  and may write to. Such a tensor is *lent*: its pages become writable, and read-only again when it is over.
+  and may write to. The pages of such a tensor are writable until it is over.
 
 What a stray write does beyond that is a SIGSEGV in the process of the model that made it, at the line that made it.
 
 Costs: two system calls for each input above INLINE_BYTES that does not lie in the stub's own segment, 3 µs together
-for a small one and about 10 µs for each megabyte. Tensors of up to 4 KiB share pages: one that is lent takes others
-along.
+for a small one and about 10 µs for each megabyte. Tensors of up to 4 KiB share pages: one that is writable takes
+others along.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 class StubArena(Arena):
     """The arena behind an inherited descriptor, for the stub that writes segment `own`.
 
-    `facts` are the parent's `Arena.facts()`, `grant` is what it lets the stub commit. Lending is safe on any thread,
-    but not in a finalizer. Raises RuntimeError if the arena's layout is of another version.
+    `facts` are the parent's `Arena.facts()`, `grant` is what it lets the stub commit. Safe on any thread, but
+    not in a finalizer. Raises RuntimeError if the arena's layout is of another version.
     """
 
     def __init__(self, fd: int, facts: Dict[str, Any], own: int, grant: Grant) -> None:
@@ -48,45 +48,45 @@ class StubArena(Arena):
         super().__init__(fd, facts["limit"], facts["span"], grant)
         self.grant = grant
         self.own = own
-        self._lending = threading.Lock()
-        # What is lent, by its offset: how often, and the largest size
-        self._lent: Dict[int, List[int]] = {}
-        # How many that are lent begin or end in a page, by its number: neighbours share it
+        self._changing = threading.Lock()
+        # What is writable, by its offset: how often it was made so, and the largest size
+        self._writable: Dict[int, List[int]] = {}
+        # How many of these begin or end in a page, by its number: neighbours share it
         self._shared_pages: Dict[int, int] = {}
         # Whether the kernel has refused to keep so many pages apart
         self._open = False
 
-    def lend(self, offset: int, nbytes: int) -> None:
-        """Lets the model write to what it has been given, until `take_back`."""
+    def make_writable(self, offset: int, nbytes: int) -> None:
+        """Lets the model write to what it has been given, until `make_read_only`."""
         index = offset // self.span
         if index == self.own:
             return
         segment = self.segment(index)
-        with self._lending:
-            lent = self._lent.get(offset)
-            if lent is not None:
-                lent[0] += 1
-                if nbytes <= lent[1]:
+        with self._changing:
+            entry = self._writable.get(offset)
+            if entry is not None:
+                entry[0] += 1
+                if nbytes <= entry[1]:
                     return
-                self._count_edges(offset, lent[1], -1)
-                lent[1] = nbytes
+                self._count_edges(offset, entry[1], -1)
+                entry[1] = nbytes
             else:
-                self._lent[offset] = [1, nbytes]
+                self._writable[offset] = [1, nbytes]
             self._count_edges(offset, nbytes, 1)
             self._protect(segment, offset // PAGE, (offset + nbytes - 1) // PAGE, _READ_WRITE)
 
-    def take_back(self, offset: int) -> None:
-        """What was lent at this offset is over, once for each time that it was; nothing for what was not."""
-        if offset not in self._lent:
+    def make_read_only(self, offset: int) -> None:
+        """What was writable at this offset is over, once for each time that it was made so; else does nothing."""
+        if offset not in self._writable:
             return
-        with self._lending:
-            lent = self._lent[offset]
-            lent[0] -= 1
-            if lent[0]:
+        with self._changing:
+            entry = self._writable[offset]
+            entry[0] -= 1
+            if entry[0]:
                 return
-            del self._lent[offset]
-            first, last = offset // PAGE, (offset + lent[1] - 1) // PAGE
-            self._count_edges(offset, lent[1], -1)
+            del self._writable[offset]
+            first, last = offset // PAGE, (offset + entry[1] - 1) // PAGE
+            self._count_edges(offset, entry[1], -1)
             if first in self._shared_pages:
                 first += 1
             if last >= first and last in self._shared_pages:

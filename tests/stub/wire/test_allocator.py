@@ -132,3 +132,36 @@ def test_freeing_twice_is_refused() -> None:
     allocator.free(offset)
     with pytest.raises(KeyError):
         allocator.free(offset)
+
+
+def test_a_reserved_block_is_committed_as_it_grows() -> None:
+    ledger = Ledger(16 * MIB)
+    arena = Arena.create(ledger)
+    allocator = Allocator(arena, 0, retain=8 * MIB)
+    one, other = allocator.reserve(12 * MIB), allocator.reserve(12 * MIB)
+    assert not ledger.total
+    assert allocator.grow(one, 5 * MIB + 1) == 5 * MIB + 4096
+    arena.view(one, 5 * MIB)[:] = b"x" * (5 * MIB)
+    assert ledger.committed() == {0: 5 * MIB + 4096}
+    assert allocator.grow(one, MIB) == 5 * MIB + 4096
+    with pytest.raises(ArenaFull):
+        allocator.grow(other, 12 * MIB)
+    allocator.free(other)
+    allocator.free(one)
+    assert not ledger.total
+    assert resident(arena) < MIB
+    # All address space is one piece again.
+    allocator.free(allocator.reserve(16 * MIB))
+
+
+def test_a_reserved_block_that_is_whole_becomes_warm() -> None:
+    ledger = Ledger(16 * MIB)
+    arena = Arena.create(ledger)
+    allocator = Allocator(arena, 0, retain=8 * MIB)
+    one = allocator.reserve(4 * MIB)
+    assert allocator.grow(one, 4 * MIB) == 4 * MIB
+    allocator.free(one)
+    assert allocator.warm_bytes == 4 * MIB
+    again = allocator.reserve(4 * MIB)
+    assert again == one
+    assert allocator.grow(again, 0) == 4 * MIB

@@ -100,33 +100,33 @@ def test_a_stub_writes_only_to_its_part_of_its_segment(place: int, writable: boo
     assert can_write(stub, arena.segment(2).start + layout.HEAP) is False
 
 
-def test_what_is_lent_is_writable_until_it_is_taken_back() -> None:
+def test_what_is_made_writable_is_so_until_it_is_over() -> None:
     arena = Arena.create(Ledger(MIB))
     start = arena.segment(0).start + PAGE
     stub = stub_of(arena, 1)
-    stub.lend(start, 2 * PAGE)
+    stub.make_writable(start, 2 * PAGE)
     assert [can_write(stub, start + page * PAGE) for page in (-1, 0, 1, 2)] == [False, True, True, False]
     # Once more, as an answer that has the same memory, and somewhat more of it
-    stub.lend(start, 3 * PAGE)
-    stub.take_back(start)
+    stub.make_writable(start, 3 * PAGE)
+    stub.make_read_only(start)
     assert [can_write(stub, start + page * PAGE) for page in (-1, 0, 2, 3)] == [False, True, True, False]
-    stub.take_back(start)
+    stub.make_read_only(start)
     assert not any(can_write(stub, start + page * PAGE) for page in range(3))
-    stub.take_back(start)  # of what is not lent
+    stub.make_read_only(start)  # of what is not writable
 
 
 def test_neighbours_share_their_pages() -> None:
     arena = Arena.create(Ledger(MIB))
     start = arena.segment(0).start + PAGE
     stub = stub_of(arena, 1)
-    stub.lend(start, PAGE + 64)
-    stub.lend(start + PAGE + 64, 64)
-    stub.lend(start + PAGE + 128, PAGE)
-    stub.take_back(start)
+    stub.make_writable(start, PAGE + 64)
+    stub.make_writable(start + PAGE + 64, 64)
+    stub.make_writable(start + PAGE + 128, PAGE)
+    stub.make_read_only(start)
     assert [can_write(stub, start + page * PAGE) for page in range(3)] == [False, True, True]
-    stub.take_back(start + PAGE + 128)
+    stub.make_read_only(start + PAGE + 128)
     assert [can_write(stub, start + page * PAGE) for page in range(3)] == [False, True, False]
-    stub.take_back(start + PAGE + 64)
+    stub.make_read_only(start + PAGE + 64)
     assert not any(can_write(stub, start + page * PAGE) for page in range(3))
 
 
@@ -139,7 +139,7 @@ def test_more_tensors_than_the_kernel_keeps_apart_stay_writable() -> None:
 
     def write_all() -> None:
         for offset in offsets:
-            stub.lend(offset, 8)
+            stub.make_writable(offset, 8)
         for offset in offsets[:: len(offsets) // 100]:
             stub.view(offset, 1)[0] = 1
 

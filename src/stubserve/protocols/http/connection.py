@@ -33,7 +33,6 @@ from stubserve.protocols.http.reply import JSON, Reply, reply_head
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.http.state import BUSY, CLOSED, HEAD, PASS, State
 from stubserve.protocols.sent_memory import keep_sending_warm
-from stubserve.protocols.stall import STALL_S
 
 log = logging.getLogger("stubserve.http")
 
@@ -70,7 +69,6 @@ class Connection(asyncio.BufferedProtocol):
         self._answered_early = False
         self._call: InferCall | None = None
         self._repeat: Repeat | None = None
-        self._repeated: Request | None = None
 
     # What the transport tells
 
@@ -98,9 +96,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         arena_body = reader.arena_body
         if arena_body is not None:
-            arena_body.filled += nbytes
-            if arena_body.complete:
-                reader.arena_body_is_complete()
+            reader.arena_body_has(nbytes)
             return
         data = bytes(self._shared.scratch_view[:nbytes])
         if self.state is HEAD and not reader.pending and not self.write_paused and self._begin_known(data):
@@ -120,10 +116,9 @@ class Connection(asyncio.BufferedProtocol):
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
-        request, self._repeated = self._repeated, None
-        if request is not None:
-            assert self._repeat is not None
-            self._repeat.model.cancel(request)
+        repeat, self._repeat = self._repeat, None  # they know each other
+        if repeat is not None:
+            repeat.cancel()
 
     def pause_writing(self) -> None:
         self.write_paused = True
@@ -143,8 +138,12 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.close()
 
     def stalled(self) -> None:
-        """The client has not sent anything of the rest of its request for too long."""
-        log.info("closing a connection whose request did not arrive completely within %d s", STALL_S)
+        """The client does not send the rest of its request, or too slowly."""
+        log.info(
+            "closing a connection whose request did not arrive completely: it fell behind --request-min-rate=%d "
+            "or took longer than --request-timeout-secs=%d",
+            *self._shared.pace,
+        )
         self.transport.close()
 
     # For the reader
@@ -177,7 +176,7 @@ class Connection(asyncio.BufferedProtocol):
         self.state = BUSY
         call = self.infer(data[body_start:], None, 0)
         if call is not None and call.form is not None and call.form.plan.inline and head.repeatable:
-            self._repeat = Repeat(head, call.model, call.form, data, body_start)
+            self._repeat = Repeat(head, call.model, call.form, data, body_start, self._on_repeated)
         return True
 
     def _begin_again(self, repeat: Repeat) -> bool:
@@ -189,16 +188,14 @@ class Connection(asyncio.BufferedProtocol):
             if model is not repeat.model:  # loaded anew since then
                 self._repeat = None
                 return False
-            request = repeat.request(self._shared.scratch_view, self._on_repeated)
+            request = repeat.read(self._shared.scratch_view)
             if request is None:
                 return False
             self.state = BUSY
-            self._repeated = request
-            model.submit(request)
-        except ServeError as error:
+            repeat.submit(request)
+        except Exception as raised:
             self.state = BUSY
-            self._repeated = None
-            self.reply(encode_error(error))
+            self._refuse(raised)
         return True
 
     # Inference
@@ -215,14 +212,18 @@ class Connection(asyncio.BufferedProtocol):
             self._call = call
             call.start(body, block, offset)
             return call
-        except ServeError as error:
+        except Exception as raised:
             self._call = None
-            self.reply(encode_error(error))
-        except Exception:
-            log.exception("a request to model '%s' failed inside the server", self.head.infer[0])
-            self._call = None
-            self.reply(encode_error(internal("unexpected error while the request was handled; see the server's log")))
+            self._refuse(raised)
         return None
+
+    def _refuse(self, raised: Exception) -> None:
+        if isinstance(raised, ServeError):
+            self.reply(encode_error(raised))
+            return
+        assert self.head.infer is not None
+        log.error("a request to model '%s' failed inside the server", self.head.infer[0], exc_info=raised)
+        self.reply(encode_error(internal("unexpected error while the request was handled; see the server's log")))
 
     def _on_reply(self, reply: Reply) -> None:
         self._call = None
@@ -230,7 +231,6 @@ class Connection(asyncio.BufferedProtocol):
             self.reply(reply)
 
     def _on_repeated(self, request: Request, response: Response) -> None:
-        self._repeated = None
         repeat = self._repeat
         if self.state is not BUSY or repeat is None:
             return

@@ -16,7 +16,7 @@ class Connections(StallWatch):
     """What the connections of one server share: scratch buffer, known heads, memory being sent, the stall watch."""
 
     def __init__(self, ingress: Ingress) -> None:
-        super().__init__()
+        super().__init__(ingress.pace)
         self.ingress = ingress
         self.scratch = bytearray(SCRATCH_BYTES)
         self.scratch_view = memoryview(self.scratch)

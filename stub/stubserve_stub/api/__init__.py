@@ -1,0 +1,1 @@
+"""The classes and functions of `pb_utils`, and nothing else: what a model sees."""

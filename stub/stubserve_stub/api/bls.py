@@ -1,0 +1,322 @@
+"""Business logic scripting: a model's own requests to other models.
+
+Who owns the memory of a tensor above INLINE_BYTES, on its way there and back:
+
+- There. An array of the model's is copied once, into this stub's segment. The copy belongs to that request alone, so
+  the model that is called gets it as its own. A tensor that this stub was given, as input or as an answer, and at whose
+  memory the model has not looked, is passed on without a copy; its memory is then read by several, and whoever looks
+  at it from then on, here or there, gets a copy of its own (`Tensor._pass_on`). One that the model has looked at may
+  have been written to, and may be again: it is copied like any other array.
+- Back. An output lies where it was made: in the segment of the model that was called or, returned as it came, in this
+  stub's own. The server holds it for this stub until the last view of it is gone (`lease`). It is the model's alone,
+  and writable, unless the server says that others read it too.
+- Onwards. An answer's output that the model returns is sent on from where it lies (`batch`).
+
+Errors are answers (`has_error()`), as upstream has it; only a request at the wrong time raises.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Protocol, Sequence, Tuple
+
+from stubserve_stub.api import parameters as params
+from stubserve_stub.api.constants import ErrorCode
+from stubserve_stub.api.exceptions import TritonError, TritonModelException
+from stubserve_stub.api.responses import InferenceResponse
+from stubserve_stub.api.tensors import Tensor
+from stubserve_stub.runtime.lease import Lease
+from stubserve_stub.wire import places
+from stubserve_stub.wire.arena import ArenaFull
+from stubserve_stub.wire.layout import INLINE_BYTES
+from stubserve_stub.wire.places import InArena, Lent, Shared
+
+if TYPE_CHECKING:
+    import asyncio
+
+    # What they import, msgpack, is not there where only the public module is wanted.
+    from stubserve_stub.runtime.calls import Call, Calls
+    from stubserve_stub.runtime.channel import Channel
+    from stubserve_stub.wire.messages import WireResponse, WireTensor
+
+Target = Tuple[str, int]
+# (id, correlation id, flags, timeout in µs, parameters, requested outputs, inputs)
+Request = Tuple[str, Any, int, int, Any, Sequence[str], List[Tensor]]
+
+
+class Forwarder(Protocol):
+    """The way of a forked process to other models."""
+
+    def execute(self, target: Target, request: Request, decoupled: bool) -> Any:
+        """As the function `execute` of this module."""
+
+
+# After how many responses taken by an iterator, or bytes of them, the server is told. It holds the model that makes
+# them back when several times as many wait (`stubserve.instances.bls`).
+TELL_RESPONSES = 16
+TELL_BYTES = 2 << 20
+
+_RUNNING = "Model {} - Error when running inference: {}"
+
+# The stub's calls while its model may make any
+_calls: Optional[Calls] = None
+# In a process that the model has forked: its way to other models
+_relay: Optional[Forwarder] = None
+
+
+def connect(calls: Calls) -> None:
+    """From now on the model may make requests."""
+    global _calls
+    _calls = calls
+
+
+def disconnect() -> None:
+    """From now on requests raise."""
+    global _calls
+    _calls = None
+
+
+def relay(through: Forwarder) -> None:
+    """From now on requests go through the process that has forked this one."""
+    global _relay
+    _relay = through
+
+
+def execute(target: Target, request: Request, decoupled: bool) -> Any:
+    """The answer to a request, or an iterator over its answers; blocks until there is one.
+
+    Raises TritonModelException outside of the time between `initialize` and `finalize`.
+    """
+    calls = None if _relay is not None else _allowed()
+    refused = _unsendable(target, request, decoupled) if request[4] else None
+    if refused is not None:
+        return refused
+    if calls is None:
+        assert _relay is not None
+        return _relay.execute(target, request, decoupled)
+    try:
+        call = _open(calls, target, request, decoupled)
+    except ArenaFull as full:
+        return _refused(str(full), ErrorCode.UNAVAILABLE, decoupled)
+    try:
+        response, final = calls.wait(call)
+    except BaseException:  # a signal handler of the model's has raised
+        calls.discard(call)
+        raise
+    if decoupled:
+        return ResponseIterator._of(calls, call, response, final)
+    return response
+
+
+def async_execute(target: Target, request: Request, decoupled: bool) -> "asyncio.Future[Any]":
+    """As `execute`, as a future of the event loop that runs here. Raises RuntimeError if there is none."""
+    import asyncio  # not at the top: see stubserve_stub.backends.python.model
+
+    loop = asyncio.get_running_loop()
+    if _relay is not None:
+        return loop.run_in_executor(None, execute, target, request, decoupled)
+    future: "asyncio.Future[Any]" = loop.create_future()
+    call: Optional[Call] = None
+
+    def done() -> None:
+        assert calls is not None
+        assert call is not None
+        calls.expect_no_more(loop)
+        if future.cancelled():
+            calls.discard(call)
+            return
+        response, final = call.answers.popleft()
+        future.set_result(ResponseIterator._of(calls, call, response, final) if decoupled else response)
+
+    def answered() -> None:
+        try:
+            loop.call_soon_threadsafe(done)
+        except RuntimeError:  # the loop has been closed: nobody can wait for this any more
+            assert calls is not None
+            assert call is not None
+            calls.forget(loop)
+            calls.discard(call)
+
+    calls = None
+    try:
+        calls = _allowed()
+        refused = _unsendable(target, request, decoupled) if request[4] else None
+        if refused is not None:
+            future.set_result(refused)
+            return future
+        calls.expect(loop)
+        try:
+            call = _open(calls, target, request, decoupled, answered)
+        except ArenaFull as full:
+            calls.expect_no_more(loop)
+            future.set_result(_refused(str(full), ErrorCode.UNAVAILABLE, decoupled))
+    except TritonModelException as error:
+        future.set_exception(error)
+    return future
+
+
+def _allowed() -> Calls:
+    calls = _calls
+    if calls is None:
+        raise TritonModelException("BLS is only supported during the 'execute' function.")
+    return calls
+
+
+class ReceivedResponse(InferenceResponse):
+    """A response that another model has given. Its parameters are printed as the server prints them."""
+
+    __slots__ = ()
+
+    def parameters(self) -> str:
+        """The parameters as JSON text; the empty text for an error and for a response that only says it is the last."""
+        if self._error is not None or (self._parameters is None and not self._output_tensors):
+            return ""
+        return params.received_json(self._parameters)
+
+
+# Models print the type, and compare it by name.
+ReceivedResponse.__name__ = ReceivedResponse.__qualname__ = "InferenceResponse"
+
+
+class ResponseIterator:
+    """The responses to one request, each waited for when it is asked for.
+
+    Responses that were taken are remembered: once all have come, a new `for` begins from the first again. Before that
+    it goes on where the last one stopped. An iterator that is dropped early gives up the rest.
+    """
+
+    __slots__ = ("__weakref__", "_call", "_calls", "_next", "_responses", "_taken", "_taken_bytes")
+
+    _calls: Calls
+    # None once the last response has come
+    _call: Optional[Call]
+    _responses: List[InferenceResponse]
+    _next: int
+    # Taken since the server was told last
+    _taken: int
+    _taken_bytes: int
+
+    def __init__(self) -> None:
+        raise TypeError("ResponseIterator: No constructor defined!")
+
+    @staticmethod
+    def _of(calls: Calls, call: Optional[Call], first: InferenceResponse, final: bool) -> ResponseIterator:
+        self = object.__new__(ResponseIterator)
+        self._calls = calls
+        self._call = None if final else call
+        self._responses = [first]
+        self._next = 0
+        self._taken = self._taken_bytes = 0
+        self._took(first)
+        return self
+
+    @staticmethod
+    def _over(responses: List[InferenceResponse]) -> ResponseIterator:
+        """An iterator over responses that are all there."""
+        self = object.__new__(ResponseIterator)
+        self._call = None
+        self._responses = responses
+        self._next = 0
+        return self
+
+    def __iter__(self) -> ResponseIterator:
+        if self._call is None and self._next >= len(self._responses):
+            self._next = 0
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        if self._next >= len(self._responses):
+            if self._call is None:
+                raise StopIteration("Iteration is done for the responses.")
+            response, final = self._calls.wait(self._call)
+            self._responses.append(response)
+            if final:
+                self._call = None
+            self._took(response)
+        self._next += 1
+        return self._responses[self._next - 1]
+
+    def _took(self, response: InferenceResponse) -> None:
+        if self._call is not None:
+            self._taken += 1
+            self._taken_bytes += sum(tensor._nbytes() for tensor in response._output_tensors)
+            if self._taken >= TELL_RESPONSES or self._taken_bytes >= TELL_BYTES:
+                self._calls.taken(self._call, self._taken, self._taken_bytes)
+                self._taken = self._taken_bytes = 0
+
+    def cancel(self) -> None:
+        """Asks the model that was called to stop; does nothing once its last response has come."""
+        if self._call is not None:
+            self._calls.cancel(self._call)
+
+    def __del__(self) -> None:
+        call = getattr(self, "_call", None)
+        if call is not None:
+            self._calls.discard(call)
+
+
+def _open(
+    calls: Calls, target: Target, request: Request, decoupled: bool, on_answer: Optional[Callable[[], None]] = None
+) -> Call:
+    """Sends a request. Raises ArenaFull, and has taken no memory then."""
+    *head, names, tensors = request
+    inputs: List[WireTensor] = []
+    try:
+        inputs.extend(_input(calls.channel, tensor) for tensor in tensors)
+        return calls.open(target, decoupled, (*head, list(names) or None, inputs), on_answer)
+    except ArenaFull:
+        calls.channel.free([place.offset for _, _, _, place in inputs if isinstance(place, InArena)])
+        raise
+
+
+def _input(channel: Channel, tensor: Tensor) -> WireTensor:
+    datatype, shape, buffer = tensor._payload()
+    nbytes = len(buffer) if isinstance(buffer, bytes) else buffer.nbytes
+    if nbytes <= INLINE_BYTES:
+        return (tensor.name(), datatype, shape, buffer if isinstance(buffer, bytes) else buffer.tobytes())
+    memory = tensor._pass_on()
+    if memory is None:
+        return (tensor.name(), datatype, shape, channel.place(buffer))
+    offset = channel.arena.offset(memory)
+    return (tensor.name(), datatype, shape, Lent(offset, nbytes, offset))
+
+
+def _unsendable(target: Target, request: Request, decoupled: bool) -> Any:
+    """The answer to a request whose parameters cannot be sent, None if they can."""
+    refusal = params.refusal(request[4])
+    return _refused(_RUNNING.format(target[0], refusal), ErrorCode.INTERNAL, decoupled) if refusal else None
+
+
+def _refused(text: str, code: ErrorCode, decoupled: bool) -> Any:
+    """The answer to a request that was not made."""
+    failed = ReceivedResponse(error=TritonError(text, code))
+    return ResponseIterator._over([failed]) if decoupled else failed
+
+
+def received(channel: Channel, wire: Optional[WireResponse]) -> InferenceResponse:
+    """A response out of an answer; None is the empty one that only says that no other follows."""
+    if wire is None:
+        return ReceivedResponse()
+    error, outputs, parameters = wire
+    if error is not None:
+        return ReceivedResponse(error=TritonError(error[0], ErrorCode(error[1])))
+    try:
+        response = ReceivedResponse([_output(channel, *output) for output in outputs])
+    except TritonModelException as refused:
+        return ReceivedResponse(error=TritonError(str(refused), ErrorCode.UNSUPPORTED))
+    response._parameters = parameters
+    return response
+
+
+def _output(channel: Channel, name: str, datatype: int, shape: Sequence[int], wire: Any) -> Tensor:
+    place = places.unpack(wire)
+    if isinstance(place, bytes):
+        return Tensor._received(name, datatype, shape, place, None)
+    if not isinstance(place, (InArena, Shared)):
+        why = places.refusal(place) or "lies in memory that was never this stub's to read"
+        raise TritonModelException("Output '{}' of another model {}.".format(name, why))
+    view = Lease(channel, place.offset, place.nbytes).view()
+    if isinstance(place, Shared):
+        view = view.toreadonly()
+    else:
+        channel.arena.make_writable(place.offset, place.nbytes)
+    return Tensor._received(name, datatype, shape, None, view)

@@ -1,0 +1,93 @@
+"""BYTES tensors: on the wire each element is its length (4 bytes, little-endian) and then its bytes, in C order.
+
+Every length lies behind the one before it, so decoding is a loop in Python, and what counts is the number of calls per
+element. `Struct("<{n}sI")` reads an element of n bytes *and the next length* in one call; there is such a reader for
+every short length, and only longer elements, whose bytes take longer than the loop, are sliced out. Elements that all
+have one length (hashes, padded text, a column of labels) need no loop: numpy cuts them as one array of void scalars.
+Encoding is `wire.strings.join`.
+
+1000 strings of 1 to 20 bytes, Python 3.11, 2 busy cores: decode 130 µs (one `unpack_from` and one slice per element:
+190 µs; `int.from_bytes` on slices: 230 µs; numpy's search for the places of the lengths: 70 to 170 µs for text, 1 ms
+for longer strings), elements of one length 20 µs; encode 65 µs (a loop of appends: 95 to 130 µs; one join, and lengths
+written by numpy: as fast, but 12 µs instead of 2 for ten strings), elements of one length 38 µs.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, List, Sequence, Union
+
+import numpy as np
+
+from stubserve_stub.api.exceptions import TritonModelException
+from stubserve_stub.wire import strings
+
+Buffer = Union[bytes, bytearray, memoryview, "np.ndarray[Any, Any]"]
+
+_TABLE = 256
+_unpack_length = struct.Struct("<I").unpack_from
+_READERS = [struct.Struct("<{}sI".format(length)).unpack_from for length in range(_TABLE)]
+
+
+def encode(array: "np.ndarray[Any, Any]") -> bytes:
+    """An array of objects or of `S` strings as a blob; objects that are not exactly `bytes` go through `str()`.
+
+    Raises UnicodeEncodeError for text with lone surrogates, and what an object's `__str__` raises.
+    """
+    elements: List[Any] = array.reshape(-1).tolist()
+    if list(map(type, elements)).count(bytes) != len(elements):
+        elements = [element if type(element) is bytes else str(element).encode() for element in elements]
+    return strings.join(elements)
+
+
+def decode(blob: Buffer) -> List[bytes]:
+    """The elements of a blob. Raises TritonModelException if it does not end where an element does."""
+    data = blob if isinstance(blob, bytes) else bytes(blob)
+    end = len(data)
+    if not end:
+        return []
+    if end < 4:
+        raise TritonModelException("Invalid bytes tensor data: incomplete length field")
+    rows = strings.of_one_length(data)
+    if rows is not None:
+        uniform: List[bytes] = rows.tolist()
+        return uniform
+    (length,) = _unpack_length(data)
+    elements: List[bytes] = []
+    append = elements.append
+    readers = _READERS
+    at = 4
+    try:
+        while True:
+            if length < _TABLE:
+                element, following = readers[length](data, at)
+                append(element)
+            else:
+                (following,) = _unpack_length(data, at + length)
+                append(data[at : at + length])
+            at += length + 4
+            length = following
+    except struct.error:
+        # What is left is too short for an element with a length behind it: it is the last, or the blob is malformed.
+        pass
+    after = at + length
+    if after > end:
+        raise TritonModelException("Invalid bytes tensor data: string extends beyond buffer")
+    if after < end:
+        raise TritonModelException("Invalid bytes tensor data: incomplete length field")
+    append(data[at:after])
+    return elements
+
+
+def decode_array(blob: Buffer) -> "np.ndarray[Any, Any]":
+    """The elements of a blob as a writable one-dimensional array of objects. Raises as `decode` does."""
+    data = blob if isinstance(blob, bytes) else bytes(blob)
+    rows = strings.of_one_length(data)
+    return object_array(decode(data)) if rows is None else rows.astype(np.object_)
+
+
+def object_array(elements: Sequence[bytes]) -> "np.ndarray[Any, Any]":
+    """A writable one-dimensional array of objects."""
+    array = np.empty(len(elements), np.object_)
+    array[:] = elements
+    return array

@@ -1,0 +1,192 @@
+"""DLPack: tensors exchanged with torch, numpy, jax, cupy without a copy.
+
+A capsule needs two C functions, a destructor and a deleter. Python functions behind ctypes would not do: they run
+whenever the capsule dies, also while an exception unwinds a model's frame, and then the interpreter loses that
+exception. So the capsules here are numpy's own, with numpy's C functions in them:
+
+- *Export*: an array over the tensor's memory, based on a holder that references the Tensor, gives the capsule. So the
+  Tensor's reference count rises by one until the capsule, or whoever consumed it, is done. numpy has no BF16, and older
+  ones no bool: such memory goes out as uint16 or uint8, and then the type code inside the capsule is set right.
+- *Import*: the capsule is checked here, its type code set to what numpy knows, and numpy consumes it. The memory goes
+  back to its producer when the last view of numpy's array dies.
+
+Costs about 6 µs each way. Needs numpy 1.22; capsules are of the classic, unversioned kind, as upstream's are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+
+from stubserve_stub.api.exceptions import TritonModelException
+from stubserve_stub.wire.datatypes import BF16, BOOL, BYTES
+
+# Devices and type codes of dlpack.h.
+CPU = 1
+CUDA = 2
+CUDA_HOST = 3
+_INT, _UINT, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6
+
+# (code, bits) of each data type, and back.
+_CODES: Dict[int, Tuple[int, int]] = {
+    BOOL: (_BOOL, 8),
+    2: (_UINT, 8),
+    3: (_UINT, 16),
+    4: (_UINT, 32),
+    5: (_UINT, 64),
+    6: (_INT, 8),
+    7: (_INT, 16),
+    8: (_INT, 32),
+    9: (_INT, 64),
+    10: (_FLOAT, 16),
+    11: (_FLOAT, 32),
+    12: (_FLOAT, 64),
+    BF16: (_BFLOAT, 16),
+}
+_DATATYPES = {codes: number for number, codes in _CODES.items()}
+
+_UNSUPPORTED = (
+    "Provided tensor is not supported. Tensor must be a DLPack capsule         "
+    "or have `__dlpack__` and `__dlpack_device__` attributes"
+)
+
+
+class _DLTensor(ctypes.Structure):
+    """DLTensor of dlpack.h, with which a DLManagedTensor begins."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+# Prototypes of our own: the attributes of ctypes.pythonapi are shared with the whole process.
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def _content(capsule: Any) -> _DLTensor:
+    address = _get_pointer(capsule, b"dltensor")
+    return ctypes.cast(address, ctypes.POINTER(_DLTensor)).contents
+
+
+class _Holder:
+    """What an exported array is based on: it keeps the Tensor."""
+
+    __slots__ = ("__array_interface__", "_tensor")
+
+    def __init__(self, tensor: object, interface: Dict[str, Any]) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = interface
+
+
+class _Capsule:
+    """A capsule as numpy wants it: behind `__dlpack__`."""
+
+    __slots__ = ("_capsule",)
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return (CPU, 0)
+
+
+def export(tensor: object, datatype: int, storage: "np.ndarray[Any, Any]") -> Any:
+    """A `dltensor` capsule over `storage`, the memory of `tensor`. Raises TritonModelException for BYTES."""
+    if datatype == BYTES:
+        raise TritonModelException("DLPack does not have support for string tensors.")
+    _require_numpy()
+    described = storage.__array_interface__
+    interface = {
+        "version": 3,
+        "shape": storage.shape,
+        "typestr": "|u1" if datatype == BOOL else described["typestr"],
+        # Not read-only: numpy refuses to export such memory, and the capsule has no way to say it.
+        "data": (described["data"][0], False),
+    }
+    capsule = np.asarray(_Holder(tensor, interface)).__dlpack__()
+    content = _content(capsule)
+    content.code, content.bits = _CODES[datatype]
+    return capsule
+
+
+def imported(given: Any) -> Tuple[int, "np.ndarray[Any, Any]"]:
+    """(datatype, array over the memory) of a capsule or of an object with `__dlpack__`; BF16 comes as uint16.
+
+    Raises TritonModelException for what is neither, for memory of a GPU, for tensors that are not contiguous and for
+    data types that Triton does not have; also what the object's own `__dlpack__` raises.
+    """
+    _require_numpy()
+    if type(given).__name__ == "PyCapsule":
+        capsule = given
+    elif hasattr(given, "__dlpack__") and hasattr(given, "__dlpack_device__"):
+        _check_device(int(given.__dlpack_device__()[0]))
+        capsule = given.__dlpack__(stream=None)
+    else:
+        raise TritonModelException(_UNSUPPORTED)
+    if not _is_valid(capsule, b"dltensor"):
+        raise TritonModelException(
+            "The DLPack capsule cannot be used: it has been consumed already, or its name is not 'dltensor'."
+        )
+    content = _content(capsule)
+    _check_device(content.device_type)
+    shape = content.shape[: content.ndim]
+    if content.strides and not _in_c_order(shape, content.strides[: content.ndim]):
+        raise TritonModelException(
+            "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported."
+        )
+    datatype = _DATATYPES.get((content.code, content.bits)) if content.lanes == 1 else None
+    if datatype is None:
+        raise TritonModelException(
+            "DLPack tensor has data type code {}, {} bits, {} lanes, for which Triton has no data type.".format(
+                content.code, content.bits, content.lanes
+            )
+        )
+    if datatype in (BF16, BOOL):
+        content.code = _UINT
+    from_dlpack = getattr(np, "from_dlpack", None) or np._from_dlpack  # type: ignore[attr-defined]
+    array = from_dlpack(_Capsule(capsule))
+    return datatype, array.view(np.bool_) if datatype == BOOL else array
+
+
+def _check_device(device_type: int) -> None:
+    if device_type == CUDA:
+        raise TritonModelException(
+            "The DLPack tensor is in GPU memory, which this release of stubserve does not take yet: "
+            "copy it to the CPU first."
+        )
+    if device_type not in (CPU, CUDA_HOST):
+        raise TritonModelException("DLDevice type {} is not support by Python backend.".format(device_type))
+
+
+def _in_c_order(shape: List[int], strides: List[int]) -> bool:
+    """Whether the strides (in elements) are those of C order; those of a size of one, and of no elements, are free."""
+    expected = 1
+    for axis in reversed(range(len(shape))):
+        if shape[axis] != 1 and strides[axis] != expected:
+            return 0 in shape
+        expected *= shape[axis]
+    return True
+
+
+def _require_numpy() -> None:
+    if not hasattr(np.ndarray, "__dlpack__"):
+        raise TritonModelException(
+            "DLPack needs numpy 1.22 or later in the model's environment; this is {}.".format(np.__version__)
+        )

@@ -1,0 +1,237 @@
+"""`MetricFamily` and `Metric`: what a model reports of itself on the server's metrics endpoint.
+
+The values live in the server (`stubserve.observability.custom_metrics`). A change is sent there without waiting for an
+answer; what can be wrong with it is known here. A family keeps its metrics: a metric made again with the same labels is
+the one that there is, and `del metric` takes nothing off the endpoint. When the family dies, its metrics go with it,
+and using one that is left over raises. A family may die on any thread at any moment, see `Control.send`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
+
+from stubserve_stub.api.arguments import as_text, incompatible
+from stubserve_stub.api.constants import MetricKind
+from stubserve_stub.api.exceptions import TritonModelException
+from stubserve_stub.api.questions import Questions
+
+_NO_SERVER = "Metrics can be made and used from 'initialize' on, in a model that a server has loaded."
+_DELETED = (
+    "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should "
+    "be deleted AFTER its corresponding 'Metric' objects have been deleted."
+)
+
+
+class _Server:
+    """The way to the server: `tell` sends a message, `questions` ask."""
+
+    __slots__ = ("questions", "tell")
+
+    def __init__(self, questions: Questions, tell: Callable[..., None]) -> None:
+        self.questions = questions
+        self.tell = tell
+
+
+_server: Optional[_Server] = None
+_numbers = itertools.count()
+
+
+def connect(questions: Questions, tell: Callable[..., None]) -> None:
+    """From now on metrics can be made; `tell` sends a control message and may be called in a finalizer."""
+    global _server
+    _server = _Server(questions, tell)
+
+
+def disconnect() -> None:
+    """From now on no further families can be made."""
+    global _server
+    _server = None
+
+
+class _Family:
+    """What a family's metrics know of it; it outlives the family where they do."""
+
+    __slots__ = ("alive", "kind", "metrics", "number", "server")
+
+    def __init__(self, server: _Server, kind: MetricKind) -> None:
+        self.server = server
+        self.kind = kind
+        self.number = next(_numbers)
+        self.alive = True
+        self.metrics: "Dict[Tuple[Tuple[str, str], ...], Metric]" = {}
+
+
+class Metric:
+    """One metric; a family makes it. Raises TritonModelException for what its kind does not do."""
+
+    __slots__ = ("__weakref__", "_family", "_number")
+
+    _family: _Family
+    _number: int
+
+    def __init__(self) -> None:
+        raise TypeError("Metric: No constructor defined!")
+
+    def increment(self, value: float) -> None:
+        """Adds to a counter, which takes no negative values, or to a gauge."""
+        doing = "Failed to increment metric value"
+        amount = self._amount("increment", doing, value)
+        if self._family.kind == MetricKind.HISTOGRAM:
+            self._refuse(doing, "Increment")
+        if self._family.kind == MetricKind.COUNTER and amount < 0:
+            raise self._family.server.questions.refused(
+                doing,
+                "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values.",
+            )
+        self._change("increment", amount)
+
+    def set(self, value: float) -> None:
+        """Sets a gauge."""
+        doing = "Failed to set metric value"
+        amount = self._amount("set", doing, value)
+        if self._family.kind != MetricKind.GAUGE:
+            self._refuse(doing, "Set")
+        self._change("set", amount)
+
+    def observe(self, value: float) -> None:
+        """Counts a value of a histogram."""
+        doing = "Failed to observe metric value"
+        amount = self._amount("observe", doing, value)
+        if self._family.kind != MetricKind.HISTOGRAM:
+            self._refuse(doing, "Observe")
+        self._change("observe", amount)
+
+    def value(self) -> float:
+        """The value of a counter or gauge that the server has now, changes by other instances among it."""
+        doing = "Failed to get metric value"
+        self._require_family(doing)
+        if self._family.kind == MetricKind.HISTOGRAM:
+            self._refuse(doing, "Value")
+        value: float = self._family.server.questions.ask("metric_value", doing, metric=self._number)
+        return value
+
+    def _amount(self, method: str, doing: str, value: Any) -> float:
+        amount = None if isinstance(value, (str, bytes)) else _as_float(value)
+        if amount is None:
+            signature = "(self: c_python_backend_utils.Metric, arg0: float) -> None"
+            raise incompatible(method, signature, (self, value))
+        self._require_family(doing)
+        return amount
+
+    def _require_family(self, doing: str) -> None:
+        if not self._family.alive:
+            raise TritonModelException("{}: {}".format(doing, _DELETED))
+
+    def _refuse(self, doing: str, what: str) -> NoReturn:
+        reason = "TRITONSERVER_METRIC_KIND_{} does not support {}".format(self._family.kind.name, what)
+        raise self._family.server.questions.refused(doing, reason)
+
+    def _change(self, change: str, amount: float) -> None:
+        self._family.server.tell("metric_change", metric=self._number, change=change, value=amount)
+
+
+# The family has a method of that name.
+_Metric = Metric
+
+
+class MetricFamily:
+    """Metrics of one name that differ by their labels. Raises TritonModelException if the server refuses the name."""
+
+    COUNTER = MetricKind.COUNTER
+    GAUGE = MetricKind.GAUGE
+    HISTOGRAM = MetricKind.HISTOGRAM
+
+    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+        text, about = as_text(name), as_text(description)
+        if text is None or about is None or not isinstance(kind, MetricKind):
+            raise incompatible(
+                "__init__",
+                "c_python_backend_utils.MetricFamily(name: str, description: str, "
+                "kind: c_python_backend_utils.MetricKind)",
+                (name, description, kind),
+            )
+        if _server is None:
+            raise TritonModelException(_NO_SERVER)
+        family = _Family(_server, kind)
+        _server.questions.ask(
+            "metric_family",
+            "Error when creating MetricFamily",
+            family=family.number,
+            name=text,
+            description=about,
+            type=int(kind),
+        )
+        self._family = family
+
+    def Metric(self, labels: Optional[Any] = None, buckets: Optional[Any] = None) -> _Metric:
+        """The metric with these labels (a dict of texts), of a histogram with these upper bounds (a list of numbers).
+
+        Raises TritonModelException if they are not, or the server refuses them.
+        """
+        family = self._family
+        bounds = _bounds(family.kind, buckets)
+        named = _labels(family, labels)
+        key = tuple(sorted(named.items()))
+        metric = family.metrics.get(key)
+        if metric is None:
+            metric = object.__new__(_Metric)
+            metric._family = family
+            metric._number = next(_numbers)
+            family.server.questions.ask(
+                "metric_series",
+                "Error when creating Metric",
+                family=family.number,
+                metric=metric._number,
+                labels=named,
+                buckets=bounds,
+            )
+            family.metrics[key] = metric
+        return metric
+
+    def __del__(self) -> None:
+        family = getattr(self, "_family", None)
+        if family is not None:
+            family.alive = False
+            family.metrics.clear()
+            family.server.tell("metric_family_gone", family=family.number)
+
+
+def _as_float(value: Any) -> Optional[float]:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _bounds(kind: MetricKind, buckets: Optional[Any]) -> Optional[List[float]]:
+    if buckets is None:
+        if kind == MetricKind.HISTOGRAM:
+            raise TritonModelException("Failed to create metric. Missing required buckets.")
+        return None
+    if not isinstance(buckets, list):
+        raise TritonModelException("Failed to create metric. Buckets must be a list.")
+    if kind != MetricKind.HISTOGRAM:
+        raise TritonModelException("Failed to create metric. Unexpected buckets found.")
+    bounds = []
+    for bucket in buckets:
+        bound = None if isinstance(bucket, (str, bytes)) else _as_float(bucket)
+        if bound is None:
+            raise TritonModelException("Failed to create metric. Buckets must be numbers, {!r} is none.".format(bucket))
+        bounds.append(bound)
+    return bounds
+
+
+def _labels(family: _Family, labels: Optional[Any]) -> Dict[str, str]:
+    if labels is None:
+        return {}
+    if not isinstance(labels, dict):
+        raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
+    named = {}
+    for label, value in labels.items():
+        if not isinstance(value, str):
+            raise family.server.questions.refused(
+                "Error when creating Metric", "attempt to access JSON non-string as string"
+            )
+        named[str(label)] = value
+    return named

@@ -1,0 +1,100 @@
+"""Parameters of requests and responses: what a model may pass, and the JSON text in which it reads them.
+
+Upstream prints them two ways, and models see which: what a model gave is printed by Python's json module, what a client
+sent by the server's own printer (no spaces, text not escaped to ASCII, numbers in their shortest plain form).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, Optional, Union
+
+from stubserve_stub.api.arguments import INT64_MAX, INT64_MIN, as_text
+from stubserve_stub.api.exceptions import TritonModelException
+
+Parameters = Dict[str, Union[bool, int, float, str]]
+
+# Characters before which JSON wants a backslash, as the server's printer writes them.
+_ESCAPES = {chr(code): "\\u{:04X}".format(code) for code in range(0x20)}
+_ESCAPES.update({'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
+_ESCAPE_TABLE = str.maketrans(_ESCAPES)
+
+
+def checked(parameters: Any) -> Optional[Parameters]:
+    """A model's `parameters` argument, or None if there are none. Raises TritonModelException for unfit ones."""
+    if parameters is None:
+        return None
+    if not isinstance(parameters, dict):
+        raise TritonModelException("Expect dict, got {}".format(type(parameters)))
+    for key, value in parameters.items():
+        if not isinstance(key, str):
+            raise TritonModelException("Expect parameters keys to have type str, found type {}".format(type(key)))
+        if not isinstance(value, (bool, int, str)):
+            raise TritonModelException(
+                "Expect parameters values to have type bool/int/str, found type {}".format(type(value))
+            )
+    return dict(parameters) or None
+
+
+def refusal(parameters: Optional[Parameters]) -> str:
+    """Why what a model passed cannot be sent, empty if it can.
+
+    As upstream, which takes such parameters and has the request or response fail that carries them.
+    """
+    for key, value in (parameters or {}).items():
+        if isinstance(value, int) and not INT64_MIN <= value <= INT64_MAX:
+            return "Unsupported value type on parameters: '{}' is {}, not an integer of 64 bits".format(key, value)
+        for text in (key, value):
+            if isinstance(text, str) and as_text(text) is None:
+                return "Unsupported value type on parameters: {!r} has characters that UTF-8 cannot encode".format(text)
+    return ""
+
+
+def given_json(parameters: Optional[Parameters]) -> str:
+    """The JSON text of what a model passed."""
+    return json.dumps(parameters) if parameters else "{}"
+
+
+def received_json(parameters: Optional[Parameters]) -> str:
+    """The JSON text of what a client sent."""
+    if not parameters:
+        return "{}"
+    return "{" + ",".join('"{}":{}'.format(_escaped(key), _value(value)) for key, value in parameters.items()) + "}"
+
+
+def _escaped(text: str) -> str:
+    return text.translate(_ESCAPE_TABLE)
+
+
+def _value(value: Union[bool, int, float, str]) -> str:
+    if isinstance(value, str):
+        return '"{}"'.format(_escaped(value))
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return _double(value)
+    return str(value)
+
+
+def _double(value: float) -> str:
+    """The shortest digits that give `value` back; plain between 1e-6 and 1e21, else with an exponent."""
+    text = repr(value)
+    sign = "-" if text[0] == "-" else ""
+    mantissa, _, exponent = text.lstrip("-").partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    if not whole.isdigit():
+        return "null"  # not a number or infinite: JSON has neither, so no client can have sent one
+    digits = (whole + fraction).lstrip("0")
+    leading_zeros = len(whole + fraction) - len(digits)
+    # The value is 0.DIGITS times ten to the power of `point`.
+    point = len(whole) + int(exponent or 0) - leading_zeros
+    digits = digits.rstrip("0")
+    if not digits:
+        return sign + "0.0"
+    if 0 < point <= 21:
+        digits = digits.ljust(point, "0")
+        return "{}{}.{}".format(sign, digits[:point], digits[point:] or "0")
+    if -6 < point <= 0:
+        return "{}0.{}{}".format(sign, "0" * -point, digits)
+    tail = "." + digits[1:] if len(digits) > 1 else ""
+    return "{}{}{}e{}".format(sign, digits[0], tail, point - 1)

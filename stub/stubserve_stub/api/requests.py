@@ -1,0 +1,363 @@
+"""`InferenceRequest`: what `execute` receives, and what a model makes to call another model."""
+
+from __future__ import annotations
+
+import threading
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    List,
+    Literal,
+    NamedTuple,
+    Optional,
+    Protocol,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+    overload,
+)
+
+from stubserve_stub.api import bls, sender
+from stubserve_stub.api import parameters as params
+from stubserve_stub.api.arguments import (
+    INT64_MAX,
+    INT64_MIN,
+    UINT32_MAX,
+    UINT64_MAX,
+    as_integer,
+    as_list,
+    as_text,
+    as_text_list,
+    incompatible,
+)
+from stubserve_stub.api.constants import MemoryType
+from stubserve_stub.api.exceptions import TritonModelException
+from stubserve_stub.api.preferred_memory import PreferredMemory
+from stubserve_stub.api.sender import InferenceResponseSender
+from stubserve_stub.api.tensors import Tensor
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from stubserve_stub.api.responses import InferenceResponse
+
+_SIGNATURE = (
+    "InferenceRequest(request_id: str = '', correlation_id: object = 0, inputs: List[Tensor], "
+    "requested_output_names: List[str], model_name: str, model_version: int = -1, flags: int = 0, timeout: int = 0, "
+    "preferred_memory: PreferredMemory, trace: InferenceTrace, parameters: object = None)"
+)
+
+
+class InferenceTrace:
+    """The trace of a request, to be handed on to requests that a model makes. There is no tracing yet."""
+
+    __slots__ = ("__weakref__",)
+
+    def get_context(self) -> Optional[str]:
+        """The context for the propagation of traces, None without one."""
+        return None
+
+
+class Target(NamedTuple):
+    """Where a request that a model made is to go, and where its outputs are to be put."""
+
+    model_name: str
+    model_version: int
+    preferred_memory: PreferredMemory
+
+
+class SenderSource(Protocol):
+    """The batch of a request that was received, as the request knows it."""
+
+    def create_sender(self, request: InferenceRequest) -> InferenceResponseSender:
+        """The response sender of one of the batch's requests."""
+
+
+class _Required:
+    """Stands for an argument that must be given although it follows optional ones."""
+
+    def __repr__(self) -> str:
+        return "<required>"
+
+
+_REQUIRED: Any = _Required()
+_ANYWHERE = PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
+_NO_TRACE = InferenceTrace()
+
+
+class InferenceRequest:
+    """One request. `timeout` is in microseconds, `correlation_id` an integer or a text, 0 for none.
+
+    The constructor raises TypeError for arguments of the wrong types, TritonModelException for values that do not fit.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_batch",
+        "_cancelled",
+        "_correlation_id",
+        "_flags",
+        "_id",
+        "_inputs",
+        "_parameters",
+        "_release_flags",
+        "_requested_output_names",
+        "_sender",
+        "_target",
+        "_timeout_us",
+    )
+
+    _id: str
+    _correlation_id: Union[int, str]
+    _flags: int
+    _timeout_us: int
+    _parameters: Optional[params.Parameters]
+    _requested_output_names: Sequence[str]
+    _inputs: List[Tensor]
+    # Of a request that a model made
+    _target: Optional[Target]
+    # Of a request that was received: its batch; set from another thread; for its release
+    _batch: Optional[SenderSource]
+    _cancelled: bool
+    _sender: Optional[InferenceResponseSender]
+    _release_flags: int
+
+    # What type checkers see: upstream requires three arguments that follow optional ones.
+    @overload
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: Union[int, str] = 0,
+        *,
+        inputs: Sequence[Tensor],
+        requested_output_names: Sequence[str],
+        model_name: str,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory = ...,
+        trace: InferenceTrace = ...,
+        parameters: Optional[params.Parameters] = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        request_id: str,
+        correlation_id: Union[int, str],
+        inputs: Sequence[Tensor],
+        requested_output_names: Sequence[str],
+        model_name: str,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory = ...,
+        trace: InferenceTrace = ...,
+        parameters: Optional[params.Parameters] = None,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: Union[int, str] = 0,
+        inputs: Sequence[Tensor] = _REQUIRED,
+        requested_output_names: Sequence[str] = _REQUIRED,
+        model_name: str = _REQUIRED,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory = _ANYWHERE,
+        trace: InferenceTrace = _NO_TRACE,
+        parameters: Optional[params.Parameters] = None,
+    ) -> None:
+        identifier, model = as_text(request_id), as_text(model_name)
+        tensors, names = as_list(inputs), as_text_list(requested_output_names)
+        version = as_integer(model_version, INT64_MIN, INT64_MAX)
+        bits, timeout_us = as_integer(flags, 0, UINT32_MAX), as_integer(timeout, 0, UINT64_MAX)
+        if (
+            identifier is None
+            or model is None
+            or tensors is None
+            or names is None
+            or version is None
+            or bits is None
+            or timeout_us is None
+            or correlation_id is None
+            or not isinstance(preferred_memory, PreferredMemory)
+            or not isinstance(trace, InferenceTrace)
+            or not all(tensor is None or isinstance(tensor, Tensor) for tensor in tensors)
+        ):
+            given = {
+                "request_id": request_id,
+                "correlation_id": correlation_id,
+                "inputs": inputs,
+                "requested_output_names": requested_output_names,
+                "model_name": model_name,
+                "model_version": model_version,
+                "flags": flags,
+                "timeout": timeout,
+                "preferred_memory": preferred_memory,
+                "trace": trace,
+                "parameters": parameters,
+            }
+            raise incompatible("__init__", _SIGNATURE, (), given)
+        if None in tensors or "" in names:
+            raise TritonModelException(
+                "{} for request with id '{}' and model name '{}' should not be empty.".format(
+                    "Input tensor" if None in tensors else "Requested output name", identifier, model
+                )
+            )
+        self._id = identifier
+        self._correlation_id = _correlation_id(correlation_id)
+        self._flags = bits
+        self._timeout_us = timeout_us
+        self._parameters = params.checked(parameters)
+        self._requested_output_names = names
+        self._inputs = tensors
+        self._target = Target(model, version, preferred_memory)
+        self._batch = None
+        self._cancelled = False
+        self._sender = None
+        self._release_flags = 0
+
+    @staticmethod
+    def _received(
+        id: str,
+        correlation_id: Union[int, str],
+        flags: int,
+        timeout_us: int,
+        parameters: Optional[params.Parameters],
+        requested_output_names: Sequence[str],
+        inputs: List[Tensor],
+        batch: SenderSource,
+    ) -> InferenceRequest:
+        """A request out of a message."""
+        self = _new(InferenceRequest)
+        self._id = id
+        self._correlation_id = correlation_id
+        self._flags = flags
+        self._timeout_us = timeout_us
+        self._parameters = parameters
+        self._requested_output_names = requested_output_names
+        self._inputs = inputs
+        self._target = None
+        self._batch = batch
+        self._cancelled = False
+        self._sender = None
+        self._release_flags = 0
+        return self
+
+    def inputs(self) -> List[Tensor]:
+        return list(self._inputs)
+
+    def request_id(self) -> str:
+        return self._id
+
+    def correlation_id(self) -> Union[int, str]:
+        return self._correlation_id
+
+    def flags(self) -> int:
+        return self._flags
+
+    def set_flags(self, flags: int, /) -> None:
+        bits = as_integer(flags, 0, UINT32_MAX)
+        if bits is None:
+            raise incompatible("set_flags", "(self: InferenceRequest, arg0: int) -> None", (self, flags))
+        self._flags = bits
+
+    def timeout(self) -> int:
+        """Microseconds, 0 for none."""
+        return self._timeout_us
+
+    def parameters(self) -> str:
+        """The parameters as JSON text, `{}` if there are none."""
+        if self._target is None:
+            return params.received_json(self._parameters)
+        return params.given_json(self._parameters)
+
+    def requested_output_names(self) -> Set[str]:
+        return set(self._requested_output_names)
+
+    def trace(self) -> InferenceTrace:
+        return _NO_TRACE
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has gone; known at once, without asking the server."""
+        return self._cancelled or (self._sender is not None and self._sender.is_cancelled())
+
+    def set_release_flags(self, flags: int, /) -> None:
+        bits = as_integer(flags, 0, UINT32_MAX)
+        if bits is None:
+            raise incompatible("set_release_flags", "(self: InferenceRequest, arg0: int) -> None", (self, flags))
+        self._release_flags = bits
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        """The same object on every call, from any thread."""
+        if self._sender is None:
+            with _creating:
+                if self._sender is None:
+                    made = sender.without_state() if self._batch is None else self._batch.create_sender(self)
+                    # Set by another thread, which looks for the sender only after that.
+                    if self._cancelled:
+                        made._cancelled = True
+                    self._sender = made
+        return self._sender
+
+    @overload
+    def exec(self, decoupled: Literal[False] = False) -> InferenceResponse: ...
+    @overload
+    def exec(self, decoupled: Literal[True]) -> bls.ResponseIterator: ...
+    @overload
+    def exec(self, decoupled: bool) -> Union[InferenceResponse, bls.ResponseIterator]: ...
+    def exec(self, decoupled: bool = False) -> Any:
+        """Sends the request to its model and waits: the InferenceResponse or, with `decoupled`, a ResponseIterator.
+
+        Failures are responses with an error. Raises TritonModelException in `initialize` and in `finalize`.
+        """
+        return bls.execute(*self._outgoing(), _truth("exec", self, decoupled))
+
+    @overload
+    def async_exec(self, decoupled: Literal[False] = False) -> asyncio.Future[InferenceResponse]: ...
+    @overload
+    def async_exec(self, decoupled: Literal[True]) -> asyncio.Future[bls.ResponseIterator]: ...
+    @overload
+    def async_exec(self, decoupled: bool) -> asyncio.Future[Union[InferenceResponse, bls.ResponseIterator]]: ...
+    def async_exec(self, decoupled: bool = False) -> Any:
+        """As `exec`, to be awaited. Raises RuntimeError where no event loop runs."""
+        return bls.async_execute(*self._outgoing(), _truth("async_exec", self, decoupled))
+
+    def _outgoing(self) -> Tuple[bls.Target, bls.Request]:
+        target = self._target
+        return ("", -1) if target is None else (target.model_name, target.model_version), (
+            self._id,
+            self._correlation_id,
+            self._flags,
+            self._timeout_us,
+            self._parameters,
+            self._requested_output_names,
+            self._inputs,
+        )
+
+
+def _truth(function: str, request: InferenceRequest, given: Any) -> bool:
+    """An argument that says yes or no: of a type that does (text does not), or None. Raises TypeError."""
+    if given is not None and not hasattr(type(given), "__bool__"):
+        raise incompatible(function, "(self: InferenceRequest, decoupled: bool = False) -> object", (request, given))
+    return bool(given)
+
+
+def _correlation_id(given: Any) -> Union[int, str]:
+    if isinstance(given, str):
+        if as_text(given) is None:
+            raise TritonModelException("Correlation ID has characters that UTF-8 cannot encode: {!r}".format(given))
+        return given
+    if not isinstance(given, int):
+        raise TritonModelException("Correlation ID must be integer or string")
+    if not 0 <= given <= UINT64_MAX:
+        raise TritonModelException("Correlation ID must be from 0 to 2**64 - 1, got {}".format(given))
+    return int(given)
+
+
+_new = object.__new__
+_creating = threading.Lock()

@@ -1,0 +1,299 @@
+"""`InferenceResponseSender`: how a model answers other than by returning from `execute`.
+
+A sender belongs to one request. It may be used from any thread, during `execute` and after it, until it has sent
+TRITONSERVER_RESPONSE_COMPLETE_FINAL. What it sends goes into the response ring at once, behind the ring's lock.
+
+Order. A sender sends one response at a time, so nothing of a request can follow its final one.
+
+Flow. Responses go out in groups of GROUP_RESPONSES, or as many as take GROUP_BYTES of shared memory. The last of a
+group asks the server to say when all of it has been passed on, and no more than two groups of a request may be under
+way: `send` waits until the client of a slow stream has read on. The server lets go at once when the client is gone.
+A stream that is read as fast as it is made costs one message from the server per group, and never waits.
+
+Memory. The request's inputs stay its own until the final response. Then what the model still holds of them is told
+to the server, as after an `execute` that returned its responses. Outputs are always copied: whoever sends holds them.
+
+End. A model that lets go of a sender (and of its request) without a final response can never answer any more. The
+client is not left waiting for that: a sender that has sent something ends its stream, one that has not fails it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+
+from stubserve_stub.api.arguments import UINT32_MAX, as_integer, incompatible
+from stubserve_stub.api.constants import RESPONSE_COMPLETE_FINAL
+from stubserve_stub.api.encoding import encode_response
+from stubserve_stub.api.exceptions import TritonModelException
+from stubserve_stub.api.responses import InferenceResponse
+from stubserve_stub.api.tensors import Tensor
+from stubserve_stub.runtime.outputs import arena_bytes, failed
+from stubserve_stub.wire import codes
+
+if TYPE_CHECKING:
+    # What it imports, msgpack, is not there where only the public module is wanted.
+    from stubserve_stub.wire.messages import WireResponse
+
+GROUP_RESPONSES = 128
+GROUP_BYTES = 2 << 20
+
+# (batch, index in it)
+Key = Tuple[int, int]
+
+_DROPPED = (
+    "model instance '{}' returned None for this request and let go of its response sender without a response; "
+    "the model must send TRITONSERVER_RESPONSE_COMPLETE_FINAL when it is done"
+)
+
+
+class InferenceResponseSender:
+    """Sends the responses to one request."""
+
+    __slots__ = (
+        "__weakref__",
+        "_cancelled",
+        "_closed",
+        "_credit",
+        "_ended",
+        "_group_bytes",
+        "_group_left",
+        "_kept",
+        "_key",
+        "_requested",
+        "_revoked",
+        "_senders",
+        "_sending",
+        "_sent",
+        "_tensors",
+    )
+
+    # Where it sends to; None for a request that the model made itself
+    _senders: Optional[Senders]
+    _key: Key
+    _requested: Sequence[str]
+    # The request's inputs in the arena: offset and tensor of each
+    _tensors: List[Tuple[int, Tensor]]
+    _cancelled: bool
+    # Nothing more may be sent
+    _closed: bool
+    # Guarded by _sending: how many sends there were, and whether the final one is out
+    _sending: threading.Lock
+    _sent: int
+    _ended: bool
+    # Whether the request was answered in another way before this could
+    _revoked: bool
+    _group_left: int
+    _group_bytes: int
+    # Groups that may be begun; None as long as the first one is not used up
+    _credit: Optional[threading.Semaphore]
+    # Of a model that is not decoupled: the response that waits for the final flag
+    _kept: Optional[WireResponse]
+
+    def __new__(cls) -> InferenceResponseSender:
+        raise TypeError("InferenceResponseSender: No constructor defined!")
+
+    def send(self, response: Optional[InferenceResponse] = None, flags: int = 0) -> None:
+        """Sends a response, or with the final flag only that no further one follows.
+
+        Waits while the client is far behind. Raises TypeError for arguments of the wrong types, TritonModelException
+        for what the state of the request does not allow.
+        """
+        bits = as_integer(flags, 0, UINT32_MAX)
+        if bits is None or not (response is None or isinstance(response, InferenceResponse)):
+            raise incompatible(
+                "send",
+                "(self: InferenceResponseSender, response: InferenceResponse = None, flags: int = 0) -> None",
+                (self, response, flags),
+            )
+        if bits & ~RESPONSE_COMPLETE_FINAL:
+            raise TritonModelException("Unable to send response. Unsupported flag provided.")
+        if response is None and not bits:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        senders = self._senders
+        if senders is None:
+            raise TritonModelException(
+                "Unable to send response. Response sender has no reference to the decoupled state of the model."
+            )
+        with self._sending:
+            if not senders.decoupled:
+                if response is not None and self._sent:
+                    raise TritonModelException(
+                        "Unable to send response. Non-decoupled model cannot send more than one response."
+                    )
+                if response is None and not self._sent:
+                    raise TritonModelException(
+                        "Unable to send response. Non-decoupled model cannot send complete final before sending a "
+                        "response."
+                    )
+            self._check_open()
+            if not bits and senders.decoupled:
+                self._await_credit()
+            self._sent += 1
+            start = time.monotonic_ns()
+            wire = None if response is None else encode_response(response, self._requested, senders.channel)
+            if bits:
+                self._finish(senders, wire, start)
+            elif senders.decoupled:
+                assert wire is not None
+                self._send_one(senders, wire, start)
+            else:
+                # Its client gets one response only, once it is known to be final.
+                self._kept = wire
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has gone; known at once, without asking the server."""
+        return self._cancelled
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+
+    def _await_credit(self) -> None:
+        if self._group_left <= 0 or self._group_bytes <= 0:
+            assert self._credit is not None
+            self._credit.acquire()
+            self._check_open()
+            self._group_left, self._group_bytes = GROUP_RESPONSES, GROUP_BYTES
+
+    def _send_one(self, senders: Senders, wire: WireResponse, start_ns: int) -> None:
+        self._group_left -= 1
+        self._group_bytes -= arena_bytes(wire)
+        full = self._group_left <= 0 or self._group_bytes <= 0
+        if full and self._credit is None:
+            self._credit = threading.Semaphore(1)
+        senders.channel.respond(self._key, start_ns, wire, full)
+
+    def _finish(self, senders: Senders, wire: Optional[WireResponse], start_ns: int) -> None:
+        self._closed = self._ended = True
+        if wire is None:
+            wire = self._kept
+        self._kept = None
+        senders.forget(self._key)
+        senders.channel.respond_last(self._key, start_ns, wire, self._tensors)
+
+    # What the stub does with it
+
+    def _revoke(self) -> None:
+        """Ends it without a word, if it has not ended yet, for a request that is answered in another way."""
+        self._shut()
+        with self._sending:
+            if not self._ended:
+                assert self._senders is not None
+                self._senders.forget(self._key)
+                self._ended = self._revoked = True
+                self._kept = None
+                self._tensors = []
+
+    def _fail(self, error: str) -> None:
+        """Ends it with an error, if it has not ended yet."""
+        self._shut()
+        with self._sending:
+            if not self._ended:
+                self._kept = None
+                assert self._senders is not None
+                self._finish(self._senders, failed(error, codes.INTERNAL), time.monotonic_ns())
+
+    def _shut(self) -> None:
+        """Turns further senders away, one that waits for credit too."""
+        self._closed = True
+        credit = self._credit
+        if credit is not None:
+            credit.release()
+
+    def __del__(self) -> None:
+        # Runs wherever the last reference goes, perhaps inside the ring's lock: only a note is possible here.
+        senders = self._senders
+        if senders is not None and not self._ended:
+            senders.forget(self._key)
+            senders.dropped(self._key, self._kept, self._sent, self._tensors)
+
+
+class Senders:
+    """The open senders of one stub, by batch and index: where cancellations and the server's credit go."""
+
+    def __init__(self, channel: Any, decoupled: bool) -> None:
+        self.channel = channel
+        self.decoupled = decoupled
+        self._open: Dict[Key, weakref.ref[InferenceResponseSender]] = {}
+        self._dropped: List[Tuple[Key, Optional[WireResponse], int, List[Tuple[int, Tensor]]]] = []
+
+    def create(self, key: Key, requested: Sequence[str], tensors: List[Tuple[int, Tensor]]) -> InferenceResponseSender:
+        """The sender of a request that was received."""
+        sender = _blank(self)
+        sender._key = key
+        sender._requested = requested
+        sender._tensors = tensors
+        self._open[key] = weakref.ref(sender)
+        return sender
+
+    def closed(self) -> InferenceResponseSender:
+        """The sender of a request that has been answered already."""
+        sender = _blank(self)
+        sender._closed = sender._ended = True
+        sender._sent = 1
+        return sender
+
+    def cancel(self, key: Key) -> None:
+        """The client of this request is gone."""
+        sender = self._find(key)
+        if sender is not None:
+            sender._cancelled = True
+
+    def acknowledge(self, key: Key) -> None:
+        """One more group of this request has been passed on."""
+        sender = self._find(key)
+        if sender is not None and sender._credit is not None:
+            sender._credit.release()
+
+    def forget(self, key: Key) -> None:
+        self._open.pop(key, None)
+
+    def revoke(self, batch: int) -> None:
+        """Ends those of a batch that is answered in another way."""
+        for key in list(self._open):
+            sender = self._find(key) if key[0] == batch else None
+            if sender is not None:
+                sender._revoke()
+
+    def dropped(self, key: Key, kept: Optional[WireResponse], sent: int, tensors: List[Tuple[int, Tensor]]) -> None:
+        """Nobody has this sender any more. Safe in a destructor: the main thread tells the server."""
+        self._dropped.append((key, kept, sent, tensors))
+        self.channel.poke()
+
+    def report_dropped(self, instance: str) -> List[Key]:
+        """Ends the requests whose senders are gone; which those are. Runs on the main thread."""
+        keys = []
+        while self._dropped:
+            key, wire, sent, tensors = self._dropped.pop()
+            if not sent:
+                wire = failed(_DROPPED.format(instance), codes.INTERNAL)
+            self.channel.respond_last(key, time.monotonic_ns(), wire, tensors)
+            keys.append(key)
+        return keys
+
+    def _find(self, key: Key) -> Optional[InferenceResponseSender]:
+        reference = self._open.get(key)
+        return None if reference is None else reference()
+
+
+def without_state() -> InferenceResponseSender:
+    """The sender of a request that the model made itself: it only says that it cannot send."""
+    return _blank(None)
+
+
+def _blank(senders: Optional[Senders]) -> InferenceResponseSender:
+    sender: InferenceResponseSender = object.__new__(InferenceResponseSender)
+    sender._senders = senders
+    sender._cancelled = sender._closed = sender._ended = sender._revoked = False
+    sender._sending = threading.Lock()
+    sender._sent = 0
+    sender._group_left, sender._group_bytes = GROUP_RESPONSES, GROUP_BYTES
+    sender._credit = None
+    sender._kept = None
+    sender._tensors = []
+    return sender

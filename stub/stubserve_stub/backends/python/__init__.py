@@ -1,0 +1,1 @@
+"""The Python backend: a `model.py` with the class `TritonPythonModel`."""

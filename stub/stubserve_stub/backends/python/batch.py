@@ -1,0 +1,176 @@
+"""One batch as a model sees it: wire requests in, the objects of `pb_utils`, wire responses out.
+
+The memory under its tensors is `runtime.batch_memory`'s business. A tensor over memory that others read, too, makes its
+own copy of that when it is looked at. A request that is answered through a sender is left to it when `execute` has
+returned, its inputs too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, List, Optional, Sequence, Tuple
+
+from stubserve_stub.api.constants import REQUEST_RELEASE_RESCHEDULE
+from stubserve_stub.api.encoding import encode_response
+from stubserve_stub.api.requests import InferenceRequest
+from stubserve_stub.api.responses import InferenceResponse
+from stubserve_stub.api.sender import InferenceResponseSender, Senders
+from stubserve_stub.api.tensors import Tensor
+from stubserve_stub.backends.python.model import ContractBroken
+from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.wire import messages
+from stubserve_stub.wire.messages import Entry, WireRequest
+
+
+class ModelBatch:
+    """The requests of one batch as the model's objects. Raises Refusal for one that no Python model can be given."""
+
+    def __init__(
+        self,
+        memory: BatchMemory,
+        senders: Senders,
+        number: int,
+        wire_requests: Sequence[Optional[WireRequest]],
+        output_names: List[str],
+    ) -> None:
+        self._memory = memory
+        self._senders = senders
+        self.number = number
+        # Inputs in the arena: offset and tensor of each
+        self._tensors: List[Tuple[int, Tensor]] = []
+        self.requests = [self._request(wire, output_names) for wire in wire_requests]
+
+    def _request(self, wire: Optional[WireRequest], output_names: List[str]) -> InferenceRequest:
+        if wire is None:
+            raise Refusal("a slot of the batch is empty, which Python models have no way to see")
+        request_id, correlation_id, flags, timeout_us, parameters, requested, wire_inputs = wire
+        inputs = []
+        for name, datatype, shape, data in wire_inputs:
+            if isinstance(data, bytes):
+                inputs.append(Tensor._received(name, datatype, shape, data, None))
+                continue
+            offset, view = self._memory.input(name, data)
+            tensor = Tensor._received(name, datatype, shape, None, view)
+            self._tensors.append((offset, tensor))
+            inputs.append(tensor)
+        return InferenceRequest._received(
+            request_id,
+            correlation_id,
+            flags,
+            timeout_us,
+            parameters,
+            output_names if requested is None else requested,
+            inputs,
+            self,
+        )
+
+    def create_sender(self, request: InferenceRequest) -> InferenceResponseSender:
+        """The sender of one of these requests; a closed one if the request has been answered."""
+        for index, candidate in enumerate(self.requests):
+            if candidate is request:
+                own = [entry for entry in self._tensors if any(entry[1] is tensor for tensor in request._inputs)]
+                return self._senders.create((self.number, index), request._requested_output_names, own)
+        return self._senders.closed()
+
+    def check(self, result: Any) -> List[Optional[InferenceResponse]]:
+        """What `execute` returned, as one response (or None) per request. Raises ContractBroken."""
+        if result is None:
+            return [None] * len(self.requests)
+        if not isinstance(result, list):
+            raise ContractBroken("Expected a list in the execute return, found type '{}'.".format(type(result)))
+        if len(result) != len(self.requests):
+            raise ContractBroken(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                "InferenceRequest(s) size is:{}, and InferenceResponse(s) size is:{}\n".format(
+                    len(self.requests), len(result)
+                )
+            )
+        for response in result:
+            if response is not None and not isinstance(response, InferenceResponse):
+                raise ContractBroken(
+                    "Expected an 'InferenceResponse' object in the execute function return list, "
+                    "found type '{}'.".format(type(response))
+                )
+        return result
+
+    def encode(self, responses: List[Optional[InferenceResponse]]) -> List[Entry]:
+        """The entries of RESULT: the responses as they go over the wire, outputs pruned to what was asked for."""
+        entries: List[Entry] = []
+        try:
+            for request, response in zip(self.requests, responses):
+                entries.append(self._entry(request, response))
+        except BaseException:
+            self._memory.take_back(entries)
+            raise
+        return entries
+
+    def _entry(self, request: InferenceRequest, response: Optional[InferenceResponse]) -> Any:
+        if request._release_flags & REQUEST_RELEASE_RESCHEDULE:
+            if response is None:
+                return self._rescheduled(request)
+            if response._error is None:
+                raise ContractBroken(
+                    "Expected a None object in the execute function return list for reschduled request, "
+                    "found type '{}'.".format(type(response))
+                )
+        if response is None:
+            request.get_response_sender()
+            return None
+        sender = request._sender
+        if sender is not None:
+            if sender._sent:
+                raise ContractBroken("Unable to send response. Non-decoupled model cannot send more than one response.")
+            sender._revoke()
+        return encode_response(response, request._requested_output_names, self._memory)
+
+    def left_open(self) -> List[Entry]:
+        """The entries of RESULT for a decoupled model: all is said, or will be, through senders."""
+        entries: List[Entry] = []
+        for request in self.requests:
+            if request._release_flags & REQUEST_RELEASE_RESCHEDULE:
+                entries.append(self._rescheduled(request))
+            else:
+                request.get_response_sender()
+                entries.append(None)
+        return entries
+
+    @staticmethod
+    def _rescheduled(request: InferenceRequest) -> int:
+        if request._sender is not None:
+            request._sender._revoke()
+        return messages.RESCHEDULED
+
+    def revoke_senders(self) -> None:
+        """Ends what is open: the whole batch has failed."""
+        for request in self.requests:
+            if request._sender is not None:
+                request._sender._revoke()
+
+    def senders(self) -> List["weakref.ref[InferenceResponseSender]"]:
+        """Those that there are, without keeping them alive."""
+        return [weakref.ref(request._sender) for request in self.requests if request._sender is not None]
+
+    def cancel(self, indices: Sequence[int]) -> None:
+        """Nobody waits for these requests any more. Safe from any thread."""
+        requests = self.requests
+        for index in indices:
+            if index < len(requests):  # there are none when the batch has been released
+                requests[index]._cancelled = True
+
+    def release(self) -> None:
+        """Lets go of every object that the model was given, and tells the batch's memory how to know who has not."""
+        if self._tensors:
+            lent = {
+                id(tensor)
+                for request in self.requests
+                if request._sender is not None and not request._sender._revoked
+                for tensor in request._inputs
+            }
+            for offset, tensor in self._tensors:
+                if id(tensor) in lent:
+                    self._memory.lend(offset)
+                else:
+                    self._memory.watch(offset, tensor._watch())
+        self.requests = []
+        self._tensors = []

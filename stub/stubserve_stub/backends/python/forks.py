@@ -1,0 +1,178 @@
+"""Requests that a model makes in processes which it has forked (`os.fork`, `multiprocessing`).
+
+A forked process has a copy of everything in the stub, but a ring has one writer and one reader: two copies that go on
+by themselves would overwrite each other's messages. So the copy is cut off from the rings (`Channel.abandon`), and a
+request goes the long way: through a socket pair that is made right before each fork, to a thread of the stub, which
+makes the request in its place. In a process that was forked itself such a thread leads one process further up, so forks
+may be nested.
+
+Tensors travel as bytes and are copied at every station; the responses of an iterator arrive together. While a forked
+process lives it costs the stub a socket and a thread. What was forked before `connect`, in `initialize`, can make no
+requests, as upstream.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from typing import Any, Optional, Set, Tuple
+
+from stubserve_stub.api import bls
+from stubserve_stub.api.encoding import encode_response, encode_tensor
+from stubserve_stub.api.exceptions import TritonModelException
+from stubserve_stub.api.responses import InferenceResponse
+from stubserve_stub.api.tensors import Tensor
+from stubserve_stub.runtime.channel import Channel
+from stubserve_stub.runtime.outputs import Placer
+from stubserve_stub.wire import messages
+
+_LENGTH = struct.Struct("=Q")
+_in_message = Placer()
+
+
+class _Pair(threading.local):
+    """Of each thread, the sockets for the process that it is about to fork."""
+
+    sockets: "Optional[Tuple[socket.socket, socket.socket]]" = None
+
+
+class Forks:
+    """The processes that a stub's model forks. `instance` is what errors name."""
+
+    def __init__(self, instance: str, channel: Channel) -> None:
+        self._instance = instance
+        self._channel = channel
+        self._pair = _Pair()
+        # This process's ends towards what it has forked, and towards what has forked it
+        self._served: Set[socket.socket] = set()
+        self._relay: Optional[Relay] = None
+
+    def connect(self) -> None:
+        """From now on forked processes may make requests. There is no way back."""
+        os.register_at_fork(before=self._prepare, after_in_parent=self._go_on, after_in_child=self._begin)
+
+    def _prepare(self) -> None:
+        try:
+            self._pair.sockets = socket.socketpair()
+        except OSError:
+            self._pair.sockets = None  # no descriptors left; the process can do without until it makes a request
+
+    def _go_on(self) -> None:
+        pair, self._pair.sockets = self._pair.sockets, None
+        if pair is not None:
+            ours, theirs = pair
+            theirs.close()
+            self._served.add(ours)
+            threading.Thread(target=self._serve, args=(ours,), name="stubserve-fork", daemon=True).start()
+
+    def _begin(self) -> None:
+        pair, self._pair.sockets = self._pair.sockets, None
+        # Whoever keeps them would hide that the other side has ended.
+        for served in self._served:
+            served.close()
+        self._served.clear()
+        if self._relay is not None:
+            self._relay.close()
+        self._channel.abandon(self._refuse)
+        theirs = None
+        if pair is not None:
+            pair[0].close()
+            theirs = pair[1]
+        self._relay = Relay(theirs, self._instance, self._channel)
+        bls.relay(self._relay)
+
+    def _refuse(self, *_: Any) -> Any:
+        raise TritonModelException(
+            "Model instance '{}' can do this only in its own process, not in one that it has forked; "
+            "such a process can make requests to other models.".format(self._instance)
+        )
+
+    def _serve(self, forked: socket.socket) -> None:
+        """Makes the requests of a forked process until it ends."""
+        with forked:
+            try:
+                message = _receive(forked)
+                while message is not None:
+                    _send(forked, _answer(*message))
+                    message = _receive(forked)
+            except OSError:
+                pass  # it has ended in the middle of a message
+        self._served.discard(forked)
+
+
+class Relay:
+    """The way of a forked process to other models, through the process that has forked it. One request at a time."""
+
+    def __init__(self, forker: Optional[socket.socket], instance: str, channel: Channel) -> None:
+        self._forker = forker
+        self._instance = instance
+        self._channel = channel
+        self._turn = threading.Lock()
+
+    def execute(self, target: bls.Target, request: bls.Request, decoupled: bool) -> Any:
+        """As `bls.execute`; an iterator has all of its responses from the beginning."""
+        *head, names, tensors = request
+        inputs = [encode_tensor(tensor, _in_message) for tensor in tensors]
+        answer = None
+        if self._forker is not None:
+            with self._turn:
+                try:
+                    _send(self._forker, (target, (*head, list(names), inputs), decoupled))
+                    answer = _receive(self._forker)
+                except OSError:
+                    pass
+        if answer is None:
+            raise TritonModelException(
+                "The request to model '{}' cannot be made or was lost: this process was forked by model instance '{}', "
+                "which has ended or had no file descriptor left.".format(target[0], self._instance)
+            )
+        refusal, wires = answer
+        if refusal is not None:
+            raise TritonModelException(refusal)
+        responses = [bls.received(self._channel, wire) for wire in wires]
+        return bls.ResponseIterator._over(responses) if decoupled else responses[0]
+
+    def close(self) -> None:
+        if self._forker is not None:
+            self._forker.close()
+
+
+def _answer(target: bls.Target, request: Any, decoupled: bool) -> Tuple[Optional[str], Any]:
+    """(what `bls.execute` has raised, responses) for a request of a forked process."""
+    *head, names, tensors = request
+    inputs = [Tensor._received(name, datatype, shape, data, None) for name, datatype, shape, data in tensors]
+    try:
+        answer = bls.execute(target, (*head, names, inputs), decoupled)
+        return None, [_wire(response) for response in (answer if decoupled else (answer,))]
+    except TritonModelException as refused:
+        return str(refused), ()
+
+
+def _wire(response: InferenceResponse) -> Any:
+    return encode_response(response, [tensor.name() for tensor in response._output_tensors], _in_message)
+
+
+def _send(to: socket.socket, message: Any) -> None:
+    data = messages.pack(message)
+    to.sendall(_LENGTH.pack(len(data)))
+    to.sendall(data)
+
+
+def _receive(source: socket.socket) -> Any:
+    """The next message; None when the other side has ended."""
+    head = _read(source, _LENGTH.size)
+    data = None if head is None else _read(source, _LENGTH.unpack(head)[0])
+    return None if data is None else messages.unpack(data)
+
+
+def _read(source: socket.socket, nbytes: int) -> Optional[bytearray]:
+    data = bytearray(nbytes)
+    view = memoryview(data)
+    while view:
+        got = source.recv_into(view)
+        if not got:
+            return None
+        view = view[got:]
+    return data

@@ -1,0 +1,165 @@
+"""The model as the stub sees it: importing `model.py`, its class, and the life of the one object made of it.
+
+asyncio is imported with the first coroutine: it would make every stub 7 MiB larger (it brings OpenSSL with it).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import sys
+import threading
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+if TYPE_CHECKING:
+    import asyncio
+    import concurrent.futures
+
+from stubserve_stub.api.exceptions import TritonModelException
+from stubserve_stub.api.model_config import ModelConfig
+from stubserve_stub.runtime.failure import Refusal
+
+_CONTRACT = ("auto_complete_config", "initialize", "execute", "is_ready", "finalize")
+
+
+class ContractBroken(Refusal):
+    """The model did something that its contract forbids."""
+
+
+class EventLoopThread:
+    """The one event loop on which all coroutines of a model run; started when the first one appears."""
+
+    def __init__(self) -> None:
+        self._loop: "Optional[asyncio.AbstractEventLoop]" = None
+        self._stopped = False
+        self._starting = threading.Lock()
+
+    def run(self, coroutine: Any) -> Any:
+        """Runs a coroutine on the loop's thread and waits for its result."""
+        return self.submit(coroutine).result()
+
+    def submit(self, coroutine: Any) -> Any:
+        """Starts a coroutine on the loop's thread and returns a concurrent future."""
+        import asyncio
+
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(
+                    target=self._run_loop, args=(self._loop,), name="stubserve-asyncio", daemon=True
+                ).start()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _run_loop(self, loop: "asyncio.AbstractEventLoop") -> None:
+        # A coroutine may stop the loop, and what ends a program ends it, too. Others are waiting for it still.
+        while not self._stopped:
+            with contextlib.suppress(KeyboardInterrupt, SystemExit):  # the loop's next turn tells who waits for it
+                loop.run_forever()
+        loop.close()
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has just been closed
+                self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+def raised_by(future: Any) -> Optional[BaseException]:
+    """What a coroutine whose future is done has raised; CancelledError if it was cancelled."""
+    try:
+        raised: Optional[BaseException] = future.exception()
+    except Exception as cancelled:
+        return cancelled.with_traceback(None)
+    return raised
+
+
+def import_model(model_file: str, module: str, paths: Sequence[str]) -> Any:
+    """Imports a model's file as upstream does and returns its `TritonPythonModel` class.
+
+    A model's own file is imported as `<version>.<file>`: with the model's folder among the `paths`, which are appended
+    to `sys.path`, the version folder is a namespace package, so both `import helper` and `from . import helper` find
+    files beside the model. A backend's file is a plain module. Raises whatever its top level raises, and AttributeError
+    when the class is missing.
+    """
+    if not os.path.isfile(model_file):
+        raise TritonModelException("Python model file not found in '{}'".format(model_file))
+    sys.path.extend(paths)
+    # Not importlib.import_module: its frames would show in the text of an error, where upstream's has none.
+    __import__(module)
+    return sys.modules[module].TritonPythonModel
+
+
+class Model:
+    """One instance of a model's class."""
+
+    def __init__(self, model_class: Any, path: str) -> None:
+        self._class = model_class
+        self._path = path
+        self._object: Any = None
+        self._execute: Optional[Callable[[List[Any]], Any]] = None
+        self._loop = EventLoopThread()
+
+    @property
+    def methods(self) -> List[str]:
+        """The methods of the contract that the class has."""
+        return [name for name in _CONTRACT if hasattr(self._class, name)]
+
+    @property
+    def completes_config(self) -> bool:
+        return hasattr(self._class, "auto_complete_config")
+
+    def complete_config(self, model_name: str, config_json: str) -> str:
+        """Runs `auto_complete_config` and returns the configuration as JSON text."""
+        completed = self._class.auto_complete_config(ModelConfig(config_json))
+        if not isinstance(completed, ModelConfig):
+            raise ContractBroken(
+                "auto_complete_config function in model '{}' must return a valid pb.ModelConfig object.".format(
+                    model_name
+                )
+            )
+        return completed._to_json()
+
+    def initialize(self, arguments: Dict[str, str]) -> None:
+        self._object = self._class()
+        if hasattr(self._object, "initialize"):
+            self._object.initialize(arguments)
+        self._execute = getattr(self._object, "execute", None)
+
+    @property
+    def checks_readiness(self) -> bool:
+        return hasattr(self._object, "is_ready")
+
+    def is_ready(self) -> bool:
+        """The model's own word, sync or async. Raises what it raises, and TritonModelException if it is no bool."""
+        answer = self._object.is_ready()
+        if inspect.isawaitable(answer):
+            answer = self._loop.run(answer)
+        if not isinstance(answer, bool):
+            raise TritonModelException("is_ready() must return a boolean value")
+        return answer
+
+    def execute(self, requests: List[Any]) -> Any:
+        """Calls the model; a coroutine is run to its end on the model's event loop."""
+        result = self._call(requests)
+        if isinstance(result, Coroutine):
+            result = self._loop.run(result)
+        return result
+
+    def start(self, requests: List[Any]) -> Tuple[Any, Optional["concurrent.futures.Future[Any]"]]:
+        """As `execute`, but does not wait for a coroutine: (result, None), or (None, the coroutine's future)."""
+        result = self._call(requests)
+        if isinstance(result, Coroutine):
+            return None, self._loop.submit(result)
+        return result, None
+
+    def _call(self, requests: List[Any]) -> Any:
+        if self._execute is None:
+            raise ContractBroken("Python model {} does not implement `execute` method.".format(self._path))
+        return self._execute(requests)
+
+    def finalize(self) -> None:
+        self._loop.stop()
+        if hasattr(self._object, "finalize"):
+            self._object.finalize()

@@ -1,0 +1,236 @@
+"""Requests that a model makes, as the stub sends them and hears of their answers.
+
+Answers come over a ring with a doorbell of its own. There is no thread that reads it: whoever waits does. The first
+thread that waits takes the reader's part and blocks in the kernel on the doorbell, so the answer to a lone call wakes
+the very thread that wants it. It also takes what arrives for others and wakes them; when it has its own answer it
+passes the part on to one that still waits. Coroutines wait for a future; while there are any, their event loop watches
+the doorbell too, and reads when no thread does.
+
+A call holds up its instance when the main thread waits for it in `execute`. The server must know, because instances
+that wait for each other in a circle would do so for ever. Of a call by the main thread that is plain. A call by another
+thread or a coroutine holds up the instance if the main thread waits for that one; so a watch looks, for calls that are
+not answered in WATCH_S, whether the main thread is in one of Python's own waits, and reports them.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import select
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Optional, Tuple
+
+from stubserve_stub.wire import messages
+from stubserve_stub.wire.messages import WireRequest, WireResponse
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from stubserve_stub.runtime.channel import Channel
+
+WATCH_S = 0.5
+
+_PYTHONS_WAITS = threading.Condition.wait.__code__.co_filename
+
+
+class Call:
+    """One request under way. `answers` are those that have come and that nobody has taken: (response, final)."""
+
+    __slots__ = ("answers", "blocking", "number", "on_answer", "opened_at", "promoted", "waiter")
+
+    def __init__(self, number: int, blocking: bool, on_answer: Optional[Callable[[], None]]) -> None:
+        self.number = number
+        self.blocking = blocking
+        self.answers: Deque[Tuple[Any, bool]] = collections.deque()
+        # Called once, on whichever thread has read the first answer
+        self.on_answer = on_answer
+        # Of a thread that waits while another one reads: the lock it sleeps on, and whether it is to read now
+        self.waiter: Optional[threading.Lock] = None
+        self.promoted = False
+        self.opened_at = 0.0
+
+
+class Calls:
+    """All calls of a stub. `decode` makes the model's object of a wire response (None where there is none)."""
+
+    def __init__(self, channel: Channel, decode: Callable[[Channel, Optional[WireResponse]], Any]) -> None:
+        self.channel = channel
+        self._decode = decode
+        self._open: Dict[int, Call] = {}
+        self._numbers = itertools.count(1)
+        self._main_thread = threading.main_thread().ident
+        self._guard = threading.Lock()
+        # Under the guard: whether somebody has the reader's part, and who waits meanwhile
+        self._reading = False
+        self._followers: List[Call] = []
+        # What event loops watch in place of the doorbell: uvloop makes what it watches non-blocking.
+        self._arrivals = select.epoll()
+        self._arrivals.register(channel.answer_doorbell, select.EPOLLIN)
+        # Event loops that have coroutines waiting, and how many
+        self._loops: Dict[asyncio.AbstractEventLoop, int] = {}
+        self._watching: Optional[threading.Event] = None
+
+    def open(
+        self,
+        target: Tuple[str, int],
+        decoupled: bool,
+        request: WireRequest,
+        on_answer: Optional[Callable[[], None]] = None,
+    ) -> Call:
+        """Sends a request to version `target[1]` (-1 for any) of model `target[0]`. Raises ArenaFull."""
+        blocking = on_answer is None and threading.get_ident() == self._main_thread
+        call = Call(next(self._numbers), blocking, on_answer)
+        self._open[call.number] = call
+        try:
+            self.channel.send_and_report(
+                lambda released: messages.pack_call(call.number, blocking, decoupled, *target, request, released)
+            )
+        except BaseException:
+            del self._open[call.number]
+            raise
+        if not blocking:
+            self._watch(call)
+        return call
+
+    def wait(self, call: Call) -> Tuple[Any, bool]:
+        """The next answer to a call that is not finished: (response, final). Blocks this thread."""
+        while not call.answers:
+            waiter = None
+            with self._guard:
+                if call.answers:
+                    break
+                if self._reading:
+                    waiter = call.waiter = threading.Lock()
+                    waiter.acquire()
+                    self._followers.append(call)
+                self._reading = True
+            if waiter is not None:
+                try:
+                    waiter.acquire()
+                except BaseException:  # a signal handler of the model's has raised
+                    self._leave(call)
+                    raise
+                call.waiter = None
+                if not call.promoted:
+                    continue
+                call.promoted = False
+            try:
+                while not call.answers:
+                    self._read(call.blocking)
+            finally:
+                self._pass_on_reading()
+        return call.answers.popleft()
+
+    def cancel(self, call: Call) -> None:
+        """Asks the model that was called to stop."""
+        self.channel.send(messages.pack_cancel(call.number))
+
+    def taken(self, call: Call, count: int, nbytes: int) -> None:
+        """Tells how many answers to a call, and how much of them, have been taken since the last time."""
+        self.channel.send(messages.pack_taken(call.number, count, nbytes))
+
+    def discard(self, call: Call) -> None:
+        """Nobody takes further answers. Safe to call from a finalizer."""
+        if self._open.pop(call.number, None) is not None:
+            self.channel.send_later(messages.pack_discard(call.number))
+
+    # Reading
+
+    def _read(self, look: bool) -> None:
+        """Takes the answers that have come; sleeps until there are any. For who has the reader's part."""
+        for number, final, response, frees in self.channel.receive_answers(look):
+            self.channel.free(frees)
+            answer = self._decode(self.channel, response)
+            call = self._open.pop(number, None) if final else self._open.get(number)
+            if call is None:
+                continue
+            with self._guard:
+                call.answers.append((answer, final))
+                waiter = call.waiter
+                if waiter is not None and call in self._followers:
+                    self._followers.remove(call)
+                    waiter.release()
+            told, call.on_answer = call.on_answer, None
+            if told is not None:
+                told()
+
+    def _leave(self, call: Call) -> None:
+        """Who waited for `call` does not any more, and may just have been given the reader's part."""
+        with self._guard:
+            call.waiter = None
+            promoted, call.promoted = call.promoted, False
+            if call in self._followers:
+                self._followers.remove(call)
+        if promoted:
+            self._pass_on_reading()
+
+    def _pass_on_reading(self) -> None:
+        with self._guard:
+            if not self._followers:
+                self._reading = False
+                return
+            heir = self._followers.pop(0)
+            heir.promoted = True
+            assert heir.waiter is not None
+            heir.waiter.release()
+
+    # Coroutines
+
+    def expect(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A coroutine of the loop that runs here waits for an answer."""
+        waiting = self._loops.get(loop, 0)
+        self._loops[loop] = waiting + 1
+        if not waiting:
+            loop.add_reader(self._arrivals.fileno(), self._on_readable)
+
+    def expect_no_more(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One coroutine less waits."""
+        self._loops[loop] -= 1
+        if not self._loops[loop]:
+            del self._loops[loop]
+            loop.remove_reader(self._arrivals.fileno())
+
+    def forget(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The loop has been closed, whoever waited in it."""
+        self._loops.pop(loop, None)
+
+    def _on_readable(self) -> None:
+        with self._guard:
+            if self._reading:
+                return  # a thread reads, and takes what is for coroutines as well
+            self._reading = True
+        try:
+            if self._arrivals.poll(0):
+                self._read(False)
+        finally:
+            self._pass_on_reading()
+
+    # What holds up the instance
+
+    def _watch(self, call: Call) -> None:
+        call.opened_at = time.monotonic()
+        with self._guard:
+            if self._watching is None:
+                self._watching = threading.Event()
+                threading.Thread(target=self._look, args=(self._watching,), name="stubserve-calls", daemon=True).start()
+        self._watching.set()
+
+    def _look(self, watching: threading.Event) -> None:
+        while True:
+            watching.wait()
+            time.sleep(WATCH_S)
+            watching.clear()
+            young = time.monotonic() - WATCH_S
+            for call in list(self._open.values()):
+                if call.blocking:
+                    continue
+                watching.set()
+                if call.opened_at < young and self._main_thread_waits():
+                    call.blocking = True
+                    self.channel.send(messages.pack_call_blocks(call.number))
+
+    def _main_thread_waits(self) -> bool:
+        frame = sys._current_frames().get(self._main_thread or 0)
+        return frame is not None and frame.f_code.co_filename == _PYTHONS_WAITS

@@ -1,0 +1,226 @@
+"""The stub's end of the rings: takes requests, sends results, and keeps the memory of both sides straight.
+
+Outputs are placed in the stub's own segment and freed when the parent says that their readers are done (`frees`).
+Inputs belong to the parent; it takes them back when a batch's result arrives, except those that the result names as
+held. What a model was given beyond a batch (held inputs, outputs in the answers to its own requests) it keeps until the
+last view dies. That may happen on any thread at any moment (in a weak reference's callback, or a finalizer), so what
+runs then only notes the offset and pokes the main thread, which tells the parent, unless another message does it first.
+
+Only the main thread receives. Any thread may send, place and free: two locks keep them apart. `sending` may be held
+over several sends, so that nothing comes in between.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import threading
+import time
+import weakref
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
+
+from stubserve_stub.runtime.output_memory import OutputMemory
+from stubserve_stub.runtime.outputs import no_memory, placed
+from stubserve_stub.runtime.patience import Patience
+from stubserve_stub.wire import layout, messages
+from stubserve_stub.wire.budget import ArenaFull
+from stubserve_stub.wire.messages import Answer, Message, WireResponse
+from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, poke, read_doorbell
+from stubserve_stub.wire.stub_arena import StubArena
+
+# States of the health word, readable by the parent at any time.
+STARTING = 1
+IDLE = 2
+EXECUTING = 3
+FINALIZING = 4
+
+
+class Channel:
+    """The rings of one instance, its health word, and its segment's memory."""
+
+    def __init__(self, arena: StubArena, request_doorbell: int, response_doorbell: int, answer_doorbell: int) -> None:
+        segment = arena.segment(arena.own)
+        theirs, self._words = segment.parent_words, segment.stub_words
+        self.arena = arena
+        self._request_doorbell = request_doorbell
+        self._reader = RingReader(segment.ring(layout.REQUEST_RING), self._words, layout.REQUESTS_READ)
+        self._writer = RingWriter(segment.ring(layout.RESPONSE_RING), theirs, layout.RESPONSES_READ, response_doorbell)
+        self.answer_doorbell = answer_doorbell
+        self._answers = RingReader(segment.ring(layout.ANSWER_RING), self._words, layout.ANSWERS_READ)
+        self.memory = OutputMemory(arena)
+        self.place, self.free = self.memory.place, self.memory.free
+        self._log_levels = theirs[layout.LOG_LEVELS : layout.LOG_LEVELS + 1]
+        self._patience = Patience(theirs, layout.ANNOUNCED)
+        self._answer_patience = Patience(theirs, layout.ANSWERED)
+        self.sending = threading.RLock()
+        # What the main thread does after a poke, besides
+        self.on_poke: Callable[[], None] = lambda: None
+        # Weak references to the memory of held inputs; they only have to be kept
+        self._held: Dict[int, "weakref.ref[Any]"] = {}
+        self._held_keys = itertools.count()
+        self._released: Deque[int] = collections.deque()
+        self._afterthoughts: Deque[bytes] = collections.deque()
+        self._poked = False
+        self.set_health(STARTING)
+
+    def set_health(self, state: int, batch: int = 0) -> None:
+        """Publishes what the stub is doing and since when."""
+        words = self._words
+        words[layout.HEALTH_BATCH] = batch
+        words[layout.HEALTH_SINCE_NS] = time.monotonic_ns()
+        words[layout.HEALTH_STATE] = state
+
+    def log_levels(self) -> int:
+        """The levels that the server logs, as bits."""
+        return self._log_levels[0]
+
+    def receive(self) -> List[Message]:
+        """Sleeps until there are messages and returns them all, for `messages.deliver`."""
+        self._patience.look()
+        while True:
+            count, pokes = read_doorbell(self._request_doorbell)
+            if pokes:
+                self._report_released()
+                self.on_poke()
+            if count:
+                self._patience.took(count)
+                return self._reader.take(count, self._decode)
+
+    def send(self, message: bytes) -> None:
+        """Sends one packed message; waits for room in the ring when the parent is behind. Raises ArenaFull."""
+        flags = 0
+        if len(message) > MAX_RECORD:
+            message, flags = messages.pack_spilled(self.place(message)), SPILLED
+        with self.sending:
+            while not self._writer.put(message, flags):
+                # The parent drains the ring whenever it runs; it has simply not run yet.
+                time.sleep(0.0005)
+            self._writer.announce()
+
+    def receive_answers(self, look: bool) -> List[Answer]:
+        """Sleeps until there are answers to requests of the model and returns them all; may `look` before it sleeps."""
+        if look:
+            self._answer_patience.look()
+        count, _ = read_doorbell(self.answer_doorbell)
+        self._answer_patience.took(count)
+        return self._answers.take(count, self._decode_answer)
+
+    def hold(self, offset: int, memory: Any) -> None:
+        """Tells the parent when `memory`, the base of all views of the input at `offset`, is gone."""
+
+        key = next(self._held_keys)
+
+        def gone(_: Any) -> None:
+            self._held.pop(key, None)
+            self.let_go(offset)
+
+        self._held[key] = weakref.ref(memory, gone)
+
+    def let_go(self, offset: int) -> None:
+        """The last view of what the stub was given at `offset` is gone. Safe to call from a finalizer."""
+        self._released.append(offset)
+        self.poke()
+
+    def respond(self, key: Tuple[int, int], start_ns: int, wire: WireResponse, acknowledge: bool) -> None:
+        """Sends a response that is not the final one; the parent says when it has passed it on if asked to."""
+        self._respond(key, start_ns, wire, messages.ACKNOWLEDGE if acknowledge else 0, ())
+
+    def respond_last(
+        self, key: Tuple[int, int], start_ns: int, wire: Optional[WireResponse], tensors: List[Tuple[int, Any]]
+    ) -> None:
+        """Sends a request's final response, with the offsets of those of its inputs that are still held.
+
+        `tensors` are its inputs with their offsets; they are taken out of the list.
+        """
+        if not tensors:
+            self._respond(key, start_ns, wire, messages.FINAL, ())
+            return
+        watches = [(offset, tensor._watch()) for offset, tensor in tensors]
+        tensors.clear()
+        held = []
+        for offset, watch in watches:
+            memory = None if watch is None else watch()
+            if memory is None:
+                self.arena.make_read_only(offset)
+            else:
+                held.append((offset, memory))
+        self._respond(key, start_ns, wire, messages.FINAL, [offset for offset, _ in held])
+        # Only now: nobody may tell of their death before the message that tells that they are alive.
+        for offset, memory in held:
+            self.hold(offset, memory)
+
+    def _respond(
+        self, key: Tuple[int, int], start_ns: int, wire: Optional[WireResponse], flags: int, held: Sequence[int]
+    ) -> None:
+        try:
+            self.send(messages.pack_response(*key, start_ns, wire, flags, held))
+        except ArenaFull as full:
+            # The message itself is too long for a record. Somebody waits for it, so it must end in one way or another.
+            assert wire is not None
+            self.free(placed(wire))
+            self.send(messages.pack_response(*key, start_ns, no_memory(full), flags, held))
+
+    def send_later(self, message: bytes) -> None:
+        """Has a message sent when the main thread is free, or with the next one. Safe to call from a finalizer."""
+        self._afterthoughts.append(message)
+        self.poke()
+
+    def send_and_report(self, pack: Callable[[List[int]], bytes]) -> None:
+        """Sends the message that `pack` makes of what has been let go of. Raises ArenaFull."""
+        with self.sending:
+            released = self._take_released()
+            try:
+                self.send(pack(released))
+            except ArenaFull:
+                self._released.extend(released)
+                raise
+
+    def abandon(self, refuse: Callable[..., Any]) -> None:
+        """Cuts this process, which the stub's was copied to by a fork, off from the rings: using them calls `refuse`.
+
+        That raises. Locks that other threads of the stub may have held at the fork are made anew.
+        """
+        self.sending = threading.RLock()
+        self.memory.renew_locks()
+        for method in ("send", "receive", "receive_answers", "place"):
+            setattr(self, method, refuse)
+
+    def poke(self) -> None:
+        """Has the main thread look after what is noted for it. Safe from any thread and in a destructor."""
+        if not self._poked:
+            self._poked = True
+            poke(self._request_doorbell)
+
+    def _report_released(self) -> None:
+        self._poked = False
+        with self.sending:
+            offsets = self._take_released()
+            if offsets:
+                self.send(messages.pack_released(offsets))
+
+    def _take_released(self) -> List[int]:
+        # Under `sending`, and for a message that is sent before it is left.
+        while self._afterthoughts:
+            self.send(self._afterthoughts.popleft())
+        offsets = []
+        while self._released:
+            offset = self._released.popleft()
+            self.arena.make_read_only(offset)
+            offsets.append(offset)
+        return offsets
+
+    def _decode_answer(self, data: memoryview, flags: int) -> Answer:
+        if not flags & SPILLED:
+            answer: Answer = messages.unpack(data)
+            return answer
+        place = messages.unpack_spilled(data)
+        answer = messages.unpack(self.arena.view(place.offset, place.nbytes))
+        self.let_go(place.offset)
+        return answer
+
+    def _decode(self, data: memoryview, flags: int) -> Message:
+        if flags & SPILLED:
+            place = messages.unpack_spilled(data)
+            data = self.arena.view(place.offset, place.nbytes)
+        message: Message = messages.unpack(data)
+        return message

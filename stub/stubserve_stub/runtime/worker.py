@@ -1,0 +1,188 @@
+"""The loop of a stub: takes a backend through its steps, as the server asks, and batches through the backend."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+import threading
+import time
+from typing import Any, Dict, Iterator, Optional, Sequence
+
+import numpy as np
+
+from stubserve_stub.backends.base import Backend, InstanceFacts, ModelFiles
+from stubserve_stub.runtime import session_threads
+from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.channel import EXECUTING, FINALIZING, IDLE
+from stubserve_stub.runtime.failure import describe
+from stubserve_stub.runtime.host import Host
+from stubserve_stub.runtime.wire_batch import WireBatch
+from stubserve_stub.wire import codes, messages
+from stubserve_stub.wire.arena import ArenaFull
+from stubserve_stub.wire.messages import Entry, WireRequest
+
+
+class _NotLoaded(Exception):
+    """A stage of the load has failed, and the parent knows."""
+
+
+class Worker:
+    """What a stub does from its first order to its last. `boot` is the message that it was started with."""
+
+    def __init__(self, host: Host, boot: Dict[str, Any], backend: Backend) -> None:
+        self._host = host
+        self._boot = boot
+        self._backend = backend
+        self._channel = host.channel
+        self._control = host.control
+        self._process = os.getpid()
+        # For cancellation, which arrives on the control thread: the batch that runs, and what is said of later ones
+        self._cancelling = threading.Lock()
+        self._current: Optional[WireBatch] = None
+        self._cancelled: Dict[int, Sequence[int]] = {}
+        self._newest = 0
+        self._stopped = False
+
+    def run(self) -> None:
+        """Returns when the parent has said stop, or when there is nothing to serve.
+
+        Raises what breaks the stub itself, and in a process that the model has forked whatever leaves `execute`.
+        """
+        try:
+            serves = self._load()
+        except _NotLoaded:
+            return
+        if serves:
+            self._serve()
+            self._finalize()
+
+    # Loading
+
+    @contextlib.contextmanager
+    def _reporting(self, stage: str) -> Iterator[None]:
+        """Turns whatever a stage raises into a "failed" message. Raises _NotLoaded then."""
+        try:
+            yield
+        except BaseException as error:  # a model may raise SystemExit, and the parent must hear of that too
+            self._control.send("failed", stage=stage, error=describe(error))
+            raise _NotLoaded from None
+
+    def _load(self) -> bool:
+        """Loads the model as the parent asks; False if the process was only to complete a configuration."""
+        boot, backend = self._boot, self._backend
+        with self._reporting("import"):
+            if boot["threads"]:
+                session_threads.limit(boot["threads"])
+            start = time.monotonic_ns()
+            backend.initialize(self._host)
+            backend.model_initialize(ModelFiles(boot["version_dir"], boot["model_file"], boot["module"], boot["paths"]))
+        self._control.send(
+            "imported",
+            completes_config=backend.completes_config,
+            methods=backend.methods,
+            import_ns=time.monotonic_ns() - start,
+            executable=sys.executable,
+            implementation=platform.python_implementation(),
+            python=platform.python_version(),
+            numpy=np.__version__,
+            pid=os.getpid(),
+        )
+        while True:
+            order = self._control.inbox.get()
+            if order["kind"] == "complete":
+                with self._reporting("auto_complete_config"):
+                    completed = backend.complete_config(order["model"], order["config"])
+                self._control.send("completed", config=completed)
+                return False
+            if order["kind"] == "initialize":
+                break
+        self._host.instance = order["instance"]
+        with self._reporting("initialize"):
+            backend.instance_initialize(
+                InstanceFacts(order["instance"], order["arguments"], order["outputs"], order["decoupled"])
+            )
+        self._control.handle("cancel", self._on_cancel)
+        self._control.handle("is_ready", self._on_is_ready)
+        self._channel.set_health(IDLE)
+        self._control.send("ready", checks_readiness=backend.checks_readiness)
+        return True
+
+    # Serving
+
+    def _serve(self) -> None:
+        handlers = messages.handlers_of_stub(self)
+        while not self._stopped:
+            messages.deliver(handlers, self._channel.receive())
+
+    def on_stop(self) -> None:
+        self._stopped = True
+
+    def on_execute(self, number: int, frees: Sequence[int], requests: Sequence[Optional[WireRequest]]) -> None:
+        channel = self._channel
+        channel.free(frees)
+        batch = WireBatch(number, requests, BatchMemory(channel))
+        with self._cancelling:
+            batch.cancelled = self._cancelled.pop(number, ())
+            self._current = batch
+            self._newest = number
+        channel.set_health(EXECUTING, number)
+        start = time.monotonic_ns()
+        error = None
+        entries: Sequence[Entry] = ()
+        try:
+            entries = self._backend.execute(batch)
+        except BaseException as raised:  # SystemExit and KeyboardInterrupt of a model are its error too
+            if os.getpid() != self._process:
+                raise  # of a process that the model has forked, see run()
+            error = self._host.failure(describe(raised))
+        overflow = ""
+        with channel.sending:
+            with self._cancelling:
+                self._current = None
+            held, entries = batch.memory.settle(entries)
+            end = batch.computed_ns or time.monotonic_ns()
+            try:
+                channel.send(messages.pack_result(number, start, end, entries, held, error))
+            except ArenaFull as full:
+                overflow = str(full)
+        if overflow:
+            batch.memory.take_back(entries)
+            self._backend.revoke(number)
+            channel.send(messages.pack_result(number, start, end, (), held, overflow))
+        channel.set_health(IDLE)
+
+    # On the control thread
+
+    def _on_cancel(self, message: Dict[str, Any]) -> None:
+        number, indices = message["batch"], message["indices"]
+        with self._cancelling:
+            if self._current is not None and self._current.number == number:
+                self._current.cancelled = (*self._current.cancelled, *indices)
+            elif number > self._newest:
+                self._cancelled[number] = (*self._cancelled.get(number, ()), *indices)
+        self._backend.cancel(number, indices)
+
+    def _on_is_ready(self, message: Dict[str, Any]) -> None:
+        # A thread of its own: a slow answer must not hold up cancellations. The parent asks one question at a time.
+        threading.Thread(target=self._answer_is_ready, daemon=True).start()
+
+    def _answer_is_ready(self) -> None:
+        try:
+            ready, reason = self._backend.is_ready(), ""
+            if not ready:
+                reason = "Model '{}' is not ready (user-defined check failed).".format(self._host.instance)
+        except BaseException as error:
+            ready, reason = False, describe(error)
+        self._control.send("readiness", ready=ready, reason=reason)
+
+    # The end
+
+    def _finalize(self) -> None:
+        self._channel.set_health(FINALIZING)
+        for step in (self._backend.instance_finalize, self._backend.model_finalize, self._backend.finalize):
+            try:
+                step()
+            except BaseException as error:
+                self._host.log(codes.LOG_INFO, __file__, 0, describe(error))

@@ -1,0 +1,51 @@
+"""Responses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from stubserve_stub.api.exceptions import TritonError, TritonModelException
+from stubserve_stub.api.responses import InferenceResponse
+from stubserve_stub.api.tensors import Tensor
+
+
+def tensors(names: str) -> list[Tensor]:
+    return [Tensor(name, np.zeros(1)) for name in names]
+
+
+def names(response: InferenceResponse) -> str:
+    return "".join(tensor.name() for tensor in response.output_tensors())
+
+
+def test_outputs_are_a_copy_of_the_list() -> None:
+    given = tensors("ab")
+    response = InferenceResponse(given)
+    given.clear()
+    response.output_tensors().clear()
+    assert names(response) == "ab"
+
+
+def test_prune_keeps_order_and_works_in_place() -> None:
+    response = InferenceResponse(tensors("cab"))
+    response._prune(["a", "c", "missing"])
+    assert names(response) == "ca"
+    response._prune(["b"])
+    assert names(response) == ""
+
+
+def test_parameters() -> None:
+    assert InferenceResponse().parameters() == "{}"
+    assert InferenceResponse()._parameters is None
+    response = InferenceResponse([], None, {"b": 1, "a": True, "c": "x"})
+    assert response.parameters() == '{"b": 1, "a": true, "c": "x"}'
+    assert response._parameters == {"b": 1, "a": True, "c": "x"}
+    with pytest.raises(TritonModelException, match="Expect parameters values to have type bool/int/str"):
+        InferenceResponse(parameters={"a": 1.5})
+
+
+def test_error() -> None:
+    error = TritonError("text", TritonError.NOT_FOUND)
+    response = InferenceResponse(error=error)
+    assert response.has_error()
+    assert response.error() is error
+    assert response.output_tensors() == []
