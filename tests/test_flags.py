@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from stubserve.flag_table import FLAGS
 from stubserve.flag_values import UsageError
-from stubserve.flags import FLAGS, parse_arguments, usage
+from stubserve.flags import parse_arguments, usage
 from stubserve.settings import Tls
 
 
