@@ -52,7 +52,7 @@ def dead_end(caller: Waiter, model: ServedModel, request: Request | None) -> lis
         if not calls:
             free.add(id(waiter))
             continue
-        needs[id(waiter)] = [_takers(call.model, call.request) for call in calls if call.model is not None]
+        needs[id(waiter)] = [_takers(call.model, call.request) for call in calls]
         for takers in needs[id(waiter)]:
             todo.extend(takers)
     while True:

@@ -23,7 +23,7 @@ from stubserve.inference.tensor import drop_blocks
 from stubserve.inference.work import Work
 from stubserve.instances.answer_ring import AnswerRing
 from stubserve.instances.batch import Batch, hold_inputs, pack_batch, read_response, read_result
-from stubserve.instances.bls import Call, Models, StubCalls
+from stubserve.instances.bls import Models, StubCall, StubCalls
 from stubserve.instances.health import Health
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub_memory import StubMemory
@@ -308,7 +308,7 @@ class StubWork:
         """Whether the stub has this request."""
         return request in self._requests()
 
-    def waits_for(self) -> Sequence[Call]:
+    def waits_for(self) -> Sequence[StubCall]:
         """The requests of its own model without whose answers the batch that the stub executes does not finish."""
         return self.calls.blocking() if self._in_flight else ()
 

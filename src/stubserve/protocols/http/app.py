@@ -163,28 +163,6 @@ class _ArenaBody:
             self.arrival.drop()
 
 
-class _ArenaBody:
-    """A body that is received into the arena by somebody else's reader."""
-
-    def __init__(self, server: ServerFacts, head: Head, request: Request) -> None:
-        self._given_up: ServeError | None = None
-        self.arrival = place(server, head, request, self)
-
-    def add(self, piece: bytes) -> None:
-        """Raises ServeError."""
-        if self._given_up is not None:
-            raise self._given_up
-        self.arrival.add(memoryview(piece))
-
-    def give_up(self, error: ServeError) -> None:
-        self.drop()
-        self._given_up = error
-
-    def drop(self) -> None:
-        if self._given_up is None:
-            self.arrival.drop()
-
-
 class InferRoute:
     """Inference as plain ASGI: the same call as on our own connection class, with the body copied once.
 

@@ -69,7 +69,6 @@ class Connection(asyncio.BufferedProtocol):
         self._answered_early = False
         self._call: InferCall | None = None
         self._repeat: Repeat | None = None
-        self._repeated: Request | None = None
 
     # What the transport tells
 
@@ -117,10 +116,9 @@ class Connection(asyncio.BufferedProtocol):
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
-        request, self._repeated = self._repeated, None
-        if request is not None:
-            assert self._repeat is not None
-            self._repeat.model.cancel(request)
+        repeat, self._repeat = self._repeat, None  # they know each other
+        if repeat is not None:
+            repeat.cancel()
 
     def pause_writing(self) -> None:
         self.write_paused = True
@@ -178,7 +176,7 @@ class Connection(asyncio.BufferedProtocol):
         self.state = BUSY
         call = self.infer(data[body_start:], None, 0)
         if call is not None and call.form is not None and call.form.plan.inline and head.repeatable:
-            self._repeat = Repeat(head, call.model, call.form, data, body_start)
+            self._repeat = Repeat(head, call.model, call.form, data, body_start, self._on_repeated)
         return True
 
     def _begin_again(self, repeat: Repeat) -> bool:
@@ -190,16 +188,14 @@ class Connection(asyncio.BufferedProtocol):
             if model is not repeat.model:  # loaded anew since then
                 self._repeat = None
                 return False
-            request = repeat.request(self._shared.scratch_view, self._on_repeated)
+            request = repeat.read(self._shared.scratch_view)
             if request is None:
                 return False
             self.state = BUSY
-            self._repeated = request
-            model.submit(request)
-        except ServeError as error:
+            repeat.submit(request)
+        except Exception as raised:
             self.state = BUSY
-            self._repeated = None
-            self.reply(encode_error(error))
+            self._refuse(raised)
         return True
 
     # Inference
@@ -216,14 +212,18 @@ class Connection(asyncio.BufferedProtocol):
             self._call = call
             call.start(body, block, offset)
             return call
-        except ServeError as error:
+        except Exception as raised:
             self._call = None
-            self.reply(encode_error(error))
-        except Exception:
-            log.exception("a request to model '%s' failed inside the server", self.head.infer[0])
-            self._call = None
-            self.reply(encode_error(internal("unexpected error while the request was handled; see the server's log")))
+            self._refuse(raised)
         return None
+
+    def _refuse(self, raised: Exception) -> None:
+        if isinstance(raised, ServeError):
+            self.reply(encode_error(raised))
+            return
+        assert self.head.infer is not None
+        log.error("a request to model '%s' failed inside the server", self.head.infer[0], exc_info=raised)
+        self.reply(encode_error(internal("unexpected error while the request was handled; see the server's log")))
 
     def _on_reply(self, reply: Reply) -> None:
         self._call = None
@@ -231,7 +231,6 @@ class Connection(asyncio.BufferedProtocol):
             self.reply(reply)
 
     def _on_repeated(self, request: Request, response: Response) -> None:
-        self._repeated = None
         repeat = self._repeat
         if self.state is not BUSY or repeat is None:
             return
