@@ -142,9 +142,11 @@ def hold_inputs(requests: Sequence[Request], held: Sequence[int], memory: StubMe
 
 def _response(wire: tuple[Any, ...], requests: Sequence[Request], memory: StubMemory, instance: str) -> Response:
     error, outputs, parameters = wire
-    if error is not None:
-        return Response(error=ServeError(Code(error[1]), error[0]))
-    return Response([_output(output, requests, memory, instance) for output in outputs], parameters)
+    return Response(
+        [_output(output, requests, memory, instance) for output in outputs],
+        parameters,
+        None if error is None else ServeError(Code(error[1]), error[0]),
+    )
 
 
 def _output(wire: tuple[Any, ...], requests: Sequence[Request], memory: StubMemory, instance: str) -> Tensor:

@@ -23,7 +23,7 @@ from stubserve_stub.api.constants import ErrorCode
 
 _PACKAGE = "stubserve_stub."
 # The module that calls into the model: the callers beyond it are none of the model's.
-_ENTRY = _PACKAGE + "model"
+_ENTRY = _PACKAGE + "backends.python.model"
 
 
 class TritonModelException(Exception):

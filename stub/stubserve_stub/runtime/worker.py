@@ -201,7 +201,7 @@ class Worker:
                 raise  # of a process that the model has forked, see run()
             error = self._failure(format_exception(raised))
         if error is not None:
-            batch.revoke_senders()
+            batch.give_up_senders(error)
         overflow = ""
         # Nobody reports that the model has let go of memory before the result that refers to it is under way.
         with channel.sending:
