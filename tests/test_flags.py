@@ -75,7 +75,7 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
         (["m", "--http-port"], "option '--http-port' requires an argument"),
         (["m", "--backend-config=python"], "--backend-config option format is '<backend name>,<setting>=<value>'"),
         (["m", "--model-control-mode=on"], "--model-control-mode must be none, explicit or poll. Got on"),
-        (["m", "--repository-poll-secs=0"], "--repository-poll-secs must be at least 1. Got 0"),
+        (["m", "--repository-poll-secs=-1"], "--repository-poll-secs must not be negative. Got -1"),
         (["m", "--load-model=a"], "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."),
         (["m", "-x"], "Unexpected argument: -x"),
         (["m", "--log-format=xml"], "got: xml"),

@@ -55,7 +55,7 @@ FLAGS = (
     ),
     Flag("model-control-mode", str.lower, "none, explicit (load by request) or poll (load what changes) (none)."),
     Flag("load-model", str, "A model to load at the start, * for all, with explicit model control.", many=True),
-    Flag("repository-poll-secs", parse_int, "Seconds between two looks for changes, with model control by poll (15)."),
+    Flag("repository-poll-secs", parse_int, "Seconds between looks for changes, with poll; 0 for only one (15)."),
     Flag("model-load-thread-count", parse_int, "Model versions that load at the same time (4)."),
     Flag("model-config-name", str, "Use configs/<name>.pbtxt of a model where it exists."),
     Flag("backend-directory", Path, "Backends written in Python: <name>/model.py (/opt/tritonserver/backends)."),
@@ -228,8 +228,8 @@ def _check(settings: Settings) -> None:
         raise UsageError("--model-repository must be specified, or simply its folder: stubserve serve FOLDER")
     if settings.model_control_mode not in (NONE, EXPLICIT, POLL):
         raise UsageError(f"--model-control-mode must be none, explicit or poll. Got {settings.model_control_mode}")
-    if settings.repository_poll_secs < 1:
-        raise UsageError(f"--repository-poll-secs must be at least 1. Got {settings.repository_poll_secs}")
+    if settings.repository_poll_secs < 0:
+        raise UsageError(f"--repository-poll-secs must not be negative. Got {settings.repository_poll_secs}")
     if settings.load_model and settings.model_control_mode != EXPLICIT:
         raise UsageError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     if settings.http_max_input_size <= 0:

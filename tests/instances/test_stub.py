@@ -34,6 +34,7 @@ from tests.serving import io_config, write_model
 from tests.stub.test_interpreters import NUMPY
 
 FP32 = 11
+ONE = Tensor("INPUT0", FP32, (1,), bytes(4))
 
 MODEL = """
     import sys
@@ -105,7 +106,7 @@ async def drive(folder: Path, interpreter: Path) -> int:
             tensor = Tensor("INPUT0", FP32, (size,), array.tobytes())
         else:
             block = memory.store(array.tobytes())
-            tensor = Tensor("INPUT0", FP32, (size,), None, block, block.offset, array.nbytes)
+            tensor = Tensor("INPUT0", FP32, (size,), None, block.whole())
         request = Request([tensor], lambda *_: None)
         stub.work.execute(Work([request]))
         ((_, response),) = await asyncio.wait_for(owner.results.get(), 60)
@@ -200,7 +201,7 @@ async def drive_slots(folder: Path) -> None:
         Block(one.offset, one.nbytes, one.view, freed.append)
         for one in (memory.store(state.tobytes()) for _ in range(2))
     ]
-    states = [Tensor("STATE", FP32, state.shape, None, block, block.offset, state.nbytes) for block in blocks]
+    states = [Tensor("STATE", FP32, state.shape, None, block.whole()) for block in blocks]
     ready = Tensor("READY", FP32, (1,), np.ones(1, np.float32).tobytes())
     given = Tensor("INPUT0", FP32, (2,), np.array([3, 4], np.float32).tobytes())
     request = Request([given], lambda *_: None, "one")
@@ -225,3 +226,19 @@ def test_empty_places_and_extra_inputs_reach_the_model(repository: Path) -> None
     )
     config = io_config(extra=f"output [ {outputs} ]")
     asyncio.run(drive_slots(write_model(repository, "slots", SLOTS, config)))
+
+
+async def drive_empty_slot(folder: Path) -> None:
+    stub, owner = await started(folder, Memory(64 << 20))
+    for slots, refused in (([None, ONE], True), ([ONE], False)):
+        requests = [None if slot is None else Request([slot], lambda *_: None) for slot in slots]
+        stub.work.execute(Work.of_slots(requests))
+        finished = await asyncio.wait_for(owner.results.get(), 60)
+        assert [request for request, _ in finished] == [request for request in requests if request is not None]
+        for _, response in finished:
+            assert ("a slot of the batch is empty" in str(response.error)) == refused
+    assert await stub.stop(60)
+
+
+def test_a_python_model_refuses_an_empty_slot_and_goes_on(repository: Path) -> None:
+    asyncio.run(drive_empty_slot(write_model(repository, "echo", MODEL, CONFIG)))

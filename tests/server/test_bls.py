@@ -314,9 +314,10 @@ result = [got["seen"], len(got["long"])]
 @pytest.mark.parametrize(
     ("source", "text"),
     [
-        ("call('nosuch')", "Model nosuch - Error when running inference: Failed for execute the inference request. "
-         "Model 'nosuch' is not ready."),
-        ("call('echo', np.zeros(2, np.float32), model_version=9)", "Model 'echo' is not ready."),
+        ("call('nosuch')",
+         "Model nosuch - Error when running inference: Request for unknown model: 'nosuch' is not found"),
+        ("call('echo', np.zeros(2, np.float32), model_version=9)",
+         "Model echo - Error when running inference: Request for unknown model: 'echo' version 9 is not found"),
         ("call('echo')", "expected 1 inputs but got 0 inputs for model 'echo'"),
         ("call('echo', np.zeros(2))", "data-type is 'FP64', but model 'echo' expects 'FP32'"),
         ("call('never_ready', np.zeros(2, np.float32))", "Model 'never_ready' is not ready."),
@@ -576,7 +577,7 @@ async def main():
 def test_an_iterator_over_an_error(server: Serving) -> None:
     got = run(server, "result = [outcome(one) for one in request('nosuch').exec(decoupled=True)]")
     assert len(got) == 1
-    assert "is not ready" in got[0]
+    assert "Request for unknown model: 'nosuch' is not found" in got[0]
 
 
 def test_an_iterator_over_many_responses(server: Serving) -> None:
@@ -841,7 +842,7 @@ result = [float(under_way.sum()), call("slow", np.ones(9, np.float32))]
         (signals / "go").touch()
         caller.join(60)
         assert results[0][0] == 9
-        assert "Model 'slow' is not ready." in results[0][1]
+        assert "Request for unknown model: 'slow' has no available versions" in results[0][1]
 
 
 # Memory

@@ -45,7 +45,7 @@ SCRIBBLER = """
             os.write(RESPONSES, (1 << 31).to_bytes(8, "little"))
             time.sleep(1000)
         if order == "rubbish as a result":
-            channel().send((1, 2, "three"))
+            channel().send(b"\\x93\\x01\\x02\\xa5three")
             time.sleep(1000)
         if order == "block the doorbell and die":
             os.set_blocking(RESPONSES, True)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from typing import Any
 
 from stubserve_stub.wire import layout, messages
+from stubserve_stub.wire.messages import WireResponse
+from stubserve_stub.wire.places import InArena
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingWriter
 
 from stubserve.errors import ServeError
@@ -33,10 +34,10 @@ class AnswerRing:
         self._retry: asyncio.TimerHandle | None = None
         self._announced = 0
 
-    def send(self, number: int, final: bool, wire: tuple[Any, ...] | None) -> None:
-        """An answer to the call of this number: (error, outputs, parameters), None for nothing but the end."""
+    def send(self, number: int, final: bool, wire: WireResponse | None) -> None:
+        """An answer to the call of this number, None for nothing but the end."""
         frees = self._memory.take_frees()
-        data, flags = messages.pack((number, final, wire, frees)), 0
+        data, flags = messages.pack_answer(number, final, wire, frees), 0
         if len(data) > MAX_RECORD:
             try:
                 block = self._shared.store(data)
@@ -45,9 +46,9 @@ class AnswerRing:
                 self.send(number, final, ((full.message, int(full.code)), (), None))
                 return
             # The stub lets go of the message as it does of an output.
-            self._memory.hold(block.offset, block)
+            self._memory.hold(block.offset, block.whole())
             block.drop()
-            data, flags = messages.pack((block.offset, block.nbytes)), SPILLED
+            data, flags = messages.pack_spilled(InArena(block.offset, block.nbytes)), SPILLED
         if self._overflow or not self._ring.put(data, flags):
             self._overflow.append((data, flags))
             self._try_again_later()

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from stubserve_stub.wire.arena import Arena
 
 from stubserve.errors import internal
-from stubserve.inference.memory import Block
+from stubserve.inference.memory import Block, Span
 
 
 class SegmentPool:
@@ -46,12 +46,12 @@ class StubMemory:
         self.unreported_bytes = 0
         self._reading = 0
         # By the offset under which the stub knows it; as often as the stub has it
-        self._held: dict[int, list[Block]] = {}
+        self._held: dict[int, list[Span]] = {}
         self._closed = False
 
     def output(self, offset: int, nbytes: int) -> Block:
         """A block for what the stub has placed in its segment; its creator is its first holder. Raises ServeError."""
-        if not 0 <= offset - self._start <= self._pool.arena.span - nbytes:
+        if nbytes < 0 or not 0 <= offset - self._start <= self._pool.arena.span - nbytes:
             raise internal("a stub named memory outside of its segment as its own")
         self._reading += 1
         return Block(offset, nbytes, self._pool.arena.view(offset, nbytes), self._read)
@@ -68,29 +68,29 @@ class StubMemory:
         """Puts back what `take_frees` gave for a message that could not be sent."""
         self._frees[:0] = frees
 
-    def hold(self, offset: int, block: Block) -> None:
+    def hold(self, offset: int, span: Span) -> None:
         """The model keeps an input beyond its batch, or is given an output of another; both begin at `offset`."""
-        self._held.setdefault(offset, []).append(block.hold())
+        self._held.setdefault(offset, []).append(span.hold())
 
-    def held(self, offset: int) -> Block | None:
+    def held(self, offset: int) -> Span | None:
         """What the stub holds at `offset`."""
-        blocks = self._held.get(offset)
-        return blocks[-1] if blocks else None
+        spans = self._held.get(offset)
+        return spans[-1] if spans else None
 
     def release(self, offsets: Iterable[int]) -> None:
         """The last views of these inputs and outputs are gone."""
         for offset in offsets:
-            blocks = self._held.get(offset)
-            if blocks:
-                blocks.pop().drop()
-                if not blocks:
+            spans = self._held.get(offset)
+            if spans:
+                spans.pop().drop()
+                if not spans:
                     del self._held[offset]
 
     def close(self) -> None:
         """The stub is gone: it holds nothing any more, nobody writes the segment."""
-        for blocks in self._held.values():
-            for block in blocks:
-                block.drop()
+        for spans in self._held.values():
+            for span in spans:
+                span.drop()
         self._held.clear()
         self._closed = True
         self._give_back_if_done()

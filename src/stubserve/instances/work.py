@@ -11,15 +11,17 @@ import asyncio
 import functools
 import logging
 import os
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Protocol
 
 from stubserve_stub.wire import layout, messages
+from stubserve_stub.wire.messages import Entry, Message, WireResponse
+from stubserve_stub.wire.places import InArena
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, read_doorbell
 
 from stubserve.errors import internal
 from stubserve.inference.request import Request, Response
-from stubserve.inference.tensor import drop_blocks
+from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
 from stubserve.instances.answer_ring import AnswerRing
 from stubserve.instances.batch import Batch, hold_inputs, pack_batch, read_response, read_result
@@ -65,7 +67,10 @@ class WorkOwner(Protocol):
 
 
 class StubWork:
-    """One stub's. It is also the stub as one that may wait for others (`waiting.Waiter`)."""
+    """One stub's. It hears what the stub says about batches (`messages.WorkListener`).
+
+    It is also the stub as one that may wait for others (`waiting.Waiter`).
+    """
 
     def __init__(
         self, process: StubProcess, memory: Memory, outputs: StubMemory, models: Models, health: Health
@@ -83,12 +88,15 @@ class StubWork:
         self._writer = RingWriter(requests, process.doorbell_out)
         self._reader = RingReader(responses)
         ring = AnswerRing(RingWriter(answers, process.answer_doorbell), segment.words, outputs, memory)
-        self.calls = StubCalls(self, models, outputs, ring, memory)
+        self.calls = StubCalls(self, models, outputs, ring, memory, self._tensors)
+        self._handlers = messages.handlers_of_parent(self, self.calls)
         # Batches that the stub has, by number
         self._in_flight: dict[int, Batch] = {}
         # Requests of batches that have run which senders have yet to answer, by (batch, index), and the other way round
         self._open: dict[tuple[int, int], Request] = {}
         self._keys: dict[Request, tuple[int, int]] = {}
+        # The inputs that schedulers have added to these; held until the final response, as the requests' own are
+        self._open_extras: dict[tuple[int, int], Sequence[Tensor]] = {}
         # Groups of responses that have been passed on, of which the stub is still to be told
         self._passed_on: list[tuple[int, int]] = []
         self._batches = 0
@@ -105,17 +113,16 @@ class StubWork:
         """
         number = self._batches = self._batches + 1
         frees = self._outputs.take_frees()
-        sent = work.as_sent()
         spilled = None
         flags = 0
         try:
-            data = pack_batch(number, frees, sent)
+            data = pack_batch(number, frees, work)
             if len(data) > MAX_RECORD:
                 spilled = self._memory.store(data)
-                data = messages.pack((spilled.offset, spilled.nbytes))
+                data = messages.pack_spilled(InArena(spilled.offset, spilled.nbytes))
                 flags = SPILLED
-            alone = len(sent) == 1 and self._memory.batches_in_flight == 0
-            self._words[layout.ALONE] = alone and not _is_large(sent[0])
+            alone = len(work.requests) == 1 and self._memory.batches_in_flight == 0
+            self._words[layout.ALONE] = alone and not _is_large(work.requests[0])
             self._put(data, flags)
         except Exception:
             self._outputs.keep_frees(frees)  # this message will not tell the stub of them, so the next one must
@@ -123,7 +130,7 @@ class StubWork:
                 spilled.drop()
             raise
         # Only now: whoever gets an exception answers the requests.
-        self._in_flight[number] = Batch(work, sent, spilled)
+        self._in_flight[number] = Batch(work, spilled)
         self._memory.batches_in_flight += 1
         if self._hang_watch is None:
             self._hang_watch = self._loop.call_later(_PATIENCE_S, self._watch_for_hang)
@@ -145,7 +152,7 @@ class StubWork:
 
     def finish(self) -> None:
         """Lets the model finalize, and the stub end, behind the batches that it has."""
-        self._put(messages.pack((messages.STOP,)), 0)
+        self._put(messages.pack_stop(), 0)
 
     def end(self) -> tuple[list[Request], list[Request]]:
         """The stub is gone: its requests without an answer, those of its batches and those left open."""
@@ -161,9 +168,11 @@ class StubWork:
         unfinished: list[Request] = []
         for batch in self._in_flight.values():
             unfinished.extend(batch.unanswered())
-            if batch.spilled is not None:
-                batch.spilled.drop()
+            batch.drop()
         open_ = list(self._open.values())
+        for tensors in self._open_extras.values():
+            drop_blocks(tensors)
+        self._open_extras.clear()
         self._open.clear()
         self._keys.clear()
         self._memory.batches_in_flight -= len(self._in_flight)
@@ -212,79 +221,103 @@ class StubWork:
             )
 
     def _take(self, count: int) -> None:
-        for message in self._reader.take(count, self._decode):
-            if message[0] == messages.RESULT:
-                self._finish(message)
-            elif message[0] == messages.RESPONSE:
-                self._respond(message)
-            elif message[0] == messages.RELEASED:
-                self._outputs.release(message[1])
-            else:
-                self.calls.on_message(message, self._requests)
+        messages.deliver(self._handlers, self._reader.take(count, self._decode))
         self.calls.schedule()
         if self._outputs.unreported_bytes > _REPORT_FREES_ABOVE:
             # Not through the ring: the stub's main thread may be busy for long, and these may be many.
             self._acknowledge()
 
-    def _decode(self, data: memoryview, flags: int) -> tuple[Any, ...]:
-        message: tuple[Any, ...] = messages.unpack(data)
-        if flags & SPILLED:
-            block = self._outputs.output(*message)
+    def _decode(self, data: memoryview, flags: int) -> Message:
+        if not flags & SPILLED:
+            message: Message = messages.unpack(data)
+            return message
+        place = messages.unpack_spilled(data)
+        block = self._outputs.output(place.offset, place.nbytes)
+        try:
             message = messages.unpack(block.view)
+        finally:
             block.drop()
         return message
 
-    def _finish(self, message: tuple[Any, ...]) -> None:
-        number = message[1]
-        batch = self._in_flight[number]
-        finished, left = read_result(message, batch, self._outputs, self._process.name)
+    def on_result(
+        self,
+        batch: int,
+        start_ns: int,
+        end_ns: int,
+        entries: Sequence[Entry],
+        held: Sequence[int],
+        error: str | None,
+    ) -> None:
+        had = self._in_flight[batch]
+        if held:
+            hold_inputs(had.tensors(), held, self._outputs)
+        finished, left = read_result(had, start_ns, end_ns, entries, error, self._outputs, self._process.name)
         # Until here the message may turn out to be none, and the batch must be found by `end`.
-        del self._in_flight[number]
+        del self._in_flight[batch]
         self._memory.batches_in_flight -= 1
-        if batch.spilled is not None:
-            batch.spilled.drop()
-        owner = self.owner
-        if not left:
-            if owner is not None:
-                owner.on_results(batch.work, finished)
-            return
         rescheduled = []
         for index, entry in left:
-            request = batch.work.slots[index]
-            if request is None:
-                continue
+            request = had.work.slots[index]
+            assert request is not None
             if entry == messages.RESCHEDULED:
                 rescheduled.append(request)
             else:
-                self._open[number, index] = request
-                self._keys[request] = (number, index)
+                self._leave_open((batch, index), request, had)
+        if had.spilled is not None or had.extras is not None:
+            had.drop()
+        owner = self.owner
         if owner is not None:
             for request in rescheduled:
                 owner.on_rescheduled(request)
-            owner.on_results(batch.work, finished)
+            owner.on_results(had.work, finished)
 
-    def _respond(self, message: tuple[Any, ...]) -> None:
-        _, number, index, start_ns, _, flags, held = message
-        response = read_response(message, self._outputs, self._process.name)
-        key = (number, index)
-        batch = self._in_flight.get(number)
-        request = self._open.get(key) if batch is None else batch.work.slots[index]
+    def _leave_open(self, key: tuple[int, int], request: Request, had: Batch) -> None:
+        self._open[key] = request
+        self._keys[request] = key
+        extras = had.take_extras(key[1])
+        if extras:
+            self._open_extras[key] = extras
+
+    def on_response(
+        self,
+        batch: int,
+        index: int,
+        start_ns: int,
+        response: WireResponse | None,
+        flags: int,
+        held: Sequence[int],
+    ) -> None:
+        final = bool(flags & messages.FINAL)
+        key = (batch, index)
+        had = self._in_flight.get(batch)
+        request = self._open.get(key) if had is None else had.work.slots[index]
+        read = read_response(response, final, self._outputs, self._process.name)
         if request is None or self.owner is None:
             # Sent while the request was being answered in another way.
-            drop_blocks(response.outputs)
+            drop_blocks(read.outputs)
             return
         if held:
-            hold_inputs((request,), held, self._outputs)
-        if flags & messages.FINAL:
-            if batch is not None:
-                batch.answered = batch.answered or set()
-                batch.answered.add(index)
+            hold_inputs((*request.inputs, *self._extras(key, had)), held, self._outputs)
+        if final:
+            if had is not None:
+                had.answered = had.answered or set()
+                had.answered.add(index)
             else:
                 del self._open[key], self._keys[request]
-        self.owner.on_response(request, response, start_ns)
+                drop_blocks(self._open_extras.pop(key, ()))
+        self.owner.on_response(request, read, start_ns)
         if flags & messages.ACKNOWLEDGE:
-            running = () if batch is None else batch.work.requests
+            running = () if had is None else had.work.requests
             self.owner.when_passed_on(request, functools.partial(self._pass_on, key), running)
+
+    def on_released(self, offsets: Sequence[int]) -> None:
+        self._outputs.release(offsets)
+
+    def _extras(self, key: tuple[int, int], had: Batch | None) -> Sequence[Tensor]:
+        """The inputs that a scheduler has added to this slot."""
+        if had is None:
+            return self._open_extras.get(key, ())
+        return had.extras[key[1]] if had.extras is not None else ()
 
     def _pass_on(self, key: tuple[int, int]) -> None:
         """A group of responses has been passed on to its reader; told with others of this turn of the event loop."""
@@ -315,3 +348,12 @@ class StubWork:
     def _requests(self) -> list[Request]:
         running = [request for batch in self._in_flight.values() for request in batch.work.requests]
         return [*running, *self._open.values()]
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """All that the stub has been given and has not answered for."""
+        for batch in self._in_flight.values():
+            yield from batch.tensors()
+        for request in self._open.values():
+            yield from request.inputs
+        for tensors in self._open_extras.values():
+            yield from tensors

@@ -70,8 +70,8 @@ def check_parameters(name: str, files: Mapping[str, bytes]) -> None:
     """Raises ServeError INVALID_ARG where a name can be no model's, or a path leaves the model's folder."""
     check_model_name(name)
     for path in files:
-        normal = os.path.normpath(path)
-        if normal in (".", "..") or normal.startswith(("/", "../")) or "\0" in path:
+        normal = _normal(path)
+        if normal in (".", "..") or normal.startswith("../") or "\0" in path:
             raise invalid(
                 f"Invalid file parameter 'file:{path}' with normalized path '{normal}' must stay within model "
                 "directory."
@@ -118,9 +118,14 @@ def make_candidate(name: str, settings: Settings, override: str | None, files: M
         raise
 
 
+def _normal(path: str) -> str:
+    """The path of a file parameter as one within the model's folder, which a leading slash stands for."""
+    return os.path.normpath(path.lstrip("/"))
+
+
 def _write(home: Path, files: Mapping[str, bytes]) -> None:
     for path, content in files.items():
-        file = home / os.path.normpath(path)
+        file = home / _normal(path)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)

@@ -10,6 +10,7 @@ do not notice.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,9 +39,12 @@ class InstanceUpdate:
     started: list[Instance]
     config: Any
 
-    def commit(self, stop_timeout_s: float) -> None:
-        """Lets it be so. Instances that go finish what they have, and then have `stop_timeout_s` to finalize."""
-        self.model.change_instances(self.instances, self.config, to_json_dict(self.config), stop_timeout_s)
+    def commit(self, stop_timeout_s: float) -> list[asyncio.Task[None]]:
+        """Lets it be so. Instances that go finish what they have, and then have `stop_timeout_s` to finalize.
+
+        The tasks are done when these are gone.
+        """
+        return self.model.change_instances(self.instances, self.config, to_json_dict(self.config), stop_timeout_s)
 
     def abandon(self, stop_timeout_s: float) -> None:
         """Leaves everything as it was; the new instances end."""

@@ -14,14 +14,14 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from stubserve.environments.resolve import Environments
-from stubserve.errors import unsupported
 from stubserve.inference.latencies import DEFAULT_BOUNDS_MS, FIRST_RESPONSE, Latencies
 from stubserve.instances.instance import Instance
-from stubserve.instances.launcher import Launcher
+from stubserve.instances.launcher import Launcher, Program
 from stubserve.instances.memory import Memory
 from stubserve.instances.restart import RestartPolicy
 from stubserve.instances.services import Services
@@ -33,7 +33,13 @@ from stubserve.model_config.validate import validate, validate_instance_groups
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import read_labels
 from stubserve.repository.instance_update import InstanceUpdate, assign
-from stubserve.repository.program import find_program, missing_parts
+from stubserve.repository.program import (
+    check_python_parameters,
+    environment_of,
+    locate_program,
+    missing_parts,
+    refuse_missing_kinds,
+)
 from stubserve.serving.instance_model import InstanceModel
 from stubserve.settings import Settings
 
@@ -55,9 +61,7 @@ class Loader:
         """One version with all its instances ready. Raises ServeError; then nothing of it is left."""
         folder, config = candidate.folder, candidate.config
         name = folder.name
-        validate_instance_groups(config)
-        if config.platform == "ensemble":
-            raise unsupported(f"model '{name}' is an ensemble, which stubserve does not offer yet")
+        refuse_missing_kinds(config)
         launcher, config = await self._launcher(candidate, version, services)
         specs = instances_of(config)
         first: Stub | None = None
@@ -67,7 +71,7 @@ class Loader:
             specs = instances_of(config)
         try:
             validate(config)
-            labels = read_labels(folder, config)
+            labels = await asyncio.to_thread(read_labels, folder, config)
             model = InstanceModel(name, version, config, to_json_dict(config), labels)
             model.latencies = self._latencies(config)
         except BaseException:
@@ -84,7 +88,6 @@ class Loader:
 
         Those that are missing are started. Raises ServeError; then nothing is left of them.
         """
-        validate_instance_groups(candidate.config)
         launcher, _ = await self._launcher(candidate, model.version, services)
         config = with_instances(model.config, candidate.config)
         assigned = assign(model.instances, instances_of(config))
@@ -97,13 +100,16 @@ class Loader:
 
     async def _launcher(self, candidate: Candidate, version: int, services: Services) -> tuple[Launcher, Any]:
         """What starts the stubs of a version, and the configuration with what its program says."""
-        folder, config = candidate.folder, candidate.config
-        name, model_dir = folder.name, folder.path.resolve()
-        program = find_program(config, model_dir, version, self._settings.backend_directory)
+        name, config = candidate.folder.name, candidate.config
+        files = await asyncio.to_thread(_find_files, candidate, version, self._settings.backend_directory)
+        program, model_dir = files.program, files.model_dir
+        if files.program_is_missing:
+            # The stub will fail with this; here it is said in the words that upstream's log has for it.
+            log.info("Failed to preinitialize Python stub: Python model file not found in '%s'", program.file)
         config = with_runtime(config, program.runtime)
         for _, part in missing_parts(config):
             log.warning("model '%s': %s", name, part)
-        environment = await self._environments.of_model(config, model_dir, program.default_environment)
+        environment = await environment_of(program, self._environments, config, model_dir)
         threads = threads_per_instance(config, len(instances_of(config)), os.environ)
         environment = replace(
             environment, variables={**environment.variables, **thread_variables(config, threads, os.environ)}
@@ -114,7 +120,7 @@ class Loader:
             self._memory,
             environment,
             model_dir,
-            folder.version_path(version).resolve(),
+            files.version_dir,
             program,
             services,
             name in self._settings.debug_model,
@@ -191,6 +197,27 @@ class Loader:
 
         limit = self._settings.stub_restart_limit
         return [Instance(spec, launch_for(spec), model, RestartPolicy(limit)) for spec in specs]
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What the stubs of a version run, and where; folders without links."""
+
+    program: Program
+    program_is_missing: bool
+    model_dir: Path
+    version_dir: Path
+
+
+def _find_files(candidate: Candidate, version: int, backend_directory: Path) -> _Files:
+    """Looks for them, in a thread, as disks may be slow. Raises ServeError: what comes first in upstream does here."""
+    folder, config = candidate.folder, candidate.config
+    model_dir = folder.path.resolve()
+    program = locate_program(config, model_dir, version, backend_directory)
+    validate_instance_groups(config)
+    check_python_parameters(config)
+    missing = program.file is not None and not program.file.is_file()
+    return _Files(program, missing, model_dir, folder.version_path(version).resolve())
 
 
 async def _start_all(instances: Sequence[Instance]) -> None:

@@ -17,14 +17,15 @@ import itertools
 import threading
 import time
 import weakref
-from typing import Any, Callable, Deque, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
-from stubserve_stub.api.exceptions import TritonModelException
-from stubserve_stub.backends.python.encoding import no_memory, placed
+from stubserve_stub.runtime.outputs import no_memory, placed
 from stubserve_stub.runtime.patience import Patience
 from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import Arena, ArenaFull
+from stubserve_stub.wire.messages import Answer, Message, WireResponse
+from stubserve_stub.wire.places import InArena
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, poke, read_doorbell
 
 # States of the health word, readable by the parent at any time.
@@ -61,7 +62,7 @@ class Channel:
         self._held: Dict[int, "weakref.ref[Any]"] = {}
         self._held_keys = itertools.count()
         self._released: Deque[int] = collections.deque()
-        self._afterthoughts: Deque[Sequence[Any]] = collections.deque()
+        self._afterthoughts: Deque[bytes] = collections.deque()
         self._poked = False
         self.set_health(STARTING)
 
@@ -76,8 +77,8 @@ class Channel:
         """The levels that the server logs, as bits."""
         return self._words[layout.LOG_LEVELS]
 
-    def receive(self) -> List[Tuple[Any, ...]]:
-        """Sleeps until there are messages and returns them all."""
+    def receive(self) -> List[Message]:
+        """Sleeps until there are messages and returns them all, for `messages.deliver`."""
         self._patience.look()
         while True:
             count, pokes = read_doorbell(self._request_doorbell)
@@ -88,19 +89,18 @@ class Channel:
                 self._patience.took(count)
                 return self._reader.take(count, self._decode)
 
-    def send(self, message: Sequence[Any]) -> None:
-        """Sends one message to the parent; waits for room in the ring when the parent is behind."""
-        data = messages.pack(message)
+    def send(self, message: bytes) -> None:
+        """Sends one packed message; waits for room in the ring when the parent is behind. Raises ArenaFull."""
         flags = 0
-        if len(data) > MAX_RECORD:
-            data, flags = messages.pack(self.place(data)), SPILLED
+        if len(message) > MAX_RECORD:
+            message, flags = messages.pack_spilled(self.place(message)), SPILLED
         with self.sending:
-            while not self._writer.put(data, flags):
+            while not self._writer.put(message, flags):
                 # The parent drains the ring whenever it runs; it has simply not run yet.
                 time.sleep(0.0005)
             self._writer.announce()
 
-    def receive_answers(self, look: bool) -> List[Tuple[Any, ...]]:
+    def receive_answers(self, look: bool) -> List[Answer]:
         """Sleeps until there are answers to requests of the model and returns them all; may `look` before it sleeps."""
         if look:
             self._answer_patience.look()
@@ -108,13 +108,13 @@ class Channel:
         self._answer_patience.took(count)
         return self._answers.take(count, self._decode_answer)
 
-    def place(self, data: Any) -> Tuple[int, int]:
-        """Copies contiguous bytes into the stub's segment: (offset, nbytes). Raises ArenaFull."""
+    def place(self, data: Any) -> InArena:
+        """Copies contiguous bytes into the stub's segment. Raises ArenaFull."""
         source = memoryview(data).cast("B")
         with self._allocating:
             offset = self.allocator.allocate(source.nbytes)
         self.arena.view(offset, source.nbytes)[:] = source
-        return offset, source.nbytes
+        return InArena(offset, source.nbytes)
 
     def free(self, offsets: Sequence[int]) -> None:
         """The parent is done with these outputs."""
@@ -139,11 +139,13 @@ class Channel:
         self._released.append(offset)
         self.poke()
 
-    def respond(self, key: Tuple[int, int], start_ns: int, wire: Any, acknowledge: bool) -> None:
+    def respond(self, key: Tuple[int, int], start_ns: int, wire: WireResponse, acknowledge: bool) -> None:
         """Sends a response that is not the final one; the parent says when it has passed it on if asked to."""
         self._respond(key, start_ns, wire, messages.ACKNOWLEDGE if acknowledge else 0, ())
 
-    def respond_last(self, key: Tuple[int, int], start_ns: int, wire: Any, tensors: List[Tuple[int, Any]]) -> None:
+    def respond_last(
+        self, key: Tuple[int, int], start_ns: int, wire: Optional[WireResponse], tensors: List[Tuple[int, Any]]
+    ) -> None:
         """Sends a request's final response, with the offsets of those of its inputs that are still held.
 
         `tensors` are its inputs with their offsets; they are taken out of the list.
@@ -160,38 +162,37 @@ class Channel:
         for offset, memory in held:
             self.hold(offset, memory)
 
-    def _respond(self, key: Tuple[int, int], start_ns: int, wire: Any, flags: int, held: Sequence[int]) -> None:
+    def _respond(
+        self, key: Tuple[int, int], start_ns: int, wire: Optional[WireResponse], flags: int, held: Sequence[int]
+    ) -> None:
         try:
-            self.send((messages.RESPONSE, *key, start_ns, wire, flags, held))
+            self.send(messages.pack_response(*key, start_ns, wire, flags, held))
         except ArenaFull as full:
             # The message itself is too long for a record. Somebody waits for it, so it must end in one way or another.
-            self.free(placed(wire[1]))
-            self.send((messages.RESPONSE, *key, start_ns, no_memory(full), flags, held))
+            assert wire is not None
+            self.free(placed(wire))
+            self.send(messages.pack_response(*key, start_ns, no_memory(full), flags, held))
 
-    def send_later(self, message: Sequence[Any]) -> None:
+    def send_later(self, message: bytes) -> None:
         """Has a message sent when the main thread is free, or with the next one. Safe to call from a finalizer."""
         self._afterthoughts.append(message)
         self.poke()
 
-    def send_and_report(self, message: Sequence[Any]) -> None:
-        """Sends one message with what has been let go of as its last element. Raises ArenaFull."""
+    def send_and_report(self, pack: Callable[[List[int]], bytes]) -> None:
+        """Sends the message that `pack` makes of what has been let go of. Raises ArenaFull."""
         with self.sending:
             released = self._take_released()
             try:
-                self.send((*message, released))
+                self.send(pack(released))
             except ArenaFull:
                 self._released.extend(released)
                 raise
 
-    def abandon(self, reason: str) -> None:
-        """Cuts this process, which the stub's was copied to by a fork, off from the rings: using them raises.
+    def abandon(self, refuse: Callable[..., Any]) -> None:
+        """Cuts this process, which the stub's was copied to by a fork, off from the rings: using them calls `refuse`.
 
-        Locks that other threads of the stub may have held at the fork are made anew.
+        That raises. Locks that other threads of the stub may have held at the fork are made anew.
         """
-
-        def refuse(*_: Any) -> Any:
-            raise TritonModelException(reason)
-
         self.sending = threading.RLock()
         self._allocating = threading.Lock()
         for method in ("send", "receive", "receive_answers", "place"):
@@ -208,7 +209,7 @@ class Channel:
         with self.sending:
             offsets = self._take_released()
             if offsets:
-                self.send((messages.RELEASED, offsets))
+                self.send(messages.pack_released(offsets))
 
     def _take_released(self) -> List[int]:
         # Under `sending`, and for a message that is sent before it is left.
@@ -219,15 +220,18 @@ class Channel:
             offsets.append(self._released.popleft())
         return offsets
 
-    def _decode_answer(self, data: memoryview, flags: int) -> Tuple[Any, ...]:
-        answer = self._decode(data, flags)
-        if flags & SPILLED:
-            self.let_go(messages.unpack(data)[0])
+    def _decode_answer(self, data: memoryview, flags: int) -> Answer:
+        if not flags & SPILLED:
+            answer: Answer = messages.unpack(data)
+            return answer
+        place = messages.unpack_spilled(data)
+        answer = messages.unpack(self.arena.view(place.offset, place.nbytes))
+        self.let_go(place.offset)
         return answer
 
-    def _decode(self, data: memoryview, flags: int) -> Tuple[Any, ...]:
-        message: Tuple[Any, ...] = messages.unpack(data)
+    def _decode(self, data: memoryview, flags: int) -> Message:
         if flags & SPILLED:
-            offset, nbytes = message
-            message = messages.unpack(self.arena.view(offset, nbytes))
+            place = messages.unpack_spilled(data)
+            data = self.arena.view(place.offset, place.nbytes)
+        message: Message = messages.unpack(data)
         return message

@@ -12,7 +12,7 @@ Numbers are native 64-bit words: the arena never leaves the machine.
 
 from __future__ import annotations
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
 PAGE = 4096
 

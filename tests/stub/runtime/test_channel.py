@@ -21,13 +21,13 @@ def test_a_response_that_finds_no_room_for_its_message_becomes_an_error(last: bo
         arena = Arena.create(1 << 20)
         stack.callback(os.close, arena.fd)
         channel = Channel(arena, 1, *doorbells)
-        output, nbytes = channel.place(bytes(5000))
+        output = channel.place(bytes(5000))
         with contextlib.suppress(ArenaFull):
             while True:
                 channel.place(bytes(5000))
         blocks = channel.allocator.live_blocks
         # Its name makes the message longer than a record.
-        response = (None, [("O" * 60_000, 2, [nbytes], (output, nbytes))], None)
+        response = (None, [("O" * 60_000, 2, [output.nbytes], output)], None)
         if last:
             channel.respond_last((7, 0), 1, response, [])
         else:
