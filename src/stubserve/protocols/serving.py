@@ -9,6 +9,7 @@ from stubserve.inference.memory import Block
 from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
 from stubserve.protocols.arrival import Arrivals
+from stubserve.protocols.departure import Departures
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.stall import Pace
 
@@ -30,6 +31,7 @@ class Ingress(Protocol):
     max_input_size: int
     heap: HeapAccount
     arrivals: Arrivals
+    departures: Departures
     pace: Pace
     http_forwarding: HeaderForwarding | None
 
