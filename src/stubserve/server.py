@@ -25,6 +25,7 @@ from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.metrics import RESERVED, ServerMetrics
 from stubserve.protocols.arrival import Arrivals
+from stubserve.protocols.departure import Departures
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.app import create_app
 from stubserve.protocols.http.connection import Connection
@@ -60,6 +61,7 @@ class Server:
         self.pressure = Pressure()
         self.memory.make_room = self.pressure.make_room
         self.arrivals = Arrivals(self.memory, self.pressure, settings.connection_share_bytes)
+        self.departures = Departures(self.pressure, settings.clients.send_timeout_secs)
         self.pace = Pace(settings.clients.min_rate, settings.clients.request_timeout_secs)
         self.loaded = False
         self.failed = False
