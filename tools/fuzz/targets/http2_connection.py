@@ -13,11 +13,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from hpack import Encoder
+from stubserve.protocols.grpc.options import GrpcOptions
 
 from stubserve.inference.memory import Block
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.connection import Connection
-from stubserve.protocols.grpc.options import GrpcOptions
 from stubserve.protocols.grpc.transport import OK, Call, Method
 from stubserve.protocols.sent_memory import SentMemory
 from stubserve.protocols.stall import StallWatch
