@@ -28,7 +28,7 @@ from stubserve.model_config.render import render_json
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.logs import LogSettings
 from stubserve.repository.registry import Registry
-from stubserve.settings import Settings
+from stubserve.settings import LoggingSettings
 from tests.environments.made import venv
 from tests.serving import io_config, write_model
 from tests.stub.test_interpreters import NUMPY
@@ -84,7 +84,7 @@ async def started(folder: Path, memory: Memory, interpreter: str = sys.executabl
     config: Any = normalise(parse_text((folder / "config.pbtxt").read_text(), "config.pbtxt"), folder.name, folder)
     version_dir = folder / "1"
     program = Program(version_dir / "model.py", "1.model", (version_dir, folder))
-    services = Services(Registry(), LogSettings(Settings()), MetricRegistry({}))
+    services = Services(Registry(), LogSettings(LoggingSettings()), MetricRegistry({}))
     launcher = Launcher(memory, Environment(interpreter), folder, version_dir, program, services)
     (spec,) = instances_of(config)
     stub = launcher.boot(spec.name)

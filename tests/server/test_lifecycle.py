@@ -14,7 +14,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from grpc import RpcError, StatusCode
+from tritonclient.grpc import service_pb2
 
+from tests.server.grpc_calls import connected
 from tests.serving import Serving, binary_output, write_model
 
 TALKATIVE = """
@@ -193,6 +196,35 @@ def test_a_repository_that_cannot_be_read_is_named(tmp_path: Path, kind: str) ->
     server.start()
     assert server.process.wait(30) == 1
     server.wait_for(str(path))
+
+
+@pytest.mark.parametrize("strict", ["true", "false"])
+def test_with_exit_on_error_off_a_server_without_repository_stays_and_says_so(tmp_path: Path, strict: str) -> None:
+    path = tmp_path / "nowhere"
+    with Serving(path, "--exit-on-error=false", f"--strict-readiness={strict}") as server:
+        server.wait_for(f"Internal: failed to stat file {path}")
+        assert [server.get(f"/v2/health/{what}").status for what in ("live", "ready")] == [400, 400]
+        assert server.get("/v2").json()["name"] == "triton"
+        assert server.get("/v2/logging").status == 200
+        assert server.metrics().status == 200
+        for method, route in (
+            ("GET", "models/x"),
+            ("GET", "models/x/ready"),
+            ("GET", "models/stats"),
+            ("POST", "models/x/infer"),
+            ("POST", "repository/index"),
+            ("POST", "repository/models/x/load"),
+            ("POST", "repository/models/x/unload"),
+        ):
+            answer = server.request(method, f"/v2/{route}", b"{}" if method == "POST" else None)
+            assert (route, answer.status, answer.error) == (route, 503, "Server not ready")
+        with connected(server) as grpc:
+            assert not grpc.stub.ServerLive(service_pb2.ServerLiveRequest()).live
+            assert not grpc.stub.ServerReady(service_pb2.ServerReadyRequest()).ready
+            with pytest.raises(RpcError) as refused:
+                grpc.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest())
+            assert (refused.value.code(), refused.value.details()) == (StatusCode.UNAVAILABLE, "Server not ready")
+        assert server.stop() == 0
 
 
 def test_a_model_that_does_not_load_stops_the_server(repository: Path) -> None:

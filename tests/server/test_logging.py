@@ -217,3 +217,17 @@ def test_the_command_line_sets_them(repository: Path, tmp_path: Path) -> None:
         assert "no\\udcfftext" in log.read_text()
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ((), "Adding default backend config setting: default-max-batch-size,4"),
+        (("--backend-config=default-max-batch-size=7",), "Found overwritten default setting: default-max-batch-size,7"),
+    ],
+)
+def test_what_a_backend_is_told_of_batch_sizes_is_logged(repository: Path, flags: tuple[str, ...], text: str) -> None:
+    write_model(repository, "echo")
+    with Serving(repository, "--log-verbose=1", *flags) as server:
+        server.wait_for(text)
+        assert "has no effect" not in server.output

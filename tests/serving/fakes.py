@@ -74,7 +74,7 @@ class Blocks:
 class Script(Scheduler):
     """A scheduler that decides what it was told to, one decision a poll; what it hears is in `heard`."""
 
-    follows_responses = True
+    has_slots = True
 
     def __init__(self) -> None:
         self.decisions: list[Decision | Exception] = []

@@ -75,7 +75,7 @@ class Parts:
     def enqueue(self, *ids: str) -> list[Request]:
         requests = [self.reader.request(id) for id in ids]
         for request in requests:
-            self.dispatcher.enqueue(request)
+            self.dispatcher.enqueue(request, self.clock.now_ns)
         return requests
 
     def done(self, executor: Executor, took_ns: int = 1_000_000) -> None:

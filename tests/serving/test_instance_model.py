@@ -243,7 +243,7 @@ def test_rescheduling_is_for_schedulers_that_know_it(caplog: pytest.LogCaptureFi
         run(scenario)
 
 
-def test_a_scheduler_that_follows_responses_hears_of_them_first() -> None:
+def test_a_scheduler_with_slots_hears_of_responses_first() -> None:
     async def scenario() -> None:
         script = Script()
         served = Served(scheduler=script)

@@ -24,6 +24,9 @@ class Response:
 
     A decoupled model gives any number of them; `final` says that no further one follows. One that is `empty` brings
     nothing but that news, as upstream's final flag without a response.
+
+    An error may come with outputs: the response that a model which is not decoupled had sent before it failed. Clients
+    of streams get those, all others the error.
     """
 
     __slots__ = ("empty", "error", "final", "outputs", "parameters")

@@ -184,10 +184,11 @@ def hold_inputs(tensors: Iterable[Tensor], held: Sequence[int], memory: StubMemo
 
 
 def _response(wire: WireResponse, batch: Batch | None, memory: StubMemory, instance: str) -> Response:
-    error, wire_outputs, parameters = wire
-    if error is not None:
-        text, code = error
-        return Response(error=ServeError(Code(code), text))
+    wire_error, wire_outputs, parameters = wire
+    error = None
+    if wire_error is not None:
+        text, code = wire_error
+        error = ServeError(Code(code), text)
     outputs: list[Tensor] = []
     try:
         for output in wire_outputs:
@@ -198,7 +199,7 @@ def _response(wire: WireResponse, batch: Batch | None, memory: StubMemory, insta
     except BaseException:
         drop_blocks(outputs)
         raise
-    return Response(outputs, parameters)
+    return Response(outputs, parameters, error)
 
 
 def _output(wire: WireTensor, batch: Batch | None, memory: StubMemory, instance: str) -> Tensor:

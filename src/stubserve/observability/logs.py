@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stubserve.settings import Settings
+from stubserve.settings import LoggingSettings
 
 FORMATS = ("default", "ISO8601")
 # In the order of the stub's levels
@@ -59,16 +59,16 @@ class LogSettings:
     `watchers` are called after each change.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: LoggingSettings) -> None:
         self.formatter = LineFormatter()
         self.watchers: set[Callable[[], None]] = set()
         self._values: dict[str, Any] = {
-            "log_file": settings.log_file,
-            "log_info": settings.log_info,
-            "log_warning": settings.log_warning,
-            "log_error": settings.log_error,
-            "log_verbose_level": settings.log_verbose,
-            "log_format": settings.log_format,
+            "log_file": settings.file,
+            "log_info": settings.info,
+            "log_warning": settings.warning,
+            "log_error": settings.error,
+            "log_verbose_level": settings.verbose,
+            "log_format": settings.format,
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,13 +99,13 @@ class LogSettings:
         logging.getLogger("stubserve").setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
-def configure(settings: Settings) -> LogSettings:
+def configure(settings: LoggingSettings) -> LogSettings:
     """Sets up the loggers "stubserve" and "uvicorn" as the settings say."""
     log_settings = LogSettings(settings)
     handlers: list[logging.Handler]
-    if settings.log_file:
+    if settings.file:
         # As on stderr, what UTF-8 cannot say (names of files may be any bytes) must not cost the line.
-        handlers = [logging.FileHandler(settings.log_file, encoding="utf-8", errors="backslashreplace")]
+        handlers = [logging.FileHandler(settings.file, encoding="utf-8", errors="backslashreplace")]
     else:
         out = logging.StreamHandler(sys.stdout)
         out.addFilter(_BelowWarning())

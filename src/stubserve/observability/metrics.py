@@ -9,7 +9,7 @@ from stubserve.observability import machine_metrics, model_metrics
 from stubserve.observability.custom_metrics import GAUGE, MetricRegistry
 from stubserve.observability.exposition import Exposition
 from stubserve.observability.machine_metrics import MachineMetrics
-from stubserve.settings import MetricsOptions
+from stubserve.settings import LatencySettings
 
 RESERVED = {**model_metrics.FAMILIES, **dict.fromkeys(machine_metrics.FAMILIES, GAUGE)}
 
@@ -20,7 +20,7 @@ class ServerMetrics:
     def __init__(
         self,
         models: Callable[[], Iterable[ServedModel]],
-        options: MetricsOptions,
+        options: LatencySettings,
         machine: MachineMetrics,
         custom: MetricRegistry,
     ) -> None:

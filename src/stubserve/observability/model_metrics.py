@@ -14,7 +14,7 @@ from stubserve.inference.served_model import ServedModel
 from stubserve.inference.statistics import FAILURE_REASONS
 from stubserve.observability.custom_metrics import COUNTER, GAUGE, HISTOGRAM, Labels
 from stubserve.observability.exposition import SUMMARY, Exposition
-from stubserve.settings import MetricsOptions
+from stubserve.settings import LatencySettings
 
 _COUNTS = (
     ("nv_inference_request_success", "success_count", "Number of successful inference requests, all batch sizes"),
@@ -84,13 +84,13 @@ def labels_of(model: ServedModel) -> dict[str, str]:
     return {**tags, "model": model.name, "version": str(model.version)}
 
 
-def expose(models: Iterable[ServedModel], options: MetricsOptions, exposition: Exposition) -> None:
+def expose(models: Iterable[ServedModel], options: LatencySettings, exposition: Exposition) -> None:
     """Adds the metrics of these models."""
     for model in models:
         _expose_one(model, options, exposition)
 
 
-def _expose_one(model: ServedModel, options: MetricsOptions, exposition: Exposition) -> None:
+def _expose_one(model: ServedModel, options: LatencySettings, exposition: Exposition) -> None:
     names = labels_of(model)
     labels = _sorted(names)
     statistics = model.statistics

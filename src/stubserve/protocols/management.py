@@ -60,6 +60,8 @@ class ServerFacts(Ingress, Protocol):
     name: str
     version: str
     loaded: bool
+    # Whether it could not be started, and only tells so
+    failed: bool
     exiting: bool
 
     @property
@@ -72,6 +74,12 @@ class ServerFacts(Ingress, Protocol):
     def log_settings(self) -> ChangeableLog: ...
 
     async def ready(self) -> bool: ...
+
+
+def live(server: ServerFacts) -> bool:
+    """Whether the server is alive in the sense of /v2/health/live. Raises ServeError while it exits."""
+    refuse_while_exiting(server)
+    return not server.failed
 
 
 def refuse_while_exiting(server: ServerFacts) -> None:

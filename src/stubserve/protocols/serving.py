@@ -8,6 +8,7 @@ from stubserve.inference.heap_account import HeapAccount
 from stubserve.inference.memory import Block
 from stubserve.inference.served_model import ServedModel
 from stubserve.protocols.arrival import Arrivals
+from stubserve.protocols.departure import Departures
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.stall import Pace
 
@@ -18,6 +19,7 @@ class Ingress(Protocol):
     max_input_size: int
     heap: HeapAccount
     arrivals: Arrivals
+    departures: Departures
     pace: Pace
     http_forwarding: HeaderForwarding | None
 

@@ -20,18 +20,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stubserve.errors import Code, internal, invalid, unavailable
-from stubserve.instances.memory import Memory
 from stubserve.instances.model_control import no_model_control
 from stubserve.instances.services import Services
 from stubserve.repository.candidate import Candidate, check_parameters, find_candidate, make_candidate
-from stubserve.repository.changeover import Changeover, as_load_error
+from stubserve.repository.changeover import Changeover, Starter, as_load_error
 from stubserve.repository.folder import DUPLICATE_REASON, check_model_name, list_names, survey
-from stubserve.repository.loading import Loader
 from stubserve.repository.registry import UNLOADED, Registry, State
 from stubserve.repository.stub_control import StubControl
 from stubserve.repository.turns import Turn, Turns
 from stubserve.repository.watch import Watch
-from stubserve.settings import ALL_MODELS, EXPLICIT, POLL, Settings
+from stubserve.settings import ALL_MODELS, EXPLICIT, POLL, RepositorySettings
 
 log = logging.getLogger("stubserve.repository")
 
@@ -39,18 +37,25 @@ _T = TypeVar("_T")
 
 
 class ModelControl:
-    """Loads models into a registry, and unloads them."""
+    """Loads models into a registry, and unloads them. Stubs that go have `stop_timeout_s` to finalize."""
 
-    def __init__(self, settings: Settings, memory: Memory, registry: Registry, services: Services) -> None:
+    def __init__(
+        self,
+        settings: RepositorySettings,
+        starter: Starter,
+        registry: Registry,
+        services: Services,
+        stop_timeout_s: float,
+    ) -> None:
         self._settings = settings
         self._registry = registry
         self._services = services
-        self._explicit = settings.model_control_mode == EXPLICIT
-        self._slots = asyncio.Semaphore(max(settings.model_load_thread_count, 1))
-        self._changeover = Changeover(Loader(settings, memory), registry, self._slots, settings.exit_timeout_secs)
+        self._explicit = settings.control_mode == EXPLICIT
+        self._slots = asyncio.Semaphore(max(settings.load_threads, 1))
+        self._changeover = Changeover(starter, registry, self._slots, stop_timeout_s)
         self._turns = Turns()
         self._changes: set[asyncio.Task[Any]] = set()
-        self._watch = Watch(settings.model_repository, self._load_known, lambda name: self._unload(name, None))
+        self._watch = Watch(settings.paths, self._load_known, lambda name: self._unload(name, None))
         self._watching: asyncio.Task[None] | None = None
         self._exiting = False
 
@@ -61,20 +66,20 @@ class ModelControl:
 
         Failures are in the registry. Raises ServeError if a repository cannot be read, or the names make no sense.
         """
-        await asyncio.to_thread(_check_repositories, self._settings.model_repository)
-        if self._settings.model_control_mode == POLL:
+        await asyncio.to_thread(_check_repositories, self._settings.paths)
+        if self._settings.control_mode == POLL:
             complete = await self._watch.look()
-            if self._settings.repository_poll_secs:
+            if self._settings.poll_secs:
                 self._watching = asyncio.get_running_loop().create_task(self._keep_watching())
             return complete
-        chosen = dict.fromkeys(self._settings.load_model)
+        chosen = dict.fromkeys(self._settings.load_models)
         if ALL_MODELS in chosen and len(chosen) > 1:
             raise invalid("Wildcard model name '*' must be the ONLY startup model if specified at all.")
         for name in chosen.keys() - {ALL_MODELS}:
             check_model_name(name)
         complete = True
         if not self._explicit or ALL_MODELS in chosen:
-            found = await asyncio.to_thread(survey, self._settings.model_repository)
+            found = await asyncio.to_thread(survey, self._settings.paths)
             for name in found.duplicates:
                 self._registry.entry(name).reason = DUPLICATE_REASON
             chosen = dict.fromkeys(found.models)
@@ -110,7 +115,7 @@ class ModelControl:
         if only_ready:
             return rows
         known = {row["name"] for row in rows}
-        names = await asyncio.to_thread(list_names, self._settings.model_repository)
+        names = await asyncio.to_thread(list_names, self._settings.paths)
         # What was unloaded, and has been deleted, is no more.
         rows = [row for row in rows if row["name"] in names or row.get("reason") != UNLOADED]
         for name in names.keys() - known:
@@ -163,7 +168,7 @@ class ModelControl:
 
     async def _keep_watching(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.repository_poll_secs)
+            await asyncio.sleep(self._settings.poll_secs)
             try:
                 await self._watch.look()
             except Exception as raised:

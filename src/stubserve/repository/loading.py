@@ -41,19 +41,28 @@ from stubserve.repository.program import (
     refuse_missing_kinds,
 )
 from stubserve.serving.instance_model import InstanceModel
-from stubserve.settings import Settings
+from stubserve.settings import InstanceSettings, LatencySettings
 
 log = logging.getLogger("stubserve.repository")
 
 _FAILED_LOAD_GRACE_S = 1.0
+_MAX_BATCH_SIZE = "default-max-batch-size"
 
 
 class Loader:
-    """Starts model versions."""
+    """Starts model versions.
 
-    def __init__(self, settings: Settings, memory: Memory) -> None:
+    Models complete their configurations if they are to (`completes`). `latencies` are the distributions that are
+    measured, None where nobody can read them.
+    """
+
+    def __init__(
+        self, settings: InstanceSettings, memory: Memory, completes: bool, latencies: LatencySettings | None
+    ) -> None:
         self._settings = settings
         self._memory = memory
+        self._completes = completes
+        self._measured = latencies
         self._environments = Environments(settings.environment_cache)
         self._booting = asyncio.Lock()
 
@@ -66,7 +75,7 @@ class Loader:
         specs = instances_of(config)
         first: Stub | None = None
         config_json = render_json(config)
-        if not self._settings.disable_auto_complete_config:
+        if self._completes:
             first, config, config_json = await self._complete(launcher, specs[0].name, config, candidate.has_config)
             specs = instances_of(config)
         try:
@@ -107,6 +116,7 @@ class Loader:
             # The stub will fail with this; here it is said in the words that upstream's log has for it.
             log.info("Failed to preinitialize Python stub: Python model file not found in '%s'", program.file)
         config = with_runtime(config, program.runtime)
+        self._mention_batch_size(config.backend)
         for _, part in missing_parts(config):
             log.warning("model '%s': %s", name, part)
         environment = await environment_of(program, self._environments, config, model_dir)
@@ -123,29 +133,39 @@ class Loader:
             files.version_dir,
             program,
             services,
-            name in self._settings.debug_model,
+            name in self._settings.debug_models,
             threads,
         )
         return launcher, config
 
+    def _mention_batch_size(self, backend: str) -> None:
+        """Logs what a backend is told of batch sizes, in upstream's words: it asks for no more with Python models."""
+        size = self._settings.backend_setting(backend, _MAX_BATCH_SIZE)
+        if size is None:
+            log.debug("Adding default backend config setting: %s,4", _MAX_BATCH_SIZE)
+        else:
+            log.debug("Found overwritten default setting: %s,%s", _MAX_BATCH_SIZE, size)
+
     def _latencies(self, config: Any) -> Latencies | None:
         """Where the model's latencies are counted, None if nobody wants them."""
-        options = self._settings.metrics_options
-        if not self._settings.allow_metrics or not (options.histogram_latencies or options.summary_latencies):
+        measured = self._measured
+        if measured is None:
             return None
-        bounds: list[float] | None = None
-        if options.histogram_latencies:
-            bounds = list(DEFAULT_BOUNDS_MS)
-            for control in config.model_metrics.metric_control:
-                if control.metric_identifier.family == FIRST_RESPONSE:
-                    bounds = list(control.histogram_options.buckets)
-                else:
-                    log.warning(
-                        "model '%s': 'model_metrics' has no effect on %s, which is no histogram of the server's",
-                        config.name,
-                        control.metric_identifier.family,
-                    )
-        return Latencies(bounds, options.summary_latencies)
+        bounds = list(DEFAULT_BOUNDS_MS)
+        for control in config.model_metrics.metric_control:
+            family = control.metric_identifier.family
+            if family == FIRST_RESPONSE:
+                bounds = list(control.histogram_options.buckets)
+            else:
+                log.warning(
+                    "Metric family '%s' in 'metric_identifier' is not a customizable metric in Triton core. "
+                    "'model_metrics' of model '%s' has no effect on it.",
+                    family,
+                    config.name,
+                )
+        if not measured.histogram_latencies and not measured.summary_latencies:
+            return None
+        return Latencies(bounds if measured.histogram_latencies else None, measured.summary_latencies)
 
     async def _complete(
         self, launcher: Launcher, instance: str, config: Any, has_config_file: bool
@@ -195,7 +215,7 @@ class Loader:
 
             return launch
 
-        limit = self._settings.stub_restart_limit
+        limit = self._settings.restart_limit
         return [Instance(spec, launch_for(spec), model, RestartPolicy(limit)) for spec in specs]
 
 

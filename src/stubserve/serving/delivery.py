@@ -154,7 +154,10 @@ class Delivery:
             for tensor in request.inputs:
                 if tensor.span is not None:
                     tensor.span.drop()
-            self._draining.end()
+            draining = self._draining
+            draining.under_way -= 1
+            if draining.awaited:
+                draining.tell()
 
 
 def _let_go(response: Response) -> None:

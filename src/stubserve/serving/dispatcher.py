@@ -67,8 +67,10 @@ class Dispatcher:
         self._alarm: Alarm | None = None
         # How many instances get work
         self.serving = 0
-        # Whether `response_complete` is worth a call
-        self.follows_responses = scheduler.follows_responses
+        # Queues a request as of a time in ns; `poll` runs it. Raises ServeError if it is not taken.
+        self.enqueue = scheduler.enqueue
+        # Whether the scheduler wants to hear of responses and finished work
+        self.has_slots = scheduler.has_slots
         self._closed = False
         self._poll_is_due = False
         # While a round is under way: whether another is to follow
@@ -81,10 +83,6 @@ class Dispatcher:
         return self._scheduler.queued
 
     # Requests
-
-    def enqueue(self, request: Request) -> None:
-        """Queues a request; `poll` runs it. Raises ServeError if it is not taken."""
-        self._scheduler.enqueue(request, self._clock())
 
     def cancel(self, request: Request) -> None:
         """Marks a request whose client is gone; one that waits is answered."""
@@ -127,7 +125,8 @@ class Dispatcher:
         """An instance has executed work: it gets the next at once."""
         scheduler = self._scheduler
         try:
-            scheduler.work_done(instance, work)
+            if self.has_slots:
+                scheduler.work_done(instance, work)
             if self._depth.done(instance, work) and instance.takes_work:
                 scheduler.instance_idle(instance)
         except Exception:

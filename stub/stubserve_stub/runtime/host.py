@@ -21,6 +21,10 @@ class Host:
 
     def failure(self, message: str) -> str:
         """Logs that requests have failed; the error that their clients get."""
-        text = "Failed to process the request(s) for model '{}', message: {}".format(self.instance, message)
+        text = self.failure_text(message)
         self.log(codes.LOG_ERROR, "worker.py", 0, text)
         return text
+
+    def failure_text(self, message: str) -> str:
+        """The error that the clients of requests get which have failed because of what `message` says."""
+        return "Failed to process the request(s) for model '{}', message: {}".format(self.instance, message)

@@ -18,9 +18,9 @@ import grpc.aio
 
 from stubserve.inference.memory import Block
 from stubserve.protocols.grpc.infer_encode import MAX_MESSAGE_BYTES
-from stubserve.protocols.grpc.options import GrpcOptions
 from stubserve.protocols.grpc.service import Service
 from stubserve.protocols.grpc.transport import OK, Metadata, Method
+from stubserve.settings import GrpcSettings
 
 log = logging.getLogger("stubserve.grpc")
 
@@ -150,7 +150,7 @@ class _StreamCall:
 class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     """A listening gRPC server for a service. `port` is the one that it got."""
 
-    def __init__(self, service: Service, options: GrpcOptions) -> None:
+    def __init__(self, service: Service, options: GrpcSettings) -> None:
         self._compression = _ALGORITHMS.get(options.compression_level)
         self._handlers = {path: self._rpc(method) for path, method in service.methods.items()}
         self._server = grpc.aio.server(options=_channel_arguments(options))
@@ -217,7 +217,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         return grpc.stream_stream_rpc_method_handler(stream)
 
 
-def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
+def _channel_arguments(options: GrpcSettings) -> list[tuple[str, int]]:
     arguments = {
         "grpc.max_receive_message_length": MAX_MESSAGE_BYTES,
         "grpc.max_send_message_length": MAX_MESSAGE_BYTES,

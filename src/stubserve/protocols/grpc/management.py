@@ -26,8 +26,7 @@ class ManagementRpcs:
     # Health
 
     async def server_live(self, request: Any) -> Any:
-        management.refuse_while_exiting(self._server)
-        return service_pb2.ServerLiveResponse(live=True)
+        return service_pb2.ServerLiveResponse(live=management.live(self._server))
 
     async def server_ready(self, request: Any) -> Any:
         management.refuse_while_exiting(self._server)

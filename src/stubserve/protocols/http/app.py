@@ -68,8 +68,7 @@ class ManagementRoutes:
     # Health
 
     async def live(self, request: Request) -> Response:
-        management.refuse_while_exiting(self._server)
-        return Response(b"")
+        return Response(b"", 200 if management.live(self._server) else 400)
 
     async def ready(self, request: Request) -> Response:
         management.refuse_while_exiting(self._server)

@@ -85,6 +85,9 @@ class GenerateCall(Call):
         return self._pending[0] if self._responses == 1 else _NOT_ONE
 
     def respond(self, request: Request, response: Response) -> None:
+        if response.error is not None and response.outputs and self._streamed:
+            # What the model had sent before it failed is an event of its own.
+            self.respond(request, Response(response.outputs, response.parameters, final=False))
         if response.final:
             self.complete = True
         if not response.empty and not self.gone:

@@ -77,9 +77,9 @@ class PythonBackend(Backend):
         received.cancel(batch.cancelled)
         try:
             entries = self._start(received) if self._instance.decoupled else self._run(batch, received)
-        except BaseException:
+        except BaseException as raised:
             if os.getpid() == self._process:  # else in one that the model has forked, where nothing of this is its own
-                received.revoke_senders()
+                received.give_up_senders(self.host.failure_text(describe(raised)))
                 self._release(received)
             raise
         self._release(received)

@@ -12,7 +12,7 @@ from collections.abc import Sized
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.frames import ConnectionFault
 from stubserve.protocols.grpc.http2.sender import Sender
-from stubserve.protocols.grpc.options import GrpcOptions
+from stubserve.settings import GrpcSettings
 
 log = logging.getLogger("stubserve.grpc")
 
@@ -27,7 +27,7 @@ class Pings:
         transport: asyncio.Transport,
         loop: asyncio.AbstractEventLoop,
         sender: Sender,
-        options: GrpcOptions,
+        options: GrpcSettings,
         streams: Sized,
     ) -> None:
         self._transport = transport

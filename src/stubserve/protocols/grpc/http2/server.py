@@ -6,12 +6,12 @@ import asyncio
 import ssl
 
 from stubserve.protocols.grpc.http2.connection import Connection
-from stubserve.protocols.grpc.options import GrpcOptions, Tls
 from stubserve.protocols.grpc.service import Service
 from stubserve.protocols.listening import listen
 from stubserve.protocols.sent_memory import SentMemory
 from stubserve.protocols.serving import Ingress
 from stubserve.protocols.stall import StallWatch
+from stubserve.settings import GrpcSettings, Tls
 
 # What one read of a connection may bring.
 SCRATCH_BYTES = 256 * 1024
@@ -24,7 +24,7 @@ _ENCODINGS = {"low": ("gzip", 1), "medium": ("deflate", 3), "high": ("deflate", 
 class Http2Transport:
     """A listening gRPC server for a service. `port` is the one that it got. Raises OSError."""
 
-    def __init__(self, ingress: Ingress, service: Service, options: GrpcOptions) -> None:
+    def __init__(self, ingress: Ingress, service: Service, options: GrpcSettings) -> None:
         self.ingress = ingress
         self.options = options
         self.methods = service.methods
