@@ -60,5 +60,6 @@ def stub_memory(limit: int = 1 << 20) -> Iterator[StubMemory]:
             stack.callback(os.close, doorbell)
         arena = Arena.create(Ledger(limit))
         stack.callback(os.close, arena.fd)
+        arena.segment(STUB)
         stub_arena = StubArena(arena.fd, arena.facts(), STUB, Grant(limit // 2))
         yield StubMemory(arena, Channel(stub_arena, *doorbells), doorbells[1])
