@@ -14,8 +14,10 @@ from typing import Any
 
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.wire import messages
+from stubserve_stub.wire.budget import Grant
 from stubserve_stub.wire.messages import Entry, WireTensor
 from stubserve_stub.wire.places import InArena, Place
+from stubserve_stub.wire.stub_arena import StubArena
 
 from stubserve.errors import ServeError, invalid
 from stubserve.inference.request import Request, Response
@@ -162,9 +164,9 @@ class Stub:
         health: Any = Health()
         self.work = StubWork(process, self.memory, self.outputs, self, health)
         self.work.owner = self.owner
+        arena = self.memory.arena
         self.channel = Channel(
-            self.memory.arena,
-            self.outputs.index,
+            StubArena(arena.fd, arena.facts(), self.outputs.index, Grant(LIMIT)),
             self.process.doorbell_out,
             self.process.doorbell_in,
             self.process.answer_doorbell,
@@ -272,8 +274,11 @@ class Stub:
         """What requests hold of the server's own memory."""
         return self.memory.ingress.live_bytes
 
-    def given_back(self) -> bool:
+    async def given_back(self) -> bool:
         """Whether the segment of the stub, which has ended, is free for another."""
+        if self.outputs.emptying is None:
+            return False
+        await self.outputs.emptying
         return self.memory.segments.take() == self.outputs.index
 
 

@@ -187,7 +187,7 @@ async def test_a_bad_input_refuses_the_call_and_takes_nothing_with_it(place: Any
         # What came before it is free again.
         assert frees == (good.offset,)
         stub.end()
-        assert stub.given_back()
+        assert await stub.given_back()
 
 
 @on_a_loop
@@ -197,7 +197,7 @@ async def test_garbage_as_an_input_ends_the_stub_and_leaves_no_memory(caplog: py
             await stub.call(5, "target", wire_input(stub.output()), ("IN", FP32, (1,), (9, 9)))  # type: ignore[arg-type]
         assert len(stub.process.condemned) == 1
         stub.end()
-        assert stub.given_back()
+        assert await stub.given_back()
 
 
 # Refusals
@@ -416,7 +416,7 @@ async def test_calls_of_a_dead_stub_are_cancelled_and_leave_no_memory() -> None:
         drop_blocks(own.inputs)
         target.answer(second, Response(error=internal("cancelled")))
         assert not stub.ingress_bytes
-        assert stub.given_back()
+        assert await stub.given_back()
 
 
 @on_a_loop
@@ -428,7 +428,7 @@ async def test_a_question_for_readiness_ends_with_the_stub() -> None:
         stub.end()
         await turn()
         assert target.requests == []
-        assert stub.given_back()
+        assert await stub.given_back()
 
 
 @on_a_loop

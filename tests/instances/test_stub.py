@@ -168,7 +168,7 @@ async def drive_plenty(folder: Path) -> None:
         ((_, response),) = await asyncio.wait_for(owner.results.get(), 60)
         assert len(response.outputs) == MANY
         unread = [response]
-        committed.append(memory.arena.committed()[1])
+        committed.append(memory.ledger.of(1))
     assert committed[3] == committed[2]
     assert await stub.stop(60)
 

@@ -134,7 +134,7 @@ async def test_a_bad_output_takes_nothing_with_it(bad: Any, text: str) -> None:
         assert stub.outputs.take_frees() == [place.offset]
         drop_blocks(good.outputs)
         stub.end()
-        assert stub.given_back()
+        assert await stub.given_back()
 
 
 @on_a_loop
@@ -443,7 +443,7 @@ async def test_garbage_behind_good_outputs_leaves_no_memory(after: Any, caplog: 
             await stub.say(messages.pack((messages.RESULT, 1, 1, 2, entries, (), None)))
         assert len(stub.process.condemned) == 1
         stub.end()
-        assert stub.given_back()
+        assert await stub.given_back()
 
 
 @on_a_loop
@@ -453,7 +453,7 @@ async def test_a_garbled_long_message_leaves_no_memory(caplog: pytest.LogCapture
             await stub.say(b"\xc1" * (MAX_RECORD + 1))
         assert len(stub.process.condemned) == 1
         stub.end()
-        assert stub.given_back()
+        assert await stub.given_back()
 
 
 @on_a_loop
@@ -474,9 +474,11 @@ async def test_a_stub_that_has_lost_its_place_in_its_ring() -> None:
             while True:
                 stub.work.execute(Work([stub.request(Tensor("IN", FP32, (250,), bytes(1000)))]))
 
-        with pytest.raises(ServeError, match="the request ring of stub 'model_0_0' is full"):
+        with pytest.raises(ServeError, match="the request ring of stub 'model_0_0' cannot be written to"):
             fill()
-        assert stub.process.condemned == ["it has lost its place in its ring"]
+        assert stub.process.condemned == [
+            "what it says of its ring makes no sense; does its model write to memory of others?"
+        ]
 
 
 # The end
@@ -520,7 +522,7 @@ async def test_a_stub_is_told_to_stop_behind_its_batches() -> None:
 @on_a_loop
 async def test_only_a_small_lone_request_has_the_stub_look_for_the_next() -> None:
     with Stub() as stub:
-        words = stub.memory.arena.segment(stub.outputs.index).words
+        words = stub.memory.arena.segment(stub.outputs.index).parent_words
         number = stub.execute(stub.request())
         assert words[layout.ALONE] == 1
         await stub.result(number, [answer(b"")])

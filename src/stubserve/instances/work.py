@@ -17,7 +17,7 @@ from typing import Protocol
 from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.messages import Entry, Message, WireResponse
 from stubserve_stub.wire.places import InArena
-from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, read_doorbell
+from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingBroken, RingReader, RingWriter, read_doorbell
 
 from stubserve.errors import internal
 from stubserve.inference.request import Request, Response
@@ -34,7 +34,9 @@ from stubserve.instances.stub_process import StubProcess
 log = logging.getLogger("stubserve.instances")
 
 _PATIENCE_S = 30.0
-_REPORT_FREES_ABOVE = 32 << 20
+# How often a stub that gets batches is looked at. Without one between two looks it is idle.
+_WATCH_S = 5.0
+_QUESTION = "does its model write to memory of others?"
 
 # From this size on, moving a request's bytes takes longer than a stub would look for the next one.
 _LARGE_BYTES = 128 << 10
@@ -82,12 +84,13 @@ class StubWork:
         self._health = health
         self._loop = asyncio.get_running_loop()
         segment = memory.arena.segment(outputs.index)
-        self._words = segment.words
-        rings = (layout.REQUEST_RING, layout.RESPONSE_RING, layout.ANSWER_RING)
-        requests, responses, answers = (segment.view[start : start + layout.RING_BYTES] for start in rings)
-        self._writer = RingWriter(requests, process.doorbell_out)
-        self._reader = RingReader(responses)
-        ring = AnswerRing(RingWriter(answers, process.answer_doorbell), segment.words, outputs, memory)
+        self._words = segment.parent_words
+        self._theirs = theirs = segment.stub_words
+        theirs[layout.CANARY] = layout.CANARY_VALUE
+        self._writer = RingWriter(segment.ring(layout.REQUEST_RING), theirs, layout.REQUESTS_READ, process.doorbell_out)
+        self._reader = RingReader(segment.ring(layout.RESPONSE_RING), self._words, layout.RESPONSES_READ)
+        answers = RingWriter(segment.ring(layout.ANSWER_RING), theirs, layout.ANSWERS_READ, process.answer_doorbell)
+        ring = AnswerRing(answers, self._words, outputs, memory, self._on_broken_ring)
         self.calls = StubCalls(self, models, outputs, ring, memory, self._tensors)
         self._handlers = messages.handlers_of_parent(self, self.calls)
         # Batches that the stub has, by number
@@ -103,7 +106,12 @@ class StubWork:
         self._announced = 0
         # Nothing more is taken from the stub, nor should it be given anything
         self.over = False
-        self._hang_watch: asyncio.TimerHandle | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._batches_at_watch = 0
+        # Called when the stub has had nothing to do for a while
+        self.on_idle: Callable[[], None] = lambda: None
+        # Not through the ring: the stub's main thread may be busy for long, and these may be many.
+        outputs.on_many_frees = functools.partial(self._loop.call_soon, self._acknowledge)
         self._loop.add_reader(process.doorbell_in, self._on_doorbell)
 
     def execute(self, work: Work) -> None:
@@ -132,13 +140,18 @@ class StubWork:
         # Only now: whoever gets an exception answers the requests.
         self._in_flight[number] = Batch(work, spilled)
         self._memory.batches_in_flight += 1
-        if self._hang_watch is None:
-            self._hang_watch = self._loop.call_later(_PATIENCE_S, self._watch_for_hang)
+        if self._watch is None:
+            self._watch = self._loop.call_later(_WATCH_S, self._look)
 
     @property
     def is_empty(self) -> bool:
         """Whether it has neither a batch nor a request that senders have yet to answer."""
         return not self._in_flight and not self._open
+
+    @property
+    def is_written_over(self) -> bool:
+        """Whether something has written over the stub's part of its segment."""
+        return bool(self._theirs[layout.CANARY] != layout.CANARY_VALUE)
 
     def cancel(self, request: Request) -> None:
         """Lets the model see that nobody waits for a request that it has."""
@@ -163,8 +176,8 @@ class StubWork:
             self._on_doorbell()
         self._loop.remove_reader(self._process.doorbell_in)
         self.calls.close()
-        if self._hang_watch is not None:
-            self._hang_watch.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
         unfinished: list[Request] = []
         for batch in self._in_flight.values():
             unfinished.extend(batch.unanswered())
@@ -179,28 +192,42 @@ class StubWork:
         self._in_flight.clear()
         return unfinished, open_
 
-    def _watch_for_hang(self) -> None:
-        """Tells the log about a batch that takes long; wakes only while there are batches."""
-        self._hang_watch = None
-        if not self._in_flight:
+    def _look(self) -> None:
+        """Tells the log about a batch that takes long, and whoever cares when there are no more; sleeps while idle."""
+        self._watch = None
+        if not self._in_flight and self._batches == self._batches_at_watch:
+            self.on_idle()
             return
+        self._batches_at_watch = self._batches
         doing, seconds = self._health.state()
-        if doing == "executing" and seconds >= _PATIENCE_S:
+        if self._in_flight and doing == "executing" and seconds >= _PATIENCE_S and seconds % _PATIENCE_S < _WATCH_S:
             log.warning(
                 "stub '%s' has been executing a batch of %d requests for %.0f s; 'py-spy dump --pid %d' shows where",
                 self.name, len(next(iter(self._in_flight.values())).work.requests), seconds, self._process.pid,
             )  # fmt: skip
-        self._hang_watch = self._loop.call_later(_PATIENCE_S, self._watch_for_hang)
+        self._watch = self._loop.call_later(_WATCH_S, self._look)
 
     def _put(self, data: bytes, flags: int) -> None:
-        # Two batches at most are in flight, and a record is at most a quarter of the ring: there is always room, unless
-        # something has written over where the stub says how far it has read.
-        if not self._writer.put(data, flags):
-            self._process.condemn("it has lost its place in its ring")
-            raise internal(f"the request ring of stub '{self.name}' is full")
+        try:
+            # Two batches at most are in flight, and a record is at most a quarter of the ring.
+            has_room = self._writer.put(data, flags)
+        except RingBroken:
+            has_room = False
+        if not has_room:
+            self._on_broken_ring()
+            raise internal(f"the request ring of stub '{self.name}' cannot be written to")
         self._writer.announce()
         self._announced += 1
         self._words[layout.ANNOUNCED] = self._announced
+
+    def _on_broken_ring(self) -> None:
+        self._process.condemn(f"what it says of its ring makes no sense; {_QUESTION}")
+
+    def _break_off(self, why: str) -> None:
+        """Takes nothing more from the stub, and ends it."""
+        self.over = True
+        self._loop.remove_reader(self._process.doorbell_in)
+        self._process.condemn(f"{why} {_QUESTION}")
 
     # Back
 
@@ -209,23 +236,20 @@ class StubWork:
             count, _ = read_doorbell(self._process.doorbell_in)
         except BlockingIOError:
             return
+        if self.is_written_over:
+            # Its answers may be anything.
+            self._break_off("its shared memory has been written over, the words that the server reads too;")
+            return
         try:
             self._take(count)
         except Exception:
             # The requests of what cannot be read would never be answered.
             log.exception("what stub '%s' (pid %d) has put into its ring cannot be read", self.name, self._process.pid)
-            self.over = True
-            self._loop.remove_reader(self._process.doorbell_in)
-            self._process.condemn(
-                "what it has put into its ring is no message; does its model write to memory of others?"
-            )
+            self._break_off("what it has put into its ring is no message;")
 
     def _take(self, count: int) -> None:
         messages.deliver(self._handlers, self._reader.take(count, self._decode))
         self.calls.schedule()
-        if self._outputs.unreported_bytes > _REPORT_FREES_ABOVE:
-            # Not through the ring: the stub's main thread may be busy for long, and these may be many.
-            self._acknowledge()
 
     def _decode(self, data: memoryview, flags: int) -> Message:
         if not flags & SPILLED:

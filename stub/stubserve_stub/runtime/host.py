@@ -5,15 +5,13 @@ from __future__ import annotations
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.control import Control
 from stubserve_stub.wire import codes
-from stubserve_stub.wire.arena import Arena
 
 
 class Host:
     """The stub's process, as its backend sees it. `instance` is what errors and log lines name."""
 
-    def __init__(self, instance: str, arena: Arena, channel: Channel, control: Control) -> None:
+    def __init__(self, instance: str, channel: Channel, control: Control) -> None:
         self.instance = instance
-        self.arena = arena
         self.channel = channel
         self.control = control
 

@@ -23,7 +23,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Tuple
 
-from stubserve_stub.wire.arena import Arena, ArenaFull
+from stubserve_stub.wire.arena import Arena
+from stubserve_stub.wire.budget import ArenaFull, NotGranted
 from stubserve_stub.wire.layout import ALIGNMENT, HEAP, PAGE
 
 SMALL = 4 * 1024
@@ -144,9 +145,11 @@ class Allocator:
         return blocks
 
     def commit(self, nbytes: int) -> None:
-        """Counts bytes in this segment's word of the ledger; warm memory makes room for them. Raises ArenaFull."""
+        """Counts bytes for this segment; where the limit is reached warm memory makes room. Raises ArenaFull."""
         try:
             self._arena.commit(self._segment.index, nbytes)
+        except NotGranted:
+            raise
         except ArenaFull:
             if not self._warm_large:
                 raise
@@ -174,7 +177,7 @@ class Allocator:
                 else:
                     self._cold[at] = (start + size, free - size)
                 return start
-        raise ArenaFull(size, self._arena.limit, self._arena.committed())
+        raise ArenaFull("no range of {} bytes is free in this segment of shared memory".format(size))
 
     def _cool(self, offset: int) -> None:
         size = self._warm_large.pop(offset)

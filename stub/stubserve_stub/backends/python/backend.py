@@ -56,7 +56,7 @@ class PythonBackend(Backend):
         questions = Questions(instance.name, host.control.send)
         host.control.handle("told", questions.on_told)
         model_control.connect(questions)
-        shared_memory.connect(host.arena)
+        shared_memory.connect(questions)
         metrics.connect(questions, host.control.send)
         self._model.initialize(instance.arguments)
         self.checks_readiness = self._model.checks_readiness
