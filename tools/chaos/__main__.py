@@ -114,7 +114,7 @@ def run(seconds: float, life_s: float, children: bool) -> Outcome:
     for client in clients:
         client.join(ANSWER_WITHIN_S + 5)
         if client.is_alive():
-            world.fault(f"{client.name}: does not end")
+            world.fault(f"{client.name}: does not end: {client.whereabouts()}")
     return Outcome(clients, troubles.tally, lives, world.faults)
 
 
@@ -173,7 +173,7 @@ def rest(world: World, clients: list[Client], troubles: Troubles) -> None:
     world.go.clear()
     for client in clients:
         if not client.idle.wait(ANSWER_WITHIN_S + 5):
-            world.fault(f"{client.name}: its request does not end")
+            world.fault(f"{client.name}: its request does not end: {client.whereabouts()}")
     troubles.calm_down()
 
 

@@ -1,9 +1,11 @@
-"""Clients over gRPC: unary calls, streams, and calls that are cancelled."""
+"""Clients over gRPC: unary calls, streams, and streams that are reset."""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import random
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +13,17 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from tools.bench.http2_client import PING, RST_STREAM, SETTINGS, UINT32, frame
+from tools.siege.attack import GRPC_PREFACE
+from tools.siege.grpc_attacks import call
+
 from .http_clients import SIZES
 from .world import ANSWER_WITHIN_S, Client, Refused, World, Wrong
 
 # How a call ends that was under way when the server was.
 LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
+PING_TEXT = b"chaotic!"
 SERVERS_OWN = "Connection|connection|Socket|socket|GOAWAY|Stream removed|RST_STREAM|connect"
 
 
@@ -88,7 +96,8 @@ class Streams(GrpcClient):
                 self._check(n, answers)
         finally:
             requests.put(None)
-            answers.cancel()
+        for answer in answers:
+            raise Wrong(f"behind all answers: {answer}")
 
     def _check(self, n: int, answers: Iterator[Any]) -> None:
         expected = n
@@ -107,12 +116,34 @@ class Streams(GrpcClient):
         raise Refused("in a stream: it ended without an error")
 
 
-class Cancelling(GrpcClient):
-    """Streams that are cancelled after some responses."""
+class Cancelling(Client):
+    """Streams that are reset after some responses, on a connection that must live on.
 
-    def call(self) -> None:
-        answers = self.stub.ModelStreamInfer(iter([counting(5000)]), timeout=ANSWER_WITHIN_S)
-        for _, answer in zip(range(self.random.choice([1, 20])), answers, strict=False):
-            if answer.error_message:
-                raise Refused(f"in a stream: {answer.error_message}")
-        answers.cancel()
+    On a bare socket: a thread that asks grpcio for the next response while calls are cancelled around it may wait for
+    ever, whatever the server does, past the call's deadline and the end of its connection.
+    """
+
+    def __init__(self, world: World, seed: int) -> None:
+        super().__init__(world, seed)
+        self.random = random.Random(seed)
+
+    def ask(self) -> None:
+        message = counting(5000).SerializeToString()
+        data = b"\0" + UINT32.pack(len(message)) + message
+        with socket.create_connection(("127.0.0.1", self.world.grpc_port), ANSWER_WITHIN_S) as connection:
+            connection.sendall(GRPC_PREFACE + frame(SETTINGS, 0, 0))
+            connection.sendall(call(1, data, ends=self.random.random() < 0.5, path=STREAM_INFER))
+            wanted = self.random.choice([100, 1000, 20_000])
+            # A stream that is refused brings less.
+            connection.settimeout(0.2)
+            with contextlib.suppress(TimeoutError):
+                while wanted > 0 and (part := connection.recv(wanted)):
+                    wanted -= len(part)
+            connection.settimeout(ANSWER_WITHIN_S)
+            connection.sendall(frame(RST_STREAM, 0, 1, UINT32.pack(8)) + frame(PING, 0, 0, PING_TEXT))
+            seen = b""
+            while PING_TEXT not in seen:
+                part = connection.recv(1 << 16)
+                if not part:
+                    raise ConnectionError("the connection ended with the stream")
+                seen = seen[-len(PING_TEXT) :] + part

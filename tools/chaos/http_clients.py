@@ -43,8 +43,9 @@ class HttpClient(Client):
 
 
 def reason(body: bytes) -> str:
+    """The words of an error, which before the first event of a stream may be an event themselves."""
     try:
-        return str(json.loads(body)["error"])
+        return str(json.loads(body.removeprefix(b"data: "))["error"])
     except (ValueError, KeyError):
         raise Wrong(f"an error without words: {body[:200]!r}") from None
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,8 +46,10 @@ class ModelControl:
         registry: Registry,
         services: Services,
         stop_timeout_s: float,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._settings = settings
+        self._sleep = sleep
         self._registry = registry
         self._services = services
         self._explicit = settings.control_mode == EXPLICIT
@@ -168,7 +170,7 @@ class ModelControl:
 
     async def _keep_watching(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.poll_secs)
+            await self._sleep(self._settings.poll_secs)
             try:
                 await self._watch.look()
             except Exception as raised:

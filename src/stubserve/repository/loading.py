@@ -57,12 +57,18 @@ class Loader:
     """
 
     def __init__(
-        self, settings: InstanceSettings, memory: Memory, completes: bool, latencies: LatencySettings | None
+        self,
+        settings: InstanceSettings,
+        memory: Memory,
+        completes: bool,
+        latencies: LatencySettings | None,
+        make_launcher: Callable[..., Launcher] = Launcher,
     ) -> None:
         self._settings = settings
         self._memory = memory
         self._completes = completes
         self._measured = latencies
+        self._make_launcher = make_launcher
         self._environments = Environments(settings.environment_cache)
         self._booting = asyncio.Lock()
 
@@ -83,13 +89,13 @@ class Loader:
             labels = await asyncio.to_thread(read_labels, folder, config)
             model = InstanceModel(name, version, config, to_json_dict(config), labels)
             model.latencies = self._latencies(config)
+            instances = self._instances(model, launcher, specs, config_json, first)
+            model.begin_with(instances)
+            await _start_all(instances)
         except BaseException:
             if first is not None:
-                await first.kill()
+                await first.kill()  # its instance may not have got to it
             raise
-        instances = self._instances(model, launcher, specs, config_json, first)
-        model.begin_with(instances)
-        await _start_all(instances)
         return model
 
     async def update(self, model: InstanceModel, candidate: Candidate, services: Services) -> InstanceUpdate:
@@ -126,7 +132,7 @@ class Loader:
         )
         if threads:
             log.debug("'%s' version %d: %d threads per instance", name, version, threads)
-        launcher = Launcher(
+        launcher = self._make_launcher(
             self._memory,
             environment,
             model_dir,
