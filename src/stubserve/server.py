@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import resource
 import signal
 import socket
@@ -15,9 +16,10 @@ from typing import Protocol
 import uvicorn
 import uvloop
 
-from stubserve import __version__
+from stubserve import __version__, orphans
 from stubserve.errors import ServeError, unavailable
 from stubserve.inference.served_model import ServedModel
+from stubserve.instances.janitor import Janitor
 from stubserve.instances.memory import Memory
 from stubserve.instances.services import Services
 from stubserve.observability import logs
@@ -77,7 +79,8 @@ class Server:
             completes=not settings.repository.disable_auto_complete,
             latencies=measured.latencies if measured.allow else None,
         )
-        services = Services(self._registry, self.log_settings, custom)
+        self._janitor = Janitor()
+        services = Services(self._registry, self.log_settings, custom, janitor=self._janitor)
         self._control = ModelControl(settings.repository, loader, self._registry, services, settings.exit_timeout_secs)
 
     async def load(self) -> bool:
@@ -135,6 +138,7 @@ class Server:
         """Lets running requests finish, finalizes the models, ends the stubs; within --exit-timeout-secs."""
         self.exiting = True
         await self._control.stop(self.settings.exit_timeout_secs)
+        await self._janitor.finish()
 
 
 def _not_started() -> ServeError:
@@ -244,6 +248,7 @@ async def serve(settings: Settings) -> int:
         await grpc.start()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    reaping = loop.create_task(orphans.reap()) if os.getpid() == 1 else None
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     serving = [loop.create_task(front.serve([listener])) for _, front, listener in fronts]
@@ -280,6 +285,8 @@ async def serve(settings: Settings) -> int:
         front.stop()
     await asyncio.gather(*serving)
     stopping.cancel()
+    if reaping is not None:
+        reaping.cancel()
     return exit_code
 
 

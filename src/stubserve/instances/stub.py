@@ -56,12 +56,20 @@ class Stub:
             segment = memory.arena.segment(outputs.index)
             self._words = segment.parent_words
             self._process = StubProcess(
-                name, environment, memory.arena.fd, self._on_message, self._on_process_death, terminal
+                name,
+                environment,
+                memory.arena.fd,
+                self._on_message,
+                self._on_process_death,
+                terminal,
+                {} if services.janitor is None else services.janitor.variables,
             )
         except OSError as error:
             if outputs is not None:
                 outputs.close()
             raise internal(f"Stub process '{name}' cannot be started: {explain_start(environment, error)}") from None
+        if services.janitor is not None:
+            services.janitor.adopt(self._process.pid)
         self._memory = memory
         self._spare = Spare(self._process, outputs)
         memory.reclaim.stubs.add(self._spare)
@@ -172,6 +180,8 @@ class Stub:
         self.death = cause
         for answering in self._answering:
             answering.cancel()
+        if self._services.janitor is not None:
+            self._services.janitor.forget(self._process.pid)
         self._metrics.close()
         self._services.metrics.sources.discard(self._process.read_messages)
         self._memory.reclaim.stubs.discard(self._spare)

@@ -19,7 +19,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stubserve_stub.wire.messages import Unframer, frame
@@ -47,7 +47,8 @@ class StubProcess:
 
     `on_message` gets each control message, `on_death` is called once with the cause when the process is gone and its
     last messages and stderr have been read. `doorbell_out` wakes the stub, `answer_doorbell` whoever waits in it for an
-    answer to a request of its model; `doorbell_in` is the event loop's to watch.
+    answer to a request of its model; `doorbell_in` is the event loop's to watch. `variables` are more of its
+    environment.
 
     Raises OSError if no process can be started, or there is no descriptor left for it.
     """
@@ -60,6 +61,7 @@ class StubProcess:
         on_message: Callable[[dict[str, Any]], None],
         on_death: Callable[[str], None],
         terminal: bool = False,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.stderr_tail = b""
@@ -88,7 +90,7 @@ class StubProcess:
             os.set_blocking(self._stderr, False)
             self._process = subprocess.Popen(
                 environment.command(arena, control.fileno(), doorbells),
-                env=environment.process_variables(),
+                env={**environment.process_variables(), **(variables or {})},
                 stdin=None if terminal else subprocess.DEVNULL,
                 stderr=None if terminal else stderr,
                 pass_fds=(arena, control.fileno(), *doorbells),
