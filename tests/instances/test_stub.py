@@ -31,6 +31,7 @@ from tests.serving import io_config, write_model
 from tests.stub.test_interpreters import NUMPY
 
 FP32 = 11
+ONE = Tensor("INPUT0", FP32, (1,), bytes(4))
 
 MODEL = """
     import sys
@@ -168,3 +169,19 @@ async def drive_plenty(folder: Path) -> None:
 
 def test_blocks_that_have_been_read_are_free_again_however_many(repository: Path) -> None:
     asyncio.run(drive_plenty(write_model(repository, "plenty", PLENTY)))
+
+
+async def drive_empty_slot(folder: Path) -> None:
+    stub, owner = await started(folder, Memory(64 << 20))
+    for slots, refused in (([None, ONE], True), ([ONE], False), ([None], True)):
+        requests = [None if slot is None else Request([slot], lambda *_: None) for slot in slots]
+        stub.work.execute(requests)
+        finished = await asyncio.wait_for(owner.results.get(), 60)
+        assert [request for request, _ in finished] == [request for request in requests if request is not None]
+        for _, response in finished:
+            assert ("a slot of the batch is empty" in str(response.error)) == refused
+    assert await stub.stop(60)
+
+
+def test_a_python_model_refuses_an_empty_slot_and_goes_on(repository: Path) -> None:
+    asyncio.run(drive_empty_slot(write_model(repository, "echo", MODEL, CONFIG)))
