@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.serving import Answer, Serving, binary_output, eventually, io_config, write_model
+from tests.real_server import Answer, Serving, binary_output, eventually, io_config, write_model
 
 # A model that runs the Python text of its input, with `call` at hand, and returns what that leaves in `result`.
 SCRIPT = """

@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.serving import Serving, binary_output, binary_request, eventually, io_config, write_model
+from tests.real_server import Serving, binary_output, binary_request, eventually, io_config, write_model
 
 KEEPER = """
     import numpy as np
@@ -118,7 +118,7 @@ def test_steady_traffic_does_not_grow_memory(server: Serving) -> None:
 
     def round_of_requests(count: int) -> None:
         connection = server.connect()
-        from tests.serving import binary_request
+        from tests.real_server import binary_request
 
         for size in (10, 1000, 100_000, 1_000_000):
             path, body, headers = binary_request("echo", np.zeros(size, np.float32))

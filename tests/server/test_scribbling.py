@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.serving import Answer, Serving, io_config, write_model
+from tests.real_server import Answer, Serving, io_config, write_model
 
 # The descriptors are in a stub's command line; its channel is found as a stray pointer would find it.
 SCRIBBLER = """

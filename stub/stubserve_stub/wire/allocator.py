@@ -177,7 +177,10 @@ class Allocator:
                 else:
                     self._cold[at] = (start + size, free - size)
                 return start
-        raise ArenaFull("no range of {} bytes is free in this segment of shared memory".format(size))
+        raise ArenaFull(
+            "no room for {} bytes in shared memory: there is no such range in its address space; "
+            "raise --shm-limit".format(size)
+        )
 
     def _cool(self, offset: int) -> None:
         size = self._warm_large.pop(offset)
