@@ -75,7 +75,8 @@ class Memory:
             try:
                 return act(nbytes)
             except MemoryError as full:
-                if not self.make_room():
+                # For what never fits nobody has to go.
+                if nbytes > self.arena.limit or not self.make_room():
                     raise unavailable(f"{full}. {self.usage()}") from None
 
     def _free(self, block: Block) -> None:

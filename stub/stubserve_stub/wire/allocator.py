@@ -86,9 +86,11 @@ class Allocator:
     def reserve(self, nbytes: int) -> int:
         """The arena offset of a block as `allocate` gives it, of which nothing may be touched before `grow` said so.
 
-        Raises ArenaFull where there is no address space for it.
+        Raises ArenaFull where there is no address space for it, and where there could never be memory.
         """
         size = size_class(nbytes)
+        if size > self._arena.limit:
+            raise ArenaFull(size, self._arena.limit, self._arena.committed())
         if size <= SMALL or self._warm.get(size):
             return self.allocate(nbytes)
         offset = self._cut(size)
