@@ -4,6 +4,7 @@ Guarantees:
 - everything that one turn of the event loop makes to be sent leaves in one write;
 - DATA keeps to the client's windows and frame size and waits while its socket is full; streams that have to wait are
   pumped again when one of these changes;
+- a client that does not read its socket is given up by the rules of `protocols.departure`;
 - a small unary answer, with its headers and trailers, is put together in one step.
 """
 
@@ -12,16 +13,15 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from stubserve.protocols.departure import Departure, Departures
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.frames import ConnectionFault
 from stubserve.protocols.grpc.http2.heads import OPENING, trailers
 from stubserve.protocols.grpc.transport import OK
+from stubserve.protocols.pressure import Owner
 from stubserve.protocols.sent_memory import keep_sending_warm
-
-if TYPE_CHECKING:
-    from stubserve.protocols.grpc.http2.stream import Stream
 
 # Longer answers are not put together with their frames' heads, but sent from where they lie.
 MAX_WHOLE_BYTES = 64 * 1024
@@ -33,16 +33,37 @@ _END = frames.END_HEADERS | frames.END_STREAM
 _CLOSING = trailers(OK, "")
 
 
-class Sender:
-    """One connection's. `stream_window` is what the client takes on a stream before it has widened its window."""
+class Sending(Protocol):
+    """What the sender needs of a stream. `widened` is what the client takes beyond its initial window."""
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    id: int
+    widened: int
+
+    def pump(self) -> None:
+        """Sends what may be sent."""
+        ...
+
+
+class Sender:
+    """One connection's. `stream_window` is what the client takes on a stream before it has widened its window.
+
+    `owner` is who is told when the client is given up because it does not read.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, departures: Departures, owner: Owner
+    ) -> None:
         self._transport = transport
         self._loop = loop
+        self._departures = departures
+        self._owner = owner
         self._out: list[bytes | memoryview] = []
         self._flush_is_due = False
         self._lost = False
         self._sends_large = False
+        # Bytes given to the socket, and what is watched while it does not take them
+        self._written = 0
+        self._departure: Departure | None = None
         # What the client takes
         self._window = frames.DEFAULT_WINDOW
         self._max_frame = frames.DEFAULT_FRAME_SIZE
@@ -51,9 +72,9 @@ class Sender:
         self._pump_is_due = False
         # Streams that have more to send than it takes, the longest waiting first; who waits for a window of its own is
         # not among them: each of a client's window updates must cost no more than what it lets through.
-        self.waiting: OrderedDict[Stream, None] = OrderedDict()
-        # Whether there was DATA since whoever reads this last set it to False
-        self.has_sent_data = False
+        self.waiting: OrderedDict[Sending, None] = OrderedDict()
+        # Frames of DATA so far
+        self.data_frames = 0
 
     def write(self, *pieces: bytes | memoryview) -> None:
         """Puts bytes into what leaves at the end of this turn of the event loop."""
@@ -67,9 +88,11 @@ class Sender:
         out, self._out = self._out, []
         if not out or self._lost:
             return
+        size = sum(map(len, out))
+        self._written += size
         if len(out) == 1:
             self._transport.write(out[0])
-        elif sum(map(len, out)) <= _JOINED_BYTES:
+        elif size <= _JOINED_BYTES:
             self._transport.write(b"".join(out))
         else:
             if not self._sends_large:
@@ -85,6 +108,7 @@ class Sender:
     def lose(self) -> None:
         """The connection is gone."""
         self._lost = True
+        self._end_departure()
         self._out.clear()
 
     # For streams
@@ -95,17 +119,17 @@ class Sender:
 
     def send_data(self, stream: int, length: int, pieces: Sequence[bytes | memoryview]) -> None:
         self._window -= length
-        self.has_sent_data = True
+        self.data_frames += 1
         self.write(frames.data_head(length, stream), *pieces)
 
-    def send_whole(self, stream: Stream, size: int, parts: Sequence[bytes | memoryview]) -> bool:
+    def send_whole(self, stream: Sending, size: int, parts: Sequence[bytes | memoryview]) -> bool:
         """Sends a unary RPC's whole answer, if nothing stands against sending it in one frame."""
         length = size + 5
         limit = min(self._max_frame, MAX_WHOLE_BYTES, self._window, self.stream_window + stream.widened)
         if length > limit or self._paused:
             return False
         self._window -= length
-        self.has_sent_data = True
+        self.data_frames += 1
         id = stream.id
         opening = frames.HEAD.pack(len(OPENING) << 8 | frames.HEADERS, frames.END_HEADERS, id)
         data = frames.HEAD.pack(length << 8, 0, id)
@@ -120,9 +144,13 @@ class Sender:
     def pause(self) -> None:
         """The socket is full."""
         self._paused = True
+        if self._departure is None:
+            held = self._transport.get_write_buffer_size()
+            self._departure = self._departures.begin(self._owner, held, self._sent)
 
     def resume(self) -> None:
         self._paused = False
+        self._end_departure()
         self._pump()
 
     def widen(self, increment: int) -> None:
@@ -132,7 +160,7 @@ class Sender:
             raise ConnectionFault(frames.FLOW_CONTROL_ERROR, "the connection's window is too large")
         self._pump()
 
-    def apply(self, settings: memoryview, streams: Iterable[Stream]) -> None:
+    def apply(self, settings: memoryview, streams: Iterable[Sending]) -> None:
         """Keeps to the client's settings from here on, on its open streams too. Raises ConnectionFault."""
         if len(settings) % frames.SETTING.size:
             raise ConnectionFault(frames.FRAME_SIZE_ERROR, "settings of a wrong length")
@@ -155,7 +183,15 @@ class Sender:
             self._loop.call_soon(self._pump_all, streams)
         self.stream_window = window
 
-    def _pump_all(self, streams: Iterable[Stream]) -> None:
+    def _sent(self) -> int:
+        return self._written - self._transport.get_write_buffer_size()
+
+    def _end_departure(self) -> None:
+        if self._departure is not None:
+            self._departures.end(self._departure)
+            self._departure = None
+
+    def _pump_all(self, streams: Iterable[Sending]) -> None:
         self._pump_is_due = False
         for stream in list(streams):
             stream.pump()

@@ -16,6 +16,9 @@ from stubserve.protocols.stall import StallWatch
 # What one read of a connection may bring.
 SCRATCH_BYTES = 256 * 1024
 
+# How often connections are looked at that may have been left.
+_LOOK_S = 15.0
+
 # The encodings are those that grpcio's core makes of the levels with a client that takes them all. Behind them zlib's
 # own level: compressing takes the event loop's time.
 _ENCODINGS = {"low": ("gzip", 1), "medium": ("deflate", 3), "high": ("deflate", 6)}
@@ -35,7 +38,7 @@ class Http2Transport:
         # What connections share
         self.scratch_view = memoryview(bytearray(SCRATCH_BYTES))
         self.sent_memory = SentMemory()
-        self.stall_watch = StallWatch()
+        self.stall_watch = StallWatch(ingress.pace)
         self.connections: set[Connection] = set()
         self._service = service
         self._tls = None if options.tls is None else _context(options.tls)
@@ -43,6 +46,7 @@ class Http2Transport:
         self.port: int = self._listener.getsockname()[1]
         self._server: asyncio.Server | None = None
         self._gone = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         self._server = await asyncio.get_running_loop().create_server(
@@ -67,10 +71,28 @@ class Http2Transport:
             self._gone.clear()
             await self._gone.wait()
 
+    def add(self, connection: Connection) -> None:
+        """A client has connected."""
+        self.connections.add(connection)
+        if self._timer is None:
+            self._look_later()
+
     def forget(self, connection: Connection) -> None:
         """A connection is closed."""
         self.connections.discard(connection)
         self._gone.set()
+
+    def _look_later(self) -> None:
+        idle_s = self.options.idle_s
+        delay = min(idle_s / 4, _LOOK_S) if idle_s else _LOOK_S
+        self._timer = asyncio.get_running_loop().call_later(delay, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        for connection in list(self.connections):
+            connection.look(self.options.idle_s)
+        if self.connections:
+            self._look_later()
 
 
 def _context(tls: Tls) -> ssl.SSLContext:
