@@ -187,7 +187,6 @@ def grpc_server(server: Server) -> GrpcTransport:
         settings.grpc_http2_max_ping_strikes,
         settings.grpc_max_connection_age,
         settings.grpc_max_connection_age_grace,
-        settings.idle_timeout_secs,
     )
     service = Service(server, settings.grpc_header_forward_pattern, restricted)
     if settings.grpc_transport == "grpcio":

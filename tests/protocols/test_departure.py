@@ -97,3 +97,20 @@ def test_who_does_not_read_yields_to_who_needs_memory(clock: Clock) -> None:
         assert done.given_up is None
 
     asyncio.run(run())
+
+
+def test_what_has_left_is_not_looked_at_any_more(clock: Clock) -> None:
+    async def run() -> None:
+        pressure = Pressure()
+        watch = SendWatch(pressure, 60)
+        sender = Sender(1000)
+        watch.watch(sender)
+        watch.unwatch(sender)
+        watch.unwatch(sender)
+        clock.now += 100
+        watch.sweep()
+        pressure.make_room()
+        assert sender.given_up is None
+        assert not sender.timed_out
+
+    asyncio.run(run())

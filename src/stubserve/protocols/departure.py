@@ -73,6 +73,12 @@ class SendWatch:
             if self._timer is None:
                 self._sweep_later()
 
+    def unwatch(self, sender: Sender) -> None:
+        """All of it has left, or nobody wants it any more."""
+        departure = self._departures.pop(sender, None)
+        if departure is not None:
+            self._pressure.discard(departure)
+
     def sweep(self) -> None:
         """Looks at all now; the timer calls it."""
         self._timer = None

@@ -66,7 +66,7 @@ def test_a_window_update_costs_no_more_than_it_lets_through() -> None:
     """A thousand streams that wait, and a flood of updates of one byte, were seconds of the event loop."""
     later: list[Any] = []
     loop = SimpleNamespace(call_soon=lambda callback, *arguments: later.append(callback))
-    sender = Sender(cast(Any, None), cast(Any, loop), cast(Any, None), cast(Any, None))
+    sender = Sender(cast(Any, None), cast(Any, loop))
     streams: list[Any] = [Waiting(sender) for _ in range(3)]
     while sender.room():
         sender.send_data(1, sender.room(), [])

@@ -39,5 +39,3 @@ class GrpcOptions:
     max_ping_strikes: int
     max_connection_age: int | None
     max_connection_age_grace: int | None
-    # In seconds, 0 for ever
-    idle_s: float = 0

@@ -25,6 +25,7 @@ import logging
 from typing import Protocol, cast
 
 from stubserve.errors import ServeError
+from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.fields import MAX_FIELDS, MAX_LIST_BYTES
 from stubserve.protocols.grpc.http2.frames import ConnectionFault, StreamFault
@@ -46,8 +47,6 @@ MAX_RESETS = 1000
 MAX_IDLE_FRAMES = 1000
 # A stream that is opened, or data that a window update lets out, excuse so many frames that move nothing.
 _EXCUSED = 8
-# How long a client may take to say that it speaks HTTP/2, or for a header block that it has begun.
-OPENING_S = 60.0
 
 _TOO_LARGE_TEXT = f"the metadata of a call may have {MAX_FIELDS} fields and {MAX_LIST_BYTES} bytes"
 
@@ -63,9 +62,10 @@ class SharedByConnections(Protocol):
     scratch_view: memoryview
     sent_memory: SentMemory
     stall_watch: StallWatch
+    send_watch: SendWatch
 
-    def add(self, connection: Connection) -> None:
-        """A client has connected."""
+    def add(self, connection: Connection, descriptor: int) -> bool:
+        """A client has connected; False where there is no descriptor for it."""
         ...
 
     def forget(self, connection: Connection) -> None:
@@ -82,6 +82,7 @@ class Connection(asyncio.BufferedProtocol):
         self.ingress = shared.ingress
         self.sent_memory = shared.sent_memory
         self.stall_watch = shared.stall_watch
+        self.send_watch = shared.send_watch
         self.compression_level = shared.compression_level
         self._loop = asyncio.get_running_loop()
         # The two ways; what sends and pings is there when the transport is
@@ -97,8 +98,8 @@ class Connection(asyncio.BufferedProtocol):
         self._resets = 0
         self._idle_frames = 0
         self._data_frames = 0
-        # Since when it has been in the middle of something that it cannot leave unfinished
-        self._unfinished_since: float | None = None
+        self.bytes_received = 0
+        self._watched = False
         # Its end
         self._age: asyncio.TimerHandle | None = None
         self._closing = False
@@ -107,9 +108,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._shared.add(self)
+        if not self._shared.add(self, transport.get_extra_info("socket").fileno()):
+            self._transport.abort()
         options = self._shared.options
-        self.sender = Sender(self._transport, self._loop, self.ingress.departures, self)
+        self.sender = Sender(self._transport, self._loop)
         self._pings = Pings(self._transport, self._loop, self.sender, options, self.streams)
         if options.max_connection_age is not None:
             self._age = self._loop.call_later(options.max_connection_age / 1000, self._too_old)
@@ -124,12 +126,14 @@ class Connection(asyncio.BufferedProtocol):
             )
             + frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW)
         )
+        self._watch_or_not()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._shared.scratch_view
 
     def buffer_updated(self, nbytes: int) -> None:
         self._pings.heard = self._loop.time()
+        self.bytes_received += nbytes
         try:
             self._reader.feed(self._shared.scratch_view[:nbytes])
         except ConnectionFault as fault:
@@ -137,13 +141,22 @@ class Connection(asyncio.BufferedProtocol):
         except Exception:
             log.exception("a gRPC connection failed inside the server")
             self._fail(frames.INTERNAL_ERROR, "")
+        if self._reader.unfinished != self._watched:
+            self._watch_or_not()
         self.sender.flush()
+
+    def _watch_or_not(self) -> None:
+        """The client has to go on where it has begun what keeps all else waiting."""
+        self._watched = self._reader.unfinished and not self._closing
+        (self.stall_watch.watch if self._watched else self.stall_watch.unwatch)(self)
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.sender.lose()
+        self.send_watch.unwatch(self)
+        self.stall_watch.unwatch(self)
         self._pings.stop()
         self._shared.forget(self)
         if self._age is not None:
@@ -153,16 +166,26 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self.sender.pause()
+        self.send_watch.watch(self)
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
+        self.send_watch.unwatch(self)
         if not self._transport.is_closing():
             self._transport.resume_reading()
         self.sender.resume()
 
+    @property
+    def unsent(self) -> int:
+        """What the socket has not taken."""
+        return self._transport.get_write_buffer_size()
+
     def give_up(self, error: ServeError) -> None:
-        """The client does not read what was sent to it."""
+        """The client does not read what was sent to it, and others need the memory."""
         log.info("closing a gRPC connection: %s", error.message)
+        self._transport.abort()
+
+    def send_timed_out(self) -> None:
         self._transport.abort()
 
     # For the transport
@@ -178,20 +201,19 @@ class Connection(asyncio.BufferedProtocol):
     def close(self) -> None:
         self.sender.close()
 
-    def look(self, idle_s: float) -> None:
-        """Ends the connection where its client has left something unfinished, or asked nothing for `idle_s` seconds.
+    @property
+    def idle(self) -> bool:
+        return not self.streams and not self._reader.unfinished
 
-        Called every now and then; 0 is for ever.
-        """
-        now = self._loop.time()
-        if not self._reader.is_unfinished:
-            self._unfinished_since = None
-            if idle_s and not self.streams and now - self._pings.heard >= idle_s:
-                self.go_away()
-        elif self._unfinished_since is None:
-            self._unfinished_since = now
-        elif now - self._unfinished_since >= OPENING_S:
-            self._fail(frames.ENHANCE_YOUR_CALM, "the preface or a header block did not arrive completely")
+    def close_idle(self) -> None:
+        self.go_away()
+
+    def close_after_answer(self) -> None:
+        self.go_away()
+
+    def stalled(self) -> None:
+        """The client has not said that it speaks HTTP/2, or has not ended a header block."""
+        self._fail(frames.ENHANCE_YOUR_CALM, "the preface or a header block did not arrive completely")
 
     # For streams
 

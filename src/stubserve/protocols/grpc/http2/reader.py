@@ -74,12 +74,17 @@ class FrameTaker(Protocol):
 
 
 class Reader:
-    """One connection's. `feed` raises ConnectionFault where the client breaks the protocol."""
+    """One connection's. `feed` raises ConnectionFault where the client breaks the protocol.
+
+    `unfinished` says that the client has not yet said that it speaks HTTP/2, or is within a header block: until it goes
+    on nothing else can be read.
+    """
 
     def __init__(self, connection: FrameTaker) -> None:
         self._connection = connection
         self._heads = HeadDecoder()
         self._greeted = False
+        self.unfinished = True
         # Bytes of a frame's head, or of a short frame, that is not complete
         self._pending = b""
         # Bytes to be skipped
@@ -97,11 +102,6 @@ class Reader:
         self._block_is_last = False
         # Bytes of DATA since the connection's window was last opened
         self._received = 0
-
-    @property
-    def is_unfinished(self) -> bool:
-        """Whether the client has not yet said that it speaks HTTP/2, or is within a header block."""
-        return self._block_stream > 0 or not self._greeted
 
     def feed(self, data: memoryview) -> None:
         """Takes what a read brought. What is not used of it at once is copied, and short."""
@@ -122,6 +122,7 @@ class Reader:
             if end < size:
                 return 0
             self._greeted = True
+            self.unfinished = False
             at = size
         while at < end:
             if self._data_left:
@@ -249,6 +250,7 @@ class Reader:
             self._finish(id, self._heads.decode(bytes(data[at : end - pad])), bool(flags & frames.END_STREAM))
             return end
         self._block_stream = id
+        self.unfinished = True
         self._block_ends = bool(flags & frames.END_STREAM)
         self._block_cost = 0
         self._heads.begin()
@@ -283,6 +285,7 @@ class Reader:
     def _end_piece(self) -> None:
         if self._block_is_last:
             id, self._block_stream = self._block_stream, 0
+            self.unfinished = False
             self._finish(id, self._heads.end(), self._block_ends)
 
     def _finish(self, id: int, head: Head, ends: bool) -> None:

@@ -4,7 +4,6 @@ Guarantees:
 - everything that one turn of the event loop makes to be sent leaves in one write;
 - DATA keeps to the client's windows and frame size and waits while its socket is full; streams that have to wait are
   pumped again when one of these changes;
-- a client that does not read its socket is given up by the rules of `protocols.departure`;
 - a small unary answer, with its headers and trailers, is put together in one step.
 """
 
@@ -15,12 +14,10 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from stubserve.protocols.departure import Departure, Departures
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.frames import ConnectionFault
 from stubserve.protocols.grpc.http2.heads import OPENING, trailers
 from stubserve.protocols.grpc.transport import OK
-from stubserve.protocols.pressure import Owner
 from stubserve.protocols.sent_memory import keep_sending_warm
 
 # Longer answers are not put together with their frames' heads, but sent from where they lie.
@@ -45,25 +42,15 @@ class Sending(Protocol):
 
 
 class Sender:
-    """One connection's. `stream_window` is what the client takes on a stream before it has widened its window.
+    """One connection's. `stream_window` is what the client takes on a stream before it has widened its window."""
 
-    `owner` is who is told when the client is given up because it does not read.
-    """
-
-    def __init__(
-        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, departures: Departures, owner: Owner
-    ) -> None:
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
-        self._departures = departures
-        self._owner = owner
         self._out: list[bytes | memoryview] = []
         self._flush_is_due = False
         self._lost = False
         self._sends_large = False
-        # Bytes given to the socket, and what is watched while it does not take them
-        self._written = 0
-        self._departure: Departure | None = None
         # What the client takes
         self._window = frames.DEFAULT_WINDOW
         self._max_frame = frames.DEFAULT_FRAME_SIZE
@@ -88,11 +75,9 @@ class Sender:
         out, self._out = self._out, []
         if not out or self._lost:
             return
-        size = sum(map(len, out))
-        self._written += size
         if len(out) == 1:
             self._transport.write(out[0])
-        elif size <= _JOINED_BYTES:
+        elif sum(map(len, out)) <= _JOINED_BYTES:
             self._transport.write(b"".join(out))
         else:
             if not self._sends_large:
@@ -108,7 +93,6 @@ class Sender:
     def lose(self) -> None:
         """The connection is gone."""
         self._lost = True
-        self._end_departure()
         self._out.clear()
 
     # For streams
@@ -144,13 +128,9 @@ class Sender:
     def pause(self) -> None:
         """The socket is full."""
         self._paused = True
-        if self._departure is None:
-            held = self._transport.get_write_buffer_size()
-            self._departure = self._departures.begin(self._owner, held, self._sent)
 
     def resume(self) -> None:
         self._paused = False
-        self._end_departure()
         self._pump()
 
     def widen(self, increment: int) -> None:
@@ -182,14 +162,6 @@ class Sender:
             self._pump_is_due = True
             self._loop.call_soon(self._pump_all, streams)
         self.stream_window = window
-
-    def _sent(self) -> int:
-        return self._written - self._transport.get_write_buffer_size()
-
-    def _end_departure(self) -> None:
-        if self._departure is not None:
-            self._departures.end(self._departure)
-            self._departure = None
 
     def _pump_all(self, streams: Iterable[Sending]) -> None:
         self._pump_is_due = False

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import ssl
 
+from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.grpc.http2.connection import Connection
 from stubserve.protocols.grpc.options import GrpcOptions, Tls
 from stubserve.protocols.grpc.service import Service
 from stubserve.protocols.listening import listen
+from stubserve.protocols.open_connections import OpenConnections
 from stubserve.protocols.sent_memory import SentMemory
 from stubserve.protocols.serving import Ingress
 from stubserve.protocols.stall import StallWatch
 
 # What one read of a connection may bring.
 SCRATCH_BYTES = 256 * 1024
-
-# How often connections are looked at that may have been left.
-_LOOK_S = 15.0
 
 # The encodings are those that grpcio's core makes of the levels with a client that takes them all. Behind them zlib's
 # own level: compressing takes the event loop's time.
@@ -39,14 +38,15 @@ class Http2Transport:
         self.scratch_view = memoryview(bytearray(SCRATCH_BYTES))
         self.sent_memory = SentMemory()
         self.stall_watch = StallWatch(ingress.pace)
+        self.send_watch = SendWatch(ingress.pressure, ingress.send_timeout_s)
         self.connections: set[Connection] = set()
+        self._open = OpenConnections(ingress.idle_timeout_s)
         self._service = service
         self._tls = None if options.tls is None else _context(options.tls)
         self._listener = listen(options.address, options.port, options.reuse_port)
         self.port: int = self._listener.getsockname()[1]
         self._server: asyncio.Server | None = None
         self._gone = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         self._server = await asyncio.get_running_loop().create_server(
@@ -71,28 +71,16 @@ class Http2Transport:
             self._gone.clear()
             await self._gone.wait()
 
-    def add(self, connection: Connection) -> None:
-        """A client has connected."""
+    def add(self, connection: Connection, descriptor: int) -> bool:
+        """A client has connected; False where there is no descriptor for it."""
         self.connections.add(connection)
-        if self._timer is None:
-            self._look_later()
+        return self._open.add(connection, descriptor)
 
     def forget(self, connection: Connection) -> None:
         """A connection is closed."""
         self.connections.discard(connection)
+        self._open.discard(connection)
         self._gone.set()
-
-    def _look_later(self) -> None:
-        idle_s = self.options.idle_s
-        delay = min(idle_s / 4, _LOOK_S) if idle_s else _LOOK_S
-        self._timer = asyncio.get_running_loop().call_later(delay, self._look)
-
-    def _look(self) -> None:
-        self._timer = None
-        for connection in list(self.connections):
-            connection.look(self.options.idle_s)
-        if self.connections:
-            self._look_later()
 
 
 def _context(tls: Tls) -> ssl.SSLContext:

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
-from stubserve.errors import ServeError, internal
+from stubserve.errors import ServeError, internal, unavailable
 from stubserve.inference.heap_account import FREE_BYTES
 from stubserve.inference.memory import Block
-from stubserve.protocols.departure import Departure
+from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.heads import OPENING, Head, opening, trailers
 from stubserve.protocols.grpc.http2.inbox import PREFIX_BYTES, Inbox, Message, Refusal
@@ -46,6 +46,7 @@ class StreamOwner(Hashable, Protocol):
     sender: Sender
     sent_memory: SentMemory
     stall_watch: StallWatch
+    send_watch: SendWatch
     compression_level: int
 
     def compression(self, method: Method, head: Head) -> str | None:
@@ -77,7 +78,6 @@ class Stream:
         "_connection",
         "_counted",
         "_deadline",
-        "_departure",
         "_end_is_due",
         "_handler",
         "_head",
@@ -91,9 +91,9 @@ class Stream:
         "_outgoing",
         "_reading",
         "_sender",
-        "_sent",
         "_slow",
         "_status",
+        "_waits",
         "_watched",
         "closed",
         "half_closed",
@@ -126,8 +126,7 @@ class Stream:
         self._opened = False
         self._outbox: deque[bytes | memoryview] = deque()
         self._outbox_bytes = 0
-        self._sent = 0
-        self._departure: Departure | None = None
+        self._waits = False
         self._slow = False
         self._status: tuple[int, str] | None = None
         # Bytes in the outbox that lie in the heap, and what its account has been told of
@@ -204,8 +203,18 @@ class Stream:
         if self._status is None:
             self._cut_off(error.code.grpc_status, error.message)
         else:
-            self._sender.write(frames.rst_stream(self.id, frames.CANCEL))
-            self._abandon()
+            # All was said; now something else is.
+            self._drop_jobs()
+            self._status = (error.code.grpc_status, error.message)
+            self.pump()
+
+    @property
+    def unsent(self) -> int:
+        """What the client has not taken, or not let in."""
+        return self._outbox_bytes
+
+    def send_timed_out(self) -> None:
+        self.give_up(unavailable("the client has read nothing of the answer for --send-timeout-secs"))
 
     @property
     def bytes_received(self) -> int:
@@ -291,16 +300,15 @@ class Stream:
             self._open()
             sender.send_data(self.id, length, pieces)
             self.widened -= length
-            self._sent += length
             self._outbox_bytes -= length
         if outbox:
             if sender.stream_window + self.widened > 0:
                 sender.waiting[self] = None
-            if self._departure is None:
-                departures = self._connection.ingress.departures
-                self._departure = departures.begin(self, self._outbox_bytes, lambda: self._sent)
+            if not self._waits:
+                self._waits = True
+                self._connection.send_watch.watch(self)
             return
-        self._end_departure()
+        self._wait_no_more()
         if self._counted:
             self._count()
         if self._outgoing is not None and self._outgoing.busy:
@@ -403,12 +411,12 @@ class Stream:
     def _clear_outbox(self) -> None:
         self._outbox.clear()
         self._outbox_bytes = self._heap_bytes = 0
-        self._end_departure()
+        self._wait_no_more()
 
-    def _end_departure(self) -> None:
-        if self._departure is not None:
-            self._connection.ingress.departures.end(self._departure)
-            self._departure = None
+    def _wait_no_more(self) -> None:
+        if self._waits:
+            self._waits = False
+            self._connection.send_watch.unwatch(self)
 
     # Receiving
 
