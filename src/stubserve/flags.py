@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stubserve.protocols.re2 import compile_re2
 from stubserve.settings import (
     EXPLICIT,
     NONE,
@@ -246,7 +247,7 @@ def _check(settings: Settings) -> None:
         raise UsageError("--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key")
     for name in ("http_header_forward_pattern", "grpc_header_forward_pattern"):
         try:
-            re.compile(getattr(settings, name))
+            compile_re2(getattr(settings, name))
         except re.error as error:
             raise UsageError(f"--{name.replace('_', '-')} is no regular expression: {error}") from None
     for name in ("request_min_rate", "request_timeout_secs", "send_timeout_secs", "idle_timeout_secs"):
