@@ -39,6 +39,9 @@ from stubserve.settings import Settings
 
 log = logging.getLogger("stubserve.server")
 
+# How much of --exit-timeout-secs HTTP requests may take to end; the rest is for models to finalize.
+_DRAIN_PART = 0.8
+
 
 class Server:
     """One server: its models and shared memory. The protocols find everything that they need here."""
@@ -60,6 +63,9 @@ class Server:
         self.memory.make_room = self.pressure.make_room
         self.arrivals = Arrivals(self.memory, self.pressure, settings.connection_share_bytes)
         self.pace = Pace(settings.request_min_rate, settings.request_timeout_secs)
+        self.send_timeout_s: float = settings.send_timeout_secs
+        self.idle_timeout_s: float = settings.idle_timeout_secs
+        self.grpc_port = 0
         self.loaded = False
         self.exiting = False
         custom = MetricRegistry(RESERVED)
@@ -96,10 +102,10 @@ class Server:
                     return False
         return True
 
-    async def stop(self) -> None:
-        """Lets running requests finish, finalizes the models, ends the stubs; within --exit-timeout-secs."""
+    async def stop(self, timeout_s: float | None = None) -> None:
+        """Lets running requests finish, finalizes the models, ends the stubs; within --exit-timeout-secs by default."""
         self.exiting = True
-        await self.control.stop(self.settings.exit_timeout_secs)
+        await self.control.stop(self.settings.exit_timeout_secs if timeout_s is None else timeout_s)
 
 
 class GrpcTransport(Protocol):
@@ -131,12 +137,12 @@ class HttpServer(uvicorn.Server):
         self._stopping.set()
 
 
-def http_server(server: Server) -> HttpServer:
+def http_server(server: Server, connections: Connections) -> HttpServer:
     """The HTTP front end of a server."""
     app = create_app(server)
     config = uvicorn.Config(
         app,
-        http=functools.partial(Connection, Connections(server)),  # type: ignore[arg-type]
+        http=functools.partial(Connection, connections),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         access_log=False,
@@ -202,10 +208,19 @@ async def serve(settings: Settings) -> int:
     for notice in settings.notices:
         log.warning(notice)
     fronts: list[tuple[str, HttpServer, socket.socket]] = []
+    connections = Connections(server)
+
+    def log_requests_if_verbose() -> None:
+        connections.log_requests = server.log_settings.verbose
+
+    log_requests_if_verbose()
+    server.log_settings.watchers.add(log_requests_if_verbose)
     try:
         if settings.allow_http:
             protocol, address, port = "http", settings.http_address, settings.http_port
-            fronts.append(("HTTPService", http_server(server), listen(address, port, settings.reuse_http_port)))
+            fronts.append(
+                ("HTTPService", http_server(server, connections), listen(address, port, settings.reuse_http_port))
+            )
         if settings.allow_metrics:
             protocol, address, port = "metrics", settings.metrics_address, settings.metrics_port
             fronts.append(("Metrics Service", metrics_server(server), listen(address, port)))
@@ -221,6 +236,7 @@ async def serve(settings: Settings) -> int:
             log.error("failed to start gRPC at '%s': %s", place, explained(error, "grpc"))
             return 1
         await grpc.start()
+        server.grpc_port = grpc.port
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -251,11 +267,13 @@ async def serve(settings: Settings) -> int:
     if exit_code == 0:
         await stopping
     log.info("Waiting for in-flight requests to complete.")
-    server.exiting = True
+    deadline = loop.time() + settings.exit_timeout_secs
+    stopping_grpc = loop.create_task(grpc.stop(settings.exit_timeout_secs)) if grpc is not None else None
     if settings.allow_http:
         fronts[0][1].stop()
-    stopping_grpc = loop.create_task(grpc.stop(settings.exit_timeout_secs)) if grpc is not None else None
-    await server.stop()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(connections.open.drain(), settings.exit_timeout_secs * _DRAIN_PART)
+    await server.stop(max(deadline - loop.time(), 0))
     if stopping_grpc is not None:
         await stopping_grpc
     for _, front, _ in fronts:
