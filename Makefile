@@ -8,7 +8,7 @@ RIVALS_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/stubserve
 # Set when ARGS name a server that tools/rivals.sh installs.
 RIVALS := $(filter --rivals,$(ARGS))$(findstring mosec,$(ARGS))$(findstring litserve,$(ARGS))$(findstring fastapi,$(ARGS))
 
-.PHONY: install serve test check conformance bench soak clean
+.PHONY: install serve test check conformance bench soak siege chaos fuzz clean
 
 # Installs once, and again when pyproject.toml has changed.
 install: $(VENV)/.installed
@@ -40,6 +40,17 @@ bench: install
 
 soak: install
 	$(BIN)/python -m tools.soak $(ARGS)
+
+siege: install
+	$(BIN)/python -m tools.siege $(ARGS)
+
+chaos: install
+	$(BIN)/python -m tools.chaos $(ARGS)
+
+# atheris has wheels for some Pythons only, so it is not among what `install` installs.
+fuzz: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	$(BIN)/python -m tools.fuzz $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
-from stubserve.flags import FLAGS, parse_arguments, usage
-from stubserve.settings import Settings, UsageError
+from stubserve.flag_table import FLAGS
+from stubserve.flag_values import UsageError
+from stubserve.flags import parse_arguments, usage
+from stubserve.settings import Tls
 
 
 def test_both_spellings() -> None:
@@ -21,16 +24,16 @@ def test_both_spellings() -> None:
         ["--model-repository=models", "--http-port=9000", "--exit-on-error=OFF", "--disable-auto-complete-config=1"]
     )
     assert ours == theirs
-    assert ours.model_repository == [Path("models")]
-    assert (ours.http_port, ours.exit_on_error, ours.disable_auto_complete_config) == (9000, False, True)
+    assert ours.repository.paths == (Path("models"),)
+    assert (ours.http.port, ours.exit_on_error, ours.repository.disable_auto_complete) == (9000, False, True)
 
 
 def test_repeated_flags_collect() -> None:
     settings = parse_arguments(
         ["a", "--model-repository=b", "--model-store", "c", "--backend-config=python,x=1", "--backend-config=y=2"]
     )
-    assert settings.model_repository == [Path("a"), Path("b"), Path("c")]
-    assert settings.backend_config == [("python", "x", "1"), ("", "y", "2")]
+    assert settings.repository.paths == (Path("a"), Path("b"), Path("c"))
+    assert settings.instances.backend_config == (("python", "x", "1"), ("", "y", "2"))
 
 
 def test_backend_settings_without_effect_are_said() -> None:
@@ -38,14 +41,36 @@ def test_backend_settings_without_effect_are_said() -> None:
     assert notice.startswith("--backend-config=python,shm-default-byte-size=1048576 has no effect")
 
 
+def test_a_backends_own_setting_goes_before_that_of_all() -> None:
+    words = ["--backend-config=default-max-batch-size=7", "--backend-config=python,default-max-batch-size=8"]
+    settings = parse_arguments(["m", *words, "--backend-config=other,default-max-batch-size=9"])
+    assert settings.notices == ()
+    told = [settings.instances.backend_setting(one, "default-max-batch-size") for one in ("python", "other", "third")]
+    assert told == ["8", "9", "7"]
+    assert settings.instances.backend_setting("python", "nosuch") is None
+
+
+def test_metrics_are_served_where_http_is() -> None:
+    assert parse_arguments(["m", "--http-address=::1"]).metrics_address == "::1"
+    assert parse_arguments(["m", "--http-address=::1", "--metrics-address=::2"]).metrics_address == "::2"
+
+
+def test_clients_certificates_want_tls() -> None:
+    words = ["m", "--grpc-server-cert=c", "--grpc-server-key=k"]
+    assert parse_arguments(words).grpc.tls is None
+    tls = parse_arguments([*words, "--grpc-use-ssl-mutual"]).grpc.tls
+    assert tls == Tls("c", "k", "", mutual=True)
+
+
 def test_a_switch_before_a_folder_does_not_swallow_it() -> None:
-    assert parse_arguments(["--strict-readiness", "models"]).model_repository == [Path("models")]
-    assert parse_arguments(["--allow-grpc", "models"]).model_repository == [Path("models")]
+    assert parse_arguments(["--strict-readiness", "models"]).repository.paths == (Path("models"),)
+    assert parse_arguments(["--allow-grpc", "models"]).repository.paths == (Path("models"),)
 
 
 def test_every_flag_has_a_setting() -> None:
-    fields = set(Settings.__dataclass_fields__)
-    assert {flag.attribute for flag in FLAGS} <= fields
+    settings = parse_arguments(["m"])
+    for flag in FLAGS:
+        attrgetter(flag.setting)(settings)
     assert all(f"--{flag.name} " in usage() for flag in FLAGS)
 
 
@@ -75,7 +100,7 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
         (["m", "--http-port"], "option '--http-port' requires an argument"),
         (["m", "--backend-config=python"], "--backend-config option format is '<backend name>,<setting>=<value>'"),
         (["m", "--model-control-mode=on"], "--model-control-mode must be none, explicit or poll. Got on"),
-        (["m", "--repository-poll-secs=0"], "--repository-poll-secs must be at least 1. Got 0"),
+        (["m", "--repository-poll-secs=-1"], "--repository-poll-secs must not be negative. Got -1"),
         (["m", "--load-model=a"], "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."),
         (["m", "-x"], "Unexpected argument: -x"),
         (["m", "--log-format=xml"], "got: xml"),

@@ -8,6 +8,7 @@ than by `stubserve serve`.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shlex
 from collections.abc import AsyncIterator
@@ -15,10 +16,13 @@ from typing import Any
 
 from starlette.applications import Starlette
 
+from stubserve.errors import ServeError
 from stubserve.flags import parse_arguments
 from stubserve.protocols.http.app import create_app as create_http_app
 from stubserve.server import Server
 from stubserve.settings import Settings
+
+log = logging.getLogger("stubserve.server")
 
 
 class _Deferred:
@@ -46,8 +50,15 @@ def create_app(settings: Settings | None = None) -> Starlette:
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         server = deferred.start(chosen)
         try:
-            if not await server.load() and chosen.exit_on_error:
-                raise RuntimeError("failed to load all models; the log says why")
+            try:
+                complete = await server.load()
+            except ServeError as error:
+                if chosen.exit_on_error:
+                    raise
+                log.error("%s", error.status_text)
+            else:
+                if not complete and chosen.exit_on_error:
+                    raise RuntimeError("failed to load all models; the log says why")
             yield
         finally:
             await server.stop()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from stubserve.flag_values import UsageError
 from stubserve.flags import parse_arguments, usage
-from stubserve.settings import UsageError
 
 
 def main() -> None:

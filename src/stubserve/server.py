@@ -17,24 +17,31 @@ import uvloop
 
 from stubserve import __version__
 from stubserve.errors import ServeError, unavailable
+from stubserve.inference.served_model import ServedModel
 from stubserve.instances.memory import Memory
 from stubserve.instances.services import Services
 from stubserve.observability import logs
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.metrics import RESERVED, ServerMetrics
+from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.app import create_app
 from stubserve.protocols.http.connection import Connection
 from stubserve.protocols.http.metrics import create_metrics_app
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.listening import explained, listen
+from stubserve.protocols.pressure import Pressure
+from stubserve.protocols.stall import Pace
 from stubserve.repository.control import ModelControl
-from stubserve.repository.model import Model
+from stubserve.repository.loading import Loader
 from stubserve.repository.registry import UNLOADED, Registry, State
 from stubserve.settings import Settings
 
 log = logging.getLogger("stubserve.server")
+
+# How much of --exit-timeout-secs HTTP requests may take to end; the rest is for models to finalize.
+_DRAIN_PART = 0.8
 
 
 class Server:
@@ -42,35 +49,74 @@ class Server:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.log_settings = logs.configure(settings)
+        self.log_settings = logs.configure(settings.logging)
         self.name = settings.id
         self.version = __version__
-        self.max_input_size = settings.http_max_input_size
-        pattern = settings.http_header_forward_pattern
+        self.max_input_size = settings.http.max_input_size
+        pattern = settings.http.header_forward_pattern
         self.http_forwarding = HeaderForwarding(pattern) if pattern else None
-        self.registry = Registry()
+        self._registry = Registry()
         self.memory = Memory(settings.shm_limit)
         self.block = self.memory.block
         self.store = self.memory.store
+        self.heap = self.memory.heap
+        self.pressure = Pressure()
+        self.memory.make_room = self.pressure.make_room
+        self.arrivals = Arrivals(self.memory, self.pressure, settings.connection_share_bytes)
+        self.pace = Pace(settings.clients.min_rate, settings.clients.request_timeout_secs)
+        self.send_timeout_s: float = settings.clients.send_timeout_secs
+        self.idle_timeout_s: float = settings.clients.idle_timeout_secs
+        self.grpc_port = 0
         self.loaded = False
+        self.failed = False
         self.exiting = False
         custom = MetricRegistry(RESERVED)
-        machine = MachineMetrics(settings.metrics_interval_ms / 1000, settings.allow_cpu_metrics)
-        self.metrics = ServerMetrics(self.registry.serving, settings.metrics_options, machine, custom)
-        services = Services(self.registry, self.log_settings, custom)
-        self.control = ModelControl(settings, self.memory, self.registry, services)
+        measured = settings.metrics
+        machine = MachineMetrics(measured.interval_ms / 1000, measured.allow_cpu)
+        self.metrics = ServerMetrics(self._registry.serving, measured.latencies, machine, custom)
+        loader = Loader(
+            settings.instances,
+            self.memory,
+            completes=not settings.repository.disable_auto_complete,
+            latencies=measured.latencies if measured.allow else None,
+        )
+        services = Services(self._registry, self.log_settings, custom)
+        self._control = ModelControl(settings.repository, loader, self._registry, services, settings.exit_timeout_secs)
 
     async def load(self) -> bool:
-        """Loads the models that are to be there; whether all are. Raises ServeError if a repository cannot be read."""
-        complete = await self.control.load_all()
+        """Loads the models that are to be there; whether all are. Raises ServeError if a repository cannot be read.
+
+        After that the server is neither live nor ready, and there are no models to ask for.
+        """
+        try:
+            complete = await self._control.load_all()
+        except ServeError:
+            self.failed = True
+            raise
         self.loaded = True
         return complete
 
-    def find_model(self, name: str, version: str) -> Model:
+    @property
+    def registry(self) -> Registry:
+        """The models. Raises ServeError if the server could not be started."""
+        if self.failed:
+            raise _not_started()
+        return self._registry
+
+    @property
+    def control(self) -> ModelControl:
+        """Loads and unloads models. Raises ServeError if the server could not be started."""
+        if self.failed:
+            raise _not_started()
+        return self._control
+
+    def find_model(self, name: str, version: str) -> ServedModel:
         """The model version that a request is for. Raises ServeError."""
         if self.exiting:
             raise unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
-        return self.registry.find(name, version)
+        if self.failed:
+            raise _not_started()
+        return self._registry.find(name, version)
 
     async def ready(self) -> bool:
         """Whether the server is ready in the sense of /v2/health/ready."""
@@ -78,7 +124,7 @@ class Server:
             return False
         if not self.settings.strict_readiness:
             return True
-        for entry in list(self.registry.models.values()):
+        for entry in list(self._registry.models.values()):
             if not entry.versions:
                 return False
             for version in list(entry.versions.values()):
@@ -88,10 +134,14 @@ class Server:
                     return False
         return True
 
-    async def stop(self) -> None:
-        """Lets running requests finish, finalizes the models, ends the stubs; within --exit-timeout-secs."""
+    async def stop(self, timeout_s: float | None = None) -> None:
+        """Lets running requests finish, finalizes the models, ends the stubs; within --exit-timeout-secs by default."""
         self.exiting = True
-        await self.control.stop(self.settings.exit_timeout_secs)
+        await self._control.stop(self.settings.exit_timeout_secs if timeout_s is None else timeout_s)
+
+
+def _not_started() -> ServeError:
+    return unavailable("Server not ready")
 
 
 class GrpcTransport(Protocol):
@@ -123,12 +173,12 @@ class HttpServer(uvicorn.Server):
         self._stopping.set()
 
 
-def http_server(server: Server) -> HttpServer:
+def http_server(server: Server, connections: Connections) -> HttpServer:
     """The HTTP front end of a server."""
     app = create_app(server)
     config = uvicorn.Config(
         app,
-        http=functools.partial(Connection, Connections(server)),  # type: ignore[arg-type]
+        http=functools.partial(Connection, connections),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         access_log=False,
@@ -152,36 +202,17 @@ def metrics_server(server: Server) -> HttpServer:
 def grpc_server(server: Server) -> GrpcTransport:
     """The gRPC front end of a server, listening. Raises OSError."""
     # Here, so that a server does not pay for what it does not use.
-    from stubserve.protocols.grpc.options import GrpcOptions, Tls
     from stubserve.protocols.grpc.service import Service
 
-    settings = server.settings
-    restricted = {kind: required for group in settings.grpc_restricted_protocol for kind, required in group.items()}
-    options = GrpcOptions(
-        settings.grpc_address,
-        settings.grpc_port,
-        settings.reuse_grpc_port,
-        Tls(settings.grpc_server_cert, settings.grpc_server_key, settings.grpc_root_cert, settings.grpc_use_ssl_mutual)
-        if settings.grpc_use_ssl
-        else None,
-        settings.grpc_infer_response_compression_level,
-        settings.grpc_keepalive_time,
-        settings.grpc_keepalive_timeout,
-        settings.grpc_keepalive_permit_without_calls,
-        settings.grpc_http2_max_pings_without_data,
-        settings.grpc_http2_min_recv_ping_interval_without_data,
-        settings.grpc_http2_max_ping_strikes,
-        settings.grpc_max_connection_age,
-        settings.grpc_max_connection_age_grace,
-    )
-    service = Service(server, settings.grpc_header_forward_pattern, restricted)
-    if settings.grpc_transport == "grpcio":
+    settings = server.settings.grpc
+    service = Service(server, settings.header_forward_pattern, settings.restricted)
+    if settings.transport == "grpcio":
         from stubserve.protocols.grpc.aio_transport import AioTransport
 
-        return AioTransport(service, options)
+        return AioTransport(service, settings)
     from stubserve.protocols.grpc.http2.server import Http2Transport
 
-    return Http2Transport(server, service, options)
+    return Http2Transport(server, service, settings)
 
 
 async def serve(settings: Settings) -> int:
@@ -193,26 +224,35 @@ async def serve(settings: Settings) -> int:
         return 1
     for notice in settings.notices:
         log.warning(notice)
+    http, metrics = settings.http, settings.metrics
     fronts: list[tuple[str, HttpServer, socket.socket]] = []
+    connections = Connections(server)
+
+    def log_requests_if_verbose() -> None:
+        connections.log_requests = server.log_settings.verbose
+
+    log_requests_if_verbose()
+    server.log_settings.watchers.add(log_requests_if_verbose)
     try:
-        if settings.allow_http:
-            protocol, address, port = "http", settings.http_address, settings.http_port
-            fronts.append(("HTTPService", http_server(server), listen(address, port, settings.reuse_http_port)))
-        if settings.allow_metrics:
-            protocol, address, port = "metrics", settings.metrics_address, settings.metrics_port
+        if http.allow:
+            protocol, address, port = "http", http.address, http.port
+            fronts.append(("HTTPService", http_server(server, connections), listen(address, port, http.reuse_port)))
+        if metrics.allow:
+            protocol, address, port = "metrics", settings.metrics_address, metrics.port
             fronts.append(("Metrics Service", metrics_server(server), listen(address, port)))
     except OSError as error:
         log.error("Socket '%s:%d' cannot be opened: %s", address, port, explained(error, protocol))
         return 1
     grpc: GrpcTransport | None = None
-    if settings.allow_grpc:
+    if settings.grpc.allow:
         try:
             grpc = grpc_server(server)
         except OSError as error:
-            place = f"{settings.grpc_address}:{settings.grpc_port}"
+            place = f"{settings.grpc.address}:{settings.grpc.port}"
             log.error("failed to start gRPC at '%s': %s", place, explained(error, "grpc"))
             return 1
         await grpc.start()
+        server.grpc_port = grpc.port
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -223,31 +263,30 @@ async def serve(settings: Settings) -> int:
     exit_code = 0
     await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if loading.done():
-        try:
-            complete = loading.result()
-        except ServeError as error:
-            log.error("error: creating server: %s", error.status_text)
+        failure = _failure(loading)
+        if failure and settings.exit_on_error:
+            log.error("error: creating server: %s", failure)
             exit_code = 1
         else:
-            if not complete and settings.exit_on_error:
-                log.error("error: creating server: Internal - failed to load all models")
-                exit_code = 1
-            else:
-                if grpc is not None:
-                    log.info("Started GRPCInferenceService at %s:%d", settings.grpc_address, grpc.port)
-                for name, _, listener in fronts:
-                    log.info("Started %s at %s:%d", name, *listener.getsockname()[:2])
+            if server.failed:
+                log.error("%s", failure)
+            if grpc is not None:
+                log.info("Started GRPCInferenceService at %s:%d", settings.grpc.address, grpc.port)
+            for name, _, listener in fronts:
+                log.info("Started %s at %s:%d", name, *listener.getsockname()[:2])
     else:
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
     if exit_code == 0:
         await stopping
     log.info("Waiting for in-flight requests to complete.")
-    server.exiting = True
-    if settings.allow_http:
-        fronts[0][1].stop()
+    deadline = loop.time() + settings.exit_timeout_secs
     stopping_grpc = loop.create_task(grpc.stop(settings.exit_timeout_secs)) if grpc is not None else None
-    await server.stop()
+    if http.allow:
+        fronts[0][1].stop()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(connections.open.drain(), settings.exit_timeout_secs * _DRAIN_PART)
+    await server.stop(max(deadline - loop.time(), 0))
     if stopping_grpc is not None:
         await stopping_grpc
     for _, front, _ in fronts:
@@ -255,6 +294,14 @@ async def serve(settings: Settings) -> int:
     await asyncio.gather(*serving)
     stopping.cancel()
     return exit_code
+
+
+def _failure(loading: asyncio.Task[bool]) -> str:
+    """Why the server cannot be as it was wanted; empty if it is."""
+    try:
+        return "" if loading.result() else "Internal - failed to load all models"
+    except ServeError as error:
+        return error.status_text
 
 
 def run(settings: Settings) -> int:

@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.wire import messages
+from stubserve_stub.wire.budget import Grant
 from stubserve_stub.wire.messages import Entry, WireTensor
 from stubserve_stub.wire.places import InArena, Place
+from stubserve_stub.wire.stub_arena import StubArena
 
 from stubserve.errors import ServeError, invalid
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.inference.work import Work
 from stubserve.instances import waiting
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub_memory import StubMemory
@@ -132,11 +135,14 @@ class Owner:
         self.responses: list[tuple[Request, Response, int]] = []
         self.rescheduled: list[Request] = []
 
-    def on_results(self, requests: list[Request], finished: list[tuple[Request, Response]]) -> None:
-        self.results.append((requests, finished))
+    def on_results(self, work: Work, finished: list[tuple[Request, Response]]) -> None:
+        self.results.append((list(work.requests), finished))
 
     def on_response(self, request: Request, response: Response, start_ns: int) -> None:
         self.responses.append((request, response, start_ns))
+
+    def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
+        request.when_read(act)
 
     def on_rescheduled(self, request: Request) -> None:
         self.rescheduled.append(request)
@@ -158,9 +164,9 @@ class Stub:
         health: Any = Health()
         self.work = StubWork(process, self.memory, self.outputs, self, health)
         self.work.owner = self.owner
+        arena = self.memory.arena
         self.channel = Channel(
-            self.memory.arena,
-            self.outputs.index,
+            StubArena(arena.fd, arena.facts(), self.outputs.index, Grant(LIMIT)),
             self.process.doorbell_out,
             self.process.doorbell_in,
             self.process.answer_doorbell,
@@ -201,7 +207,7 @@ class Stub:
 
     def execute(self, *requests: Request | None, extras: Sequence[Sequence[Tensor]] | None = None) -> int:
         """Gives the stub a batch and reads it there: its number."""
-        self.work.execute(list(requests), extras)
+        self.work.execute(Work.of_slots(requests, extras))
         number, _, _ = self.received()
         return number
 
@@ -268,8 +274,11 @@ class Stub:
         """What requests hold of the server's own memory."""
         return self.memory.ingress.live_bytes
 
-    def given_back(self) -> bool:
+    async def given_back(self) -> bool:
         """Whether the segment of the stub, which has ended, is free for another."""
+        if self.outputs.emptying is None:
+            return False
+        await self.outputs.emptying
         return self.memory.segments.take() == self.outputs.index
 
 

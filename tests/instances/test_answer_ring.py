@@ -11,12 +11,17 @@ from stubserve_stub.wire.ring import MAX_RECORD, RingWriter
 from stubserve.instances.answer_ring import AnswerRing
 from tests.instances.fakes import LIMIT, Stub, answer, on_a_loop
 
+# The stubs whose rings turned out to be broken
+broken: list[Stub] = []
+
 
 def ring_of(stub: Stub) -> AnswerRing:
     """A second writer of the stub's answer ring, to be used instead of the first."""
     segment = stub.memory.arena.segment(stub.outputs.index)
-    memory = segment.view[layout.ANSWER_RING : layout.ANSWER_RING + layout.RING_BYTES]
-    return AnswerRing(RingWriter(memory, stub.process.answer_doorbell), segment.words, stub.outputs, stub.memory)
+    ring = RingWriter(
+        segment.ring(layout.ANSWER_RING), segment.stub_words, layout.ANSWERS_READ, stub.process.answer_doorbell
+    )
+    return AnswerRing(ring, segment.parent_words, stub.outputs, stub.memory, lambda: broken.append(stub))
 
 
 @on_a_loop
@@ -27,7 +32,7 @@ async def test_an_answer_takes_frees_along() -> None:
         stub.outputs.output(place.offset, place.nbytes).drop()
         ring.send(7, False, answer(b"\1\0\0\0"))
         ring.send(7, True, None)
-        assert stub.memory.arena.segment(stub.outputs.index).words[layout.ANSWERED] == 2
+        assert stub.memory.arena.segment(stub.outputs.index).parent_words[layout.ANSWERED] == 2
         assert await stub.answers() == [
             (7, False, (None, (("OUT", 11, (1,), b"\1\0\0\0"),), None), (place.offset,)),
             (7, True, None, ()),
@@ -84,9 +89,20 @@ async def test_nothing_is_tried_again_once_the_stub_is_gone() -> None:
         for number in range(count):
             ring.send(number, True, answer(bytes(1000)))
         ring.close()
-        announced = stub.memory.arena.segment(stub.outputs.index).words[layout.ANSWERED]
+        announced = stub.memory.arena.segment(stub.outputs.index).parent_words[layout.ANSWERED]
         assert 0 < announced < count
         assert len(await stub.answers()) == announced
         # There is room now, and the time for another try comes before that of this wait.
         await asyncio.sleep(0.01)
-        assert stub.memory.arena.segment(stub.outputs.index).words[layout.ANSWERED] == announced
+        assert stub.memory.arena.segment(stub.outputs.index).parent_words[layout.ANSWERED] == announced
+
+
+@on_a_loop
+async def test_a_stub_that_has_written_over_its_place_in_the_ring_is_told_of() -> None:
+    with Stub() as stub:
+        ring = ring_of(stub)
+        stub.memory.arena.segment(stub.outputs.index).stub_words[layout.ANSWERS_READ] = 0
+        for number in range(2 * layout.RING_BYTES // 1000):
+            ring.send(number, True, answer(bytes(1000)))
+        assert broken.pop() is stub
+        ring.close()

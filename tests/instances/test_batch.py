@@ -11,6 +11,7 @@ from stubserve_stub.wire.places import InArena, Shared
 from stubserve.inference.memory import Block, Span
 from stubserve.inference.request import SEQUENCE_START, Request
 from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.inference.work import Work
 from stubserve.instances.batch import Batch, pack_batch
 from tests.inference.models import request
 from tests.instances.fakes import FP32, small
@@ -21,7 +22,7 @@ def block(released: list[Block], offset: int = 4096, nbytes: int = 8192) -> Bloc
 
 
 def unpacked(slots: list[Request | None], extras: Any = None) -> tuple[Any, ...]:
-    message: tuple[Any, ...] = messages.unpack(pack_batch(3, [64], slots, extras))
+    message: tuple[Any, ...] = messages.unpack(pack_batch(3, [64], Work.of_slots(slots, extras)))
     kind, number, frees, requests = message
     assert (kind, number, frees) == (messages.EXECUTE, 3, (64,))
     found: tuple[Any, ...] = requests
@@ -60,24 +61,25 @@ def test_sharing_is_the_spans_alone() -> None:
 def test_empty_slots_and_extra_inputs() -> None:
     first, second = request(small(1)), request(small(2))
     extra = Tensor("READY", FP32, (1,), b"\0\0\x80\x3f")
-    one, empty, other = unpacked([first, None, second], [[extra], [extra], []])
+    one, control, other, empty = unpacked([first, None, second, None], [[extra], [extra], [], []])
     assert [name for name, _, _, _ in one[6]] == ["IN", "READY"]
-    assert empty is None
+    assert [name for name, _, _, _ in control[6]] == ["READY"]
     assert [name for name, _, _, _ in other[6]] == ["IN"]
+    assert empty is None
     assert len(first.inputs) == 1
 
 
 def test_extra_inputs_for_every_slot_or_none() -> None:
     with pytest.raises(ValueError, match="zip"):
-        pack_batch(3, [], [request(small()), None], [[]])
+        pack_batch(3, [], Work.of_slots([request(small()), None], [[]]))
 
 
 def test_who_is_unanswered() -> None:
     first, second, third = (request(small()) for _ in range(3))
-    full = Batch([first, second], None, None)
+    full = Batch(Work([first, second]), None)
     assert full.unanswered() == [first, second]
-    holes = Batch([None, first, second, None, third], None, None)
-    assert holes.requests == holes.unanswered() == [first, second, third]
+    holes = Batch(Work.of_slots([None, first, second, None, third]), None)
+    assert holes.unanswered() == [first, second, third]
     holes.answered = {2}
     assert holes.unanswered() == [first, third]
 
@@ -86,7 +88,7 @@ def test_a_batch_holds_its_extra_inputs() -> None:
     released: list[Block] = []
     one, other = block(released), block(released, 1 << 20)
     extras = [[Tensor("A", FP32, (2048,), None, one.whole())], [Tensor("B", FP32, (2048,), None, other.whole())]]
-    batch = Batch([request(), request()], extras, None)
+    batch = Batch(Work.of_slots([request(), request()], extras), None)
     assert [tensor.name for tensor in batch.tensors()] == ["A", "B"]
     for tensors in extras:
         drop_blocks(tensors)

@@ -15,6 +15,7 @@ from stubserve.errors import internal
 from stubserve.inference.memory import Span
 from stubserve.inference.request import Response
 from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.inference.work import Work
 from stubserve.instances.batch import pack_batch
 from tests.inference.models import signature
 from tests.instances.fakes import FP32, MODEL, Model, Stub, on_a_loop, small, turn
@@ -115,7 +116,7 @@ async def test_a_lent_input_is_shared_and_comes_back_shared() -> None:
         await stub.call(5, "target", wire_input(Lent(tensor.offset, BIG, tensor.offset)))
         [request] = target.requests
         assert request.inputs[0].span is tensor.span
-        assert messages.unpack(pack_batch(1, (), [request]))[3][0][6][0][3] == Shared(tensor.offset, BIG)
+        assert messages.unpack(pack_batch(1, (), Work([request])))[3][0][6][0][3] == Shared(tensor.offset, BIG)
         # The target returns it as it came.
         given = request.inputs[0]
         assert given.span is not None
@@ -137,7 +138,7 @@ async def test_what_lies_beside_a_lent_input_is_not_shared() -> None:
         await stub.call(5, "target", wire_input(Lent(one.offset, BIG, one.offset)))
         # Its next reader gets one to copy when it looks, and the other to write to.
         await stub.result(number, [messages.RESCHEDULED])
-        stub.work.execute([own])
+        stub.work.execute(Work([own]))
         _, _, [(*_, inputs)] = stub.received()
         assert [place for _, _, _, place in inputs] == [Shared(one.offset, BIG), InArena(other.offset, BIG)]
         target.answer(target.requests[0], Response([small()]))
@@ -186,7 +187,7 @@ async def test_a_bad_input_refuses_the_call_and_takes_nothing_with_it(place: Any
         # What came before it is free again.
         assert frees == (good.offset,)
         stub.end()
-        assert stub.given_back()
+        assert await stub.given_back()
 
 
 @on_a_loop
@@ -196,7 +197,7 @@ async def test_garbage_as_an_input_ends_the_stub_and_leaves_no_memory(caplog: py
             await stub.call(5, "target", wire_input(stub.output()), ("IN", FP32, (1,), (9, 9)))  # type: ignore[arg-type]
         assert len(stub.process.condemned) == 1
         stub.end()
-        assert stub.given_back()
+        assert await stub.given_back()
 
 
 # Refusals
@@ -208,7 +209,7 @@ async def test_refusals_are_answers() -> None:
     down.reason_down = "It died."
     with Stub({"down": down, "stream": stream, "target": Model()}) as stub:
         await stub.call(1, "nobody")
-        assert await error_of(stub) == NOT_READY.format("nobody")
+        assert "unknown model 'nobody'" in await error_of(stub)
         await stub.call(2, "down")
         assert await error_of(stub) == NOT_READY.format("down") + " It died."
         await stub.call(3, "stream")
@@ -415,7 +416,7 @@ async def test_calls_of_a_dead_stub_are_cancelled_and_leave_no_memory() -> None:
         drop_blocks(own.inputs)
         target.answer(second, Response(error=internal("cancelled")))
         assert not stub.ingress_bytes
-        assert stub.given_back()
+        assert await stub.given_back()
 
 
 @on_a_loop
@@ -427,7 +428,7 @@ async def test_a_question_for_readiness_ends_with_the_stub() -> None:
         stub.end()
         await turn()
         assert target.requests == []
-        assert stub.given_back()
+        assert await stub.given_back()
 
 
 @on_a_loop

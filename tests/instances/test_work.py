@@ -15,6 +15,7 @@ from stubserve.errors import ServeError
 from stubserve.inference.memory import Span
 from stubserve.inference.request import BACKEND_FAILURE, SUCCESS
 from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.inference.work import Work
 from tests.instances.fakes import FP32, Stub, answer, on_a_loop, small, turn
 
 FAILED: messages.WireResponse = (("wrong", 3), (), None)
@@ -60,10 +61,10 @@ async def test_outputs_in_the_stubs_segment_are_freed_when_they_have_been_read()
         [(_, [(_, response)])] = stub.owner.results
         [output] = response.outputs
         assert (output.offset, output.nbytes, output.span and output.span.shared) == (place.offset, 4096, False)
-        stub.work.execute([stub.request()])
+        stub.work.execute(Work([stub.request()]))
         assert stub.received()[1] == ()
         drop_blocks(response.outputs)
-        stub.work.execute([stub.request()])
+        stub.work.execute(Work([stub.request()]))
         assert stub.received()[1] == (place.offset,)
 
 
@@ -133,7 +134,7 @@ async def test_a_bad_output_takes_nothing_with_it(bad: Any, text: str) -> None:
         assert stub.outputs.take_frees() == [place.offset]
         drop_blocks(good.outputs)
         stub.end()
-        assert stub.given_back()
+        assert await stub.given_back()
 
 
 @on_a_loop
@@ -295,7 +296,7 @@ async def test_a_cancellation_finds_its_request() -> None:
 async def test_an_empty_slot_keeps_its_place() -> None:
     with Stub() as stub:
         first, second = stub.request(), stub.request()
-        stub.work.execute([first, None, second])
+        stub.work.execute(Work.of_slots([first, None, second]))
         number, _, wire = stub.received()
         assert [slot is None for slot in wire] == [False, True, False]
         await stub.result(number, [answer(b"\1\0\0\0"), None, answer(b"\2\0\0\0")])
@@ -313,11 +314,11 @@ async def test_extra_inputs_come_behind_the_requests_own_and_are_held() -> None:
     with Stub() as stub:
         request, open_ = stub.request(small(1)), stub.request(small(2))
         extras = [[stub.large("STATE")], [stub.large("LOST")], [Tensor("READY", FP32, (1,), bytes(4)), stub.large("S")]]
-        stub.work.execute([request, None, open_], extras)
+        stub.work.execute(Work.of_slots([request, None, open_], extras))
         number, _, wire = stub.received()
         assert [slot and [name for name, _, _, _ in slot[6]] for slot in wire] == [
             ["IN", "STATE"],
-            None,
+            ["LOST"],
             ["IN", "READY", "S"],
         ]
         for tensors in extras:
@@ -357,7 +358,7 @@ async def test_a_batch_that_is_too_long_for_a_record() -> None:
     with Stub() as stub:
         request = stub.request()
         request.id = "i" * (MAX_RECORD + 1)
-        stub.work.execute([request])
+        stub.work.execute(Work([request]))
         number, _, [wire] = stub.received()
         assert wire[0] == request.id
         assert stub.ingress_bytes
@@ -386,11 +387,11 @@ async def test_a_batch_that_finds_no_memory_was_never_there() -> None:
         request = stub.request()
         request.id = "i" * (65 << 20)
         with pytest.raises(ServeError, match="no room for"):
-            stub.work.execute([request])
+            stub.work.execute(Work([request]))
         assert stub.work.is_empty
         assert not stub.ingress_bytes
         # The frees of the message that was not sent ride on the next.
-        stub.work.execute([stub.request()])
+        stub.work.execute(Work([stub.request()]))
         assert stub.received()[1] == (place.offset,)
 
 
@@ -424,7 +425,7 @@ async def test_garbage_ends_the_stub_and_answers_its_requests(garbage: bytes, ca
             "what it has put into its ring is no message; does its model write to memory of others?"
         ]
         assert stub.owner.results == []
-        assert not stub.work.has_room
+        assert stub.work.over
         # It is not listened to any more.
         await stub.result(1, [answer(b"")])
         assert stub.owner.results == []
@@ -442,7 +443,7 @@ async def test_garbage_behind_good_outputs_leaves_no_memory(after: Any, caplog: 
             await stub.say(messages.pack((messages.RESULT, 1, 1, 2, entries, (), None)))
         assert len(stub.process.condemned) == 1
         stub.end()
-        assert stub.given_back()
+        assert await stub.given_back()
 
 
 @on_a_loop
@@ -452,7 +453,7 @@ async def test_a_garbled_long_message_leaves_no_memory(caplog: pytest.LogCapture
             await stub.say(b"\xc1" * (MAX_RECORD + 1))
         assert len(stub.process.condemned) == 1
         stub.end()
-        assert stub.given_back()
+        assert await stub.given_back()
 
 
 @on_a_loop
@@ -471,11 +472,13 @@ async def test_a_stub_that_has_lost_its_place_in_its_ring() -> None:
         def fill() -> None:
             # More than two batches are only given to a stub that says it has taken none.
             while True:
-                stub.work.execute([stub.request(Tensor("IN", FP32, (250,), bytes(1000)))])
+                stub.work.execute(Work([stub.request(Tensor("IN", FP32, (250,), bytes(1000)))]))
 
-        with pytest.raises(ServeError, match="the request ring of stub 'model_0_0' is full"):
+        with pytest.raises(ServeError, match="the request ring of stub 'model_0_0' cannot be written to"):
             fill()
-        assert stub.process.condemned == ["it has lost its place in its ring"]
+        assert stub.process.condemned == [
+            "what it says of its ring makes no sense; does its model write to memory of others?"
+        ]
 
 
 # The end
@@ -511,34 +514,15 @@ async def test_what_was_sent_before_death_counts() -> None:
 @on_a_loop
 async def test_a_stub_is_told_to_stop_behind_its_batches() -> None:
     with Stub() as stub:
-        stub.work.execute([stub.request()])
+        stub.work.execute(Work([stub.request()]))
         stub.work.finish()
         assert [message[0] for message in stub.channel.receive()] == [messages.EXECUTE, messages.STOP]
 
 
 @on_a_loop
-async def test_quick_models_get_one_batch_ahead() -> None:
-    with Stub() as stub:
-        for _ in range(32):
-            assert stub.work.has_room
-            number = stub.execute(stub.request())
-            assert not stub.work.has_room
-            await stub.result(number, [answer(b"")], took=1000)
-        number = stub.execute(stub.request())
-        assert stub.work.has_room
-        ahead = stub.execute(stub.request())
-        assert not stub.work.has_room
-        # One slow batch, and it is treated as slow.
-        await stub.result(number, [answer(b"")])
-        assert not stub.work.has_room
-        await stub.result(ahead, [answer(b"")], took=1000)
-        assert stub.work.has_room
-
-
-@on_a_loop
 async def test_only_a_small_lone_request_has_the_stub_look_for_the_next() -> None:
     with Stub() as stub:
-        words = stub.memory.arena.segment(stub.outputs.index).words
+        words = stub.memory.arena.segment(stub.outputs.index).parent_words
         number = stub.execute(stub.request())
         assert words[layout.ALONE] == 1
         await stub.result(number, [answer(b"")])
@@ -548,5 +532,5 @@ async def test_only_a_small_lone_request_has_the_stub_look_for_the_next() -> Non
         number = stub.execute(stub.request(), stub.request())
         assert words[layout.ALONE] == 0
         await stub.result(number, [answer(b""), answer(b"")])
-        number = stub.execute(None)
+        number = stub.execute(None, stub.request())
         assert words[layout.ALONE] == 1

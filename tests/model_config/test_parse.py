@@ -66,6 +66,11 @@ def test_json_reads_enums_in_any_case_and_integers_as_text() -> None:
     )
 
 
+def test_json_of_one_value_is_a_list_of_one() -> None:
+    config = parse_json('{"input": {"name": "X", "dims": -1, "data_type": "type_fp32"}, "instance_group": null}')
+    assert config == parse_text('input { name: "X" dims: [-1] data_type: TYPE_FP32 }', "c")
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -76,7 +81,6 @@ def test_json_reads_enums_in_any_case_and_integers_as_text() -> None:
         '{"extra": 1}',
         '{"input": 3}',
         '{"input": [3]}',
-        '{"input": {"name": "X"}}',
         '{"max_batch_size": "x"}',
         '{"max_batch_size": 1.5}',
         '{"input": [{"data_type": "TYPE_FOO"}]}',

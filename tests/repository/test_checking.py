@@ -133,7 +133,8 @@ ensemble_scheduling {
     )
     write_model(repository, "m")
     assert found(repository) == [
-        "e/config.pbtxt:7: error: step 1 uses model 'nosuch', which is in none of the repositories"
+        "e/config.pbtxt:1: error: model 'e' is an ensemble, which stubserve does not offer yet",
+        "e/config.pbtxt:7: error: step 1 uses model 'nosuch', which is in none of the repositories",
     ]
 
 

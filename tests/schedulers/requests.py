@@ -9,6 +9,7 @@ from stubserve_stub.wire.datatypes import BY_NAME
 from stubserve.errors import ServeError
 from stubserve.inference.request import Request, unanswered
 from stubserve.inference.tensor import Tensor
+from stubserve.inference.work import Work
 from stubserve.schedulers.base import Decision, Scheduler
 
 MS = 1_000_000
@@ -31,7 +32,7 @@ def ids(requests: Sequence[Request]) -> list[str]:
 
 def batches(decision: Decision) -> list[list[str]]:
     """The ids in each batch of a decision."""
-    return [ids(batch) for _, batch in decision.run]
+    return [ids(work.requests) for _, work in decision.run]
 
 
 def answers(decision: Decision) -> list[tuple[str, str]]:
@@ -51,7 +52,7 @@ class Run:
         self.log: list[tuple[int, Hashable, list[str]]] = []
         self.failed: list[tuple[int, str, ServeError]] = []
         self._busy_ns = busy_ns
-        self._busy_until: dict[Hashable, int] = {}
+        self._busy_until: dict[Hashable, tuple[int, Work]] = {}
         for instance in instances:
             scheduler.instance_idle(instance)
 
@@ -64,10 +65,10 @@ class Run:
 
     def poll(self) -> Decision:
         decision = self.scheduler.poll(self.now_ns)
-        for instance, batch in decision.run:
+        for instance, work in decision.run:
             assert instance not in self._busy_until
-            self._busy_until[instance] = self.now_ns + self._busy_ns
-            self.log.append((self.now_ns, instance, ids(batch)))
+            self._busy_until[instance] = (self.now_ns + self._busy_ns, work)
+            self.log.append((self.now_ns, instance, ids(work.requests)))
         self.failed += [(self.now_ns, r.id, error) for r, error in decision.answer]
         return decision
 
@@ -75,13 +76,14 @@ class Run:
         """Polls whenever the scheduler asked for it or an instance finishes; ends when neither is to come."""
         while True:
             wake_ns = self.poll().wake_at_ns
-            coming = [*self._busy_until.values(), *([] if wake_ns is None else [wake_ns])]
+            coming = [*(until for until, _ in self._busy_until.values()), *([] if wake_ns is None else [wake_ns])]
             if not coming:
                 return
             assert min(coming) > self.now_ns
             self.now_ns = min(coming)
-            for instance in [i for i, until in self._busy_until.items() if until <= self.now_ns]:
-                del self._busy_until[instance]
+            for instance in [i for i, (until, _) in self._busy_until.items() if until <= self.now_ns]:
+                _, work = self._busy_until.pop(instance)
+                self.scheduler.work_done(instance, work)
                 self.scheduler.instance_idle(instance)
 
     @property

@@ -40,7 +40,7 @@ def test_one_poll_feeds_all_idle_instances_once_each():
     for i in range(3):
         scheduler.enqueue(request(i), 0)
     decision = scheduler.poll(0)
-    assert [(instance, ids(batch)) for instance, batch in decision.run] == [("a", ["0"]), ("b", ["1"])]
+    assert [(instance, ids(work.requests)) for instance, work in decision.run] == [("a", ["0"]), ("b", ["1"])]
     assert decision.wake_at_ns is None
     assert scheduler.queued == 1
 

@@ -21,7 +21,7 @@ def filled(batcher: DynamicBatcher, sizes: list[int], now_ns: int = 0, first_id:
 def sizes_of_batches(batcher: DynamicBatcher, now_ns: int, instances: int = 9) -> list[list[int]]:
     for i in range(instances):
         batcher.instance_idle(i)
-    return [[r.batch_size for r in batch] for _, batch in batcher.poll(now_ns).run]
+    return [[r.batch_size for r in work.requests] for _, work in batcher.poll(now_ns).run]
 
 
 # How large a batch is, where max_batch_size, preferred sizes and request sizes disagree
@@ -174,7 +174,7 @@ def test_batches_go_to_the_longest_idle_instance():
     batcher.instance_gone("b")
     filled(batcher, [1, 1, 1])
     decision = batcher.poll(0)
-    assert [(instance, ids(batch)) for instance, batch in decision.run] == [("a", ["0"]), ("c", ["1"])]
+    assert [(instance, ids(work.requests)) for instance, work in decision.run] == [("a", ["0"]), ("c", ["1"])]
     batcher.instance_idle("c")
     batcher.instance_idle("a")
     assert [instance for instance, _ in batcher.poll(1).run] == ["c"]
@@ -282,7 +282,7 @@ def test_waiting_requests_are_not_compared_again_and_again():
         batcher.enqueue(request(i), i)
         assert batcher.poll(i).run == []
     batcher.enqueue(request(999), 999)
-    assert len(batcher.poll(999).run[0][1]) == 1000
+    assert len(batcher.poll(999).run[0][1].requests) == 1000
     # Once on arrival, once when the batch leaves; looking through the queue at every poll would take 500 000.
     assert grouping.calls <= 2001
 

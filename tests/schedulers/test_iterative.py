@@ -3,9 +3,17 @@ from __future__ import annotations
 import pytest
 
 from stubserve.errors import Code, ServeError
+from stubserve.inference.request import Request
+from stubserve.inference.work import Work
 from stubserve.schedulers.iterative import IterativeScheduler
 
-from .requests import answers, batches, request
+from .requests import answers, batches, ids, request
+
+
+def done(scheduler: IterativeScheduler, instance: str, *executed: Request) -> None:
+    """An instance has executed these requests, and can have more."""
+    scheduler.work_done(instance, Work(executed))
+    scheduler.instance_idle(instance)
 
 
 def test_rescheduled_requests_stay_and_new_ones_join():
@@ -17,15 +25,15 @@ def test_rescheduled_requests_stay_and_new_ones_join():
     assert batches(scheduler.poll(1)) == [["a", "b"]]
     assert [(r.correlation_id, r.flags) for r in (a, b)] == [(1, 1), (2, 1)]
     assert scheduler.reschedule(b, 2)
-    scheduler.instance_idle("i")
+    done(scheduler, "i", a, b)
     assert batches(scheduler.poll(3)) == [["b", "c"]]
     assert (b.correlation_id, b.flags) == (2, 0)
     assert scheduler.reschedule(b, 4)
     assert scheduler.reschedule(c, 4)
     assert scheduler.queued == 2
-    scheduler.instance_idle("i")
+    done(scheduler, "i", b, c)
     assert batches(scheduler.poll(5)) == [["b", "c"]]
-    scheduler.instance_idle("i")
+    done(scheduler, "i", b, c)
     assert batches(scheduler.poll(6)) == []
     assert scheduler.queued == 0
     assert not scheduler.reschedule(b, 7)
@@ -38,16 +46,16 @@ def test_a_request_stays_on_its_instance():
         scheduler.instance_idle(instance)
     for r in (a, b, c):
         scheduler.enqueue(r, 0)
-    placed = {batch[0].id: instance for instance, batch in scheduler.poll(1).run}
+    placed = {work.requests[0].id: instance for instance, work in scheduler.poll(1).run}
     assert set(placed) == {"a", "b"}
     for _ in range(3):
         for r in (a, b):
             assert scheduler.reschedule(r, 2)
-        for instance in ("j", "i"):
-            scheduler.instance_idle(instance)
-        assert {batch[0].id: instance for instance, batch in scheduler.poll(3).run} == placed
-    scheduler.instance_idle(placed["b"])
-    assert [(instance, batch[0].id) for instance, batch in scheduler.poll(4).run] == [(placed["b"], "c")]
+        for r in (b, a):
+            done(scheduler, placed[r.id], r)
+        assert {work.requests[0].id: instance for instance, work in scheduler.poll(3).run} == placed
+    done(scheduler, placed["b"], b)
+    assert [(instance, ids(work.requests)) for instance, work in scheduler.poll(4).run] == [(placed["b"], ["c"])]
 
 
 def test_cancelled_between_executions_and_while_executing():
@@ -62,7 +70,7 @@ def test_cancelled_between_executions_and_while_executing():
     for r in (a, b, c):
         scheduler.cancel(r)
     scheduler.reschedule(b, 3)
-    scheduler.instance_idle("i")
+    done(scheduler, "i", a, b)
     decision = scheduler.poll(4)
     assert sorted(name for name, _ in answers(decision)) == ["a", "b", "c"]
     assert all(error.code is Code.CANCELLED for _, error in decision.answer)

@@ -179,7 +179,8 @@ class Owner:
 
         if self.held and self.rules and len(self.waiting) >= self.rules.hold_until:
             self.held = False
-        for instance, batch in decision.run:
+        for instance, work in decision.run:
+            batch = list(work.requests)
             assert instance == self.idle.pop(0), "not the longest idle"
             self.busy.append(instance)
             order = self.service_order()

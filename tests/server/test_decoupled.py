@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
+from tests.server.grpc_calls import connected, request
 from tests.serving import Serving, binary_output, write_model
 
 SENDS = """
@@ -39,6 +41,9 @@ SENDS = """
                 elif what == 6:
                     request.get_response_sender().send(answer(array))
                     raise ValueError("before the end")
+                elif what == 8:
+                    request.get_response_sender().send(answer(array))
+                    return [answer(array)]
                 elif what == 7:
                     request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
             return None
@@ -79,3 +84,30 @@ def test_no_client_waits_for_ever(serving: Serving, what: int, text: str) -> Non
         answer = serving.infer_array("sends", np.full(size, what, np.float32))
         assert answer.status == 500
         assert text in answer.error
+
+
+@pytest.mark.parametrize("size", [4, 100_000])
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        (6, "message: ValueError: before the end\n\nAt:\n"),
+        (8, "message: Unable to send response. Non-decoupled model cannot send more than one response."),
+    ],
+)
+def test_a_stream_gets_what_was_sent_before_the_model_failed(serving: Serving, what: int, text: str, size: int) -> None:
+    array = np.full(size, what, np.float32)
+    refused = serving.infer_array("sends", array)
+    assert (refused.status, text in refused.error) == (500, True)
+    assert "stubserve_stub" not in refused.error
+    with connected(serving) as grpc:
+        message = request("sends", shape=[size], raw=[array.tobytes()])
+        for _ in range(2):
+            (answer,) = grpc.stream(message)
+            assert answer.error_message == ""
+            assert answer.infer_response.raw_output_contents[0] == array.tobytes()
+            assert answer.infer_response.parameters["triton_final_response"].bool_param
+    body = json.dumps({"INPUT0": array.tolist()}).encode()
+    events = serving.request("POST", "/v2/models/sends/generate_stream", body).body.decode().split("\n\n")
+    sent, failed, _ = events
+    assert json.loads(sent.removeprefix("data: "))["OUTPUT0"] == array.tolist()
+    assert text in json.loads(failed.removeprefix("data: "))["error"]

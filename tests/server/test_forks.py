@@ -118,7 +118,7 @@ with get_context("fork").Pool(2) as pool:
 
 
 def test_failures_are_answers_there_too(server: Serving) -> None:
-    assert "Model 'nosuch' is not ready." in run(
+    assert "Request for unknown model: 'nosuch' is not found" in run(
         server, "result = forked(lambda: outcome(request('nosuch', 1).exec()))"
     )
 

@@ -90,6 +90,13 @@ class Updated(Controlled):
         answer = self.load(name, config=config(*groups, **more))
         assert answer.status == 200, answer
 
+    def changing(self, pool: ThreadPoolExecutor, name: str, *groups: dict[str, Any], **more: Any) -> Future[None]:
+        """A change that takes instances away which still have something to do: it serves, and is not answered yet."""
+        before = self.server.output.count(f"successfully loaded '{name}'")
+        change = pool.submit(self.change, name, *groups, **more)
+        self.server.wait_for(f"(?s)(successfully loaded '{name}'.*){{{before + 1}}}")
+        return change
+
     def pipe(self, name: str) -> Path:
         pipe = self.repository.parent / name
         os.mkfifo(pipe)
@@ -164,14 +171,17 @@ def test_an_instance_that_goes_finishes_what_it_executes(updated: Updated, more:
     pipes = [updated.pipe(f"{model}.{number}") for number in range(2)]
     with ThreadPoolExecutor(4) as pool:
         running = [updated.waiting(pool, model, pipe) for pipe in pipes]
-        updated.change(model, cpu(1), **more)
+        change = updated.changing(pool, model, cpu(1), **more)
         assert updated.groups(model) == [(f"{model}_0", 1)]
         assert updated.rows(model) == [{"name": model, "version": "1", "state": "READY"}]
         queued = pool.submit(updated.ask, model)
+        assert not change.done()
         for pipe in pipes:
             pipe.write_text("go on")
         assert {one.result(60) for one in running} == {f"{model}_0_0", f"{model}_0_1"}
         assert queued.result(60) == f"{model}_0_1"
+        change.result(60)
+        assert len(server.stub_pids()) == 1
     server.wait_for(f"finalize {model}_0_0\n")
     assert updated.names(model) == {f"{model}_0_1"}
     assert f"finalize {model}_0_1" not in server.output
@@ -182,13 +192,16 @@ def test_an_instance_that_goes_finishes_what_it_executes(updated: Updated, more:
 def test_an_instance_that_goes_finishes_what_its_threads_will_answer(updated: Updated) -> None:
     updated.named("sends", 1)
     pipe = updated.pipe("sends.pipe")
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         running = updated.waiting(pool, "sends", pipe, "later")
-        updated.change("sends", {"count": 1, "kind": "KIND_MODEL", "name": "next"})
+        change = updated.changing(pool, "sends", {"count": 1, "kind": "KIND_MODEL", "name": "next"})
         assert updated.names("sends") == {"next_0"}
         assert "finalize sends_0_0" not in updated.server.output
+        assert not change.done()
         pipe.write_text("go on")
         assert running.result(60) == "sends_0_0"
+        change.result(60)
+        assert len(updated.server.stub_pids()) == 1
     updated.server.wait_for("finalize sends_0_0\n")
     updated.drop("sends")
 
@@ -216,12 +229,13 @@ def test_an_instance_that_goes_and_dies_fails_its_request_and_is_not_restarted(u
     body = json.dumps(
         {"inputs": [{"name": "INPUT0", "datatype": "BYTES", "shape": [1, 1], "data": [f"wait {pipe}"]}]}
     ).encode()
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         running = pool.submit(server.request, "POST", "/v2/models/dies/infer", body)
         server.wait_for(f"waiting in dies_0_0 for {pipe}\n")
-        updated.change("dies", {"count": 1, "kind": "KIND_MODEL"})
+        change = updated.changing(pool, "dies", {"count": 1, "kind": "KIND_MODEL"})
         os.kill(stub, signal.SIGKILL)
         answer = running.result(60)
+        change.result(60)
     assert (answer.status, "Stub process 'dies_0_0' is not healthy" in answer.error) == (500, True)
     assert updated.names("dies") == {"dies_0_0"}
     assert len(server.stub_pids()) == 1
@@ -279,29 +293,43 @@ def test_no_request_is_lost_while_instances_change(updated: Updated) -> None:
 def test_an_unload_waits_for_instances_that_go(updated: Updated) -> None:
     updated.named("unloads", 2)
     pipes = [updated.pipe(f"unloads.{number}") for number in range(2)]
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(3) as pool:
         running = [updated.waiting(pool, "unloads", pipe) for pipe in pipes]
-        updated.change("unloads", cpu(1))
-        updated.unload("unloads")
+        change = updated.changing(pool, "unloads", cpu(1))
+        updated.unload("unloads")  # which does not wait for the change
         assert updated.rows("unloads")[0]["state"] == "UNLOADING"
         for pipe in pipes:
             pipe.write_text("go on")
         assert {one.result(60) for one in running} == {"unloads_0_0", "unloads_0_1"}
+        change.result(60)
     updated.wait_unloaded("unloads")
     assert updated.server.output.count("finalize unloads_0_") == 2
     assert updated.server.stub_pids() == []
 
 
 def test_a_server_that_stops_ends_instances_that_go(repository: Path) -> None:
-    with Serving(repository, EXPLICIT, "--exit-timeout-secs=1") as server, ThreadPoolExecutor(1) as pool:
+    with Serving(repository, EXPLICIT, "--exit-timeout-secs=1") as server, ThreadPoolExecutor(2) as pool:
         updated = Updated(server, repository)
         updated.named("stuck", 1)
         updated.waiting(pool, "stuck", updated.pipe("stuck.pipe"))
-        updated.change("stuck", {"count": 1, "kind": "KIND_MODEL"})
+        updated.changing(pool, "stuck", {"count": 1, "kind": "KIND_MODEL"})
         pids = server.stub_pids()
         assert len(pids) == 2
         assert server.stop(timeout=30) == 0
         wait_until_gone(pids, 5)
+
+
+def test_a_model_that_takes_its_own_instance_away_does_not_wait_for_itself(updated: Updated) -> None:
+    wanted = config({"count": 1, "kind": "KIND_MODEL"})
+    source = NAMED.replace(
+        'if command == "wait":', f'if command == "change":\n                pb_utils.load_model("lonely", {wanted!r})\n'
+        '            if command == "wait":'
+    )  # fmt: skip
+    write_model(updated.repository, "lonely", source)
+    updated.change("lonely", cpu(1))
+    assert updated.ask("lonely", "change") == "lonely_0_0"
+    updated.server.wait_for("finalize lonely_0_0")
+    updated.drop("lonely")
 
 
 # What makes it a full reload

@@ -14,8 +14,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from grpc import RpcError, StatusCode
+from tritonclient.grpc import service_pb2
 
-from tests.serving import Serving, binary_output, write_model
+from tests.server.grpc_calls import connected
+from tests.serving import Serving, binary_output, binary_request, write_model
 
 TALKATIVE = """
     import os
@@ -195,6 +198,35 @@ def test_a_repository_that_cannot_be_read_is_named(tmp_path: Path, kind: str) ->
     server.wait_for(str(path))
 
 
+@pytest.mark.parametrize("strict", ["true", "false"])
+def test_with_exit_on_error_off_a_server_without_repository_stays_and_says_so(tmp_path: Path, strict: str) -> None:
+    path = tmp_path / "nowhere"
+    with Serving(path, "--exit-on-error=false", f"--strict-readiness={strict}") as server:
+        server.wait_for(f"Internal: failed to stat file {path}")
+        assert [server.get(f"/v2/health/{what}").status for what in ("live", "ready")] == [400, 400]
+        assert server.get("/v2").json()["name"] == "triton"
+        assert server.get("/v2/logging").status == 200
+        assert server.metrics().status == 200
+        for method, route in (
+            ("GET", "models/x"),
+            ("GET", "models/x/ready"),
+            ("GET", "models/stats"),
+            ("POST", "models/x/infer"),
+            ("POST", "repository/index"),
+            ("POST", "repository/models/x/load"),
+            ("POST", "repository/models/x/unload"),
+        ):
+            answer = server.request(method, f"/v2/{route}", b"{}" if method == "POST" else None)
+            assert (route, answer.status, answer.error) == (route, 503, "Server not ready")
+        with connected(server) as grpc:
+            assert not grpc.stub.ServerLive(service_pb2.ServerLiveRequest()).live
+            assert not grpc.stub.ServerReady(service_pb2.ServerReadyRequest()).ready
+            with pytest.raises(RpcError) as refused:
+                grpc.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest())
+            assert (refused.value.code(), refused.value.details()) == (StatusCode.UNAVAILABLE, "Server not ready")
+        assert server.stop() == 0
+
+
 def test_a_model_that_does_not_load_stops_the_server(repository: Path) -> None:
     write_model(repository, "echo")
     write_model(repository, "broken", "import nowhere_to_be_found\n")
@@ -339,3 +371,38 @@ def test_flags_are_refused_by_name(repository: Path, flag: str, text: str) -> No
     )
     assert done.returncode == 1
     assert text in done.stderr
+
+
+def test_an_open_connection_is_served_until_the_requests_under_way_are_answered(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    source = f"""
+        import os, time
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                print("executing", flush=True)
+                while not os.path.exists({str(go)!r}):
+                    time.sleep(0.01)
+                return [pb_utils.InferenceResponse([]) for _ in requests]
+    """
+    write_model(tmp_path / "models", "held", source)
+    write_model(tmp_path / "models", "echo")
+    path, body, headers = binary_request("held", np.zeros(4, np.float32))
+    with Serving(tmp_path / "models") as server:
+        busy, idle = server.connect(), server.connect()
+        idle.request("GET", "/v2/health/live")
+        assert idle.getresponse().read() == b""
+        busy.request("POST", path, body, headers)
+        server.wait_for("executing")
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for("Waiting for in-flight requests")
+        path, body, headers = binary_request("echo", np.zeros(4, np.float32))
+        for _ in range(2):
+            idle.request("POST", path, body, headers)
+            assert idle.getresponse().read().endswith(bytes(16))
+        go.touch()
+        assert busy.getresponse().status == 200
+        assert server.stop() == 0
+        busy.close()
+        idle.close()

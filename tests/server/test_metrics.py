@@ -302,3 +302,13 @@ def test_buckets_of_a_models_own(repository: Path) -> None:
         text = server.metrics().body.decode()
         assert 'nv_inference_first_response_histogram_ms_bucket{model="echo",version="1",le="2.5"} 0' in text
         assert 'le="100"' not in text
+
+
+def test_metrics_that_have_no_buckets_to_set_are_named(repository: Path) -> None:
+    control = 'metric_identifier { family: "nv_nosuch" } histogram_options { buckets: [ 1 ] }'
+    write_model(repository, "echo", config=io_config(extra=f"model_metrics {{ metric_control [ {{ {control} }} ] }}"))
+    with Serving(repository) as server:
+        server.wait_for(
+            "Metric family 'nv_nosuch' in 'metric_identifier' is not a customizable metric in Triton core. "
+            "'model_metrics' of model 'echo' has no effect on it."
+        )

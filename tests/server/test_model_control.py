@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import signal
 import textwrap
@@ -369,6 +370,36 @@ def test_a_version_that_fails_takes_the_others_with_it(controlled: Controlled) -
     controlled.drop("half")
 
 
+def test_errors_of_several_versions_follow_each_other(controlled: Controlled) -> None:
+    for version in (1, 2):
+        write_model(controlled.repository, "all_bad", f"raise ValueError({version})", version=version)
+    (controlled.repository / "all_bad" / "config.pbtxt").write_text(io_config(extra="version_policy { all {} }"))
+    one = r"version {0} is at UNAVAILABLE state: Internal: ValueError: {0}\n\nAt:\n[^;]*\n;"
+    text = f"load failed for model 'all_bad': {one.format(1)}{one.format(2)}\n"
+    assert re.fullmatch(text, controlled.load("all_bad").error)
+
+
+@pytest.mark.parametrize(
+    ("backend", "text"),
+    [
+        ("nosuch", "unable to find backend library for backend 'nosuch'"),
+        ("python", "instance group remote_0 of model remote has kind KIND_GPU but no GPUs are available"),
+    ],
+)
+def test_a_missing_backend_is_told_before_a_missing_gpu(controlled: Controlled, backend: str, text: str) -> None:
+    extra = 'default_model_filename: "model.txt" instance_group { kind: KIND_GPU }'
+    write_model(controlled.repository, "remote", config=io_config(extra=extra).replace("python", backend))
+    assert f"version 1 is at UNAVAILABLE state: Invalid argument: {text}" in controlled.load("remote").error
+
+
+def test_a_file_that_is_missing_is_told_in_upstreams_words_too(controlled: Controlled) -> None:
+    file = controlled.number("fileless", 1) / "1" / "model.py"
+    file.unlink()
+    assert f"TritonModelException: Python model file not found in '{file}'" in controlled.load("fileless").error
+    words = f"Failed to preinitialize Python stub: Python model file not found in '{file}'"
+    controlled.server.wait_for(re.escape(words))
+
+
 def test_statistics_begin_anew(controlled: Controlled) -> None:
     controlled.number("counted", 1)
     controlled.load("counted")
@@ -447,6 +478,25 @@ def test_a_model_made_of_files(controlled: Controlled) -> None:
     assert controlled.server.get("/v2/models/made").error == "Request for unknown model: 'made' is not found"
 
 
+def test_a_leading_slash_of_a_file_is_the_models_folder(controlled: Controlled) -> None:
+    model = base64.b64encode(model_file(3)).decode()
+    assert controlled.load("made", config=json.dumps(CONFIG), **{"file:/1/model.py": model}).status == 200
+    assert controlled.value("made") == 3
+    (name,) = controlled.made()
+    assert controlled.temporary is not None
+    assert (controlled.temporary / name / "1" / "model.py").is_file()
+    controlled.drop("made")
+
+
+def test_one_instance_group_needs_no_list(controlled: Controlled) -> None:
+    controlled.number("bare", 1)
+    group = {"count": 2, "kind": "KIND_CPU"}
+    assert controlled.load("bare", config=json.dumps({**CONFIG, "instance_group": group})).status == 200
+    served = controlled.server.get("/v2/models/bare/config").json()["instance_group"]
+    assert [(one["name"], one["count"]) for one in served] == [("bare_0", 2)]
+    controlled.drop("bare")
+
+
 def test_files_go_before_the_repository_until_a_plain_load(controlled: Controlled) -> None:
     controlled.number("both", 1)
     model = base64.b64encode(model_file(2)).decode().rstrip("=")
@@ -473,7 +523,7 @@ def test_files_go_before_the_repository_until_a_plain_load(controlled: Controlle
         ),
         *(
             ({"config": json.dumps(CONFIG), f"file:{path}": "eA=="}, 400, f"Invalid file parameter 'file:{path}' with")
-            for path in ("../escape", "1/../../escape", "/etc/passwd", "..", "", ".", "a\0b")
+            for path in ("../escape", "1/../../escape", "/../escape", "..", "", ".", "/", "a\0b")
         ),
     ],
 )
@@ -703,6 +753,15 @@ def test_without_model_control(repository: Path) -> None:
         text = "explicit model load / unload is not allowed if polling is enabled"
         for answer in (controlled.load("number"), controlled.unload("number"), controlled.load("nosuch")):
             assert (answer.status, answer.error) == (503, text)
+
+
+def test_a_repository_that_is_looked_at_once(repository: Path) -> None:
+    write_model(repository, "first", NUMBER.format(1, 1))
+    with Serving(repository, "--model-control-mode=poll", "--repository-poll-secs=0") as server:
+        controlled = Controlled(server, repository)
+        assert controlled.value("first") == 1
+        answer = controlled.load("first")
+        assert (answer.status, "if polling is enabled" in answer.error) == (503, True)
 
 
 def test_what_changes_on_disk_is_served(repository: Path) -> None:

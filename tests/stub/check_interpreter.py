@@ -30,8 +30,10 @@ from stubserve_stub.backends.python import model
 from stubserve_stub.runtime.failure import format_exception
 from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import Arena
+from stubserve_stub.wire.budget import Grant, Ledger
 from stubserve_stub.wire.layout import RING_BYTES
 from stubserve_stub.wire.ring import RingReader, RingWriter
+from stubserve_stub.wire.stub_arena import StubArena
 
 NUMPY = tuple(int(part) for part in np.__version__.split(".")[:2])
 HAS_DLPACK = NUMPY >= (1, 22)
@@ -99,9 +101,10 @@ def check_request():
 
 
 def check_arena():
-    arena = Arena.create(1 << 22)
-    other = Arena.attach(arena.fd)
+    arena = Arena.create(Ledger(1 << 22))
     offset = Allocator(arena, 0, 1 << 20).allocate(4096)
+    other = StubArena(arena.fd, arena.facts(), 1, Grant())
+    other.make_writable(offset, 4096)
     arena.view(offset, 4096)[:] = np.arange(1024, dtype=np.float32).tobytes()
     tensor = Tensor._received("IN", 11, (1024,), None, other.view(offset, 4096))
     array = tensor.as_numpy()
@@ -115,11 +118,13 @@ def check_arena():
     del part
     gc.collect()
     assert watch() is None
+    other.make_read_only(offset)
 
 
 def check_ring():
     memory = memoryview(mmap.mmap(-1, RING_BYTES))
-    reader, writer = RingReader(memory), RingWriter(memory, os.open(os.devnull, os.O_WRONLY))
+    words = memoryview(mmap.mmap(-1, 4096)).cast("Q")
+    reader, writer = RingReader(memory, words, 0), RingWriter(memory, words, 0, os.open(os.devnull, os.O_WRONLY))
     for number in range(3000):
         message = bytes([number % 251]) * (number % 300)
         assert writer.put(message)

@@ -14,7 +14,7 @@ import pytest
 
 from tools import soak
 from tools.bench import bulk, payloads, perf_analyzer, repository, versus, wrk
-from tools.bench.__main__ import turns
+from tools.bench.__main__ import parse_arguments, programs, turns
 from tools.bench.payloads import JSON_LENGTH_HEADER, Form, Payload, Sample, WrongAnswerError
 from tools.bench.processes import Memory, ProcessTree
 from tools.bench.report import Report, number, ratio, summary
@@ -291,6 +291,11 @@ def test_a_rival_is_sent_the_bare_tensor_on_a_route_that_its_program_has(rival: 
             payload.check(b"[0.5, 1.5]", None)
         assert payload.shortest_answer <= len(payload.body)
     assert routes in ({"identity_fp32"}, {"identity_fp32_single"})
+
+
+def test_a_checkout_of_before_is_measured_under_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "--servers=stubserve", f"--before={sys.executable}"])
+    assert [each.name for each in programs(parse_arguments())] == ["before", "stubserve"]
 
 
 def test_everybody_is_first_in_turn() -> None:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
@@ -26,6 +27,9 @@ from .workloads import Subject, Workload
 from .wrk import LoadError
 
 T = TypeVar("T")
+
+# The name of a second stubserve, which shows what a change has cost or given
+BEFORE = "before"
 
 
 class BenchmarkError(Exception):
@@ -77,6 +81,12 @@ def parse_arguments() -> argparse.Namespace:
         default=Path(sys.executable),
         help="the interpreter whose environment stubserve runs in (default: this one)",
     )
+    parser.add_argument(
+        "--before",
+        metavar="PATH",
+        type=lambda text: Path(text).absolute(),
+        help="measure a second stubserve beside, that of this interpreter's environment: another commit's checkout",
+    )
     parser.add_argument("--quick", action="store_true", help="one round of one second: shows that all works, no more")
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the table there too")
     parser.add_argument("--versus", metavar="FILE", type=Path, help="write the page with a table per workload there")
@@ -87,6 +97,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--rounds and --seconds must be at least 1")
     if unknown := [name for name in options.servers if name not in known]:
         parser.error(f"--servers: no server {', '.join(unknown)}; there are {', '.join(known)}")
+    if options.before:
+        options.servers = [*(name for name in options.servers if name != CANDIDATE), BEFORE, CANDIDATE]
     return options
 
 
@@ -103,6 +115,8 @@ def programs(options: argparse.Namespace) -> Iterator[Program]:
             yield servers.triton()
         elif name == CANDIDATE:
             yield servers.stubserve(options.python)
+        elif name == BEFORE:
+            yield replace(servers.stubserve(options.before), name=BEFORE)
         else:
             yield program(rivals[name])
 

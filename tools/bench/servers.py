@@ -123,6 +123,12 @@ class Server:
     def grpc_port(self) -> int:
         return self._ports[1]
 
+    @property
+    def pid(self) -> int:
+        """The first process, which in stubserve is the one that clients talk to."""
+        assert self._process is not None
+        return self._process.pid
+
     def __enter__(self) -> Server:
         command = self._program.command(self._repository, self._ports)
         try:

@@ -73,15 +73,12 @@ class Environments:
         """
         if not value:
             return Environment()
-        place = place_of(value, model_dir)
-        log.info("Using Python execution env %s", place)
-        if place.is_dir():
-            return environment_in(place)
-        return await self.extracted(place)
+        place, environment = await asyncio.to_thread(_look_at, value, model_dir)
+        return environment if environment is not None else await self.extracted(place)
 
     async def extracted(self, archive: Path) -> Environment:
         """The environment in an archive, out of the cache. Raises ServeError."""
-        folder = self._folder or cache.default_folder()
+        folder = self._folder if self._folder is not None else await asyncio.to_thread(cache.default_folder)
         try:
             key = await asyncio.to_thread(cache.key_of, archive)
             # Only one of those that want the same archive does the work; the lock between servers is another one.
@@ -92,7 +89,14 @@ class Environments:
                     lease = await asyncio.to_thread(cache.lease, folder, key)
         except OSError as error:
             raise internal(f"cannot use {archive} with the cache of environments in {folder}: {error}") from None
-        return environment_in(lease.folder, lease)
+        return await asyncio.to_thread(environment_in, lease.folder, lease)
+
+
+def _look_at(value: str, model_dir: Path) -> tuple[Path, Environment | None]:
+    """What a value of the parameter names, and the environment in it if it is a folder. Raises ServeError."""
+    place = place_of(value, model_dir)
+    log.info("Using Python execution env %s", place)
+    return place, environment_in(place) if place.is_dir() else None
 
 
 async def _prepare(archive: Path, folder: Path, key: str) -> None:

@@ -24,6 +24,9 @@ class Response:
 
     A decoupled model gives any number of them; `final` says that no further one follows. One that is `empty` brings
     nothing but that news, as upstream's final flag without a response.
+
+    An error may come with outputs: the response that a model which is not decoupled had sent before it failed. Clients
+    of streams get those, all others the error.
     """
 
     __slots__ = ("empty", "error", "final", "outputs", "parameters")
@@ -155,6 +158,14 @@ class Request:
             owed, stream.owed = stream.owed, []
             for act in owed:
                 act()
+
+    def when_read(self, act: Callable[[], None]) -> None:
+        """Does what is to be done once the reader keeps up: now, or when it says so."""
+        stream = self.stream
+        if stream is not None and stream.paused:
+            stream.owed.append(act)
+        else:
+            act()
 
     def streamed(self) -> Stream:
         """Its state as a stream, made when it is first asked for."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import collections
+from collections.abc import Callable
 
 from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.messages import WireResponse
 from stubserve_stub.wire.places import InArena
-from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingWriter
+from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingBroken, RingWriter
 
 from stubserve.errors import ServeError
 from stubserve.instances.memory import Memory
@@ -22,13 +23,19 @@ _RETRY_S = 0.001
 
 
 class AnswerRing:
-    """One stub's. `words` is the header page of its segment, `memory` its accounts, `shared` the server's memory."""
+    """One stub's. `words` are the parent's in its segment, `memory` its accounts, `shared` the server's memory.
 
-    def __init__(self, ring: RingWriter, words: memoryview, memory: StubMemory, shared: Memory) -> None:
+    `on_broken` is called when the stub has written over its side of the ring: nothing can be sent to it any more.
+    """
+
+    def __init__(
+        self, ring: RingWriter, words: memoryview, memory: StubMemory, shared: Memory, on_broken: Callable[[], None]
+    ) -> None:
         self._ring = ring
         self._words = words
         self._memory = memory
         self._shared = shared
+        self._on_broken = on_broken
         # Answers for which the ring had no room
         self._overflow: collections.deque[tuple[bytes, int]] = collections.deque()
         self._retry: asyncio.TimerHandle | None = None
@@ -49,7 +56,7 @@ class AnswerRing:
             self._memory.hold(block.offset, block.whole())
             block.drop()
             data, flags = messages.pack_spilled(InArena(block.offset, block.nbytes)), SPILLED
-        if self._overflow or not self._ring.put(data, flags):
+        if self._overflow or not self._put(data, flags):
             self._overflow.append((data, flags))
             self._try_again_later()
             return
@@ -61,6 +68,14 @@ class AnswerRing:
             self._retry.cancel()
         self._overflow.clear()
 
+    def _put(self, data: bytes, flags: int) -> bool:
+        try:
+            return self._ring.put(data, flags)
+        except RingBroken:
+            # It waits for this, so it would wait for ever. Whoever has given the answer has no part in it.
+            self._on_broken()
+            return False
+
     def _announce(self) -> None:
         self._announced += self._ring.announce()
         self._words[layout.ANSWERED] = self._announced
@@ -71,7 +86,7 @@ class AnswerRing:
 
     def _try_again(self) -> None:
         self._retry = None
-        while self._overflow and self._ring.put(*self._overflow[0]):
+        while self._overflow and self._put(*self._overflow[0]):
             self._overflow.popleft()
         self._announce()
         if self._overflow:

@@ -16,48 +16,40 @@ from stubserve_stub.wire.places import InArena, Lent, Place, Shared
 
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.memory import Block, Span
-from stubserve.inference.request import BACKEND_FAILURE, SUCCESS, Request, Response
+from stubserve.inference.request import BACKEND_FAILURE, SUCCESS, Request, Response, unanswered
 from stubserve.inference.tensor import Tensor, drop_blocks, hold_blocks
+from stubserve.inference.work import Work
 from stubserve.instances.stub_memory import StubMemory
-
-Extras = Sequence[Sequence[Tensor]]
 
 
 class Batch:
     """A batch that a stub has.
 
-    `slots` has a request or None for each place in it, `requests` only those that are there. `extras` are the inputs
-    that a scheduler adds to each slot, or None; the batch holds their memory. `spilled` is the block of a message that
-    was too large for the ring. `answered` are the slots whose requests have had their final response before the
-    batch's result, or None.
+    `work` is what it was made of. `extras` are the inputs that a scheduler has added to each slot and that the stub
+    still has, or None; the batch holds their memory. `spilled` is the block of a message that was too large for the
+    ring. `answered` are the slots whose requests have had their final response before the batch's result, or None.
     """
 
-    __slots__ = ("answered", "extras", "requests", "slots", "spilled")
+    __slots__ = ("answered", "extras", "spilled", "work")
 
-    def __init__(self, slots: Sequence[Request | None], extras: Extras | None, spilled: Block | None) -> None:
-        self.slots = slots
-        self.requests: list[Request]
-        if None in slots:
-            self.requests = [request for request in slots if request is not None]
-        else:
-            self.requests = slots  # type: ignore[assignment]
-        self.extras = extras
+    def __init__(self, work: Work, spilled: Block | None) -> None:
+        self.work = work
+        self.extras = work.extra_inputs
         self.spilled = spilled
         self.answered: set[int] | None = None
-        if extras is not None:
-            for tensors in extras:
+        if self.extras is not None:
+            for tensors in self.extras:
                 hold_blocks(tensors)
 
-    def unanswered(self) -> list[Request]:
-        if not self.answered:
-            return self.requests
-        return [
-            request for index, request in enumerate(self.slots) if request is not None and index not in self.answered
-        ]
+    def unanswered(self) -> Sequence[Request]:
+        answered = self.answered
+        if not answered:
+            return self.work.requests
+        return [r for index, r in enumerate(self.work.slots) if r is not None and index not in answered]
 
     def tensors(self) -> Iterator[Tensor]:
         """All that the stub was given with it."""
-        for request in self.requests:
+        for request in self.work.requests:
             yield from request.inputs
         for tensors in self.extras or ():
             yield from tensors
@@ -78,22 +70,24 @@ class Batch:
             drop_blocks(tensors)
 
 
-def pack_batch(
-    number: int, frees: Sequence[int], slots: Sequence[Request | None], extras: Extras | None = None
-) -> bytes:
-    """The message that has a stub execute these requests, and free what the parent has read.
+def pack_batch(number: int, frees: Sequence[int], work: Work) -> bytes:
+    """The message that has a stub execute this work, and free what the parent has read.
 
-    A slot may be empty (None). `extras` are further inputs for each slot, behind the request's own; those of an empty
-    slot are not sent.
+    The extra inputs of a slot come behind those of its request, and are all that there is in an empty slot.
     """
+    extras = work.extra_inputs
+    requests: list[WireRequest | None]
     if extras is None:
-        requests: list[WireRequest | None] = [None if slot is None else _packed(slot, slot.inputs) for slot in slots]
+        requests = [None if slot is None else _packed(slot, slot.inputs) for slot in work.slots]
     else:
-        requests = [
-            None if slot is None else _packed(slot, [*slot.inputs, *more])
-            for slot, more in zip(slots, extras, strict=True)
-        ]
+        requests = [_packed_with(slot, more) for slot, more in zip(work.slots, extras, strict=True)]
     return messages.pack_execute(number, frees, requests)
+
+
+def _packed_with(slot: Request | None, extras: Sequence[Tensor]) -> WireRequest | None:
+    if slot is not None:
+        return _packed(slot, [*slot.inputs, *extras])
+    return _packed(Request([], unanswered), extras) if extras else None
 
 
 def _packed(request: Request, inputs: Sequence[Tensor]) -> WireRequest:
@@ -139,8 +133,12 @@ def read_result(
     finished: list[tuple[Request, Response]] = []
     left: list[tuple[int, Entry]] = []
     try:
-        for index, request in enumerate(batch.slots):
+        for index, request in enumerate(batch.work.slots):
             if request is None:
+                # What the model answered in an empty slot is for nobody.
+                entry = None if error is not None else entries[index]
+                if isinstance(entry, tuple):
+                    drop_blocks(_response(entry, batch, memory, instance).outputs)
                 continue
             request.compute_input_end_ns = start_ns
             request.compute_infer_end_ns = end_ns
@@ -186,10 +184,11 @@ def hold_inputs(tensors: Iterable[Tensor], held: Sequence[int], memory: StubMemo
 
 
 def _response(wire: WireResponse, batch: Batch | None, memory: StubMemory, instance: str) -> Response:
-    error, wire_outputs, parameters = wire
-    if error is not None:
-        text, code = error
-        return Response(error=ServeError(Code(code), text))
+    wire_error, wire_outputs, parameters = wire
+    error = None
+    if wire_error is not None:
+        text, code = wire_error
+        error = ServeError(Code(code), text)
     outputs: list[Tensor] = []
     try:
         for output in wire_outputs:
@@ -200,7 +199,7 @@ def _response(wire: WireResponse, batch: Batch | None, memory: StubMemory, insta
     except BaseException:
         drop_blocks(outputs)
         raise
-    return Response(outputs, parameters)
+    return Response(outputs, parameters, error)
 
 
 def _output(wire: WireTensor, batch: Batch | None, memory: StubMemory, instance: str) -> Tensor:

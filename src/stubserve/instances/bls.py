@@ -21,9 +21,10 @@ from stubserve_stub.wire.messages import WireRequest, WireResponse, WireTensor
 from stubserve_stub.wire.places import InArena
 
 from stubserve.errors import Code, ServeError, internal
-from stubserve.inference.admission import admit
-from stubserve.inference.request import Request, Response
-from stubserve.inference.signature import Signature
+from stubserve.inference.admissions import admit_as_before
+from stubserve.inference.call import Call
+from stubserve.inference.request import Request, Response, unanswered
+from stubserve.inference.served_model import ServedModel, Waiter
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.instances import waiting
 from stubserve.instances.answer_ring import AnswerRing
@@ -31,64 +32,39 @@ from stubserve.instances.batch import given_span, place_of
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub_memory import StubMemory
 
-# How many kinds of calls are remembered for each model.
-_SEEN = 256
-
 # How many answers to a call, or bytes of them, may wait to be taken before the model that makes them is held back. Both
 # are several times what a stub takes before it tells.
 _WAITING = 64
 _WAITING_BYTES = 8 << 20
 
 
-class CallableModel(waiting.Target, Protocol):
-    """What a call needs of a loaded model version."""
-
-    signature: Signature
-
-    def submit(self, request: Request) -> None: ...
-
-    def enqueue(self, request: Request) -> None: ...
-
-    def poll(self) -> None: ...
-
-    def cancel(self, request: Request) -> None: ...
-
-    def down(self) -> bool: ...
-
-    def why_not_ready(self) -> str: ...
-
-    def checks_readiness(self) -> bool: ...
-
-    async def check_ready(self) -> str: ...
-
-
 class Models(Protocol):
     """Where a call finds its model."""
 
-    def find(self, name: str, version: str) -> CallableModel:
+    def find(self, name: str, version: str) -> ServedModel:
         """The version of a model, the latest that is ready for an empty text. Raises ServeError."""
 
 
-class Call:
-    """One call of a stub. `request` is None once it has been answered for good.
+class StubCall(Call):
+    """One call of a stub, which knows it by `number`.
 
     `waiting` and `waiting_bytes` are the answers of a decoupled model that have not been taken, as far as is known.
     """
 
-    __slots__ = ("_calls", "blocking", "model", "number", "request", "waiting", "waiting_bytes")
+    __slots__ = ("_calls", "blocking", "number", "waiting", "waiting_bytes")
 
-    def __init__(self, calls: StubCalls, number: int, blocking: bool) -> None:
+    # Models call others in a loop, with the same names, types and shapes.
+    _check = staticmethod(admit_as_before)
+
+    def __init__(self, calls: StubCalls, model: ServedModel, number: int, blocking: bool) -> None:
+        super().__init__(model)
         self._calls = calls
         self.number = number
         self.blocking = blocking
-        self.model: CallableModel | None = None
-        self.request: Request | None = None
         self.waiting = 0
         self.waiting_bytes = 0
 
-    def on_response(self, request: Request, response: Response) -> None:
-        if response.final:
-            self.request = None  # they know each other; cut here, or only the garbage collector could free them
+    def respond(self, request: Request, response: Response) -> None:
         self._calls.answer(self, request, response)
 
     def is_behind(self) -> bool:
@@ -105,7 +81,7 @@ class StubCalls:
 
     def __init__(
         self,
-        waiter: waiting.Waiter,
+        waiter: Waiter,
         models: Models,
         memory: StubMemory,
         answers: AnswerRing,
@@ -118,14 +94,15 @@ class StubCalls:
         self._answers = answers
         self._shared = shared
         self._given = given
-        self._open: dict[int, Call] = {}
+        self._open: dict[int, StubCall] = {}
         # How many of these hold up the stub's batch
         self._blocking = 0
         # Models with new calls in their queues
-        self._due: list[CallableModel] = []
-        self._checks: set[asyncio.Task[None]] = set()
+        self._due: list[ServedModel] = []
+        # Questions whether a model is ready, and the requests that wait for the answers
+        self._checks: dict[asyncio.Task[None], Request] = {}
 
-    def blocking(self) -> Sequence[Call]:
+    def blocking(self) -> Sequence[StubCall]:
         """The calls without which the stub's batch does not finish."""
         return [call for call in self._open.values() if call.blocking] if self._open else ()
 
@@ -139,13 +116,10 @@ class StubCalls:
         request: WireRequest,
         released: Sequence[int],
     ) -> None:
-        made = self._open[call] = Call(self, call, blocking)
-        if blocking:
-            self._wait()
         try:
-            self._start(made, decoupled, model, version, request)
+            self._start(call, blocking, decoupled, model, version, request)
         except ServeError as error:
-            self._refuse(made, model, error)
+            self._send_refusal(call, model, error)
         self._memory.release(released)
 
     def on_call_blocks(self, call: int) -> None:
@@ -155,8 +129,8 @@ class StubCalls:
         if not found.blocking:
             found.blocking = True
             self._wait()
-        if found.model is not None and found.request is not None:
-            self._check_chain(found, found.model, found.request)
+        if found.request is not None:
+            self._check_chain(found, found.request)
 
     def on_taken(self, call: int, count: int, nbytes: int) -> None:
         found = self._open.get(call)
@@ -169,8 +143,8 @@ class StubCalls:
 
     def on_cancel(self, call: int) -> None:
         found = self._open.get(call)
-        if found is not None and found.model is not None and found.request is not None:
-            found.model.cancel(found.request)
+        if found is not None:
+            found.cancel()
 
     def on_discard(self, call: int) -> None:
         found = self._open.get(call)
@@ -203,8 +177,7 @@ class StubCalls:
             self._forget(call)
         self._answers.close()
         for call in calls:
-            if call.model is not None and call.request is not None:
-                call.model.cancel(call.request)
+            call.cancel()
 
     def _wait(self) -> None:
         """One more call holds up the stub's batch; while there are any, the batch keeps nobody's core busy."""
@@ -212,7 +185,7 @@ class StubCalls:
             self._shared.batches_in_flight -= 1
         self._blocking += 1
 
-    def _forget(self, call: Call) -> None:
+    def _forget(self, call: StubCall) -> None:
         """The stub does not wait for this call any more."""
         del self._open[call.number]
         if call.blocking:
@@ -222,21 +195,18 @@ class StubCalls:
 
     # There
 
-    def _start(self, call: Call, decoupled: bool, name: str, version: int, wire: WireRequest) -> None:
+    def _start(self, number: int, blocking: bool, decoupled: bool, name: str, version: int, wire: WireRequest) -> None:
         now = time.monotonic_ns()
         id_, correlation_id, flags, timeout_us, parameters, requested, wire_inputs = wire
         inputs: list[Tensor] = []
         request = Request(
-            inputs, call.on_response, id_, correlation_id, flags, 0, timeout_us, parameters,
+            inputs, unanswered, id_, correlation_id, flags, 0, timeout_us, parameters,
             None if requested is None else list(requested),
         )  # fmt: skip
         request.request_start_ns = now
         try:
             inputs.extend(self._input(tensor) for tensor in wire_inputs)
-            try:
-                model = self._models.find(name, "" if version == -1 else str(version))
-            except ServeError:
-                raise _not_ready(name) from None
+            model = self._models.find(name, "" if version == -1 else str(version))
             if model.down():
                 raise _not_ready(name, model.why_not_ready())
             if model.signature.decoupled and not decoupled:
@@ -245,23 +215,28 @@ class StubCalls:
                     "the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
                     "'async_exec' calls for decoupled models.'"
                 )
-            _admit(request, model.signature)
-            if call.blocking:
-                chain = waiting.dead_end(self._waiter, model, None)
-                if chain is not None:
-                    raise _circle(name, chain)
-            call.model, call.request = model, request
-            if model.checks_readiness():
-                check = asyncio.get_running_loop().create_task(self._submit_if_ready(call, name, model, request))
-                self._checks.add(check)
-                check.add_done_callback(functools.partial(self._checked, request))
-            else:
-                model.enqueue(request)
-                if model not in self._due:
-                    self._due.append(model)
         except BaseException:
             drop_blocks(request.inputs)
             raise
+        call = StubCall(self, model, number, blocking)
+        call.admit(request)
+        chain = waiting.dead_end(self._waiter, model, None) if blocking else None
+        if chain is not None:
+            call.give_up(request)
+            raise _circle(name, chain)
+        request.on_response = call.on_response
+        if model.checks_readiness():
+            call.request = request
+            check = asyncio.get_running_loop().create_task(self._submit_if_ready(call, request))
+            self._checks[check] = request
+            check.add_done_callback(functools.partial(self._checked, call))
+        else:
+            call.submit(request, together=True)
+            if model not in self._due:
+                self._due.append(model)
+        self._open[number] = call
+        if blocking:
+            self._wait()
 
     def _input(self, wire: WireTensor) -> Tensor:
         name, datatype, shape, data = wire
@@ -276,39 +251,42 @@ class StubCalls:
         span.shared = True
         return Tensor(name, datatype, shape, None, span.hold(), lent.offset, lent.nbytes)
 
-    async def _submit_if_ready(self, call: Call, name: str, model: CallableModel, request: Request) -> None:
+    async def _submit_if_ready(self, call: StubCall, request: Request) -> None:
         """Asks the target's `is_ready` first, as upstream does before each call."""
+        reason = await call.model.check_ready()
         try:
-            reason = await model.check_ready()
             if reason:
-                raise _not_ready(name, reason)
-            model.submit(request)
+                call.give_up(request)
+                raise _not_ready(call.model.signature.model, reason)
+            call.submit(request)
         except ServeError as error:
-            drop_blocks(request.inputs)
-            self._refuse(call, name, error)
+            self._refuse(call, error)
 
-    def _checked(self, request: Request, check: asyncio.Task[None]) -> None:
-        self._checks.discard(check)
+    def _checked(self, call: StubCall, check: asyncio.Task[None]) -> None:
+        request = self._checks.pop(check)
         if check.cancelled():  # maybe before its first step, and then none of its own code has run
-            drop_blocks(request.inputs)
+            call.give_up(request)
 
-    def _check_chain(self, call: Call, model: CallableModel, request: Request) -> None:
-        chain = waiting.dead_end(self._waiter, model, request)
+    def _check_chain(self, call: StubCall, request: Request) -> None:
+        chain = waiting.dead_end(self._waiter, call.model, request)
         if chain is not None:
-            name = model.signature.model
-            self._refuse(call, name, _circle(name, chain))
-            model.cancel(request)
+            self._refuse(call, _circle(call.model.signature.model, chain))
+            call.model.cancel(request)
 
-    def _refuse(self, call: Call, name: str, error: ServeError) -> None:
+    def _refuse(self, call: StubCall, error: ServeError) -> None:
+        """Answers a call instead of its model, whose own answer is for nobody then."""
         call.request = None
         if call.number in self._open:
             self._forget(call)
-            text = f"Model {name} - Error when running inference: {error.message}"
-            self._answers.send(call.number, True, ((text, int(Code.INTERNAL)), (), None))
+            self._send_refusal(call.number, call.model.signature.model, error)
+
+    def _send_refusal(self, number: int, name: str, error: ServeError) -> None:
+        text = f"Model {name} - Error when running inference: {error.message}"
+        self._answers.send(number, True, ((text, int(Code.INTERNAL)), (), None))
 
     # Back
 
-    def answer(self, call: Call, request: Request, response: Response) -> None:
+    def answer(self, call: StubCall, request: Request, response: Response) -> None:
         """Passes a response on to the stub; what nobody waits for any more is dropped by whoever made it."""
         if call.number not in self._open:
             return
@@ -336,29 +314,8 @@ class StubCalls:
         return (tensor.name, tensor.datatype, tuple(tensor.shape), place_of(tensor))
 
 
-def _admit(request: Request, signature: Signature) -> None:
-    """As `admit`, which models that call others in a loop need not pass again with the same names, types and shapes."""
-    seen: dict[Any, int] = signature.memo.setdefault("calls", {})
-    names = request.requested_outputs
-    key = (
-        None if names is None else tuple(names),
-        tuple([(tensor.name, tensor.datatype, tensor.shape, tensor.nbytes) for tensor in request.inputs]),
-    )
-    batch_size = seen.get(key)
-    if batch_size is not None:
-        request.batch_size = batch_size
-        request.admitted = True
-        return
-    admit(request, signature)
-    if signature.repeats:
-        if len(seen) >= _SEEN:
-            seen.clear()
-        seen[key] = request.batch_size
-
-
-def _not_ready(name: str, reason: str = "") -> ServeError:
-    text = f"Failed for execute the inference request. Model '{name}' is not ready."
-    return internal(f"{text} {reason}" if reason else text)
+def _not_ready(name: str, reason: str) -> ServeError:
+    return internal(f"Failed for execute the inference request. Model '{name}' is not ready. {reason}")
 
 
 def _circle(name: str, chain: list[str]) -> ServeError:

@@ -10,11 +10,13 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
 from stubserve.errors import ServeError, internal
 from stubserve.inference.request import Request, Response
+from stubserve.inference.served_model import Waiter
+from stubserve.inference.work import Work
 from stubserve.instances import waiting
 from stubserve.instances.restart import RestartPolicy
 from stubserve.instances.stub import Stub
@@ -37,11 +39,11 @@ class InstanceOwner(Protocol):
 
     def on_ready(self, instance: Instance) -> None: ...
 
-    def on_results(
-        self, instance: Instance, requests: list[Request], finished: list[tuple[Request, Response]]
-    ) -> None: ...
+    def on_results(self, instance: Instance, work: Work, finished: list[tuple[Request, Response]]) -> None: ...
 
     def on_response(self, request: Request, response: Response, start_ns: int) -> None: ...
+
+    def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None: ...
 
     def on_rescheduled(self, instance: Instance, request: Request) -> None: ...
 
@@ -81,14 +83,14 @@ class Instance:
         """Launches the stub. Raises ServeError if its model does not load; there is no second try then."""
         self._adopt(await self._launched())
 
-    def execute(self, requests: list[Request]) -> None:
+    def execute(self, work: Work) -> None:
         assert self.stub is not None
-        self.stub.work.execute(requests)
+        self.stub.work.execute(work)
 
     @property
-    def has_room(self) -> bool:
-        """Whether the instance can be given a batch now, be it ahead of the one that it executes."""
-        return self.stub is not None and self._finished is None and self.stub.work.has_room
+    def takes_work(self) -> bool:
+        """Whether work that it is given now has a chance to be executed."""
+        return self.stub is not None and self._finished is None and not self.stub.work.over
 
     def cancel(self, request: Request) -> None:
         if self.stub is not None:
@@ -110,11 +112,27 @@ class Instance:
         return f"{self.last_error} {restarting[0].upper()}{restarting[1:]}."
 
     @property
-    def waiter(self) -> waiting.Waiter | None:
+    def waiter(self) -> Waiter | None:
         """The instance as one that calls may wait for; None if it takes none, now and later."""
         if self.passive or self.state is State.FAILED or self.state is State.STOPPED:
             return None
         return waiting.Starting(self.name) if self.stub is None else self.stub.work
+
+    @property
+    def checks_readiness(self) -> bool:
+        """Whether its model defines `is_ready`."""
+        return self.stub is not None and self.stub.handshake.checks_readiness
+
+    async def ask_whether_ready(self) -> str:
+        """As `why_not_ready`, with what the model's `is_ready` says; how long to wait is the caller's business."""
+        if self.stub is None:
+            return self.why_not_ready()
+        ready, reason = await self.stub.is_ready()
+        return "" if ready else reason
+
+    def memory(self) -> int:
+        """Bytes that belong to its stub's processes alone."""
+        return self.stub.health.memory() if self.stub is not None else 0
 
     def leave(self) -> None:
         """Takes no batch any more, and is not restarted."""
@@ -144,8 +162,8 @@ class Instance:
 
     # What the stub tells
 
-    def on_results(self, requests: list[Request], finished: list[tuple[Request, Response]]) -> None:
-        self._owner.on_results(self, requests, finished)
+    def on_results(self, work: Work, finished: list[tuple[Request, Response]]) -> None:
+        self._owner.on_results(self, work, finished)
         if self._finished is not None:
             self._look_for_end()
 
@@ -153,6 +171,9 @@ class Instance:
         self._owner.on_response(request, response, start_ns)
         if self._finished is not None:
             self._look_for_end()
+
+    def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
+        self._owner.when_passed_on(request, act, batch)
 
     def on_rescheduled(self, request: Request) -> None:
         self._owner.on_rescheduled(self, request)

@@ -2,34 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from stubserve_stub.wire import layout
 from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import Arena
+from stubserve_stub.wire.budget import ArenaFull, Ledger
 
 from stubserve.errors import unavailable
+from stubserve.inference.heap_account import HeapAccount
 from stubserve.inference.memory import Block
+from stubserve.instances.reclaim import Reclaim
 from stubserve.instances.stub_memory import SegmentPool
+
+T = TypeVar("T")
 
 
 class Memory:
-    """The server's shared memory: the arena, ingress's allocator, and the pool of segments for stubs.
+    """The server's shared memory: the arena, its ledger, ingress's allocator, and the pool of segments for stubs.
 
-    `batches_in_flight` counts what all stubs together are busy with.
+    `batches_in_flight` counts what all stubs together are busy with. Where ingress finds no room, stubs are
+    asked for what they do not use (`reclaim`); then `make_room` is to take some from whom it may, again and again,
+    until there is room or it says that there is nobody.
     """
 
     def __init__(self, limit: int) -> None:
-        self.arena = Arena.create(limit)
-        self.segments = SegmentPool(self.arena)
+        self.ledger = Ledger(limit)
+        self.arena = Arena.create(self.ledger)
+        self.segments = SegmentPool(self.arena, self.ledger)
+        self.reclaim = Reclaim(self.ledger)
         self.batches_in_flight = 0
-        self.ingress = Allocator(self.arena, 0, retain=min(128 << 20, limit // 8), skip=layout.HEADER_BYTES)
+        self.ingress = Allocator(self.arena, 0, retain=min(128 << 20, limit // 8), skip=layout.GUARD_BYTES)
+        self.heap = HeapAccount(self)
+        self.make_room: Callable[[], bool] = lambda: False
 
     def block(self, nbytes: int) -> Block:
         """A block of ingress memory. Raises ServeError (503) that names the limit and who holds the memory."""
-        try:
-            offset = self.ingress.allocate(nbytes)
-        except MemoryError as full:
-            raise unavailable(f"{full}. {self.usage()}") from None
-        return Block(offset, nbytes, self.arena.view(offset, nbytes), self._free)
+        return self._block(nbytes, self._with_room(self.ingress.allocate, nbytes))
+
+    def reserve(self, nbytes: int) -> Block:
+        """A block that is only address space until `grow` commits it from its start on. Raises ServeError (503)."""
+        return self._block(nbytes, self._with_room(self.ingress.reserve, nbytes))
+
+    def grow(self, block: Block, nbytes: int) -> int:
+        """Commits the first `nbytes` of a reserved block; how many may be used then. Raises ServeError (503)."""
+        return self._with_room(lambda wanted: self.ingress.grow(block.offset, wanted), nbytes)
+
+    def commit(self, nbytes: int) -> None:
+        """Counts bytes that are kept outside of the arena. Raises ServeError (503)."""
+        self._with_room(self.ingress.commit, nbytes)
+
+    def uncommit(self, nbytes: int) -> None:
+        self.ingress.uncommit(nbytes)
 
     def store(self, data: bytes | memoryview) -> Block:
         """A block with a copy of `data`."""
@@ -39,10 +64,27 @@ class Memory:
 
     def usage(self) -> str:
         """Who holds shared memory, for people."""
-        committed = self.arena.committed()
-        ingress = committed.pop(0, 0)
+        committed = self.ledger.committed()
+        ingress = committed.pop(0, 0) - self.heap.taken
         stubs = ", ".join(f"segment {index}: {nbytes} bytes" for index, nbytes in sorted(committed.items()))
-        return f"Requests hold {ingress} bytes; outputs of stubs: {stubs or 'none'}"
+        return (
+            f"Requests hold {ingress} bytes of tensors and {self.heap.taken} bytes of texts and bodies; "
+            f"outputs of stubs: {stubs or 'none'}"
+        )
+
+    def _block(self, nbytes: int, offset: int) -> Block:
+        return Block(offset, nbytes, self.arena.view(offset, nbytes), self._free)
+
+    def _with_room(self, act: Callable[[int], T], nbytes: int) -> T:
+        while True:
+            try:
+                return act(nbytes)
+            except ArenaFull as full:
+                if full.nbytes and self.reclaim.wait(full.nbytes):
+                    continue
+                # For what never fits nobody has to go.
+                if nbytes > self.arena.limit or not self.make_room():
+                    raise unavailable(f"{full}. {self.usage()}") from None
 
     def _free(self, block: Block) -> None:
         self.ingress.free(block.offset)

@@ -13,39 +13,9 @@ instances, unless all of them wait.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from stubserve.inference.request import Request
-
-
-class Target(Protocol):
-    """A model version whose instances may take a call."""
-
-    @property
-    def waiters(self) -> Sequence[Waiter]: ...
-
-
-class BlockingCall(Protocol):
-    """A call that its stub waits for."""
-
-    @property
-    def model(self) -> Target | None: ...
-
-    @property
-    def request(self) -> Request | None: ...
-
-
-class Waiter(Protocol):
-    """An instance, as far as it waits."""
-
-    @property
-    def name(self) -> str: ...
-
-    def has(self, request: Request) -> bool:
-        """Whether it executes this request."""
-
-    def waits_for(self) -> Sequence[BlockingCall]:
-        """The calls that keep it from finishing what it executes; empty if it goes on by itself."""
+from stubserve.inference.served_model import BlockingCall, ServedModel, Waiter
 
 
 class Starting:
@@ -61,7 +31,7 @@ class Starting:
         return ()
 
 
-def dead_end(caller: Waiter, model: Target, request: Request | None) -> list[str] | None:
+def dead_end(caller: Waiter, model: ServedModel, request: Request | None) -> list[str] | None:
     """The chain of instances of which each waits for the next, from `caller` on, if its call can never be answered.
 
     `request` is the call's if it has been submitted; None if it is about to be. None if nothing is wrong.
@@ -82,7 +52,7 @@ def dead_end(caller: Waiter, model: Target, request: Request | None) -> list[str
         if not calls:
             free.add(id(waiter))
             continue
-        needs[id(waiter)] = [_takers(call.model, call.request) for call in calls if call.model is not None]
+        needs[id(waiter)] = [_takers(call.model, call.request) for call in calls]
         for takers in needs[id(waiter)]:
             todo.extend(takers)
     while True:
@@ -108,7 +78,7 @@ def dead_end(caller: Waiter, model: Target, request: Request | None) -> list[str
     return [*chain, waiter.name]
 
 
-def _takers(model: Target, request: Request | None) -> Sequence[Waiter]:
+def _takers(model: ServedModel, request: Request | None) -> Sequence[Waiter]:
     """Who executes a request or, while nobody does, who may."""
     waiters = model.waiters
     if request is not None and request.compute_start_ns:

@@ -11,20 +11,21 @@ import asyncio
 import functools
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
 
 from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.messages import Entry, Message, WireResponse
 from stubserve_stub.wire.places import InArena
-from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, read_doorbell
+from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingBroken, RingReader, RingWriter, read_doorbell
 
 from stubserve.errors import internal
 from stubserve.inference.request import Request, Response
 from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.inference.work import Work
 from stubserve.instances.answer_ring import AnswerRing
-from stubserve.instances.batch import Batch, Extras, hold_inputs, pack_batch, read_response, read_result
-from stubserve.instances.bls import Call, Models, StubCalls
+from stubserve.instances.batch import Batch, hold_inputs, pack_batch, read_response, read_result
+from stubserve.instances.bls import Models, StubCall, StubCalls
 from stubserve.instances.health import Health
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub_memory import StubMemory
@@ -33,26 +34,32 @@ from stubserve.instances.stub_process import StubProcess
 log = logging.getLogger("stubserve.instances")
 
 _PATIENCE_S = 30.0
-_REPORT_FREES_ABOVE = 32 << 20
-_QUICK_NS = 200_000
-_QUICK_BATCHES = 32
+# How often a stub that gets batches is looked at. Without one between two looks it is idle.
+_WATCH_S = 5.0
+_QUESTION = "does its model write to memory of others?"
 
 # From this size on, moving a request's bytes takes longer than a stub would look for the next one.
 _LARGE_BYTES = 128 << 10
 
 
-def _is_large(request: Request | None) -> bool:
-    return request is not None and any(tensor.nbytes >= _LARGE_BYTES for tensor in request.inputs)
+def _is_large(request: Request) -> bool:
+    return any(tensor.nbytes >= _LARGE_BYTES for tensor in request.inputs)
 
 
 class WorkOwner(Protocol):
     """Who is told what becomes of a stub's requests."""
 
-    def on_results(self, requests: list[Request], finished: list[tuple[Request, Response]]) -> None:
-        """A batch of these requests has run, and the stub is free for the next; with the answers that came of it."""
+    def on_results(self, work: Work, finished: list[tuple[Request, Response]]) -> None:
+        """This work has run, and the stub is free for the next; with the answers that came of it."""
 
     def on_response(self, request: Request, response: Response, start_ns: int) -> None:
         """A sender's response, before or after its batch has run; the model sent it at `start_ns`."""
+
+    def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
+        """Has `act` called when all responses to `request` so far are with its reader, and that has kept up.
+
+        `batch` are the requests of its batch while that is being executed.
+        """
 
     def on_rescheduled(self, request: Request) -> None:
         """The model wants to execute this request once more; told before the results of its batch."""
@@ -77,12 +84,13 @@ class StubWork:
         self._health = health
         self._loop = asyncio.get_running_loop()
         segment = memory.arena.segment(outputs.index)
-        self._words = segment.words
-        rings = (layout.REQUEST_RING, layout.RESPONSE_RING, layout.ANSWER_RING)
-        requests, responses, answers = (segment.view[start : start + layout.RING_BYTES] for start in rings)
-        self._writer = RingWriter(requests, process.doorbell_out)
-        self._reader = RingReader(responses)
-        ring = AnswerRing(RingWriter(answers, process.answer_doorbell), segment.words, outputs, memory)
+        self._words = segment.parent_words
+        self._theirs = theirs = segment.stub_words
+        theirs[layout.CANARY] = layout.CANARY_VALUE
+        self._writer = RingWriter(segment.ring(layout.REQUEST_RING), theirs, layout.REQUESTS_READ, process.doorbell_out)
+        self._reader = RingReader(segment.ring(layout.RESPONSE_RING), self._words, layout.RESPONSES_READ)
+        answers = RingWriter(segment.ring(layout.ANSWER_RING), theirs, layout.ANSWERS_READ, process.answer_doorbell)
+        ring = AnswerRing(answers, self._words, outputs, memory, self._on_broken_ring)
         self.calls = StubCalls(self, models, outputs, ring, memory, self._tensors)
         self._handlers = messages.handlers_of_parent(self, self.calls)
         # Batches that the stub has, by number
@@ -96,30 +104,33 @@ class StubWork:
         self._passed_on: list[tuple[int, int]] = []
         self._batches = 0
         self._announced = 0
-        self._quick_in_a_row = 0
-        # Nothing more is taken from the stub, nor given to it.
-        self._over = False
-        self._hang_watch: asyncio.TimerHandle | None = None
+        # Nothing more is taken from the stub, nor should it be given anything
+        self.over = False
+        self._watch: asyncio.TimerHandle | None = None
+        self._batches_at_watch = 0
+        # Called when the stub has had nothing to do for a while
+        self.on_idle: Callable[[], None] = lambda: None
+        # Not through the ring: the stub's main thread may be busy for long, and these may be many.
+        outputs.on_many_frees = functools.partial(self._loop.call_soon, self._acknowledge)
         self._loop.add_reader(process.doorbell_in, self._on_doorbell)
 
-    def execute(self, slots: Sequence[Request | None], extras: Extras | None = None) -> None:
-        """Hands a batch to the stub. Raises ServeError (503) when even its description finds no memory.
+    def execute(self, work: Work) -> None:
+        """Hands work to the stub, as a batch. Raises ServeError (503) when even its description finds no memory.
 
-        A slot without a request is None. `extras` are the inputs that are added to those of each slot; their memory is
-        held for as long as the stub has them. Where this raises anything the stub has not got the batch.
+        Where it raises anything the stub has not got the batch.
         """
         number = self._batches = self._batches + 1
         frees = self._outputs.take_frees()
         spilled = None
         flags = 0
         try:
-            data = pack_batch(number, frees, slots, extras)
+            data = pack_batch(number, frees, work)
             if len(data) > MAX_RECORD:
                 spilled = self._memory.store(data)
                 data = messages.pack_spilled(InArena(spilled.offset, spilled.nbytes))
                 flags = SPILLED
-            alone = len(slots) == 1 and self._memory.batches_in_flight == 0
-            self._words[layout.ALONE] = alone and not _is_large(slots[0])
+            alone = len(work.requests) == 1 and self._memory.batches_in_flight == 0
+            self._words[layout.ALONE] = alone and not _is_large(work.requests[0])
             self._put(data, flags)
         except Exception:
             self._outputs.keep_frees(frees)  # this message will not tell the stub of them, so the next one must
@@ -127,34 +138,28 @@ class StubWork:
                 spilled.drop()
             raise
         # Only now: whoever gets an exception answers the requests.
-        self._in_flight[number] = Batch(slots, extras, spilled)
+        self._in_flight[number] = Batch(work, spilled)
         self._memory.batches_in_flight += 1
-        if self._hang_watch is None:
-            self._hang_watch = self._loop.call_later(_PATIENCE_S, self._watch_for_hang)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the next batch should go out now: at once to an idle stub, and one ahead to one that is always quick.
-
-        Where executing takes less time than telling parent and stub of each other, the stub would mostly wait. A slower
-        model is better served with the larger batch that gathers while it executes.
-        """
-        batches = len(self._in_flight)
-        quick = self._quick_in_a_row >= _QUICK_BATCHES
-        return (batches == 0 or (batches == 1 and quick)) and not self._over
+        if self._watch is None:
+            self._watch = self._loop.call_later(_WATCH_S, self._look)
 
     @property
     def is_empty(self) -> bool:
         """Whether it has neither a batch nor a request that senders have yet to answer."""
         return not self._in_flight and not self._open
 
+    @property
+    def is_written_over(self) -> bool:
+        """Whether something has written over the stub's part of its segment."""
+        return bool(self._theirs[layout.CANARY] != layout.CANARY_VALUE)
+
     def cancel(self, request: Request) -> None:
         """Lets the model see that nobody waits for a request that it has."""
         key = self._keys.get(request)
         if key is None:
             for number, batch in self._in_flight.items():
-                if request in batch.slots:
-                    key = (number, batch.slots.index(request))
+                if request in batch.work.slots:
+                    key = (number, batch.work.slots.index(request))
         if key is not None:
             self._process.send("cancel", batch=key[0], indices=[key[1]])
 
@@ -164,15 +169,15 @@ class StubWork:
 
     def end(self) -> tuple[list[Request], list[Request]]:
         """The stub is gone: its requests without an answer, those of its batches and those left open."""
-        if not self._over:
-            self._over = True
+        if not self.over:
+            self.over = True
             # Results that the stub sent before it died are still good. (A model may have made the doorbell block.)
             os.set_blocking(self._process.doorbell_in, False)
             self._on_doorbell()
         self._loop.remove_reader(self._process.doorbell_in)
         self.calls.close()
-        if self._hang_watch is not None:
-            self._hang_watch.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
         unfinished: list[Request] = []
         for batch in self._in_flight.values():
             unfinished.extend(batch.unanswered())
@@ -187,28 +192,42 @@ class StubWork:
         self._in_flight.clear()
         return unfinished, open_
 
-    def _watch_for_hang(self) -> None:
-        """Tells the log about a batch that takes long; wakes only while there are batches."""
-        self._hang_watch = None
-        if not self._in_flight:
+    def _look(self) -> None:
+        """Tells the log about a batch that takes long, and whoever cares when there are no more; sleeps while idle."""
+        self._watch = None
+        if not self._in_flight and self._batches == self._batches_at_watch:
+            self.on_idle()
             return
+        self._batches_at_watch = self._batches
         doing, seconds = self._health.state()
-        if doing == "executing" and seconds >= _PATIENCE_S:
+        if self._in_flight and doing == "executing" and seconds >= _PATIENCE_S and seconds % _PATIENCE_S < _WATCH_S:
             log.warning(
                 "stub '%s' has been executing a batch of %d requests for %.0f s; 'py-spy dump --pid %d' shows where",
-                self.name, len(next(iter(self._in_flight.values())).requests), seconds, self._process.pid,
+                self.name, len(next(iter(self._in_flight.values())).work.requests), seconds, self._process.pid,
             )  # fmt: skip
-        self._hang_watch = self._loop.call_later(_PATIENCE_S, self._watch_for_hang)
+        self._watch = self._loop.call_later(_WATCH_S, self._look)
 
     def _put(self, data: bytes, flags: int) -> None:
-        # Two batches at most are in flight, and a record is at most a quarter of the ring: there is always room, unless
-        # something has written over where the stub says how far it has read.
-        if not self._writer.put(data, flags):
-            self._process.condemn("it has lost its place in its ring")
-            raise internal(f"the request ring of stub '{self.name}' is full")
+        try:
+            # Two batches at most are in flight, and a record is at most a quarter of the ring.
+            has_room = self._writer.put(data, flags)
+        except RingBroken:
+            has_room = False
+        if not has_room:
+            self._on_broken_ring()
+            raise internal(f"the request ring of stub '{self.name}' cannot be written to")
         self._writer.announce()
         self._announced += 1
         self._words[layout.ANNOUNCED] = self._announced
+
+    def _on_broken_ring(self) -> None:
+        self._process.condemn(f"what it says of its ring makes no sense; {_QUESTION}")
+
+    def _break_off(self, why: str) -> None:
+        """Takes nothing more from the stub, and ends it."""
+        self.over = True
+        self._loop.remove_reader(self._process.doorbell_in)
+        self._process.condemn(f"{why} {_QUESTION}")
 
     # Back
 
@@ -217,23 +236,20 @@ class StubWork:
             count, _ = read_doorbell(self._process.doorbell_in)
         except BlockingIOError:
             return
+        if self.is_written_over:
+            # Its answers may be anything.
+            self._break_off("its shared memory has been written over, the words that the server reads too;")
+            return
         try:
             self._take(count)
         except Exception:
             # The requests of what cannot be read would never be answered.
             log.exception("what stub '%s' (pid %d) has put into its ring cannot be read", self.name, self._process.pid)
-            self._over = True
-            self._loop.remove_reader(self._process.doorbell_in)
-            self._process.condemn(
-                "what it has put into its ring is no message; does its model write to memory of others?"
-            )
+            self._break_off("what it has put into its ring is no message;")
 
     def _take(self, count: int) -> None:
         messages.deliver(self._handlers, self._reader.take(count, self._decode))
         self.calls.schedule()
-        if self._outputs.unreported_bytes > _REPORT_FREES_ABOVE:
-            # Not through the ring: the stub's main thread may be busy for long, and these may be many.
-            self._acknowledge()
 
     def _decode(self, data: memoryview, flags: int) -> Message:
         if not flags & SPILLED:
@@ -257,7 +273,6 @@ class StubWork:
         error: str | None,
     ) -> None:
         had = self._in_flight[batch]
-        self._quick_in_a_row = self._quick_in_a_row + 1 if end_ns - start_ns < _QUICK_NS else 0
         if held:
             hold_inputs(had.tensors(), held, self._outputs)
         finished, left = read_result(had, start_ns, end_ns, entries, error, self._outputs, self._process.name)
@@ -266,7 +281,7 @@ class StubWork:
         self._memory.batches_in_flight -= 1
         rescheduled = []
         for index, entry in left:
-            request = had.slots[index]
+            request = had.work.slots[index]
             assert request is not None
             if entry == messages.RESCHEDULED:
                 rescheduled.append(request)
@@ -278,7 +293,7 @@ class StubWork:
         if owner is not None:
             for request in rescheduled:
                 owner.on_rescheduled(request)
-            owner.on_results(had.requests, finished)
+            owner.on_results(had.work, finished)
 
     def _leave_open(self, key: tuple[int, int], request: Request, had: Batch) -> None:
         self._open[key] = request
@@ -299,7 +314,7 @@ class StubWork:
         final = bool(flags & messages.FINAL)
         key = (batch, index)
         had = self._in_flight.get(batch)
-        request = self._open.get(key) if had is None else had.slots[index]
+        request = self._open.get(key) if had is None else had.work.slots[index]
         read = read_response(response, final, self._outputs, self._process.name)
         if request is None or self.owner is None:
             # Sent while the request was being answered in another way.
@@ -316,10 +331,8 @@ class StubWork:
                 drop_blocks(self._open_extras.pop(key, ()))
         self.owner.on_response(request, read, start_ns)
         if flags & messages.ACKNOWLEDGE:
-            if request.stream is not None and request.stream.paused:
-                request.stream.owed.append(functools.partial(self._pass_on, key))
-            else:
-                self._pass_on(key)
+            running = () if had is None else had.work.requests
+            self.owner.when_passed_on(request, functools.partial(self._pass_on, key), running)
 
     def on_released(self, offsets: Sequence[int]) -> None:
         self._outputs.release(offsets)
@@ -352,12 +365,12 @@ class StubWork:
         """Whether the stub has this request."""
         return request in self._requests()
 
-    def waits_for(self) -> Sequence[Call]:
+    def waits_for(self) -> Sequence[StubCall]:
         """The requests of its own model without whose answers the batch that the stub executes does not finish."""
         return self.calls.blocking() if self._in_flight else ()
 
     def _requests(self) -> list[Request]:
-        running = [request for batch in self._in_flight.values() for request in batch.requests]
+        running = [request for batch in self._in_flight.values() for request in batch.work.requests]
         return [*running, *self._open.values()]
 
     def _tensors(self) -> Iterator[Tensor]:

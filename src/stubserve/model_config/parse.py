@@ -47,7 +47,8 @@ def parse_text(text: str, where: str) -> ModelConfig:
 def parse_json(text: str | bytes) -> ModelConfig:
     """Parses the JSON form of a configuration: the `config` parameter of a load request, or what a model returned.
 
-    As upstream: unknown fields are refused, enum names are read in any case, 64-bit integers may be numbers or strings.
+    As upstream: unknown fields are refused, enum names are read in any case, 64-bit integers may be numbers or strings,
+    and a list of one may go without its brackets.
     Raises ServeError INVALID_ARG.
     """
     try:
@@ -63,36 +64,44 @@ def from_json_dict(document: object) -> ModelConfig:
         raise invalid(f"the model configuration must be a JSON object, not {type(document).__name__}")
     config = ModelConfig()
     try:
-        json_format.ParseDict(_upper_enums(document, ModelConfig.DESCRIPTOR), config)
+        json_format.ParseDict(_as_python_reads_it(document, ModelConfig.DESCRIPTOR), config)
     except (json_format.ParseError, ValueError, TypeError, AttributeError) as error:
         # Python's parser lets some wrong types (a list where an object belongs) escape as TypeError or AttributeError.
         raise invalid(f"failed to parse the model configuration JSON: {error}") from None
     return config
 
 
-def _upper_enums(document: Mapping[str, Any], message: Descriptor) -> dict[str, Any]:
-    """A copy whose enum names are spelt as in the .proto: C++'s parser ignores their case, Python's does not."""
+def _as_python_reads_it(document: Mapping[str, Any], message: Descriptor) -> dict[str, Any]:
+    """A copy in the spelling of Python's parser, which is stricter than C++'s.
+
+    C++'s ignores the case of enum names, and takes one value without brackets for a list of one.
+    """
     fields: dict[str, FieldDescriptor] = {**message.fields_by_camelcase_name, **message.fields_by_name}
-    return {key: _upper_in_field(value, fields.get(key)) for key, value in document.items()}
+    return {key: _in_field(value, fields.get(key)) for key, value in document.items()}
 
 
-def _upper_in_field(value: Any, field: FieldDescriptor | None) -> Any:
-    if field is None:
+def _in_field(value: Any, field: FieldDescriptor | None) -> Any:
+    if field is None or value is None:
         return value
+    message: Descriptor | None = field.message_type
+    if message is not None and message.GetOptions().map_entry:
+        entry = message.fields_by_name["value"]
+        return {k: _in_field(v, entry) for k, v in value.items()} if isinstance(value, dict) else value
+    if is_repeated(field):
+        return [_element(item, field) for item in (value if isinstance(value, list) else [value])]
+    return _element(value, field)
+
+
+def _element(value: Any, field: FieldDescriptor) -> Any:
     enum: EnumDescriptor | None = field.enum_type
     if enum is not None:
         return _enum_name(value, enum)
-    inner: Descriptor | None = field.message_type
-    if inner is None:
+    message: Descriptor | None = field.message_type
+    if message is None:
         return value
-    if inner.GetOptions().map_entry:
-        entry = inner.fields_by_name["value"]
-        return {k: _upper_in_field(v, entry) for k, v in value.items()} if isinstance(value, dict) else value
-    if isinstance(value, list) and is_repeated(field):
-        return [_upper_enums(item, inner) if isinstance(item, dict) else item for item in value]
     if isinstance(value, dict):
-        return _upper_enums(value, inner)
-    if value is not None and not is_repeated(field):
+        return _as_python_reads_it(value, message)
+    if value is not None:
         # Python's parser takes an empty list for an empty message.
         raise ValueError(f"{field.name} must be an object, not {type(value).__name__}")
     return value

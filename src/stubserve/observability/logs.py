@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stubserve.settings import Settings
+from stubserve.settings import LoggingSettings
 
 FORMATS = ("default", "ISO8601")
 # In the order of the stub's levels
@@ -59,21 +59,26 @@ class LogSettings:
     `watchers` are called after each change.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: LoggingSettings) -> None:
         self.formatter = LineFormatter()
         self.watchers: set[Callable[[], None]] = set()
         self._values: dict[str, Any] = {
-            "log_file": settings.log_file,
-            "log_info": settings.log_info,
-            "log_warning": settings.log_warning,
-            "log_error": settings.log_error,
-            "log_verbose_level": settings.log_verbose,
-            "log_format": settings.log_format,
+            "log_file": settings.file,
+            "log_info": settings.info,
+            "log_warning": settings.warning,
+            "log_error": settings.error,
+            "log_verbose_level": settings.verbose,
+            "log_format": settings.format,
         }
 
     def to_dict(self) -> dict[str, Any]:
         """All settings, in upstream's order."""
         return dict(self._values)
+
+    @property
+    def verbose(self) -> bool:
+        """Whether what only matters to who looks closely is logged."""
+        return bool(self._values["log_verbose_level"] > 0)
 
     def model_levels(self) -> int:
         """The levels that are logged of models' lines, as bits by their numbers in the stub's `LogLevel`."""
@@ -95,17 +100,16 @@ class LogSettings:
     def apply(self) -> None:
         """Has the process's log follow the settings."""
         self.formatter.iso8601 = self._values["log_format"] == "ISO8601"
-        verbose = self._values["log_verbose_level"] > 0
-        logging.getLogger("stubserve").setLevel(logging.DEBUG if verbose else logging.INFO)
+        logging.getLogger("stubserve").setLevel(logging.DEBUG if self.verbose else logging.INFO)
 
 
-def configure(settings: Settings) -> LogSettings:
+def configure(settings: LoggingSettings) -> LogSettings:
     """Sets up the loggers "stubserve" and "uvicorn" as the settings say."""
     log_settings = LogSettings(settings)
     handlers: list[logging.Handler]
-    if settings.log_file:
+    if settings.file:
         # As on stderr, what UTF-8 cannot say (names of files may be any bytes) must not cost the line.
-        handlers = [logging.FileHandler(settings.log_file, encoding="utf-8", errors="backslashreplace")]
+        handlers = [logging.FileHandler(settings.file, encoding="utf-8", errors="backslashreplace")]
     else:
         out = logging.StreamHandler(sys.stdout)
         out.addFilter(_BelowWarning())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from stubserve.inference.served_model import ServedModel
 from stubserve.observability import machine_metrics, model_metrics
 from stubserve.observability.custom_metrics import GAUGE, MetricRegistry
 from stubserve.observability.exposition import Exposition
 from stubserve.observability.machine_metrics import MachineMetrics
-from stubserve.observability.model_metrics import MeasuredModel
-from stubserve.settings import MetricsOptions
+from stubserve.settings import LatencySettings
 
 RESERVED = {**model_metrics.FAMILIES, **dict.fromkeys(machine_metrics.FAMILIES, GAUGE)}
 
@@ -19,8 +19,8 @@ class ServerMetrics:
 
     def __init__(
         self,
-        models: Callable[[], Iterable[MeasuredModel]],
-        options: MetricsOptions,
+        models: Callable[[], Iterable[ServedModel]],
+        options: LatencySettings,
         machine: MachineMetrics,
         custom: MetricRegistry,
     ) -> None:

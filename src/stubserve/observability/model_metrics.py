@@ -8,28 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any, Protocol
 
-from stubserve.inference.latencies import FIRST_RESPONSE, TIMES, Latencies
-from stubserve.inference.statistics import FAILURE_REASONS, ModelStatistics
+from stubserve.inference.latencies import FIRST_RESPONSE, TIMES
+from stubserve.inference.served_model import ServedModel
+from stubserve.inference.statistics import FAILURE_REASONS
 from stubserve.observability.custom_metrics import COUNTER, GAUGE, HISTOGRAM, Labels
 from stubserve.observability.exposition import SUMMARY, Exposition
-from stubserve.settings import MetricsOptions
-
-
-class MeasuredModel(Protocol):
-    """What the metrics read of a loaded model version."""
-
-    name: str
-    version: int
-    config: Any
-    statistics: ModelStatistics
-    latencies: Latencies | None
-    load_seconds: float
-
-    @property
-    def queued(self) -> int: ...
-
+from stubserve.settings import LatencySettings
 
 _COUNTS = (
     ("nv_inference_request_success", "success_count", "Number of successful inference requests, all batch sizes"),
@@ -93,19 +78,19 @@ FAMILIES = {
 }
 
 
-def labels_of(model: MeasuredModel) -> dict[str, str]:
+def labels_of(model: ServedModel) -> dict[str, str]:
     """The labels of a model's metrics: its name, its version, and the configuration's `metric_tags`."""
     tags = {f"_{key}": value for key, value in model.config.metric_tags.items()}
     return {**tags, "model": model.name, "version": str(model.version)}
 
 
-def expose(models: Iterable[MeasuredModel], options: MetricsOptions, exposition: Exposition) -> None:
+def expose(models: Iterable[ServedModel], options: LatencySettings, exposition: Exposition) -> None:
     """Adds the metrics of these models."""
     for model in models:
         _expose_one(model, options, exposition)
 
 
-def _expose_one(model: MeasuredModel, options: MetricsOptions, exposition: Exposition) -> None:
+def _expose_one(model: ServedModel, options: LatencySettings, exposition: Exposition) -> None:
     names = labels_of(model)
     labels = _sorted(names)
     statistics = model.statistics

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from stubserve.errors import ServeError, invalid, unavailable, unsupported
-from stubserve.inference.statistics import ModelStatistics
+from stubserve.inference.served_model import ServedModel
 from stubserve.inference.version import parse_version
-from stubserve.protocols.serving import Ingress, ServingModel
+from stubserve.protocols.serving import Ingress
 
 # In upstream's order; clients look features up here.
 EXTENSIONS = [
@@ -28,21 +28,10 @@ EXTENSIONS = [
 ]
 
 
-class LoadedModel(ServingModel, Protocol):
-    """What management needs of a loaded model version."""
-
-    name: str
-    config: Any
-    rendered_config: dict[str, Any]
-    statistics: ModelStatistics
-
-    async def check_ready(self) -> str: ...
-
-
 class ModelRegistry(Protocol):
     """What management needs of the registry."""
 
-    def serving(self) -> Sequence[Any]: ...
+    def serving(self) -> Sequence[ServedModel]: ...
 
     def ready_versions(self, name: str) -> list[int]: ...
 
@@ -71,6 +60,8 @@ class ServerFacts(Ingress, Protocol):
     name: str
     version: str
     loaded: bool
+    # Whether it could not be started, and only tells so
+    failed: bool
     exiting: bool
 
     @property
@@ -85,12 +76,18 @@ class ServerFacts(Ingress, Protocol):
     async def ready(self) -> bool: ...
 
 
+def live(server: ServerFacts) -> bool:
+    """Whether the server is alive in the sense of /v2/health/live. Raises ServeError while it exits."""
+    refuse_while_exiting(server)
+    return not server.failed
+
+
 def refuse_while_exiting(server: ServerFacts) -> None:
     if server.exiting:
         raise unavailable("Server exiting")
 
 
-def metadata_versions(server: ServerFacts, model: LoadedModel, version: str) -> list[str]:
+def metadata_versions(server: ServerFacts, model: ServedModel, version: str) -> list[str]:
     """The versions that a model's metadata names: the one asked for, or all that are ready."""
     if version:
         return [str(model.version)]

@@ -3,8 +3,7 @@
 Clients describe the same inputs over and over, with other bytes behind the description. A `RequestPlan` is what such a
 description asks for, already found admissible; its requests cost about 3 µs and leave admitted. Whatever depends on
 the bytes is checked every time: their number (`tail_bytes`, the protocol's to compare) and the elements of BYTES
-tensors. Plans live in their signature's memo and die with it; at most PLANS of them, of descriptions of at most
-PLAN_BYTES.
+tensors. How many there are is for `inference.admissions` to say; their descriptions have at most PLAN_BYTES.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.layout import INLINE_BYTES
 
 from stubserve.errors import ServeError
+from stubserve.inference import admissions
 from stubserve.inference.admission import admit, check_strings
 from stubserve.inference.request import Request, Response, unanswered
 from stubserve.inference.signature import Signature
@@ -23,7 +23,6 @@ from stubserve.inference.tensor import Tensor
 from stubserve.protocols.placement import Placer
 from stubserve.protocols.reply_format import ReplyFormat
 
-PLANS = 256
 PLAN_BYTES = 4096
 
 
@@ -117,9 +116,7 @@ def remember(
     except ServeError:
         # Whoever asked for the request admits it too, and answers with this same error.
         return
-    if len(plans) >= PLANS:
-        del plans[next(iter(plans))]
-    plans[key] = RequestPlan(request, reply_format, gaps)
+    admissions.remember(plans, key, RequestPlan(request, reply_format, gaps))
 
 
 def _string_count(tensor: Tensor) -> int | None:

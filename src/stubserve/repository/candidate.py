@@ -21,7 +21,7 @@ from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.validate import validate_directory_name, validate_model
 from stubserve.repository.contents import Contents, contents_of
 from stubserve.repository.folder import ModelFolder, check_model_name, locate, read_config
-from stubserve.settings import Settings
+from stubserve.settings import RepositorySettings
 
 # Sequences stay with their instances, so these do not go while the model serves.
 _BOUND_TO_INSTANCES = "sequence_batching"
@@ -70,8 +70,8 @@ def check_parameters(name: str, files: Mapping[str, bytes]) -> None:
     """Raises ServeError INVALID_ARG where a name can be no model's, or a path leaves the model's folder."""
     check_model_name(name)
     for path in files:
-        normal = os.path.normpath(path)
-        if normal in (".", "..") or normal.startswith(("/", "../")) or "\0" in path:
+        normal = _normal(path)
+        if normal in (".", "..") or normal.startswith("../") or "\0" in path:
             raise invalid(
                 f"Invalid file parameter 'file:{path}' with normalized path '{normal}' must stay within model "
                 "directory."
@@ -79,33 +79,37 @@ def check_parameters(name: str, files: Mapping[str, bytes]) -> None:
 
 
 def read_candidate(
-    folder: ModelFolder, settings: Settings, override: str | None, contents: Contents | None = None
+    folder: ModelFolder, settings: RepositorySettings, override: str | None, contents: Contents | None = None
 ) -> Candidate:
     """Raises ServeError that says what is wrong with the configuration."""
     if override is not None:
         written: ModelConfig | None = parse_json(override)
     else:
         # Without a file, only the model itself could tell what it takes.
-        written = read_config(folder, settings.model_config_name, required=settings.disable_auto_complete_config)
+        written = read_config(folder, settings.config_name, required=settings.disable_auto_complete)
     config = normalise(written if written is not None else ModelConfig(), folder.name, folder.path)
     validate_directory_name(config, folder.name)
     validate_model(config)
     return Candidate(folder, config, written is not None, override, contents)
 
 
-def find_candidate(name: str, settings: Settings, override: str | None, served: Candidate | None) -> Candidate:
+def find_candidate(
+    name: str, settings: RepositorySettings, override: str | None, served: Candidate | None
+) -> Candidate:
     """A model of the repository. The override of what is `served` counts until a file of the model changes.
 
     Raises ServeError.
     """
-    folder = locate(settings.model_repository, name)
+    folder = locate(settings.paths, name)
     contents = contents_of(folder.path)
     if override is None and served is not None and served.contents == contents:
         override = served.override
     return read_candidate(folder, settings, override, contents)
 
 
-def make_candidate(name: str, settings: Settings, override: str | None, files: Mapping[str, bytes]) -> Candidate:
+def make_candidate(
+    name: str, settings: RepositorySettings, override: str | None, files: Mapping[str, bytes]
+) -> Candidate:
     """A model made of `files`, by path in the model's folder. Raises ServeError; then nothing is left of them."""
     if override is None:
         raise invalid("Load parameter 'config' must be specified for model file override")
@@ -118,9 +122,14 @@ def make_candidate(name: str, settings: Settings, override: str | None, files: M
         raise
 
 
+def _normal(path: str) -> str:
+    """The path of a file parameter as one within the model's folder, which a leading slash stands for."""
+    return os.path.normpath(path.lstrip("/"))
+
+
 def _write(home: Path, files: Mapping[str, bytes]) -> None:
     for path, content in files.items():
-        file = home / os.path.normpath(path)
+        file = home / _normal(path)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)

@@ -8,6 +8,9 @@ on as if nothing had been asked. So a reload needs the memory of two for a while
 A version of which nothing has changed but the number and kind of its instances is not started anew: it gets other
 instances in the same step, and keeps those that fit, its queue and its statistics (`instance_update`). One of which
 nothing at all has changed, where another version has, goes on as it is.
+
+However a load ends, by an error that nobody thought of too, no version stays "loading" and nothing that it has started
+is left running.
 """
 
 from __future__ import annotations
@@ -15,52 +18,71 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from stubserve.environments.resolve import mention_stub_program
 from stubserve.errors import ServeError, internal, invalid
-from stubserve.instances.memory import Memory
+from stubserve.inference.served_model import ServedModel
 from stubserve.instances.services import Services
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import available_versions
 from stubserve.repository.instance_update import InstanceUpdate
-from stubserve.repository.loading import Loader
-from stubserve.repository.model import Model
 from stubserve.repository.registry import UNLOADED, Registry, State
 from stubserve.repository.retiring import Loaded, Retiring
-from stubserve.settings import Settings
+from stubserve.serving.instance_model import InstanceModel
 
 log = logging.getLogger("stubserve.repository")
 
 
-class Changeover:
-    """What is loaded, by name, and how that changes. `slots` limits how many versions start at a time."""
+class Starter(Protocol):
+    """What starts versions. Both raise ServeError; then nothing of what they have started is left."""
 
-    def __init__(self, settings: Settings, memory: Memory, registry: Registry, slots: asyncio.Semaphore) -> None:
+    async def start(self, candidate: Candidate, version: int, services: Services) -> ServedModel:
+        """A version with all its instances ready."""
+
+    async def update(self, model: InstanceModel, candidate: Candidate, services: Services) -> InstanceUpdate:
+        """Other instances for a version that serves."""
+
+
+class Changeover:
+    """What is loaded, by name, and how that changes. `slots` limits how many versions start at a time.
+
+    Stubs that are no longer wanted have `stop_timeout_s` to finalize, once their requests are answered.
+    """
+
+    def __init__(self, starter: Starter, registry: Registry, slots: asyncio.Semaphore, stop_timeout_s: float) -> None:
         self._registry = registry
-        self._loader = Loader(settings, memory)
+        self._starter = starter
         self._slots = slots
         self._loaded: dict[str, Loaded] = {}
-        self._retiring = Retiring(registry, settings.exit_timeout_secs)
-        self._stop_timeout_s = settings.exit_timeout_secs
+        self._retiring = Retiring(registry, stop_timeout_s)
+        self._stop_timeout_s = stop_timeout_s
 
     def served(self, name: str) -> Candidate | None:
         """What a model serves from, None if it does not."""
         loaded = self._loaded.get(name)
         return None if loaded is None else loaded.candidate
 
-    async def replace(self, candidate: Candidate, services: Services, anew: bool) -> None:
-        """Loads `candidate`; all of it where nothing has changed and `anew` is wanted. Raises ServeError."""
+    async def replace(self, candidate: Candidate, services: Services, anew: bool) -> Sequence[asyncio.Task[None]]:
+        """Loads `candidate`; all of it where nothing has changed and `anew` is wanted. Raises ServeError.
+
+        Where versions go on with fewer or other instances, the tasks are done when those that they had are gone.
+        """
         name = candidate.folder.name
+        known = self._registry.entry(name).versions if name in self._registry.models else {}
         try:
-            versions = await asyncio.to_thread(available_versions, candidate.folder, candidate.config)
-        except ServeError as error:
+            versions, on_disk = await asyncio.to_thread(_look, candidate, tuple(known))
+        except asyncio.CancelledError:
+            candidate.discard()
+            raise
+        except Exception as raised:
+            error = as_load_error(raised)
             log.error("Poll failed for model directory '%s': %s", name, error)
             if not candidate.made:
                 self._registry.entry(name).reason = error.message
-            candidate.discard()
+            await asyncio.to_thread(candidate.discard)
             raise invalid(f"load failed for model '{name}': {error}\n") from None
-        mention_stub_program(candidate.folder.path)
         staying = self._staying(candidate, versions)
         if anew and self._is_as_served(candidate, versions, staying):
             staying = {}
@@ -72,7 +94,7 @@ class Changeover:
             for version in versions
         }
         updates: list[InstanceUpdate] = []
-        models: list[Model] = []
+        models: list[ServedModel] = []
         failures: dict[int, ServeError] = {}
         try:
             await asyncio.gather(*starts.values(), return_exceptions=True)
@@ -80,10 +102,10 @@ class Changeover:
             for version, start in starts.items():
                 if start.cancelled():
                     continue
-                raised = start.exception()
-                if isinstance(raised, ServeError):
-                    failures[version] = raised
-                elif raised is None:
+                failure = start.exception()
+                if isinstance(failure, ServeError):
+                    failures[version] = failure
+                elif failure is None:
                     started = start.result()
                     if isinstance(started, InstanceUpdate):
                         updates.append(started)
@@ -92,20 +114,21 @@ class Changeover:
             if len(models) + len(updates) < len(versions):
                 for update in updates:
                     update.abandon(self._stop_timeout_s)
-                self._give_up(Loaded(candidate, models), failures, staying)
+                self._give_up(Loaded(candidate, models), versions, failures, staying)
         if failures:
             raise invalid(
                 f"load failed for model '{name}': "
                 + "".join(
                     f"version {version} is at {'READY' if version in staying else 'UNAVAILABLE'} state: "
-                    f"{error.status_text};\n"
+                    f"{error.status_text};"
                     for version, error in failures.items()
                 )
+                + "\n"
             )
-        for update in updates:
-            update.commit(self._stop_timeout_s)
-        self._take_over(Loaded(candidate, [*models, *staying.values()]))
+        leaving = [task for update in updates for task in self._commit(update)]
+        self._take_over(Loaded(candidate, [*models, *staying.values()]), on_disk)
         log.info("successfully loaded '%s'", name)
+        return leaving
 
     def end(self, name: str) -> None:
         """Lets a model go. Does not wait for its requests."""
@@ -122,7 +145,7 @@ class Changeover:
             self._retiring.begin(loaded)
         await self._retiring.finish(timeout_s)
 
-    def _staying(self, candidate: Candidate, versions: list[int]) -> dict[int, Model]:
+    def _staying(self, candidate: Candidate, versions: list[int]) -> dict[int, InstanceModel]:
         """What serves and need not be started anew, by version."""
         loaded = self._loaded.get(candidate.folder.name)
         if loaded is None:
@@ -130,10 +153,12 @@ class Changeover:
         return {
             model.version: model
             for model in loaded.models
-            if model.version in versions and candidate.continues(loaded.candidate, model.version)
+            if isinstance(model, InstanceModel)
+            and model.version in versions
+            and candidate.continues(loaded.candidate, model.version)
         }
 
-    def _is_as_served(self, candidate: Candidate, versions: list[int], staying: Mapping[int, Model]) -> bool:
+    def _is_as_served(self, candidate: Candidate, versions: list[int], staying: Mapping[int, ServedModel]) -> bool:
         loaded = self._loaded.get(candidate.folder.name)
         return (
             loaded is not None
@@ -142,16 +167,16 @@ class Changeover:
         )
 
     async def _start(
-        self, candidate: Candidate, version: int, staying: Model | None, services: Services
-    ) -> Model | InstanceUpdate:
+        self, candidate: Candidate, version: int, staying: InstanceModel | None, services: Services
+    ) -> ServedModel | InstanceUpdate:
         name = candidate.folder.name
         async with self._slots:
             log.info("loading: %s:%d", name, version)
             began = time.monotonic()
             try:
                 if staying is not None:
-                    return await self._loader.update(staying, candidate, services)
-                model = await self._loader.start(candidate, version, services)
+                    return await self._starter.update(staying, candidate, services)
+                model = await self._starter.start(candidate, version, services)
             except Exception as raised:
                 error = as_load_error(raised)
                 log.error("failed to load '%s' version %d: %s", name, version, error.status_text)
@@ -159,38 +184,55 @@ class Changeover:
         model.load_seconds = time.monotonic() - began
         return model
 
-    def _take_over(self, loaded: Loaded) -> None:
-        folder = loaded.candidate.folder
-        entry = self._registry.entry(folder.name)
+    def _commit(self, update: InstanceUpdate) -> list[asyncio.Task[None]]:
+        try:
+            return update.commit(self._stop_timeout_s)
+        except Exception:
+            # The version goes on with what it has: to take the load back now could only make more of it fail.
+            log.exception("unexpected error while version %d got other instances", update.model.version)
+            return []
+
+    def _take_over(self, loaded: Loaded, on_disk: frozenset[int]) -> None:
+        """Has what was loaded serve; `on_disk` are the versions that have been known before and still have a folder."""
+        name = loaded.candidate.folder.name
+        entry = self._registry.entry(name)
         entry.reason = ""
         for model in loaded.models:
-            self._registry.set_version(folder.name, model.version, State.READY, model=model)
+            self._registry.set_version(name, model.version, State.READY, model=model)
         leaving = []
         for version, other in list(entry.versions.items()):
             if other.model is not None and other.model not in loaded.models:
-                leaving.append(self._registry.set_version(folder.name, version, State.UNLOADING))
-            elif other.state is State.UNAVAILABLE and folder.version_path(version).is_dir():
+                leaving.append(self._registry.set_version(name, version, State.UNLOADING))
+            elif other.state is State.UNAVAILABLE and version in on_disk:
                 other.reason = UNLOADED  # it may have failed an earlier load
             elif other.state is State.UNAVAILABLE:
-                self._registry.drop_version(folder.name, version)
-        old = self._loaded.get(folder.name)
-        self._loaded[folder.name] = loaded
+                self._registry.drop_version(name, version)
+        old = self._loaded.get(name)
+        self._loaded[name] = loaded
         if old is not None:
             replaced = [model for model in old.models if model not in loaded.models]
             self._retiring.begin(Loaded(old.candidate, replaced), leaving)
 
-    def _give_up(self, loaded: Loaded, failures: Mapping[int, ServeError], staying: Mapping[int, Model]) -> None:
-        """A load has failed: what was started goes again."""
+    def _give_up(
+        self,
+        loaded: Loaded,
+        versions: Sequence[int],
+        failures: Mapping[int, ServeError],
+        staying: Mapping[int, ServedModel],
+    ) -> None:
+        """A load has failed, or is given up: what was started goes again."""
         name = loaded.candidate.folder.name
         if loaded.candidate.made and name not in self._loaded:
             self._registry.forget(name)
             self._retiring.begin(loaded)
             return
-        for version, error in failures.items():
-            if version in staying:
+        for version in versions:
+            error = failures.get(version)
+            if error is not None and version in staying:
                 self._registry.models[name].versions[version].reason = error.status_text
             elif not self._registry.serves(name, version):
-                self._registry.set_version(name, version, State.UNAVAILABLE, error.status_text)
+                reason = _GIVEN_UP if error is None else error.status_text
+                self._registry.set_version(name, version, State.UNAVAILABLE, reason)
         leaving = [
             self._registry.set_version(name, model.version, State.UNLOADING)
             for model in loaded.models
@@ -199,9 +241,20 @@ class Changeover:
         self._retiring.begin(loaded, leaving)
 
 
+_GIVEN_UP = "the load was given up"
+
+
+def _look(candidate: Candidate, known: Sequence[int]) -> tuple[list[int], frozenset[int]]:
+    """The versions to load, and which of the `known` ones have a folder; in a thread, as disks may be slow."""
+    folder = candidate.folder
+    mention_stub_program(folder.path)
+    on_disk = frozenset(version for version in known if folder.version_path(version).is_dir())
+    return available_versions(folder, candidate.config), on_disk
+
+
 def as_load_error(raised: Exception) -> ServeError:
     """What failed a load, for the index; a fault of the server's own is kept from ending it, and goes to the log."""
     if isinstance(raised, ServeError):
         return raised
-    log.error("unexpected error while a model was loaded", exc_info=raised)
+    log.error("unexpected error while models were loaded or unloaded", exc_info=raised)
     return internal(f"unexpected error: {raised!r}")

@@ -24,6 +24,7 @@ from stubserve.model_config.parse import decode_text
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.reading import Reading, read_leniently
 from stubserve.model_config.validate import problems, validate_directory_name
+from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
 from stubserve.repository.folder import (
     CONFIG_FILE,
     ModelFolder,
@@ -31,11 +32,14 @@ from stubserve.repository.folder import (
     read_labels,
     survey,
 )
-from stubserve.repository.program import check_python_parameters, locate_program, missing_parts
+from stubserve.repository.program import (
+    check_python_parameters,
+    locate_program,
+    missing_parts,
+    refuse_missing_kinds,
+)
 from stubserve.repository.source_check import completes_config, source_problems
 from stubserve.schedulers.factory import create_scheduler
-
-_ENSEMBLE = "ensemble"
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,8 @@ class _Check:
                 )
         self._labels(config)
         self._environment(config)
-        if config.platform == _ENSEMBLE:
+        self._attempt(refuse_missing_kinds, config)
+        if config.platform == ENSEMBLE_PLATFORM:
             self._steps(config)
         elif not self._errors():
             # These build on a configuration that is right so far.
@@ -143,7 +148,7 @@ class _Check:
     def _programs(self, config: Any) -> list[Path]:
         """The files that the stubs of each version would import."""
         versions = self._versions(config)
-        if config.platform == _ENSEMBLE:
+        if config.platform == ENSEMBLE_PLATFORM:
             return []
         self._attempt(check_python_parameters, config)
         programs = []

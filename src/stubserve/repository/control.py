@@ -1,51 +1,63 @@
 """Model control: which models are loaded, asked for by clients, by models, or by what lies on disk.
 
-How a load takes over from what serves is `changeover`; an unload retires what serves, and is answered at once. A plain
-load of a model of which nothing has changed is a full reload all the same, so that who wants one can have it; upstream
-does nothing then.
+How a load takes over from what serves is `changeover`; an unload retires what serves, and is answered at once. A load
+that takes instances away from a version that goes on is answered when these are gone, as upstream does; but not where a
+model asks for it, as it may be what is waited for. A plain load of a model of which nothing has changed is a full
+reload all the same, so that who wants one can have it; upstream does nothing then.
 
-Loads and unloads of one model take turns (`turns`); retiring (`retiring`) is no part of a turn, so a model may reload
-or unload itself while it executes. Each runs as a task of its own: a client that goes away does not leave one half
-done.
+Loads and unloads of one model take turns (`turns`); retiring (`retiring`), and the wait for instances that go, is no
+part of a turn, so a model may reload or unload itself while it executes. Each runs as a task of its own: a client that
+goes away does not leave one half done. Whatever fails one, whoever asked gets a ServeError.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
-from stubserve.errors import Code, ServeError, internal, invalid, unavailable
-from stubserve.instances.memory import Memory
+from stubserve.errors import Code, internal, invalid, unavailable
 from stubserve.instances.model_control import no_model_control
 from stubserve.instances.services import Services
 from stubserve.repository.candidate import Candidate, check_parameters, find_candidate, make_candidate
-from stubserve.repository.changeover import Changeover, as_load_error
+from stubserve.repository.changeover import Changeover, Starter, as_load_error
 from stubserve.repository.folder import DUPLICATE_REASON, check_model_name, list_names, survey
 from stubserve.repository.registry import UNLOADED, Registry, State
 from stubserve.repository.stub_control import StubControl
 from stubserve.repository.turns import Turn, Turns
 from stubserve.repository.watch import Watch
-from stubserve.settings import ALL_MODELS, EXPLICIT, POLL, Settings
+from stubserve.settings import ALL_MODELS, EXPLICIT, POLL, RepositorySettings
 
 log = logging.getLogger("stubserve.repository")
 
+_T = TypeVar("_T")
+
 
 class ModelControl:
-    """Loads models into a registry, and unloads them."""
+    """Loads models into a registry, and unloads them. Stubs that go have `stop_timeout_s` to finalize."""
 
-    def __init__(self, settings: Settings, memory: Memory, registry: Registry, services: Services) -> None:
+    def __init__(
+        self,
+        settings: RepositorySettings,
+        starter: Starter,
+        registry: Registry,
+        services: Services,
+        stop_timeout_s: float,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._settings = settings
+        self._sleep = sleep
         self._registry = registry
         self._services = services
-        self._explicit = settings.model_control_mode == EXPLICIT
-        self._slots = asyncio.Semaphore(max(settings.model_load_thread_count, 1))
-        self._changeover = Changeover(settings, memory, registry, self._slots)
+        self._explicit = settings.control_mode == EXPLICIT
+        self._slots = asyncio.Semaphore(max(settings.load_threads, 1))
+        self._changeover = Changeover(starter, registry, self._slots, stop_timeout_s)
         self._turns = Turns()
-        self._changes: set[asyncio.Task[None]] = set()
-        self._watch = Watch(settings.model_repository, self._load_known, lambda name: self._unload(name, None))
+        self._changes: set[asyncio.Task[Any]] = set()
+        self._watch = Watch(settings.paths, self._load_known, lambda name: self._unload(name, None))
         self._watching: asyncio.Task[None] | None = None
         self._exiting = False
 
@@ -56,21 +68,20 @@ class ModelControl:
 
         Failures are in the registry. Raises ServeError if a repository cannot be read, or the names make no sense.
         """
-        for repository in self._settings.model_repository:
-            if not repository.is_dir():
-                raise internal(f"failed to stat file {repository}: repository path is not a valid directory")
-        if self._settings.model_control_mode == POLL:
+        await asyncio.to_thread(_check_repositories, self._settings.paths)
+        if self._settings.control_mode == POLL:
             complete = await self._watch.look()
-            self._watching = asyncio.get_running_loop().create_task(self._keep_watching())
+            if self._settings.poll_secs:
+                self._watching = asyncio.get_running_loop().create_task(self._keep_watching())
             return complete
-        chosen = dict.fromkeys(self._settings.load_model)
+        chosen = dict.fromkeys(self._settings.load_models)
         if ALL_MODELS in chosen and len(chosen) > 1:
             raise invalid("Wildcard model name '*' must be the ONLY startup model if specified at all.")
         for name in chosen.keys() - {ALL_MODELS}:
             check_model_name(name)
         complete = True
         if not self._explicit or ALL_MODELS in chosen:
-            found = survey(self._settings.model_repository)
+            found = await asyncio.to_thread(survey, self._settings.paths)
             for name in found.duplicates:
                 self._registry.entry(name).reason = DUPLICATE_REASON
             chosen = dict.fromkeys(found.models)
@@ -86,10 +97,12 @@ class ModelControl:
     ) -> None:
         """Loads a model, anew if it serves; with `config` (JSON) in place of its own configuration, or made of `files`.
 
-        `asked_in` is the load of the stub that asks for it, if one does. Raises ServeError with upstream's texts; then
-        what served before still does.
+        `asked_in` is the load of the stub that asks for it, if one does; anybody else waits until instances that the
+        load takes away are gone. Raises ServeError with upstream's texts; then what served before still does.
         """
-        await self._change(lambda outer: self._load(name, config, files or {}, outer), asked_in)
+        leaving = await self._change(lambda outer: self._load(name, config, files or {}, outer), asked_in)
+        if leaving and asked_in is None:
+            await asyncio.wait(leaving)
 
     async def unload(self, name: str, asked_in: Turn | None = None) -> None:
         """Lets a model go, or does nothing for one that is not there. Does not wait for its requests.
@@ -104,7 +117,7 @@ class ModelControl:
         if only_ready:
             return rows
         known = {row["name"] for row in rows}
-        names = await asyncio.to_thread(list_names, self._settings.model_repository)
+        names = await asyncio.to_thread(list_names, self._settings.paths)
         # What was unloaded, and has been deleted, is no more.
         rows = [row for row in rows if row["name"] in names or row.get("reason") != UNLOADED]
         for name in names.keys() - known:
@@ -123,8 +136,8 @@ class ModelControl:
         await asyncio.gather(*changes, return_exceptions=True)
         await self._changeover.end_all(timeout_s)
 
-    async def _change(self, change: Callable[[Turn | None], Coroutine[Any, Any, None]], asked_in: Turn | None) -> None:
-        """Runs a load or unload to its end, whatever becomes of who asked for it."""
+    async def _change(self, change: Callable[[Turn | None], Coroutine[Any, Any, _T]], asked_in: Turn | None) -> _T:
+        """Runs a load or unload to its end, whatever becomes of who asked for it. Raises ServeError."""
         if self._exiting:
             raise unavailable("Server exiting")
         if not self._explicit:
@@ -137,16 +150,18 @@ class ModelControl:
             # The load that waits for this one gives its place away meanwhile: they could be the last two places.
             self._slots.release()
         try:
-            await asyncio.shield(task)
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
                 raise unavailable("Server exiting") from None
             raise
+        except Exception as raised:
+            raise as_load_error(raised) from None
         finally:
             if outer is not None:
                 await self._slots.acquire()
 
-    def _changed(self, task: asyncio.Task[None]) -> None:
+    def _changed(self, task: asyncio.Task[Any]) -> None:
         self._changes.discard(task)
         if not task.cancelled():
             task.exception()  # whoever asked may not be there to hear of it
@@ -155,20 +170,23 @@ class ModelControl:
 
     async def _keep_watching(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.repository_poll_secs)
+            await self._sleep(self._settings.poll_secs)
             try:
                 await self._watch.look()
-            except ServeError as error:
-                log.error("cannot look for changes: %s", error)
+            except Exception as raised:
+                log.error("cannot look for changes: %s", as_load_error(raised))
 
     async def _load_known(self, name: str) -> bool:
         try:
             await self._load(name, None, {}, None)
-        except ServeError:
+        except Exception as raised:
+            as_load_error(raised)  # which tells the log of what nobody expects; the rest has been told
             return False
         return True
 
-    async def _load(self, name: str, config: str | None, files: Mapping[str, bytes], outer: Turn | None) -> None:
+    async def _load(
+        self, name: str, config: str | None, files: Mapping[str, bytes], outer: Turn | None
+    ) -> Sequence[asyncio.Task[None]]:
         check_parameters(name, files)
         async with self._turns.of(name, outer) as turn:
             finding = asyncio.ensure_future(asyncio.to_thread(self._find, name, config, files))
@@ -187,7 +205,7 @@ class ModelControl:
             services = self._services
             if self._explicit:
                 services = replace(services, control=StubControl(self, turn))
-            await self._changeover.replace(candidate, services, anew=self._explicit and config is None)
+            return await self._changeover.replace(candidate, services, anew=self._explicit and config is None)
 
     def _find(self, name: str, config: str | None, files: Mapping[str, bytes]) -> Candidate:
         if files:
@@ -207,6 +225,12 @@ class ModelControl:
             self._changeover.end(name)
 
 
+def _check_repositories(repositories: Sequence[Path]) -> None:
+    for repository in repositories:
+        if not repository.is_dir():
+            raise internal(f"failed to stat file {repository}: repository path is not a valid directory")
+
+
 def _discard(found: asyncio.Future[Candidate]) -> None:
-    if found.exception() is None:
+    if not found.cancelled() and found.exception() is None:
         found.result().discard()

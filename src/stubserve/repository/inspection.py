@@ -17,7 +17,7 @@ from stubserve.observability.logs import LogSettings
 from stubserve.repository.folder import ModelFolder, available_versions, check_model_name, read_config
 from stubserve.repository.program import environment_of, find_program
 from stubserve.repository.registry import Registry
-from stubserve.settings import Settings
+from stubserve.settings import LoggingSettings
 
 _ARENA_BYTES = 64 << 20
 
@@ -54,7 +54,7 @@ async def inspect(path: Path, backend_directory: Path, environment_cache: Path |
     version = available_versions(folder, config)[-1]
     program = find_program(config, path, version, backend_directory)
     environment = await environment_of(program, Environments(environment_cache), config, path)
-    services = Services(Registry(), LogSettings(Settings()), MetricRegistry({}))
+    services = Services(Registry(), LogSettings(LoggingSettings()), MetricRegistry({}))
     launcher = Launcher(Memory(_ARENA_BYTES), environment, path, folder.version_path(version), program, services)
     start = time.monotonic()
     stub = launcher.boot(f"{folder.name}_0")

@@ -10,6 +10,7 @@ do not notice.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from stubserve.instances.instance import Instance, State
 from stubserve.model_config.complete import InstanceSpec
 from stubserve.model_config.render import to_json_dict
-from stubserve.repository.model import Model
+from stubserve.serving.instance_model import InstanceModel
 
 
 def assign(instances: Sequence[Instance], specs: Sequence[InstanceSpec]) -> list[Instance | InstanceSpec]:
@@ -33,14 +34,17 @@ def assign(instances: Sequence[Instance], specs: Sequence[InstanceSpec]) -> list
 class InstanceUpdate:
     """What `model` is to be served by: `instances`, of which `started` are new and ready. `config` says the same."""
 
-    model: Model
+    model: InstanceModel
     instances: list[Instance]
     started: list[Instance]
     config: Any
 
-    def commit(self, stop_timeout_s: float) -> None:
-        """Lets it be so. Instances that go finish what they have, and then have `stop_timeout_s` to finalize."""
-        self.model.change_instances(self.instances, self.config, to_json_dict(self.config), stop_timeout_s)
+    def commit(self, stop_timeout_s: float) -> list[asyncio.Task[None]]:
+        """Lets it be so. Instances that go finish what they have, and then have `stop_timeout_s` to finalize.
+
+        The tasks are done when these are gone.
+        """
+        return self.model.change_instances(self.instances, self.config, to_json_dict(self.config), stop_timeout_s)
 
     def abandon(self, stop_timeout_s: float) -> None:
         """Leaves everything as it was; the new instances end."""

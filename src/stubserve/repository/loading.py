@@ -14,14 +14,14 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from stubserve.environments.resolve import Environments
-from stubserve.errors import unsupported
 from stubserve.inference.latencies import DEFAULT_BOUNDS_MS, FIRST_RESPONSE, Latencies
 from stubserve.instances.instance import Instance
-from stubserve.instances.launcher import Launcher
+from stubserve.instances.launcher import Launcher, Program
 from stubserve.instances.memory import Memory
 from stubserve.instances.restart import RestartPolicy
 from stubserve.instances.services import Services
@@ -33,57 +33,76 @@ from stubserve.model_config.validate import validate, validate_instance_groups
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import read_labels
 from stubserve.repository.instance_update import InstanceUpdate, assign
-from stubserve.repository.model import Model
-from stubserve.repository.program import environment_of, find_program, missing_parts
-from stubserve.settings import Settings
+from stubserve.repository.program import (
+    check_python_parameters,
+    environment_of,
+    locate_program,
+    missing_parts,
+    refuse_missing_kinds,
+)
+from stubserve.serving.instance_model import InstanceModel
+from stubserve.settings import InstanceSettings, LatencySettings
 
 log = logging.getLogger("stubserve.repository")
 
 _FAILED_LOAD_GRACE_S = 1.0
+_MAX_BATCH_SIZE = "default-max-batch-size"
 
 
 class Loader:
-    """Starts model versions."""
+    """Starts model versions.
 
-    def __init__(self, settings: Settings, memory: Memory) -> None:
+    Models complete their configurations if they are to (`completes`). `latencies` are the distributions that are
+    measured, None where nobody can read them.
+    """
+
+    def __init__(
+        self,
+        settings: InstanceSettings,
+        memory: Memory,
+        completes: bool,
+        latencies: LatencySettings | None,
+        make_launcher: Callable[..., Launcher] = Launcher,
+    ) -> None:
         self._settings = settings
         self._memory = memory
+        self._completes = completes
+        self._measured = latencies
+        self._make_launcher = make_launcher
         self._environments = Environments(settings.environment_cache)
         self._booting = asyncio.Lock()
 
-    async def start(self, candidate: Candidate, version: int, services: Services) -> Model:
+    async def start(self, candidate: Candidate, version: int, services: Services) -> InstanceModel:
         """One version with all its instances ready. Raises ServeError; then nothing of it is left."""
         folder, config = candidate.folder, candidate.config
         name = folder.name
-        validate_instance_groups(config)
-        if config.platform == "ensemble":
-            raise unsupported(f"model '{name}' is an ensemble, which stubserve does not offer yet")
+        refuse_missing_kinds(config)
         launcher, config = await self._launcher(candidate, version, services)
         specs = instances_of(config)
         first: Stub | None = None
         config_json = render_json(config)
-        if not self._settings.disable_auto_complete_config:
+        if self._completes:
             first, config, config_json = await self._complete(launcher, specs[0].name, config, candidate.has_config)
             specs = instances_of(config)
         try:
             validate(config)
-            labels = read_labels(folder, config)
-            model = Model(name, version, config, to_json_dict(config), labels)
+            labels = await asyncio.to_thread(read_labels, folder, config)
+            model = InstanceModel(name, version, config, to_json_dict(config), labels)
             model.latencies = self._latencies(config)
+            instances = self._instances(model, launcher, specs, config_json, first)
+            model.begin_with(instances)
+            await _start_all(instances)
         except BaseException:
             if first is not None:
-                await first.kill()
+                await first.kill()  # its instance may not have got to it
             raise
-        model.instances = self._instances(model, launcher, specs, config_json, first)
-        await _start_all(model.instances)
         return model
 
-    async def update(self, model: Model, candidate: Candidate, services: Services) -> InstanceUpdate:
+    async def update(self, model: InstanceModel, candidate: Candidate, services: Services) -> InstanceUpdate:
         """The instances that a version which serves is to have by `candidate`, which differs in nothing else.
 
         Those that are missing are started. Raises ServeError; then nothing is left of them.
         """
-        validate_instance_groups(candidate.config)
         launcher, _ = await self._launcher(candidate, model.version, services)
         config = with_instances(model.config, candidate.config)
         assigned = assign(model.instances, instances_of(config))
@@ -96,10 +115,14 @@ class Loader:
 
     async def _launcher(self, candidate: Candidate, version: int, services: Services) -> tuple[Launcher, Any]:
         """What starts the stubs of a version, and the configuration with what its program says."""
-        folder, config = candidate.folder, candidate.config
-        name, model_dir = folder.name, folder.path.resolve()
-        program = find_program(config, model_dir, version, self._settings.backend_directory)
+        name, config = candidate.folder.name, candidate.config
+        files = await asyncio.to_thread(_find_files, candidate, version, self._settings.backend_directory)
+        program, model_dir = files.program, files.model_dir
+        if files.program_is_missing:
+            # The stub will fail with this; here it is said in the words that upstream's log has for it.
+            log.info("Failed to preinitialize Python stub: Python model file not found in '%s'", program.file)
         config = with_runtime(config, program.runtime)
+        self._mention_batch_size(config.backend)
         for _, part in missing_parts(config):
             log.warning("model '%s': %s", name, part)
         environment = await environment_of(program, self._environments, config, model_dir)
@@ -109,36 +132,46 @@ class Loader:
         )
         if threads:
             log.debug("'%s' version %d: %d threads per instance", name, version, threads)
-        launcher = Launcher(
+        launcher = self._make_launcher(
             self._memory,
             environment,
             model_dir,
-            folder.version_path(version).resolve(),
+            files.version_dir,
             program,
             services,
-            name in self._settings.debug_model,
+            name in self._settings.debug_models,
             threads,
         )
         return launcher, config
 
+    def _mention_batch_size(self, backend: str) -> None:
+        """Logs what a backend is told of batch sizes, in upstream's words: it asks for no more with Python models."""
+        size = self._settings.backend_setting(backend, _MAX_BATCH_SIZE)
+        if size is None:
+            log.debug("Adding default backend config setting: %s,4", _MAX_BATCH_SIZE)
+        else:
+            log.debug("Found overwritten default setting: %s,%s", _MAX_BATCH_SIZE, size)
+
     def _latencies(self, config: Any) -> Latencies | None:
         """Where the model's latencies are counted, None if nobody wants them."""
-        options = self._settings.metrics_options
-        if not self._settings.allow_metrics or not (options.histogram_latencies or options.summary_latencies):
+        measured = self._measured
+        if measured is None:
             return None
-        bounds: list[float] | None = None
-        if options.histogram_latencies:
-            bounds = list(DEFAULT_BOUNDS_MS)
-            for control in config.model_metrics.metric_control:
-                if control.metric_identifier.family == FIRST_RESPONSE:
-                    bounds = list(control.histogram_options.buckets)
-                else:
-                    log.warning(
-                        "model '%s': 'model_metrics' has no effect on %s, which is no histogram of the server's",
-                        config.name,
-                        control.metric_identifier.family,
-                    )
-        return Latencies(bounds, options.summary_latencies)
+        bounds = list(DEFAULT_BOUNDS_MS)
+        for control in config.model_metrics.metric_control:
+            family = control.metric_identifier.family
+            if family == FIRST_RESPONSE:
+                bounds = list(control.histogram_options.buckets)
+            else:
+                log.warning(
+                    "Metric family '%s' in 'metric_identifier' is not a customizable metric in Triton core. "
+                    "'model_metrics' of model '%s' has no effect on it.",
+                    family,
+                    config.name,
+                )
+        if not measured.histogram_latencies and not measured.summary_latencies:
+            return None
+        return Latencies(bounds if measured.histogram_latencies else None, measured.summary_latencies)
 
     async def _complete(
         self, launcher: Launcher, instance: str, config: Any, has_config_file: bool
@@ -160,7 +193,7 @@ class Loader:
 
     def _instances(
         self,
-        model: Model,
+        model: InstanceModel,
         launcher: Launcher,
         specs: Sequence[InstanceSpec],
         config_json: str,
@@ -188,8 +221,29 @@ class Loader:
 
             return launch
 
-        limit = self._settings.stub_restart_limit
+        limit = self._settings.restart_limit
         return [Instance(spec, launch_for(spec), model, RestartPolicy(limit)) for spec in specs]
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What the stubs of a version run, and where; folders without links."""
+
+    program: Program
+    program_is_missing: bool
+    model_dir: Path
+    version_dir: Path
+
+
+def _find_files(candidate: Candidate, version: int, backend_directory: Path) -> _Files:
+    """Looks for them, in a thread, as disks may be slow. Raises ServeError: what comes first in upstream does here."""
+    folder, config = candidate.folder, candidate.config
+    model_dir = folder.path.resolve()
+    program = locate_program(config, model_dir, version, backend_directory)
+    validate_instance_groups(config)
+    check_python_parameters(config)
+    missing = program.file is not None and not program.file.is_file()
+    return _Files(program, missing, model_dir, folder.version_path(version).resolve())
 
 
 async def _start_all(instances: Sequence[Instance]) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stubserve.errors import not_found, unavailable
+from stubserve.inference.served_model import ServedModel
 from stubserve.inference.version import parse_version
-from stubserve.repository.model import Model
 
 # The reason of a version that was unloaded, or is not chosen any more
 UNLOADED = "unloaded"
@@ -30,7 +30,7 @@ class VersionEntry:
     version: int
     state: State
     reason: str = ""
-    model: Model | None = None
+    model: ServedModel | None = None
 
 
 @dataclass(slots=True)
@@ -48,14 +48,14 @@ class Registry:
     def __init__(self) -> None:
         self.models: dict[str, ModelEntry] = {}
         # (name, version text) -> what `find` found; dropped whenever a state changes
-        self._found: dict[tuple[str, str], Model] = {}
+        self._found: dict[tuple[str, str], ServedModel] = {}
 
     def entry(self, name: str) -> ModelEntry:
         """The model's entry, made if it is not there."""
         return self.models.setdefault(name, ModelEntry(name))
 
     def set_version(
-        self, name: str, version: int, state: State, reason: str = "", model: Model | None = None
+        self, name: str, version: int, state: State, reason: str = "", model: ServedModel | None = None
     ) -> VersionEntry:
         self._found.clear()
         entry = self.entry(name).versions[version] = VersionEntry(version, state, reason, model)
@@ -83,7 +83,7 @@ class Registry:
         entry = self.models.get(name)
         return entry is not None and version in entry.versions and entry.versions[version].model is not None
 
-    def find(self, name: str, version: str) -> Model:
+    def find(self, name: str, version: str) -> ServedModel:
         """The model version that a client means; an empty version is the highest that is ready.
 
         Raises ServeError with upstream's texts: NOT_FOUND for unknown names and versions, UNAVAILABLE for a version
@@ -97,7 +97,7 @@ class Registry:
                 self._found[name, version] = model
         return model
 
-    def _look_up(self, name: str, version: str) -> Model:
+    def _look_up(self, name: str, version: str) -> ServedModel:
         number = parse_version(version)
         entry = self.models.get(name)
         if entry is None or not entry.versions:
@@ -114,7 +114,7 @@ class Registry:
             raise unavailable(f"Request for unknown model: '{name}' version {number} is not at ready state")
         return found.model
 
-    def serving(self) -> list[Model]:
+    def serving(self) -> list[ServedModel]:
         """Every model version that is ready, by name and version."""
         return [
             version.model

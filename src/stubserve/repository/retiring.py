@@ -1,4 +1,8 @@
-"""Models that no longer serve: they finish the requests that they have, and go."""
+"""Models that no longer serve: they finish the requests that they have, and go.
+
+Whatever goes wrong on the way out is logged and stops nobody else's: the entries that wait always end, and the folder
+of a model that was made of files always goes.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stubserve.inference.served_model import ServedModel
 from stubserve.repository.candidate import Candidate
-from stubserve.repository.model import Model
 from stubserve.repository.registry import UNLOADED, Registry, State, VersionEntry
 
 log = logging.getLogger("stubserve.repository")
@@ -21,7 +25,7 @@ class Loaded:
     """What one load has started, and from what."""
 
     candidate: Candidate
-    models: list[Model]
+    models: list[ServedModel]
 
 
 class Retiring:
@@ -49,23 +53,40 @@ class Retiring:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-            await asyncio.gather(*(model.stop(_MODEL_GRACE_S) for loaded in hurried for model in loaded.models))
-            for loaded in hurried:
-                loaded.candidate.discard()
+            await asyncio.gather(*(_stop(model, _MODEL_GRACE_S) for loaded in hurried for model in loaded.models))
+            await asyncio.gather(*(_discard(loaded.candidate) for loaded in hurried))
 
     async def _retire(self, loaded: Loaded, leaving: Sequence[VersionEntry]) -> None:
         name = loaded.candidate.folder.name
-        await asyncio.gather(*(self._end(model) for model in loaded.models))
-        await asyncio.to_thread(loaded.candidate.discard)
+        ended = await asyncio.gather(*(self._end(model) for model in loaded.models))
+        await _discard(loaded.candidate)
         for entry in leaving:
             if self._registry.has(name, entry):
                 if loaded.candidate.made:
                     self._registry.drop_version(name, entry.version)
                 else:
                     self._registry.set_version(name, entry.version, State.UNAVAILABLE, UNLOADED)
-        for model in loaded.models:
-            log.info("successfully unloaded '%s' version %d", name, model.version)
+        for model, complete in zip(loaded.models, ended, strict=True):
+            if complete:
+                log.info("successfully unloaded '%s' version %d", name, model.version)
 
-    async def _end(self, model: Model) -> None:
+    async def _end(self, model: ServedModel) -> bool:
         await model.drained()
-        await model.stop(self._stop_timeout_s)
+        return await _stop(model, self._stop_timeout_s)
+
+
+async def _stop(model: ServedModel, timeout_s: float) -> bool:
+    """Ends a model; whether nothing went wrong, which is in the log."""
+    try:
+        await model.stop(timeout_s)
+    except Exception:
+        log.exception("failed to end '%s' version %d", model.name, model.version)
+        return False
+    return True
+
+
+async def _discard(candidate: Candidate) -> None:
+    try:
+        await asyncio.to_thread(candidate.discard)
+    except Exception:
+        log.exception("cannot remove the folder of model '%s', which was made for a load", candidate.folder.name)

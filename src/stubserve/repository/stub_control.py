@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from stubserve.repository.turns import Turn
 
-if TYPE_CHECKING:
-    from stubserve.repository.control import ModelControl
+
+class TurnControl(Protocol):
+    """Loads and unloads in turns; `asked_in` is the turn of the load whose stub asks. Both raise ServeError."""
+
+    async def load(
+        self, name: str, config: str | None, files: Mapping[str, bytes] | None, asked_in: Turn | None
+    ) -> None: ...
+
+    async def unload(self, name: str, asked_in: Turn | None) -> None: ...
 
 
 class StubControl:
     """For the stubs of one load, whose turn it is."""
 
-    def __init__(self, control: ModelControl, turn: Turn) -> None:
+    def __init__(self, control: TurnControl, turn: Turn) -> None:
         self._control = control
         self._turn = turn
 

@@ -4,36 +4,48 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 
 from stubserve.errors import ServeError
-from stubserve.inference.request import Request
+from stubserve.inference.request import Request, Response
+from stubserve.inference.work import Work
 
 # A scheduler only compares instances; what they are is their owner's business.
 Instance = Hashable
 
 
-@dataclass(slots=True)
 class Decision:
     """What to do now.
 
-    `run`: batches to hand to instances, in this order; each instance appears at most once and is busy until the owner
-    reports it idle again. `answer`: requests that end here with this error (expired, cancelled). `wake_at_ns`: poll
-    again at this time at the latest, None if only an event can change anything.
+    `run`: work to hand to instances, in this order; each instance appears at most once, and gets no further work until
+    the owner reports it idle again. `answer`: requests that end here with this error (expired, cancelled).
+    `wake_at_ns`: poll again at this time at the latest, None if only an event can change anything.
     """
 
-    run: list[tuple[Instance, list[Request]]] = field(default_factory=list)
-    answer: list[tuple[Request, ServeError]] = field(default_factory=list)
-    wake_at_ns: int | None = None
+    __slots__ = ("answer", "run", "wake_at_ns")
+
+    def __init__(self) -> None:
+        self.run: list[tuple[Instance, Work]] = []
+        self.answer: list[tuple[Request, ServeError]] = []
+        self.wake_at_ns: int | None = None
 
 
 class Scheduler(abc.ABC):
     """A scheduler of one model version.
 
-    A request that `enqueue` took ends exactly once: in a batch of `Decision.run`, in `Decision.answer`, or in `drain`.
+    A request that `enqueue` took ends exactly once: in the work of a `Decision.run`, in `Decision.answer`, or in
+    `drain`.
+
+    What becomes of work is told in this order: `response_complete` for each request that has had its final response,
+    `reschedule` for each that is to be executed again, `work_done` for the work, and then, if the instance may have
+    more, `instance_idle`. Final responses of senders may come later, when the work is long done. Who loses an instance
+    hears `instance_gone` and nothing further about its work.
     """
 
     __slots__ = ()
+
+    # Whether `response_complete` and `work_done` are to be called: who has no slots does without, and then no request
+    # pays for it.
+    has_slots = False
 
     @abc.abstractmethod
     def enqueue(self, request: Request, now_ns: int) -> None:
@@ -42,7 +54,7 @@ class Scheduler(abc.ABC):
     def reschedule(self, request: Request, now_ns: int) -> bool:
         """Takes a request back that has just executed, to execute it again; False where the model has no such thing.
 
-        To be called before the instance is reported idle. The request then ends as after `enqueue`.
+        The request then ends as after `enqueue`.
         """
         return False
 
@@ -50,13 +62,19 @@ class Scheduler(abc.ABC):
     def cancel(self, request: Request) -> None:
         """Marks a request whose client is gone; if it is still queued the next `poll` answers it with CANCELLED."""
 
+    def response_complete(self, request: Request, response: Response) -> None:  # noqa: B027  # for who has slots
+        """A request that ran has had its final response, which has not gone out yet: outputs may be taken from it."""
+
+    def work_done(self, instance: Instance, work: Work) -> None:  # noqa: B027  # for who has slots
+        """An instance has executed this work: its slots are free, but for those of rescheduled requests."""
+
     @abc.abstractmethod
     def instance_idle(self, instance: Instance) -> None:
-        """An instance is ready for a batch."""
+        """An instance can be given one more work: it is idle, or may have some ahead of time (see `depth`)."""
 
     @abc.abstractmethod
     def instance_gone(self, instance: Instance) -> None:
-        """An instance takes no more batches, whether it was idle or busy."""
+        """An instance takes no more work, whether it was idle or busy."""
 
     @abc.abstractmethod
     def poll(self, now_ns: int) -> Decision:
@@ -69,7 +87,7 @@ class Scheduler(abc.ABC):
     @property
     @abc.abstractmethod
     def plain(self) -> bool:
-        """Whether requests run as they came and never expire: then a batch may be formed a moment too early."""
+        """Whether requests run as they came and never expire: then work may be formed a moment too early."""
 
     @property
     @abc.abstractmethod

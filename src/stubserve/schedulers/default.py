@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stubserve.inference.request import Request
+from stubserve.inference.work import Work
 from stubserve.schedulers.base import Decision
 from stubserve.schedulers.fifo_queue import FifoQueue, cancellation
 from stubserve.schedulers.queueing import QueueingScheduler
@@ -33,7 +34,7 @@ class DefaultScheduler(QueueingScheduler):
             self._cancelled.clear()
         idle, queue = self._idle, self._queue
         while idle and queue:
-            decision.run.append((idle.popitem(last=False)[0], queue.take(1)))
+            decision.run.append((idle.popitem(last=False)[0], Work(queue.take(1))))
         return decision
 
     @property

@@ -1,8 +1,8 @@
 """The dynamic batcher: requests that arrive close together run together.
 
-A batch is formed at the moment an instance can take it, never ahead of time, so it holds all that has arrived by
-then. How many requests it takes, from the front of the queue and never skipping one, is decided as upstream does
-(sizes are sums of `Request.batch_size`):
+A batch is formed at the moment an instance can take it (see `depth`), so it holds all that has arrived by then. How
+many requests it takes, from the front of the queue and never skipping one, is decided as upstream does (sizes are sums
+of `Request.batch_size`):
 
 1. Add up requests until the queue ends, the sum would exceed max_batch_size, or a request may not share the batch
    (see `grouping`). The last sum on the way that is a preferred size is the *best*. If there is none by the time the
@@ -31,6 +31,7 @@ from bisect import bisect_right
 from collections.abc import Collection
 
 from stubserve.inference.request import Request
+from stubserve.inference.work import Work
 from stubserve.schedulers.base import Decision
 from stubserve.schedulers.fifo_queue import FifoQueue, cancellation
 from stubserve.schedulers.grouping import Grouping
@@ -123,7 +124,7 @@ class DynamicBatcher(QueueingScheduler):
                 if not count:
                     decision.wake_at_ns = self._quiet_until_ns
                     break
-                decision.run.append((idle.popitem(last=False)[0], queue.take(count)))
+                decision.run.append((idle.popitem(last=False)[0], Work(queue.take(count))))
         if self._policies is not None:
             deadline_ns = self._policies.next_deadline_ns()
             if deadline_ns is not None and (decision.wake_at_ns is None or deadline_ns < decision.wake_at_ns):

@@ -15,6 +15,7 @@ import itertools
 
 from stubserve.errors import ServeError, invalid, unavailable, unsupported
 from stubserve.inference.request import SEQUENCE_START, Request
+from stubserve.inference.work import Work
 from stubserve.schedulers.base import Decision, Instance, Scheduler
 from stubserve.schedulers.fifo_queue import FifoQueue, cancellation
 
@@ -23,6 +24,8 @@ class IterativeScheduler(Scheduler):
     """Runs requests of `model` again and again, at most `max_batch_size` (0 means 1) at a time on an instance."""
 
     __slots__ = ("_answers", "_correlation_ids", "_idle", "_model", "_queue", "_ready", "_running", "_slots")
+
+    has_slots = True
 
     def __init__(self, model: str, max_batch_size: int) -> None:
         self._model = model
@@ -77,9 +80,11 @@ class IterativeScheduler(Scheduler):
         if waited:
             self._answers.append((request, cancellation(request)))
 
-    def instance_idle(self, instance: Instance) -> None:
+    def work_done(self, instance: Instance, work: Work) -> None:
         # What has executed and was not rescheduled has given up its slot.
         self._running[instance] = {}
+
+    def instance_idle(self, instance: Instance) -> None:
         self._ready.setdefault(instance, {})
         self._idle.add(instance)
 
@@ -90,8 +95,8 @@ class IterativeScheduler(Scheduler):
             self._answers.append((request, unavailable("the model instance that ran this sequence is gone")))
 
     def poll(self, now_ns: int) -> Decision:
-        decision = Decision(answer=self._answers)
-        self._answers = []
+        decision = Decision()
+        decision.answer, self._answers = self._answers, []
         # The emptiest first, so that new requests spread.
         for instance in sorted(self._idle, key=lambda instance: len(self._ready[instance])):
             batch = [*self._ready[instance], *self._queue.take(self._free(instance))]
@@ -99,7 +104,7 @@ class IterativeScheduler(Scheduler):
                 self._ready[instance] = {}
                 self._running[instance] = dict.fromkeys(batch)
                 self._idle.discard(instance)
-                decision.run.append((instance, batch))
+                decision.run.append((instance, Work(batch)))
         return decision
 
     def _free(self, instance: Instance) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from stubserve.inference.request import Request, Response
 
@@ -26,7 +27,10 @@ class ResponseOrderer:
         self._expected[request] = []
 
     def complete(self, request: Request, response: Response) -> list[tuple[Request, Response]]:
-        """Takes a response; returns what may go out now, in order. Raises KeyError if it was not expected."""
+        """Takes a response; returns what may go out now, in order.
+
+        Raises KeyError if it was not expected, ValueError if it comes after the final one.
+        """
         expected = self._expected
         held = expected[request]
         if held and held[-1].final:
@@ -42,6 +46,21 @@ class ResponseOrderer:
                 break
             del expected[first]
         return released
+
+    def held(self, request: Request) -> Sequence[Response]:
+        """What is held back of a request's responses."""
+        return self._expected.get(request, ())
+
+    def ahead_of(self, request: Request) -> list[Request]:
+        """The requests that hold back the responses of this one: O(n); empty where nothing is held back."""
+        if not self._expected.get(request):
+            return []
+        ahead = []
+        for other in self._expected:
+            if other is request:
+                break
+            ahead.append(other)
+        return ahead
 
     def __len__(self) -> int:
         """Requests whose final responses are not released yet."""

@@ -74,10 +74,10 @@ class Executor:
             else:
                 entries = batch.encode(batch.check(self._model.execute(list(batch.requests))))
         except ContractBroken as broken:
-            batch.revoke_senders()
+            batch.give_up_senders(str(broken))
             raise AssertionError(str(broken)) from None
-        except BaseException:
-            batch.revoke_senders()
+        except BaseException as raised:
+            batch.give_up_senders(repr(raised))
             raise
         opened.update((number, at) for at, entry in enumerate(entries) if entry is None)
         # What the model has let go of by now must not be kept alive from here.

@@ -315,4 +315,8 @@ def _output(channel: Channel, name: str, datatype: int, shape: Sequence[int], wi
         why = places.refusal(place) or "lies in memory that was never this stub's to read"
         raise TritonModelException("Output '{}' of another model {}.".format(name, why))
     view = Lease(channel, place.offset, place.nbytes).view()
-    return Tensor._received(name, datatype, shape, None, view.toreadonly() if isinstance(place, Shared) else view)
+    if isinstance(place, Shared):
+        view = view.toreadonly()
+    else:
+        channel.arena.make_writable(place.offset, place.nbytes)
+    return Tensor._received(name, datatype, shape, None, view)

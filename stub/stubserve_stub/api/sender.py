@@ -178,6 +178,21 @@ class InferenceResponseSender:
 
     # What the stub does with it
 
+    def _give_up(self, error: str) -> None:
+        """Ends it, if it has not ended yet, for a request whose batch has failed.
+
+        A response that waits for the final flag goes out with the error: a stream's client gets what was sent.
+        """
+        self._shut()
+        with self._sending:
+            if not self._ended and self._kept is not None:
+                assert self._senders is not None
+                _, outputs, parameters = self._kept
+                wire = ((error, int(codes.INTERNAL)), outputs, parameters)
+                self._finish(self._senders, wire, time.monotonic_ns())
+                return
+        self._revoke()
+
     def _revoke(self) -> None:
         """Ends it without a word, if it has not ended yet, for a request that is answered in another way."""
         self._shut()

@@ -19,7 +19,7 @@ the last of them (`watch`), or that somebody else looks after the input beyond t
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -60,6 +60,8 @@ class BatchMemory:
         view = self._channel.arena.view(place.offset, place.nbytes)
         if isinstance(place, Shared):
             view = view.toreadonly()
+        else:
+            self._channel.arena.make_writable(place.offset, place.nbytes)
         self._inputs.append((_address(view), place.nbytes, place.offset))
         return place.offset, view
 
@@ -92,7 +94,7 @@ class BatchMemory:
         input has been let go of before the parent knows that it is held.
         """
         held: List[int] = []
-        if not (self._watched or self._lent or self._leases):
+        if not (self._inputs or self._leases):
             return held, entries
         spans = []
         for offset, watch in self._watched:
@@ -101,9 +103,11 @@ class BatchMemory:
                 held.append(offset)
                 spans.append((offset, memory.nbytes))
                 self._channel.hold(offset, memory)
-        if self._lent:
-            sizes: Dict[int, int] = {offset: nbytes for _, nbytes, offset in self._inputs}
-            spans += [(offset, sizes[offset]) for offset in self._lent]
+        for _, nbytes, offset in self._inputs:
+            if offset in self._lent:
+                spans.append((offset, nbytes))
+            elif offset not in held:
+                self._channel.arena.make_read_only(offset)
         for reference in self._leases:
             lease = reference()
             if lease is not None:

@@ -19,14 +19,14 @@ import time
 import weakref
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
+from stubserve_stub.runtime.output_memory import OutputMemory
 from stubserve_stub.runtime.outputs import no_memory, placed
 from stubserve_stub.runtime.patience import Patience
 from stubserve_stub.wire import layout, messages
-from stubserve_stub.wire.allocator import Allocator
-from stubserve_stub.wire.arena import Arena, ArenaFull
+from stubserve_stub.wire.budget import ArenaFull
 from stubserve_stub.wire.messages import Answer, Message, WireResponse
-from stubserve_stub.wire.places import InArena
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, poke, read_doorbell
+from stubserve_stub.wire.stub_arena import StubArena
 
 # States of the health word, readable by the parent at any time.
 STARTING = 1
@@ -38,24 +38,21 @@ FINALIZING = 4
 class Channel:
     """The rings of one instance, its health word, and its segment's memory."""
 
-    def __init__(
-        self, arena: Arena, index: int, request_doorbell: int, response_doorbell: int, answer_doorbell: int
-    ) -> None:
-        segment = arena.segment(index)
+    def __init__(self, arena: StubArena, request_doorbell: int, response_doorbell: int, answer_doorbell: int) -> None:
+        segment = arena.segment(arena.own)
+        theirs, self._words = segment.parent_words, segment.stub_words
         self.arena = arena
-        self._words = segment.words
         self._request_doorbell = request_doorbell
-        self._reader = RingReader(segment.view[layout.REQUEST_RING : layout.REQUEST_RING + layout.RING_BYTES])
-        self._writer = RingWriter(
-            segment.view[layout.RESPONSE_RING : layout.RESPONSE_RING + layout.RING_BYTES], response_doorbell
-        )
+        self._reader = RingReader(segment.ring(layout.REQUEST_RING), self._words, layout.REQUESTS_READ)
+        self._writer = RingWriter(segment.ring(layout.RESPONSE_RING), theirs, layout.RESPONSES_READ, response_doorbell)
         self.answer_doorbell = answer_doorbell
-        self._answers = RingReader(segment.view[layout.ANSWER_RING : layout.ANSWER_RING + layout.RING_BYTES])
-        self.allocator = Allocator(arena, index, retain=min(64 << 20, arena.limit // 16))
-        self._patience = Patience(segment.words, layout.ANNOUNCED)
-        self._answer_patience = Patience(segment.words, layout.ANSWERED)
+        self._answers = RingReader(segment.ring(layout.ANSWER_RING), self._words, layout.ANSWERS_READ)
+        self.memory = OutputMemory(arena)
+        self.place, self.free = self.memory.place, self.memory.free
+        self._log_levels = theirs[layout.LOG_LEVELS : layout.LOG_LEVELS + 1]
+        self._patience = Patience(theirs, layout.ANNOUNCED)
+        self._answer_patience = Patience(theirs, layout.ANSWERED)
         self.sending = threading.RLock()
-        self._allocating = threading.Lock()
         # What the main thread does after a poke, besides
         self.on_poke: Callable[[], None] = lambda: None
         # Weak references to the memory of held inputs; they only have to be kept
@@ -75,7 +72,7 @@ class Channel:
 
     def log_levels(self) -> int:
         """The levels that the server logs, as bits."""
-        return self._words[layout.LOG_LEVELS]
+        return self._log_levels[0]
 
     def receive(self) -> List[Message]:
         """Sleeps until there are messages and returns them all, for `messages.deliver`."""
@@ -107,21 +104,6 @@ class Channel:
         count, _ = read_doorbell(self.answer_doorbell)
         self._answer_patience.took(count)
         return self._answers.take(count, self._decode_answer)
-
-    def place(self, data: Any) -> InArena:
-        """Copies contiguous bytes into the stub's segment. Raises ArenaFull."""
-        source = memoryview(data).cast("B")
-        with self._allocating:
-            offset = self.allocator.allocate(source.nbytes)
-        self.arena.view(offset, source.nbytes)[:] = source
-        return InArena(offset, source.nbytes)
-
-    def free(self, offsets: Sequence[int]) -> None:
-        """The parent is done with these outputs."""
-        if offsets:
-            with self._allocating:
-                for offset in offsets:
-                    self.allocator.free(offset)
 
     def hold(self, offset: int, memory: Any) -> None:
         """Tells the parent when `memory`, the base of all views of the input at `offset`, is gone."""
@@ -155,8 +137,13 @@ class Channel:
             return
         watches = [(offset, tensor._watch()) for offset, tensor in tensors]
         tensors.clear()
-        held = [(offset, watch()) for offset, watch in watches if watch is not None]
-        held = [(offset, memory) for offset, memory in held if memory is not None]
+        held = []
+        for offset, watch in watches:
+            memory = None if watch is None else watch()
+            if memory is None:
+                self.arena.make_read_only(offset)
+            else:
+                held.append((offset, memory))
         self._respond(key, start_ns, wire, messages.FINAL, [offset for offset, _ in held])
         # Only now: nobody may tell of their death before the message that tells that they are alive.
         for offset, memory in held:
@@ -194,7 +181,7 @@ class Channel:
         That raises. Locks that other threads of the stub may have held at the fork are made anew.
         """
         self.sending = threading.RLock()
-        self._allocating = threading.Lock()
+        self.memory.renew_locks()
         for method in ("send", "receive", "receive_answers", "place"):
             setattr(self, method, refuse)
 
@@ -217,7 +204,9 @@ class Channel:
             self.send(self._afterthoughts.popleft())
         offsets = []
         while self._released:
-            offsets.append(self._released.popleft())
+            offset = self._released.popleft()
+            self.arena.make_read_only(offset)
+            offsets.append(offset)
         return offsets
 
     def _decode_answer(self, data: memoryview, flags: int) -> Answer:

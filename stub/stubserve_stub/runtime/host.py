@@ -5,15 +5,13 @@ from __future__ import annotations
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.control import Control
 from stubserve_stub.wire import codes
-from stubserve_stub.wire.arena import Arena
 
 
 class Host:
     """The stub's process, as its backend sees it. `instance` is what errors and log lines name."""
 
-    def __init__(self, instance: str, arena: Arena, channel: Channel, control: Control) -> None:
+    def __init__(self, instance: str, channel: Channel, control: Control) -> None:
         self.instance = instance
-        self.arena = arena
         self.channel = channel
         self.control = control
 
@@ -23,6 +21,10 @@ class Host:
 
     def failure(self, message: str) -> str:
         """Logs that requests have failed; the error that their clients get."""
-        text = "Failed to process the request(s) for model '{}', message: {}".format(self.instance, message)
+        text = self.failure_text(message)
         self.log(codes.LOG_ERROR, "worker.py", 0, text)
         return text
+
+    def failure_text(self, message: str) -> str:
+        """The error that the clients of requests get which have failed because of what `message` says."""
+        return "Failed to process the request(s) for model '{}', message: {}".format(self.instance, message)

@@ -17,7 +17,8 @@ from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.control import Control
 from stubserve_stub.runtime.host import Host
 from stubserve_stub.runtime.worker import Worker
-from stubserve_stub.wire.arena import Arena
+from stubserve_stub.wire.budget import Grant
+from stubserve_stub.wire.stub_arena import StubArena
 
 # What browsers give the processes of their pages: a third of all memory on top of what they use
 _OOM_SCORE = 300
@@ -33,8 +34,9 @@ def run(arena: int, control: int, *doorbells: int) -> NoReturn:
     boot = line.inbox.get()
     # Before the parent sees any progress: what cannot be imported in an environment is a mistake of the environment.
     backend = find(boot["backend"])
-    memory = Arena.attach(arena)
-    host = Host(boot["instance"], memory, Channel(memory, boot["segment"], *doorbells), line)
+    channel = Channel(StubArena(arena, boot["arena"], boot["segment"], Grant()), *doorbells)
+    channel.memory.connect(line)
+    host = Host(boot["instance"], channel, line)
     try:
         Worker(host, boot, backend).run()
     except BaseException as error:

@@ -10,6 +10,10 @@ Three places where memory can be, from warm to cold:
 A freed block becomes warm. When the warm blocks together pass `retain` bytes, the oldest large ones go cold with
 MADV_REMOVE. Blocks up to `SMALL` are cut from slabs and always stay warm: they are few and small.
 
+A block may also be *reserved*: handed out as address space, of which `grow` commits as much as its holder is about to
+touch. So somebody who only announces many bytes takes none of them away from others. A warm block of the size is
+handed out whole, for its pages are committed anyway.
+
 Size classes have sixteen steps per doubling, so a block wastes at most 1/16 of its size; blocks above SMALL are
 whole pages. Costs: about 0.4 µs per pair of `allocate` and `free` when warm; a new large block costs its page faults.
 Frees are by offset; freeing twice, or something never allocated, raises KeyError: a bug, better loud than corrupt.
@@ -19,7 +23,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Tuple
 
-from stubserve_stub.wire.arena import Arena, ArenaFull
+from stubserve_stub.wire.arena import Arena
+from stubserve_stub.wire.budget import ArenaFull, NotGranted
 from stubserve_stub.wire.layout import ALIGNMENT, HEAP, PAGE
 
 SMALL = 4 * 1024
@@ -40,6 +45,8 @@ class Allocator:
         self._segment = arena.segment(index)
         self._retain = retain
         self._live: Dict[int, int] = {}
+        # Of blocks that are reserved: how many bytes, from their start on, are committed
+        self._growing: Dict[int, int] = {}
         self._warm: Dict[int, Dict[int, None]] = {}
         self._warm_large: Dict[int, int] = {}
         self._warm_large_bytes = 0
@@ -77,9 +84,50 @@ class Allocator:
         self._live[offset] = size
         return offset
 
+    def reserve(self, nbytes: int) -> int:
+        """The arena offset of a block as `allocate` gives it, of which nothing may be touched before `grow` said so.
+
+        Raises ArenaFull where there is no address space for it, and where there could never be memory.
+        """
+        size = size_class(nbytes)
+        if size > self._arena.limit:
+            raise ArenaFull(
+                "no room for {} bytes in shared memory, which has {} in all; raise --shm-limit".format(
+                    nbytes, self._arena.limit
+                )
+            )
+        if size <= SMALL or self._warm.get(size):
+            return self.allocate(nbytes)
+        offset = self._cut(size)
+        self._live[offset] = size
+        self._growing[offset] = 0
+        return offset
+
+    def grow(self, offset: int, nbytes: int) -> int:
+        """Commits at least the first `nbytes` of a block; how many of its bytes are. Raises ArenaFull."""
+        size = self._live[offset]
+        committed = self._growing.get(offset, size)
+        if nbytes > committed:
+            wanted = (nbytes + PAGE - 1) // PAGE * PAGE
+            if size - wanted <= size // 16:
+                # What is left may be no more than what its size class adds; only a whole block stays warm.
+                wanted = size
+            self.commit(wanted - committed)
+            committed = self._growing[offset] = wanted
+        if committed == size:
+            self._growing.pop(offset, None)
+        return committed
+
     def free(self, offset: int) -> None:
         """Takes a block back. Raises KeyError if it is not handed out."""
         size = self._live.pop(offset)
+        if offset in self._growing:
+            committed = self._growing.pop(offset)
+            if committed:
+                self._segment.release_pages(offset, committed)
+                self.uncommit(committed)
+            self._insert_cold(offset, size)
+            return
         blocks = self._warm.get(size)
         if blocks is None:
             blocks = self._warm[size] = {}
@@ -102,14 +150,32 @@ class Allocator:
             blocks[offset] = None
         return blocks
 
-    def _from_cold(self, size: int) -> int:
+    def commit(self, nbytes: int) -> None:
+        """Counts bytes for this segment; where the limit is reached warm memory makes room. Raises ArenaFull."""
         try:
-            self._arena.commit(self._segment.index, size)
+            self._arena.commit(self._segment.index, nbytes)
+        except NotGranted:
+            raise
         except ArenaFull:
             if not self._warm_large:
                 raise
             self.trim()
-            self._arena.commit(self._segment.index, size)
+            self._arena.commit(self._segment.index, nbytes)
+
+    def uncommit(self, nbytes: int) -> None:
+        """Takes back what `commit` has counted."""
+        self._arena.uncommit(self._segment.index, nbytes)
+
+    def _from_cold(self, size: int) -> int:
+        self.commit(size)
+        try:
+            return self._cut(size)
+        except ArenaFull:
+            self.uncommit(size)
+            raise
+
+    def _cut(self, size: int) -> int:
+        """Address space for a block."""
         for at, (start, free) in enumerate(self._cold):
             if free >= size:
                 if free == size:
@@ -117,8 +183,10 @@ class Allocator:
                 else:
                     self._cold[at] = (start + size, free - size)
                 return start
-        self._arena.uncommit(self._segment.index, size)
-        raise ArenaFull(size, self._arena.limit, self._arena.committed())
+        raise ArenaFull(
+            "no room for {} bytes in shared memory: there is no such range in its address space; "
+            "raise --shm-limit".format(size)
+        )
 
     def _cool(self, offset: int) -> None:
         size = self._warm_large.pop(offset)

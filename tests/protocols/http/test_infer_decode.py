@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from stubserve.errors import ServeError
+from stubserve.inference import admissions
 from stubserve.inference.admission import admit
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, unanswered
 from stubserve.inference.signature import Signature
-from stubserve.protocols import plan
 from stubserve.protocols.http.infer_decode import DecodedInfer, decode, parse_header_length
 from stubserve.protocols.reply_format import ReplyFormat, Slot
 from tests.inference.models import echo, io, signature
@@ -591,7 +591,7 @@ def test_what_is_refused_is_not_remembered(model: Signature) -> None:
 
 
 def test_plans_are_few(model: Signature, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "PLANS", 3)
+    monkeypatch.setattr(admissions, "FORMS", 3)
     for n in range(5):
         admitted(model, body(binary(64), extra=n), bytes(64))
     assert len(model.memo["http-plans"]) == 3

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stubserve.errors import ServeError
+from stubserve.inference import admissions
 from stubserve.inference.admission import admit
 from stubserve.inference.request import unanswered
 from stubserve.inference.signature import Signature
@@ -202,7 +203,7 @@ def test_what_only_looks_like_a_frame(memory: Memory, text: bytes) -> None:
 
 
 def test_frames_are_few_and_short(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "PLANS", 3)
+    monkeypatch.setattr(admissions, "FORMS", 3)
     model = echo_of("FP32")
     for n in range(5):
         outcome(model, text_of("FP32", "[1,2,3]", back=f',"x":{n}'), memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,6 +12,11 @@ from stubserve.protocols import stall
 from stubserve.protocols.http.reader import Reader
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.http.state import HEAD
+from stubserve.protocols.pressure import Pressure
+from stubserve.protocols.stall import Pace
+
+# All of the server that the watch needs
+SERVER = cast(Any, SimpleNamespace(pace=Pace(min_rate=1), idle_timeout_s=0, send_timeout_s=0, pressure=Pressure()))
 
 
 class Arriving:
@@ -26,10 +32,10 @@ class Arriving:
 
 
 def test_a_request_that_stops_arriving_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stall, "STALL_S", 0.02)
+    monkeypatch.setattr(stall, "WINDOW_S", 0.02)
 
     async def watch() -> None:
-        connections = Connections(cast(Any, None))
+        connections = Connections(SERVER)
         slow, stopped = Arriving(20), Arriving(0)
         connections.watch(slow)
         connections.watch(stopped)
@@ -78,7 +84,7 @@ def test_a_request_that_waits_for_the_server_has_not_stalled() -> None:
             watched.append(watched_)
 
     connection = Paused()
-    reader = Reader(cast(Any, connection), Watching(cast(Any, None)))
+    reader = Reader(cast(Any, connection), Watching(SERVER))
     reader.feed(b"GET /v2 HTTP/1.1\r\n")
     assert connection.paused
     assert not watched

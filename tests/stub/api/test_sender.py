@@ -192,11 +192,24 @@ def test_a_sender_asked_for_after_the_answer() -> None:
     refused(request.get_response_sender(), MORE_THAN_ONE, answer())
 
 
+def test_a_failed_batch_tells_what_was_sent_with_its_error() -> None:
+    bench = Bench(decoupled=False)
+    sender = bench.sender
+    sender.send(answer(3))
+    assert bench.sent == []
+    bench.batch.give_up_senders("failed")
+    ((_, _, (error, outputs, _), flags),) = bench.channel.sent
+    assert flags & messages.FINAL
+    assert error == ("failed", int(TritonError.INTERNAL))
+    assert outputs[0][3] == b"\3"
+    refused(sender, MORE_THAN_ONE, answer())
+
+
 def test_a_failed_batch_ends_its_senders() -> None:
     bench = Bench(decoupled=True, requests=2)
     sender = bench.sender
     bench.requests[1].get_response_sender().send(answer(), FINAL)
-    bench.batch.revoke_senders()
+    bench.batch.give_up_senders("failed")
     refused(sender, CLOSED, answer())
     assert len(bench.sent) == 1
 
@@ -314,6 +327,6 @@ def test_one_that_waits_is_turned_away_when_its_batch_fails() -> None:
     thread = threading.Thread(target=stream)
     thread.start()
     bench.channel.wait_for(2 * GROUP_RESPONSES)
-    bench.batch.revoke_senders()
+    bench.batch.give_up_senders("failed")
     thread.join(60)
     assert outcome == [CLOSED]

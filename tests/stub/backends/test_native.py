@@ -127,12 +127,12 @@ def test_no_room_for_an_output(stub: StubMemory) -> None:
             NativeResponse([output(bytes(3000)), output(bytes(1 << 20), "B")]),
         ]
     )
-    live = stub.channel.allocator.live_blocks
+    live = stub.channel.memory.live_blocks
     fine, failed = native.execute(batch(stub, request(), request()))
     assert fine[0] is None  # type: ignore[index]
     assert failed[0][0].startswith("no room for ")  # type: ignore[index]
     assert failed[0][1] == codes.UNAVAILABLE  # type: ignore[index]
-    assert stub.channel.allocator.live_blocks == live + 1
+    assert stub.channel.memory.live_blocks == live + 1
 
 
 def test_an_answer_that_cannot_be_encoded_keeps_no_memory(stub: StubMemory) -> None:
@@ -140,7 +140,7 @@ def test_an_answer_that_cannot_be_encoded_keeps_no_memory(stub: StubMemory) -> N
         good = NativeResponse([output(bytes(2000))])
         return [good, NativeResponse([output(bytes(2000)), Output("B", UINT8, [1], 5)])]
 
-    live = stub.channel.allocator.live_blocks
+    live = stub.channel.memory.live_blocks
     with pytest.raises(AttributeError, match="nbytes"):
         Native(answers).execute(batch(stub, request(), request()))
-    assert stub.channel.allocator.live_blocks == live
+    assert stub.channel.memory.live_blocks == live

@@ -10,9 +10,11 @@ from typing import Any
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.allocator import Allocator
-from stubserve_stub.wire.arena import Arena, ArenaFull
+from stubserve_stub.wire.arena import Arena
+from stubserve_stub.wire.budget import ArenaFull, Grant, Ledger
 from stubserve_stub.wire.places import InArena
 from stubserve_stub.wire.ring import RingReader, read_doorbell
+from stubserve_stub.wire.stub_arena import StubArena
 
 PARENT, STUB = 0, 1
 
@@ -25,8 +27,8 @@ class StubMemory:
         self.channel = channel
         self._doorbell = doorbell
         self._parent = Allocator(arena, PARENT, 1 << 20)
-        ring = arena.segment(STUB).view[layout.RESPONSE_RING : layout.RESPONSE_RING + layout.RING_BYTES]
-        self._ring = RingReader(ring)
+        segment = arena.segment(STUB)
+        self._ring = RingReader(segment.ring(layout.RESPONSE_RING), segment.parent_words, layout.RESPONSES_READ)
 
     def give(self, data: bytes) -> InArena:
         """Puts an input into the parent's segment."""
@@ -56,6 +58,8 @@ def stub_memory(limit: int = 1 << 20) -> Iterator[StubMemory]:
         doorbells = [os.eventfd(0) for _ in range(3)]
         for doorbell in doorbells:
             stack.callback(os.close, doorbell)
-        arena = Arena.create(limit)
+        arena = Arena.create(Ledger(limit))
         stack.callback(os.close, arena.fd)
-        yield StubMemory(arena, Channel(arena, STUB, *doorbells), doorbells[1])
+        arena.segment(STUB)
+        stub_arena = StubArena(arena.fd, arena.facts(), STUB, Grant(limit // 2))
+        yield StubMemory(arena, Channel(stub_arena, *doorbells), doorbells[1])

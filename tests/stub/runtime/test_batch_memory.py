@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,11 +85,11 @@ def test_an_output_inside_an_input_stays_where_it_is(stub: StubMemory, batch: Ba
     """In whole or in part, and of two inputs each in its own."""
     first, second = stub.give(DATA), stub.give(DATA)
     arrays = array(batch, first), array(batch, second)
-    live = stub.channel.allocator.live_blocks
+    live = stub.channel.memory.live_blocks
     assert batch.place(arrays[1]) == Lent(second.offset, second.nbytes, second.offset)
     assert batch.place(arrays[0][1000:3000]) == Lent(first.offset + 1000, 2000, first.offset)
     assert batch.place(memoryview(arrays[0])[4999:]) == Lent(first.offset + 4999, 1, first.offset)
-    assert stub.channel.allocator.live_blocks == live
+    assert stub.channel.memory.live_blocks == live
 
 
 def test_any_other_output_is_copied(stub: StubMemory, batch: BatchMemory) -> None:
@@ -97,9 +98,9 @@ def test_any_other_output_is_copied(stub: StubMemory, batch: BatchMemory) -> Non
         place: Any = batch.place(made)
         assert isinstance(place, InArena)
         assert stub.read(place) == DATA
-    before = stub.channel.allocator.live_blocks
+    before = stub.channel.memory.live_blocks
     batch.free([place.offset])
-    assert stub.channel.allocator.live_blocks == before - 1
+    assert stub.channel.memory.live_blocks == before - 1
 
 
 def test_a_small_output_travels_in_its_message(stub: StubMemory, batch: BatchMemory) -> None:
@@ -118,6 +119,34 @@ def test_inputs_that_nobody_holds(stub: StubMemory, batch: BatchMemory) -> None:
     held, settled = batch.settle(entries)
     assert held == []
     assert settled == entries
+
+
+def writable(stub: StubMemory, place: InArena) -> bool:
+    """Whether the stub may write to memory that it was given."""
+    address = stub.channel.arena.address(place.offset)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, rights = line.split()[:2]
+        start, end = (int(one, 16) for one in addresses.split("-"))
+        if start <= address < end:
+            return "w" in rights
+    raise AssertionError("the memory is not mapped")
+
+
+def test_inputs_are_writable_as_long_as_somebody_may_write_to_them(stub: StubMemory, batch: BatchMemory) -> None:
+    given, dropped, kept, lent, shared = (stub.give(bytes(5000)) for _ in range(5))
+    names = [array(batch, place) for place in (dropped, kept)]
+    batch.input("IN", tuple(lent))
+    batch.lend(lent.offset)
+    array(batch, Shared(shared.offset, shared.nbytes))
+    assert [writable(stub, place) for place in (given, dropped, kept, lent, shared)] == [False, True, True, True, False]
+    keeper = names[1][9:]
+    names.clear()
+    held, _ = batch.settle([])
+    assert held == [kept.offset]
+    assert [writable(stub, place) for place in (dropped, kept, lent)] == [False, True, True]
+    del keeper
+    stub.channel._report_released()
+    assert not writable(stub, kept)
 
 
 def test_outputs_move_out_of_an_input_that_is_held(stub: StubMemory, batch: BatchMemory) -> None:
@@ -177,14 +206,14 @@ def test_no_room_to_move_an_output(stub: StubMemory, batch: BatchMemory) -> None
     own: Any = batch.place(bytes(3000))
     entries = [entry(own, batch.place(keeper), batch.place(keeper[:2000])), entry(batch.place(bytes(2000)))]
     stub.fill()
-    live = stub.channel.allocator.live_blocks
+    live = stub.channel.memory.live_blocks
     settled: Any = batch.settle(entries)[1]
     failed, fine = settled
     (text, code), outputs, _ = failed
     assert text.startswith("no room for ")
     assert (code, outputs) == (4, ())
     assert fine == entries[1]
-    assert stub.channel.allocator.live_blocks == live - 1
+    assert stub.channel.memory.live_blocks == live - 1
     with pytest.raises(KeyError):
         stub.channel.free([own.offset])
 
@@ -198,8 +227,8 @@ def test_no_room_for_an_output(stub: StubMemory, batch: BatchMemory) -> None:
 def test_entries_that_are_not_sent(stub: StubMemory, batch: BatchMemory) -> None:
     """Their own memory comes back, what the stub was given stays the parent's."""
     given = array(batch, stub.give(DATA))
-    live = stub.channel.allocator.live_blocks
+    live = stub.channel.memory.live_blocks
     entries = [entry(batch.place(bytes(2000)), batch.place(given)), None, entry(batch.place(bytes(3000)))]
-    assert stub.channel.allocator.live_blocks == live + 2
+    assert stub.channel.memory.live_blocks == live + 2
     batch.take_back(entries)
-    assert stub.channel.allocator.live_blocks == live
+    assert stub.channel.memory.live_blocks == live

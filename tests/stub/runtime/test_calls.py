@@ -42,7 +42,7 @@ class Channel:
 
     def send_and_report(self, pack: Callable[[list[int]], bytes]) -> None:
         if self.is_full:
-            raise ArenaFull(1, 0, {})
+            raise ArenaFull("no room for 1 bytes")
         self.send(pack([5]))
 
     def send_later(self, data: bytes) -> None:

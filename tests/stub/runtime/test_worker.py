@@ -76,7 +76,7 @@ class Channel:
 
     def send(self, data: bytes) -> None:
         if len(data) > self.room:
-            raise ArenaFull(len(data), 0, {})
+            raise ArenaFull(f"no room for {len(data)} bytes")
         self.sent.append(messages.unpack(data))
 
     def free(self, offsets: Sequence[int]) -> None:
@@ -154,7 +154,7 @@ class Stub:
         self.line = Line(orders)
         self.channel = Channel(batches)
         self.backend = Steps(raising or {}, executing)
-        self.host = Host("m", None, self.channel, self.line)  # type: ignore[arg-type]
+        self.host = Host("m", self.channel, self.line)  # type: ignore[arg-type]
         self.worker = Worker(self.host, BOOT, self.backend)
 
     def run(self) -> Stub:

@@ -7,34 +7,33 @@ import time
 from collections.abc import Callable, Mapping
 
 from stubserve.errors import ServeError, internal, unsupported
-from stubserve.inference.admission import admit
+from stubserve.inference import call as inference
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
-from stubserve.inference.tensor import drop_blocks
+from stubserve.inference.served_model import ServedModel
 from stubserve.protocols.grpc.envelope import Envelope, split
 from stubserve.protocols.grpc.infer_decode import decode
 from stubserve.protocols.grpc.infer_encode import Parts, encode
 from stubserve.protocols.grpc.transport import INTERNAL, Call
 from stubserve.protocols.grpc.wire import Malformed
 from stubserve.protocols.reply_format import ReplyFormat
-from stubserve.protocols.serving import Ingress, ServingModel
+from stubserve.protocols.serving import Ingress
 
 log = logging.getLogger("stubserve.grpc")
 
 MALFORMED_TEXT = "Unable to parse request"
 
 
-class InferCall:
+class InferCall(inference.Call):
     """One request, under way to its model and back. `on_response(call, response)` is called once per response."""
 
-    __slots__ = ("_on_response", "_request", "envelope", "model", "reply_format")
+    __slots__ = ("_on_response", "envelope", "reply_format")
 
-    def __init__(self, envelope: Envelope, model: ServingModel, on_response: Callable[[InferCall, Response], None]):
+    def __init__(self, envelope: Envelope, model: ServedModel, on_response: Callable[[InferCall, Response], None]):
+        super().__init__(model)
         self.envelope = envelope
-        self.model = model
         self.reply_format: ReplyFormat
         self._on_response = on_response
-        self._request: Request | None = None
 
     def start(
         self,
@@ -46,36 +45,22 @@ class InferCall:
     ) -> None:
         """Decodes, checks and submits. Raises ServeError or Malformed, or ends in responses."""
         start_ns = time.monotonic_ns()
-        model = self.model
-        signature = model.signature
-        request, self.reply_format = decode(data, self.envelope, signature, ingress.store, block, offset)
-        request.on_response = self._respond
+        request, self.reply_format = decode(data, self.envelope, self.model.signature, ingress.store, block, offset)
+        request.on_response = self.on_response
         request.request_start_ns = start_ns
         if forwarded:
             request.parameters = {**(request.parameters or {}), **forwarded}
-        try:
-            admit(request, signature)
-            self._request = request
-            model.submit(request)
-        except ServeError:
-            self._request = None
-            drop_blocks(request.inputs)
-            raise
-
-    def cancel(self) -> None:
-        """The client is gone."""
-        if self._request is not None:
-            self.model.cancel(self._request)
+        self.submit(request)
 
     def pause(self) -> None:
         """The client does not read: a decoupled model is to wait."""
-        if self._request is not None and self.model.signature.decoupled:
-            self._request.pause()
+        if self.request is not None and self.model.signature.decoupled:
+            self.request.pause()
 
     def resume(self) -> None:
         """The client has caught up."""
-        if self._request is not None:
-            self._request.resume()
+        if self.request is not None:
+            self.request.resume()
 
     def encoded(self, response: Response, encoder: Callable[..., Parts]) -> Parts:
         """The response's message. Raises ServeError, also where encoding went wrong in an unexpected way."""
@@ -87,10 +72,7 @@ class InferCall:
             log.exception("the answer of model '%s' could not be encoded", self.model.signature.model)
             raise internal("unexpected error while the answer was encoded; see the server's log") from None
 
-    def _respond(self, request: Request, response: Response) -> None:
-        if response.final:
-            # Request and call know each other; cut here, or only the garbage collector could free them.
-            self._request = None
+    def respond(self, request: Request, response: Response) -> None:
         self._on_response(self, response)
 
 

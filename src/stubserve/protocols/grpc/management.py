@@ -7,11 +7,12 @@ from typing import Any
 from google.protobuf import json_format
 
 from stubserve.errors import invalid
+from stubserve.inference.served_model import ServedModel
 from stubserve.model_config.metadata import model_metadata
 from stubserve.observability.logs import FORMATS
 from stubserve.protocols import management
 from stubserve.protocols.grpc.messages import service_pb2
-from stubserve.protocols.management import LoadedModel, ServerFacts
+from stubserve.protocols.management import ServerFacts
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -25,8 +26,7 @@ class ManagementRpcs:
     # Health
 
     async def server_live(self, request: Any) -> Any:
-        management.refuse_while_exiting(self._server)
-        return service_pb2.ServerLiveResponse(live=True)
+        return service_pb2.ServerLiveResponse(live=management.live(self._server))
 
     async def server_ready(self, request: Any) -> Any:
         management.refuse_while_exiting(self._server)
@@ -102,8 +102,8 @@ class ManagementRpcs:
     async def not_offered(self, request: Any) -> Any:
         raise management.not_offered(f"{SERVICE}/{type(request).__name__.removesuffix('Request')}")
 
-    def _model(self, request: Any) -> LoadedModel:
-        return self._server.find_model(request.name, request.version)  # type: ignore[return-value]
+    def _model(self, request: Any) -> ServedModel:
+        return self._server.find_model(request.name, request.version)
 
 
 def _check_repository(request: Any) -> None:

@@ -134,7 +134,7 @@ class ModelStreamInfer:
         asked_for = (envelope.model_name, envelope.model_version)
         parts: Parts | None = None
         blocks: list[Block] = []
-        error = response.error
+        error = None if response.outputs else response.error
         if response.empty:
             if turn is not None:
                 error = internal("expected a single response, got 0")

@@ -16,9 +16,10 @@ from starlette.types import Receive, Scope, Send
 
 from stubserve.errors import ServeError, internal, invalid
 from stubserve.inference.memory import Block
+from stubserve.inference.served_model import ServedModel
 from stubserve.model_config.metadata import model_metadata
 from stubserve.protocols import management
-from stubserve.protocols.http.body import ArenaBody, refusal
+from stubserve.protocols.http.body import place, refusal
 from stubserve.protocols.http.generate import EventStream, GenerateCall, generate
 from stubserve.protocols.http.head import Head
 from stubserve.protocols.http.infer import InferCall
@@ -28,8 +29,7 @@ from stubserve.protocols.http.load_parameters import parse_load_parameters
 from stubserve.protocols.http.log_settings import parse_log_settings
 from stubserve.protocols.http.reply import Reply
 from stubserve.protocols.http.shared import SCRATCH_BYTES
-from stubserve.protocols.management import LoadedModel, ServerFacts
-from stubserve.protocols.serving import ServingModel
+from stubserve.protocols.management import ServerFacts
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -68,8 +68,7 @@ class ManagementRoutes:
     # Health
 
     async def live(self, request: Request) -> Response:
-        management.refuse_while_exiting(self._server)
-        return Response(b"")
+        return Response(b"", 200 if management.live(self._server) else 400)
 
     async def ready(self, request: Request) -> Response:
         management.refuse_while_exiting(self._server)
@@ -138,8 +137,30 @@ class ManagementRoutes:
     async def not_offered(self, request: Request) -> Response:
         raise management.not_offered(request.url.path)
 
-    def _model(self, request: Request) -> LoadedModel:
-        return _find(self._server, request)  # type: ignore[return-value]
+    def _model(self, request: Request) -> ServedModel:
+        return _find(self._server, request)
+
+
+class _ArenaBody:
+    """A body that is received into the arena by somebody else's reader."""
+
+    def __init__(self, server: ServerFacts, head: Head, request: Request) -> None:
+        self._given_up: ServeError | None = None
+        self.arrival = place(server, head, request, self)
+
+    def add(self, piece: bytes) -> None:
+        """Raises ServeError."""
+        if self._given_up is not None:
+            raise self._given_up
+        self.arrival.add(memoryview(piece))
+
+    def give_up(self, error: ServeError) -> None:
+        self.drop()
+        self._given_up = error
+
+    def drop(self) -> None:
+        if self._given_up is None:
+            self.arrival.drop()
 
 
 class InferRoute:
@@ -173,11 +194,12 @@ class InferRoute:
             return call
 
         if head.content_length > SCRATCH_BYTES:
-            arena_body = ArenaBody(self._server, head, head.content_length)
+            arena_body = _ArenaBody(self._server, head, request)
             try:
                 async for piece in request.stream():
-                    arena_body.add(memoryview(piece))
-                call = start(arena_body.view, arena_body.block, arena_body.offset)
+                    arena_body.add(piece)
+                arrival = arena_body.arrival
+                call = start(arrival.view, arrival.block, arrival.offset)
             finally:
                 arena_body.drop()
         else:
@@ -219,7 +241,7 @@ async def _cancel_when_gone(request: Request, call: InferCall | GenerateCall) ->
     call.cancel()
 
 
-def _find(server: ServerFacts, request: Request) -> ServingModel:
+def _find(server: ServerFacts, request: Request) -> ServedModel:
     return server.find_model(request.path_params["model"], request.path_params.get("version", ""))
 
 

@@ -2,51 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from stubserve_stub.wire.layout import ALIGNMENT
 
 from stubserve.errors import ServeError, invalid
+from stubserve.protocols.arrival import ArenaArrival
 from stubserve.protocols.http.head import Head
 from stubserve.protocols.http.limits import LIMIT_HINT
+from stubserve.protocols.pressure import Owner
 from stubserve.protocols.serving import Ingress
 
 # Content-Length is parsed as a 32-bit number upstream.
 MAX_BODY_BYTES = 2**31 - 1
 
 
-class ArenaBody:
-    """A body of `length` bytes that the socket writes into a block of the arena.
+def place(ingress: Ingress, head: Head, connection: Hashable, owner: Owner) -> ArenaArrival:
+    """Where a body of known length is received in the arena.
 
     The JSON header's length is known before the first byte, so the body is placed such that what follows the header,
     the first tensor, begins at a multiple of ALIGNMENT. Raises ServeError (503) when there is no memory for it.
     """
-
-    __slots__ = ("block", "filled", "offset", "view")
-
-    def __init__(self, ingress: Ingress, head: Head, length: int) -> None:
-        text = head.header_length or b""
-        json_length = int(text) if text.isdigit() and len(text) < 20 else 0
-        start = -json_length % ALIGNMENT
-        self.block = ingress.block(start + length)
-        self.view = self.block.view[start : start + length]
-        self.offset = self.block.offset + start
-        self.filled = 0
-
-    def add(self, data: memoryview) -> None:
-        """Appends what was read together with the head."""
-        self.view[self.filled : self.filled + len(data)] = data
-        self.filled += len(data)
-
-    @property
-    def rest(self) -> memoryview:
-        """Where the next bytes go."""
-        return self.view[self.filled :]
-
-    @property
-    def complete(self) -> bool:
-        return self.filled == len(self.view)
-
-    def drop(self) -> None:
-        self.block.drop()
+    text = head.header_length or b""
+    json_length = int(text) if text.isdigit() and len(text) < 20 else 0
+    return ingress.arrivals.into_arena(connection, owner, head.content_length, -json_length % ALIGNMENT)
 
 
 def refusal(head: Head, ingress: Ingress) -> ServeError | None:

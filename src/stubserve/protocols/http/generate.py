@@ -17,15 +17,15 @@ from starlette.responses import Response as HttpResponse
 from starlette.types import Receive, Scope, Send
 
 from stubserve.errors import ServeError, internal, unsupported
-from stubserve.inference.admission import admit
+from stubserve.inference.call import Call
 from stubserve.inference.request import Request, Response
+from stubserve.inference.served_model import ServedModel
 from stubserve.inference.signature import Signature
-from stubserve.inference.tensor import drop_blocks
 from stubserve.protocols.http import json_text
 from stubserve.protocols.http.generate_decode import decode_generate
 from stubserve.protocols.http.infer_encode import json_array
 from stubserve.protocols.http.reply import JSON
-from stubserve.protocols.serving import Ingress, ServingModel
+from stubserve.protocols.serving import Ingress
 
 log = logging.getLogger("stubserve.http")
 
@@ -37,14 +37,13 @@ _NOT_ONE = (
 )
 
 
-class GenerateCall:
+class GenerateCall(Call):
     """One call. `start` raises ServeError, or responses come in until `complete`; `news` is set with each."""
 
-    def __init__(self, model: ServingModel, ingress: Ingress, streamed: bool) -> None:
-        self._model = model
+    def __init__(self, model: ServedModel, ingress: Ingress, streamed: bool) -> None:
+        super().__init__(model)
         self._ingress = ingress
         self._streamed = streamed
-        self._request: Request | None = None
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._responses = 0
@@ -56,26 +55,17 @@ class GenerateCall:
 
     def start(self, body: bytes) -> None:
         """Decodes, checks and submits."""
-        signature = self._model.signature
-        request = decode_generate(body, signature, self._ingress.store)
-        request.on_response = self._on_response
+        request = decode_generate(body, self.model.signature, self._ingress.store)
+        request.on_response = self.on_response
         request.request_start_ns = time.monotonic_ns()
-        try:
-            admit(request, signature)
-            self._request = request
-            self._model.submit(request)
-        except ServeError:
-            self._request = None
-            drop_blocks(request.inputs)
-            raise
+        self.submit(request)
 
     def cancel(self) -> None:
         """The client is gone."""
         self.gone = True
         self._pending.clear()
         self.news.set()
-        if self._request is not None:
-            self._model.cancel(self._request)
+        super().cancel()
 
     def take(self) -> bytes:
         """All events that have come since the last call."""
@@ -87,17 +77,18 @@ class GenerateCall:
 
     def caught_up(self) -> None:
         """What was taken has been written."""
-        if self._request is not None:
-            self._request.resume()
+        if self.request is not None:
+            self.request.resume()
 
     def answer(self) -> bytes:
         """The body of `generate`, once it is complete."""
         return self._pending[0] if self._responses == 1 else _NOT_ONE
 
-    def _on_response(self, request: Request, response: Response) -> None:
+    def respond(self, request: Request, response: Response) -> None:
+        if response.error is not None and response.outputs and self._streamed:
+            # What the model had sent before it failed is an event of its own.
+            self.respond(request, Response(response.outputs, response.parameters, final=False))
         if response.final:
-            # Request and call know each other; cut here, or only the garbage collector could free them.
-            self._request = None
             self.complete = True
         if not response.empty and not self.gone:
             self._responses += 1
@@ -107,11 +98,11 @@ class GenerateCall:
             if self._streamed or self._responses == 1:
                 try:
                     if error is None:
-                        document = encode_document(request, response, self._model.signature)
+                        document = encode_document(request, response, self.model.signature)
                 except ServeError as unfit:
                     error = unfit
                 except Exception:
-                    log.exception("a response of model '%s' could not be encoded", self._model.signature.model)
+                    log.exception("a response of model '%s' could not be encoded", self.model.signature.model)
                     error = internal("unexpected error while the answer was encoded; see the server's log")
                 if error is not None:
                     document = b'{"error":%b}' % json_text.string(error.message)

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 
 from stubserve.errors import ServeError, internal, unsupported
-from stubserve.inference.admission import admit
+from stubserve.inference.call import Call
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
-from stubserve.inference.tensor import drop_blocks
+from stubserve.inference.served_model import ServedModel
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http import compression
 from stubserve.protocols.http.head import Head
@@ -18,34 +18,32 @@ from stubserve.protocols.http.infer_decode import KnownForm, decode, parse_heade
 from stubserve.protocols.http.infer_encode import encode, encode_error
 from stubserve.protocols.http.reply import Reply
 from stubserve.protocols.reply_format import ReplyFormat
-from stubserve.protocols.serving import Ingress, ServingModel
+from stubserve.protocols.serving import Ingress
 
 log = logging.getLogger("stubserve.http")
 
 
-class InferCall:
+class InferCall(Call):
     """One call. `start` raises ServeError or ends, then or later, in one `on_reply(reply)`.
 
     The reply's blocks are only promised until `on_reply` returns.
     """
 
-    __slots__ = ("_head", "_ingress", "_on_reply", "_reply_format", "_request", "_start_ns", "form", "model")
+    __slots__ = ("_head", "_ingress", "_on_reply", "_reply_format", "_start_ns", "form")
 
-    def __init__(self, model: ServingModel, head: Head, ingress: Ingress, on_reply: Callable[[Reply], None]) -> None:
-        self.model = model
+    def __init__(self, model: ServedModel, head: Head, ingress: Ingress, on_reply: Callable[[Reply], None]) -> None:
+        super().__init__(model)
         self._head = head
         self._ingress = ingress
         self._on_reply = on_reply
         self._start_ns = time.monotonic_ns()
-        self._request: Request | None = None
         # How the body is made, for who wants to recognise it the next time
         self.form: KnownForm | None = None
 
     def start(self, body: bytes | memoryview, block: Block | None, offset: int) -> None:
         """Decodes, checks and submits. `body` is complete; if it lies in the arena, in `block` at arena `offset`."""
         head = self._head
-        model = self.model
-        signature = model.signature
+        signature = self.model.signature
         if signature.decoupled:
             raise unsupported("HTTP end point doesn't support models with decoupled transaction policy")
         if head.content_encoding is not None:
@@ -54,38 +52,24 @@ class InferCall:
                 body, block, offset = content, None, 0
         json_length = parse_header_length(head.header_length, len(body))
         decoded = decode(body, json_length, signature, block, offset, self._ingress.store, self._ingress.max_input_size)
-        request = decoded.request(self._on_response)
+        request = decoded.request(self.on_response)
         request.request_start_ns = self._start_ns
         self._reply_format = decoded.reply_format
         self.form = decoded.form
-        try:
-            if self._ingress.http_forwarding is not None:
-                self._forward_headers(request, self._ingress.http_forwarding)
-            admit(request, signature)
-            self._request = request
-            model.submit(request)
-        except ServeError:
-            self._request = None
-            drop_blocks(request.inputs)
-            raise
-
-    def cancel(self) -> None:
-        """The client is gone."""
-        if self._request is not None:
-            self.model.cancel(self._request)
+        if self._ingress.http_forwarding is not None:
+            self._forward_headers(request, self._ingress.http_forwarding)
+        self.submit(request)
 
     def _forward_headers(self, request: Request, forwarding: HeaderForwarding) -> None:
         headers = [(name.decode("latin-1"), value) for name, value in self._head.headers]
         request.parameters = {**(request.parameters or {}), **forwarding.parameters(headers)}
         self.form = None  # a known form does not know of them
 
-    def _on_response(self, request: Request, response: Response) -> None:
-        # Request and call know each other; cut here, or only the garbage collector could free them.
-        self._request = None
+    def respond(self, request: Request, response: Response) -> None:
         self._on_reply(reply_to(request, response, self.model, self._head, self._reply_format))
 
 
-def reply_to(request: Request, response: Response, model: ServingModel, head: Head, reply_format: ReplyFormat) -> Reply:
+def reply_to(request: Request, response: Response, model: ServedModel, head: Head, reply_format: ReplyFormat) -> Reply:
     """The reply that carries a model's response, or says why it cannot."""
     if response.error is not None:
         return encode_error(response.error)

@@ -12,24 +12,22 @@ client that does not read its answers can make the server collect memory.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stubserve.errors import ServeError, invalid
-from stubserve.protocols.http.body import MAX_BODY_BYTES, ArenaBody, refusal
+from stubserve.inference.heap_account import FREE_BYTES
+from stubserve.protocols.arrival import ArenaArrival, HeapArrival
+from stubserve.protocols.http.body import MAX_BODY_BYTES, place, refusal
 from stubserve.protocols.http.chunked import ChunkedBody, TooManyChunks
-from stubserve.protocols.http.head import MAX_HEAD_BYTES, BadRequest, Head
+from stubserve.protocols.http.exchange import Exchange
+from stubserve.protocols.http.head import BadRequest, Head, Http2Preface, check_beginning
 from stubserve.protocols.http.infer_encode import encode_error
 from stubserve.protocols.http.shared import SCRATCH_BYTES, Connections
 from stubserve.protocols.http.state import BODY, BUSY, CLOSED, HEAD, PASS, SKIP
-
-if TYPE_CHECKING:
-    from stubserve.protocols.http.connection import Connection
 
 
 class Reader:
     """One connection's. `inbox` is where the next read goes, unless there is an `arena_body`: then into its rest."""
 
-    def __init__(self, connection: Connection, shared: Connections) -> None:
+    def __init__(self, connection: Exchange, shared: Connections) -> None:
         self._connection = connection
         self._shared = shared
         self._ingress = shared.ingress
@@ -39,9 +37,11 @@ class Reader:
         self.paused = False
         self._watched = False
         # Per-request state
-        self.arena_body: ArenaBody | None = None
+        self.arena_body: ArenaArrival | None = None
         self._left = 0
-        self._body = bytearray()
+        # A body that is not received into the arena: a short one, or a longer one or one of unknown length
+        self._short_body = bytearray()
+        self._body: HeapArrival | None = None
         self._chunked: ChunkedBody | None = None
         self._refusal: ServeError | None = None
 
@@ -52,16 +52,42 @@ class Reader:
             self.pending = b""
         self._process(data)
 
-    def arena_body_is_complete(self) -> None:
-        """The socket has filled the arena's block."""
-        arena_body, self.arena_body = self.arena_body, None
+    def arena_body_has(self, nbytes: int) -> None:
+        """The socket has written so many bytes into the arena's block."""
+        arena_body = self.arena_body
         assert arena_body is not None
+        try:
+            arena_body.advance(nbytes)
+        except ServeError as error:
+            self.give_up(error)
+            return
+        if arena_body.complete:
+            self._arena_body_is_complete(arena_body)
+
+    def _arena_body_is_complete(self, arena_body: ArenaArrival) -> None:
+        self.arena_body = None
         self._connection.state = BUSY
         self._unwatch()
         try:
             self._connection.infer(arena_body.view, arena_body.block, arena_body.offset)
         finally:
             arena_body.drop()
+
+    def give_up(self, error: ServeError) -> None:
+        """There is no memory for the body at hand: the rest of it is thrown away, and then the client told."""
+        arena_body, self.arena_body = self.arena_body, None
+        if arena_body is not None:
+            self._left = arena_body.length - arena_body.moved
+        self._forget_body(arena_body)
+        self._refusal = error
+        self._connection.state = SKIP
+
+    def _forget_body(self, arena_body: ArenaArrival | None) -> None:
+        self._short_body = bytearray()
+        body, self._body = self._body, None
+        for arrival in (arena_body, body):
+            if arrival is not None:
+                arrival.drop()
 
     def go_on(self) -> None:
         """Another request may be read: first what is there of it already."""
@@ -80,10 +106,8 @@ class Reader:
         """The connection is gone. What came on it goes now, not when the garbage collector finds its objects."""
         self._unwatch()
         self.pending = b""
-        self._body = bytearray()
-        if self.arena_body is not None:
-            self.arena_body.drop()
-            self.arena_body = None
+        arena_body, self.arena_body = self.arena_body, None
+        self._forget_body(arena_body)
 
     def _process(self, data: bytes) -> None:
         connection = self._connection
@@ -99,8 +123,8 @@ class Reader:
                         position += 2
                     split = data.find(b"\r\n\r\n", position)
                     if split < 0:
-                        if end - position > MAX_HEAD_BYTES:
-                            raise BadRequest("Request head is too large")
+                        if position < end:
+                            check_beginning(data, position)
                         break
                     head_end = split + 4
                     raw = data[position:head_end]
@@ -109,7 +133,13 @@ class Reader:
                     position = self._take_body(data, position)
                 else:
                     break
-        except (BadRequest, TooManyChunks) as error:
+        except BadRequest as error:
+            connection.answer_and_close(error.status, str(error))
+            return
+        except Http2Preface:
+            connection.answer_and_close(400, self._shared.where_http2_is())
+            return
+        except TooManyChunks as error:
             connection.answer_and_close(400, str(error))
             return
         if position < end and connection.state is not CLOSED:
@@ -150,12 +180,13 @@ class Reader:
                 connection.infer(data[position : position + length], None, 0)
                 return position + length
             connection.state = BODY
-            self._body = bytearray()
+            if head.chunked or length > FREE_BYTES:
+                self._body = self._ingress.arrivals.into_heap(connection, self)
         return position
 
     def _begin_in_arena(self, head: Head, data: bytes, position: int) -> int:
         try:
-            arena_body = ArenaBody(self._ingress, head, self._left)
+            arena_body = place(self._ingress, head, self._connection, self)
         except ServeError as error:
             self._refusal = error
             self._connection.state = SKIP
@@ -163,11 +194,15 @@ class Reader:
         end = min(position + self._left, len(data))
         self._connection.state = BODY
         self.arena_body = arena_body
-        arena_body.add(memoryview(data)[position:end])
         # The next request is probably as large: all of its body but what comes in so short a read needs no copy.
         self.inbox = self._shared.head_view
+        try:
+            arena_body.add(memoryview(data)[position:end])
+        except ServeError as error:
+            self.give_up(error)
+            return position + arena_body.moved
         if arena_body.complete:
-            self.arena_body_is_complete()
+            self._arena_body_is_complete(arena_body)
         return end
 
     def _begin_passing_on(self, raw: bytes, data: bytes, position: int) -> int:
@@ -195,28 +230,45 @@ class Reader:
             connection.pass_on(data[start:position], last=complete)
             return position
         if connection.state is BODY:
-            self._keep(pieces)
+            try:
+                self._keep(pieces)
+            except ServeError as error:
+                self._forget_body(None)
+                self._refusal = error
+                connection.state = SKIP
         if complete and connection.state is SKIP:
             assert self._refusal is not None
             connection.state = BUSY
             connection.reply(encode_error(self._refusal))
         elif complete:
             connection.state = BUSY
-            body, self._body = bytes(self._body), bytearray()
-            connection.infer(body, None, 0)
+            if self._body is None:
+                body, self._short_body = bytes(self._short_body), bytearray()
+                connection.infer(body, None, 0)
+            else:
+                arrival, self._body = self._body, None
+                body, share = arrival.finish()
+                try:
+                    connection.infer(body, None, 0)
+                finally:
+                    share.drop()
         return position
 
     def _keep(self, pieces: list[bytes]) -> None:
-        for piece in pieces:
-            self._body += piece
+        """Raises ServeError where the body is too long, or there is no memory for it."""
+        body = self._body
+        if body is None:
+            for piece in pieces:
+                self._short_body += piece
+            return
         limit = max(self._ingress.max_input_size, 1 << 20)
-        if self._chunked is not None and len(self._body) > limit:
-            self._refusal = invalid(
-                f"request body exceeds the maximum of {limit} bytes for a chunked body. "
-                "Use --http-max-input-size to increase the limit, or send a Content-Length."
-            )
-            self._connection.state = SKIP
-            self._body = bytearray()
+        for piece in pieces:
+            if body.moved + len(piece) > limit:
+                raise invalid(
+                    f"request body exceeds the maximum of {limit} bytes for a chunked body. "
+                    "Use --http-max-input-size to increase the limit, or send a Content-Length."
+                )
+            body.add(piece)
 
     def _watch_or_not(self) -> None:
         """A client has to go on with what it has begun to send, where it may."""

@@ -18,7 +18,9 @@ from time import monotonic_ns
 
 from stubserve_stub.wire.datatypes import BYTES
 
+from stubserve.inference.call import Call
 from stubserve.inference.request import Request, Response
+from stubserve.inference.served_model import ServedModel
 from stubserve.inference.tensor import Tensor
 from stubserve.protocols.http.head import Head
 from stubserve.protocols.http.infer import reply_to
@@ -26,7 +28,6 @@ from stubserve.protocols.http.infer_decode import KnownForm
 from stubserve.protocols.http.infer_encode import json_array
 from stubserve.protocols.http.json_numbers import pack
 from stubserve.protocols.http.reply import JSON, Reply, reply_head
-from stubserve.protocols.serving import ServingModel
 
 # Replies differ by the outputs' shapes; a model that gives many of them is better served the general way.
 _REPLIES = 16
@@ -34,15 +35,38 @@ _REPLIES = 16
 _TAIL = b"}]}"
 
 
-class Repeat:
-    """One request's surroundings, and what they mean to `model`. `length` is that of the whole request."""
+class Repeat(Call):
+    """One request's surroundings, and what they mean to `model`: a call that is made again and again, one at a time.
 
-    __slots__ = ("_in_json", "_plan", "_prefix", "_replies", "_start", "_stop", "_suffix", "head", "length", "model")
+    `length` is that of the whole request. `on_repeated` is called with each request and its response.
+    """
 
-    def __init__(self, head: Head, model: ServingModel, form: KnownForm, data: bytes, body_start: int) -> None:
+    __slots__ = (
+        "_in_json",
+        "_on_repeated",
+        "_plan",
+        "_prefix",
+        "_replies",
+        "_start",
+        "_stop",
+        "_suffix",
+        "head",
+        "length",
+    )
+
+    def __init__(
+        self,
+        head: Head,
+        model: ServedModel,
+        form: KnownForm,
+        data: bytes,
+        body_start: int,
+        on_repeated: Callable[[Request, Response], None],
+    ) -> None:
         """`data` is the request, its body, of that form, from `body_start` on."""
+        super().__init__(model)
         self.head = head
-        self.model = model
+        self._on_repeated = on_repeated
         self.length = len(data)
         self._plan = form.plan
         self._in_json = form.in_json
@@ -58,18 +82,21 @@ class Repeat:
         """Whether data of the right length has the same surroundings."""
         return data.startswith(self._prefix) and data.startswith(self._suffix, self._stop)
 
-    def request(self, data: memoryview, on_response: Callable[[Request, Response], None]) -> Request | None:
+    def read(self, data: memoryview) -> Request | None:
         """The admitted request in data that fits; None where its numbers are not what they should be."""
         start_ns = monotonic_ns()
         if self._in_json:
             numbers = pack((bytes(data[self._start : self._stop]),), self._plan.kinds)
             if numbers is None:
                 return None
-            request = self._plan.inline_request(numbers, 0, on_response)
+            request = self._plan.inline_request(numbers, 0, self.on_response)
         else:
-            request = self._plan.inline_request(data, self._start, on_response)
+            request = self._plan.inline_request(data, self._start, self.on_response)
         request.request_start_ns = start_ns
         return request
+
+    def respond(self, request: Request, response: Response) -> None:
+        self._on_repeated(request, response)
 
     def reply(self, request: Request, response: Response, closing: bool) -> bytes | Reply:
         """The answer: all bytes of it, or, where it is not like those before or the last one, in the general form."""

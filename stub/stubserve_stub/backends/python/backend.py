@@ -56,7 +56,7 @@ class PythonBackend(Backend):
         questions = Questions(instance.name, host.control.send)
         host.control.handle("told", questions.on_told)
         model_control.connect(questions)
-        shared_memory.connect(host.arena)
+        shared_memory.connect(questions)
         metrics.connect(questions, host.control.send)
         self._model.initialize(instance.arguments)
         self.checks_readiness = self._model.checks_readiness
@@ -83,9 +83,9 @@ class PythonBackend(Backend):
                 result = self._model.execute(list(received.requests))
                 batch.computed()
                 entries = received.encode(received.check(result))
-        except BaseException:
+        except BaseException as raised:
             if os.getpid() == self._process:  # else in one that the model has forked, where nothing of this is its own
-                received.revoke_senders()
+                received.give_up_senders(self.host.failure_text(describe(raised)))
                 self._current = None
                 received.release()
             raise

@@ -141,11 +141,11 @@ class ModelBatch:
             request._sender._revoke()
         return messages.RESCHEDULED
 
-    def revoke_senders(self) -> None:
+    def give_up_senders(self, error: str) -> None:
         """Ends what is open: the whole batch has failed."""
         for request in self.requests:
             if request._sender is not None:
-                request._sender._revoke()
+                request._sender._give_up(error)
 
     def senders(self) -> List["weakref.ref[InferenceResponseSender]"]:
         """Those that there are, without keeping them alive."""

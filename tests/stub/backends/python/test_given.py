@@ -18,7 +18,9 @@ from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.arena import Arena
+from stubserve_stub.wire.budget import Grant, Ledger
 from stubserve_stub.wire.places import InRegion, Lent, OnDevice, Place, Shared
+from stubserve_stub.wire.stub_arena import StubArena
 
 FP32 = 11
 
@@ -29,9 +31,10 @@ def channel() -> Iterator[Channel]:
         doorbells = [os.eventfd(0) for _ in range(3)]
         for doorbell in doorbells:
             stack.callback(os.close, doorbell)
-        arena = Arena.create(1 << 20)
+        arena = Arena.create(Ledger(1 << 20))
         stack.callback(os.close, arena.fd)
-        yield Channel(arena, 1, *doorbells)
+        arena.segment(1)
+        yield Channel(StubArena(arena.fd, arena.facts(), 1, Grant(1 << 20)), *doorbells)
 
 
 def batch(channel: Channel, *slots: Any) -> ModelBatch:

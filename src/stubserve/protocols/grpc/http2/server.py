@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import ssl
 
+from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.grpc.http2.connection import Connection
-from stubserve.protocols.grpc.options import GrpcOptions, Tls
 from stubserve.protocols.grpc.service import Service
 from stubserve.protocols.listening import listen
+from stubserve.protocols.open_connections import OpenConnections
 from stubserve.protocols.sent_memory import SentMemory
 from stubserve.protocols.serving import Ingress
 from stubserve.protocols.stall import StallWatch
+from stubserve.settings import GrpcSettings, Tls
 
 # What one read of a connection may bring.
 SCRATCH_BYTES = 256 * 1024
@@ -24,7 +26,7 @@ _ENCODINGS = {"low": ("gzip", 1), "medium": ("deflate", 3), "high": ("deflate", 
 class Http2Transport:
     """A listening gRPC server for a service. `port` is the one that it got. Raises OSError."""
 
-    def __init__(self, ingress: Ingress, service: Service, options: GrpcOptions) -> None:
+    def __init__(self, ingress: Ingress, service: Service, options: GrpcSettings) -> None:
         self.ingress = ingress
         self.options = options
         self.methods = service.methods
@@ -35,8 +37,10 @@ class Http2Transport:
         # What connections share
         self.scratch_view = memoryview(bytearray(SCRATCH_BYTES))
         self.sent_memory = SentMemory()
-        self.stall_watch = StallWatch()
+        self.stall_watch = StallWatch(ingress.pace)
+        self.send_watch = SendWatch(ingress.pressure, ingress.send_timeout_s)
         self.connections: set[Connection] = set()
+        self._open = OpenConnections(ingress.idle_timeout_s)
         self._service = service
         self._tls = None if options.tls is None else _context(options.tls)
         self._listener = listen(options.address, options.port, options.reuse_port)
@@ -67,9 +71,15 @@ class Http2Transport:
             self._gone.clear()
             await self._gone.wait()
 
+    def add(self, connection: Connection, descriptor: int) -> bool:
+        """A client has connected; False where there is no descriptor for it."""
+        self.connections.add(connection)
+        return self._open.add(connection, descriptor)
+
     def forget(self, connection: Connection) -> None:
         """A connection is closed."""
         self.connections.discard(connection)
+        self._open.discard(connection)
         self._gone.set()
 
 

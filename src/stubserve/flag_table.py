@@ -1,0 +1,319 @@
+"""The flags of `stubserve serve`: which there are, what they take and set, and which belong to parts that are not here.
+
+Flags of parts that stubserve does not have (yet) are known by name and refused with a plain word, never ignored. Those
+that cannot matter here (a thread count of a thread pool that does not exist) are accepted and have no effect; the table
+says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stubserve.flag_values import (
+    parse_backend_config,
+    parse_bool,
+    parse_int,
+    parse_metrics_config,
+    parse_restricted,
+    parse_size,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag: `setting` is what it sets, as the group and field of `Settings` (or a field of its own).
+
+    `many` flags may be repeated and collect; a `switch` needs no value (bare means true).
+    """
+
+    name: str
+    setting: str
+    parse: Callable[[str], Any]
+    help: str
+    many: bool = False
+    switch: bool = False
+
+
+FLAGS = (
+    Flag("model-repository", "repository.paths", Path, "A folder of models. May be given several times.", many=True),
+    Flag("model-store", "repository.paths", Path, "Same as --model-repository.", many=True),
+    Flag("id", "id", str, "The server's name in its metadata (triton)."),
+    Flag("exit-on-error", "exit_on_error", parse_bool, "Exit when a model fails to load (true).", switch=True),
+    Flag("strict-readiness", "strict_readiness", parse_bool, "Ready only when every model is (true).", switch=True),
+    Flag(
+        "disable-auto-complete-config",
+        "repository.disable_auto_complete",
+        parse_bool,
+        "Take config.pbtxt as it is, never ask the model (false).",
+        switch=True,
+    ),
+    Flag(
+        "model-control-mode",
+        "repository.control_mode",
+        str.lower,
+        "none, explicit (load by request) or poll (load what changes) (none).",
+    ),
+    Flag(
+        "load-model",
+        "repository.load_models",
+        str,
+        "A model to load at the start, * for all, with explicit model control.",
+        many=True,
+    ),
+    Flag(
+        "repository-poll-secs",
+        "repository.poll_secs",
+        parse_int,
+        "Seconds between looks for changes, with poll; 0 for only one (15).",
+    ),
+    Flag(
+        "model-load-thread-count",
+        "repository.load_threads",
+        parse_int,
+        "Model versions that load at the same time (4).",
+    ),
+    Flag("model-config-name", "repository.config_name", str, "Use configs/<name>.pbtxt of a model where it exists."),
+    Flag(
+        "backend-directory",
+        "instances.backend_directory",
+        Path,
+        "Backends written in Python: <name>/model.py (/opt/tritonserver/backends).",
+    ),
+    Flag(
+        "backend-config",
+        "instances.backend_config",
+        parse_backend_config,
+        "[<backend>,]<setting>=<value>, passed to the backend.",
+        many=True,
+    ),
+    Flag(
+        "exit-timeout-secs",
+        "exit_timeout_secs",
+        parse_int,
+        "How long a stopping server waits for requests and models (30).",
+    ),
+    Flag("allow-http", "http.allow", parse_bool, "Serve HTTP (true).", switch=True),
+    Flag("http-address", "http.address", str, "The address to serve HTTP on (0.0.0.0)."),
+    Flag("http-port", "http.port", parse_int, "The port to serve HTTP on (8000)."),
+    Flag("reuse-http-port", "http.reuse_port", parse_bool, "Let several servers share the port (false).", switch=True),
+    Flag(
+        "http-max-input-size",
+        "http.max_input_size",
+        parse_int,
+        "Largest JSON, compressed or raw request, in bytes (67108864).",
+    ),
+    Flag(
+        "http-header-forward-pattern",
+        "http.header_forward_pattern",
+        str,
+        "HTTP headers whose names match become request parameters.",
+    ),
+    Flag("allow-grpc", "grpc.allow", parse_bool, "Serve gRPC (true).", switch=True),
+    Flag("grpc-address", "grpc.address", str, "The address to serve gRPC on (0.0.0.0)."),
+    Flag("grpc-port", "grpc.port", parse_int, "The port to serve gRPC on (8001)."),
+    Flag("reuse-grpc-port", "grpc.reuse_port", parse_bool, "Let several servers share the port (false).", switch=True),
+    Flag(
+        "grpc-header-forward-pattern",
+        "grpc.header_forward_pattern",
+        str,
+        "Metadata whose keys match become request parameters.",
+    ),
+    Flag(
+        "grpc-restricted-protocol",
+        "grpc.restricted_protocols",
+        parse_restricted,
+        "<protocol>,...:<key>=<value> that metadata must have.",
+        many=True,
+    ),
+    Flag("grpc-infer-response-compression-level", "grpc.compression_level", str, "none, low, medium or high (none)."),
+    Flag("grpc-use-ssl", "grpc.use_ssl", parse_bool, "Serve gRPC over TLS (false).", switch=True),
+    Flag(
+        "grpc-use-ssl-mutual",
+        "grpc.use_ssl_mutual",
+        parse_bool,
+        "TLS, and clients need a certificate (false).",
+        switch=True,
+    ),
+    Flag("grpc-server-cert", "grpc.server_cert", str, "The server's certificate, a PEM file."),
+    Flag("grpc-server-key", "grpc.server_key", str, "The certificate's private key, a PEM file."),
+    Flag("grpc-root-cert", "grpc.root_cert", str, "Root certificates of clients, a PEM file."),
+    Flag(
+        "grpc-keepalive-time",
+        "grpc.keepalive_time",
+        parse_int,
+        "Milliseconds without traffic until a client is pinged (7200000).",
+    ),
+    Flag(
+        "grpc-keepalive-timeout",
+        "grpc.keepalive_timeout",
+        parse_int,
+        "Milliseconds that a ping may go unanswered (20000).",
+    ),
+    Flag(
+        "grpc-keepalive-permit-without-calls",
+        "grpc.keepalive_permit_without_calls",
+        parse_bool,
+        "Ping without running calls (false).",
+        switch=True,
+    ),
+    Flag(
+        "grpc-http2-max-pings-without-data",
+        "grpc.max_pings_without_data",
+        parse_int,
+        "Pings without data in between (2).",
+    ),
+    Flag(
+        "grpc-http2-min-recv-ping-interval-without-data",
+        "grpc.min_recv_ping_interval_without_data",
+        parse_int,
+        "Milliseconds between clients' pings (300000).",
+    ),
+    Flag(
+        "grpc-http2-max-ping-strikes", "grpc.max_ping_strikes", parse_int, "Too early pings that a client may send (2)."
+    ),
+    Flag(
+        "grpc-max-connection-age",
+        "grpc.max_connection_age",
+        parse_int,
+        "Milliseconds that a connection may live (no limit).",
+    ),
+    Flag(
+        "grpc-max-connection-age-grace",
+        "grpc.max_connection_age_grace",
+        parse_int,
+        "Milliseconds more for its calls to end (no limit).",
+    ),
+    Flag("allow-metrics", "metrics.allow", parse_bool, "Serve metrics (true).", switch=True),
+    Flag(
+        "allow-cpu-metrics",
+        "metrics.allow_cpu",
+        parse_bool,
+        "Metrics of the machine's CPU and memory (true).",
+        switch=True,
+    ),
+    Flag("metrics-address", "metrics.address", str, "The address to serve metrics on (that of HTTP)."),
+    Flag("metrics-port", "metrics.port", parse_int, "The port to serve metrics on (8002)."),
+    Flag(
+        "metrics-interval-ms",
+        "metrics.interval_ms",
+        parse_int,
+        "How long CPU utilization is measured over, at least (2000).",
+    ),
+    Flag(
+        "metrics-config",
+        "metrics.config",
+        parse_metrics_config,
+        "<setting>=<value>, as summary_latencies=true.",
+        many=True,
+    ),
+    Flag("log-verbose", "logging.verbose", parse_int, "Verbose logging from level 1 on (0)."),
+    Flag("log-info", "logging.info", parse_bool, "Log info messages (true).", switch=True),
+    Flag("log-warning", "logging.warning", parse_bool, "Log warnings (true).", switch=True),
+    Flag("log-error", "logging.error", parse_bool, "Log errors (true).", switch=True),
+    Flag("log-format", "logging.format", str, "default or ISO8601."),
+    Flag("log-file", "logging.file", str, "Append the log to this file."),
+    # stubserve's own
+    Flag(
+        "shm-limit",
+        "shm_limit",
+        parse_size,
+        "Shared memory for tensors, as 8G or in bytes (half of the machine's memory).",
+    ),
+    Flag(
+        "request-min-rate",
+        "clients.min_rate",
+        parse_int,
+        "Bytes per second that an unfinished request has to arrive at (500).",
+    ),
+    Flag(
+        "request-timeout-secs",
+        "clients.request_timeout_secs",
+        parse_int,
+        "Seconds within which all of a request has to arrive; 0: no limit (3600).",
+    ),
+    Flag(
+        "connection-share",
+        "clients.share",
+        parse_int,
+        "Percent of --shm-limit for a connection's unfinished requests (50).",
+    ),
+    Flag(
+        "send-timeout-secs",
+        "clients.send_timeout_secs",
+        parse_int,
+        "Seconds that a client may take nothing of its answer; 0: no limit (60).",
+    ),
+    Flag(
+        "idle-timeout-secs",
+        "clients.idle_timeout_secs",
+        parse_int,
+        "Seconds that a connection may be idle; 0: no limit (3600).",
+    ),
+    Flag("grpc-transport", "grpc.transport", str, "native, or grpcio for gRPC through its C core: slower (native)."),
+    Flag(
+        "stub-restart-limit",
+        "instances.restart_limit",
+        parse_int,
+        "Restarts in a row of a stub that dies; 0 turns restarting off (10).",
+    ),
+    Flag(
+        "environment-cache",
+        "instances.environment_cache",
+        Path,
+        "Where archives of environments are extracted (~/.cache/stubserve/environments).",
+    ),
+    Flag(
+        "debug-model",
+        "instances.debug_models",
+        str,
+        "Give this model's stub the terminal, so that breakpoint() works in it.",
+        many=True,
+    ),
+)
+
+# Flags of parts that do not exist yet: value -> what is missing. With the value that turns the part off they are fine.
+_OFF = ("false", "off", "0")
+MISSING = {
+    "model-load-retry-count": ("retrying a load", ("0",)),
+    "model-namespacing": ("model namespacing", _OFF),
+    "http-restricted-api": ("restricted APIs", ()),
+    "allow-client-shm": ("client shared memory", _OFF),
+    "trace-config": ("tracing", ()),
+    "trace-file": ("tracing", ()),
+    "trace-level": ("tracing", ("OFF",)),
+    "trace-rate": ("tracing", ()),
+    "trace-count": ("tracing", ()),
+    "log-frequency": ("tracing", ()),
+    "cache-config": ("the response cache", ()),
+    "cache-directory": ("the response cache", ()),
+    "response-cache-byte-size": ("the response cache", ("0",)),
+    "rate-limit": ("the rate limiter", ("off",)),
+    "rate-limit-resource": ("the rate limiter", ()),
+    "host-policy": ("host policies", ()),
+    "model-load-gpu-limit": ("GPU tensors", ()),
+    "repoagent-directory": ("repository agents", ()),
+    "allow-sagemaker": ("SageMaker", _OFF),
+    "allow-vertex-ai": ("Vertex AI", _OFF),
+    "strict-model-config": ("this deprecated flag; use --disable-auto-complete-config", _OFF),
+}
+
+_ONE_LOOP = "HTTP is served by one event loop, not by a pool of threads"
+_NO_GPU_POOL = "there is no such memory pool here"
+
+# Accepted, because they are in everybody's command line, and said in the log to be without effect.
+WITHOUT_EFFECT = {
+    "allow-gpu-metrics": "there are no metrics of GPUs here",
+    "http-thread-count": _ONE_LOOP,
+    "grpc-infer-thread-count": "gRPC is served by one event loop, not by a pool of threads",
+    "grpc-infer-allocation-pool-size": "requests and responses are not pooled here",
+    "grpc-max-response-pool-size": "how much waits for a slow reader is bounded by its bytes here",
+    "pinned-memory-pool-byte-size": _NO_GPU_POOL,
+    "cuda-memory-pool-byte-size": _NO_GPU_POOL,
+    "cuda-virtual-address-size": _NO_GPU_POOL,
+    "min-supported-compute-capability": _NO_GPU_POOL,
+    "buffer-manager-thread-count": "tensors are not copied by threads of their own here",
+    "enable-peer-access": _NO_GPU_POOL,
+}

@@ -1,0 +1,99 @@
+"""The values of flags, from text: what each kind of value looks like, and what is said of one that does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# What can be restricted, as Triton calls it.
+RESTRICTED_KINDS = (
+    "health",
+    "metadata",
+    "inference",
+    "shared-memory",
+    "model-config",
+    "model-repository",
+    "statistics",
+    "trace",
+    "logging",
+)
+
+
+class UsageError(Exception):
+    """The command line is wrong; the text says how."""
+
+
+def parse_bool(text: str) -> bool:
+    """Triton's booleans: true, on, 1, false, off, 0 in any case. Raises UsageError."""
+    value = text.lower()
+    if value in ("true", "on", "1"):
+        return True
+    if value in ("false", "off", "0"):
+        return False
+    raise UsageError(f"invalid value for bool option: {text}")
+
+
+def parse_int(text: str) -> int:
+    """A decimal number of 32 bits. Raises UsageError."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise UsageError(f"Invalid option value. Got {text}") from None
+    if not -(2**31) <= value < 2**31:
+        raise UsageError(f"Provided option value is out of bound. Got {text}")
+    return value
+
+
+def parse_size(text: str) -> int:
+    """Bytes, as a number with an optional suffix: 512M, 8G. Raises UsageError."""
+    units = {"K": 10, "M": 20, "G": 30, "T": 40}
+    digits, shift = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 0)
+    if not digits.isdecimal() or int(digits) == 0:
+        raise UsageError(f"a size is a positive number of bytes, with K, M, G or T behind it if you like. Got {text}")
+    return int(digits) << shift
+
+
+def parse_restricted(text: str) -> dict[str, tuple[str, str]]:
+    """`<kind>,<kind>:<key>=<value>` as kind -> (key, value). Raises UsageError."""
+    kinds, colon, assignment = text.partition(":")
+    key, equals, value = assignment.partition("=")
+    if not colon or not equals or not key or not value:
+        raise UsageError(
+            "--grpc-restricted-protocol option format is '<protocol>,<protocol>,...:<key>=<value>'. Got " + text
+        )
+    for kind in kinds.split(","):
+        if kind not in RESTRICTED_KINDS:
+            raise UsageError(f"unknown restricted api '{kind}'")
+    return dict.fromkeys(kinds.split(","), (key, value))
+
+
+def parse_backend_config(text: str) -> tuple[str, str, str]:
+    """`[<backend>,]<setting>=<value>` as (backend, setting, value); the backend is empty for all. Raises UsageError."""
+    backend, comma, assignment = text.partition(",")
+    if not comma:
+        backend, assignment = "", text
+    setting, equals, value = assignment.partition("=")
+    if not equals or not setting or not value or (comma and not backend):
+        raise UsageError("--backend-config option format is '<backend name>,<setting>=<value>'. Got " + text)
+    return backend, setting, value
+
+
+def parse_metrics_config(text: str) -> dict[str, Any]:
+    """`<setting>=<value>` as a field of LatencySettings. Raises UsageError."""
+    setting, equals, value = text.partition("=")
+    if not equals or not setting or not value:
+        raise UsageError("--metrics-config option format is '<setting>=<value>'. Got " + text)
+    if setting in ("counter_latencies", "histogram_latencies", "summary_latencies"):
+        return {setting: parse_bool(value)}
+    if setting != "summary_quantiles":
+        raise UsageError(
+            "--metrics-config has the settings counter_latencies, histogram_latencies, summary_latencies and "
+            f"summary_quantiles. Got {text}"
+        )
+    try:
+        # "0.5:0.05,0.9:0.01": quantile and allowed error. The error is always smaller here.
+        quantiles = tuple(float(pair.partition(":")[0]) for pair in value.split(","))
+    except ValueError:
+        quantiles = ()
+    if not quantiles or not all(0 <= quantile <= 1 for quantile in quantiles):
+        raise UsageError(f"summary_quantiles are '<quantile>:<error>,...' with quantiles from 0 to 1. Got {value}")
+    return {"quantiles": quantiles}

@@ -1,0 +1,108 @@
+"""What the rest of the server knows of a model version that serves, whatever is behind it.
+
+Protocols, the registry, metrics, and models that call others speak to a `ServedModel`; only what loads models knows
+which kind it is. `Waiter` and `BlockingCall` are its view of who waits for whom (`instances.waiting`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
+
+from stubserve.inference.latencies import Latencies
+from stubserve.inference.request import Request
+from stubserve.inference.signature import Signature
+from stubserve.inference.statistics import ModelStatistics
+
+
+class ServedModel(Protocol):
+    """A model version that takes requests.
+
+    `config` is the completed ModelConfig message, `rendered_config` the same as JSON has it. `load_seconds` is how long
+    its load took.
+    """
+
+    name: str
+    version: int
+    config: Any
+    rendered_config: dict[str, Any]
+    signature: Signature
+    statistics: ModelStatistics
+    latencies: Latencies | None
+    load_seconds: float
+
+    # Requests
+
+    def submit(self, request: Request) -> None:
+        """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
+
+    def enqueue(self, request: Request) -> None:
+        """As `submit`, for who calls `poll` when all that arrive together are queued."""
+
+    def poll(self) -> None:
+        """Runs what can run now. Raises nothing."""
+
+    def cancel(self, request: Request) -> None:
+        """The client of a submitted request is gone. It still gets its answer, sooner maybe."""
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait to be executed."""
+
+    # Readiness
+
+    def down(self) -> bool:
+        """Whether every request would be refused now."""
+
+    def why_not_ready(self) -> str:
+        """Empty if all of it is ready, else the reason for people."""
+
+    def checks_readiness(self) -> bool:
+        """Whether the model has a say in it, and `check_ready` takes time."""
+
+    async def check_ready(self) -> str:
+        """As `why_not_ready`, with what the model itself says. Raises nothing."""
+
+    # What it rests on
+
+    @property
+    def needs(self) -> Collection[str]:
+        """The names of the models without which it cannot serve."""
+
+    @property
+    def waiters(self) -> Sequence[Waiter]:
+        """Who may take a request to it, now or when they have been restarted, and who finishes some."""
+
+    def memory_usage(self) -> list[dict[str, Any]]:
+        """The memory of its processes, as rows of the statistics extension."""
+
+    # The end
+
+    async def drained(self) -> None:
+        """Waits until nothing is queued or executing, and nobody waits for `check_ready` to submit something."""
+
+    async def stop(self, timeout_s: float) -> None:
+        """Finalizes and ends what it runs on, by force after `timeout_s`; no request is taken from now on."""
+
+
+class Waiter(Protocol):
+    """One that takes requests and may wait for others meanwhile: an instance."""
+
+    @property
+    def name(self) -> str: ...
+
+    def has(self, request: Request) -> bool:
+        """Whether it executes this request."""
+
+    def waits_for(self) -> Sequence[BlockingCall]:
+        """The calls that keep it from finishing what it executes; empty if it goes on by itself."""
+
+
+class BlockingCall(Protocol):
+    """A call that its caller waits for."""
+
+    @property
+    def model(self) -> ServedModel: ...
+
+    @property
+    def request(self) -> Request | None: ...

@@ -1,0 +1,91 @@
+"""What an ensemble's configuration says, worked out once: its steps, and who reads which tensor.
+
+An ensemble is a flow of data between named tensors. A tensor is written once, by the ensemble's caller or by one step,
+and read by any number of steps; those that are outputs of the ensemble go to the caller as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: a request to version `version` of `model` (-1 for its newest).
+
+    `inputs` maps the names of the model's inputs to tensors of the ensemble, `outputs` those of its outputs. Equal
+    steps of two places in the ensemble differ in `index`.
+    """
+
+    index: int
+    model: str
+    version: int
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+    def __hash__(self) -> int:
+        return self.index
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What has to run for a set of requested outputs.
+
+    `readers` are the steps that read a tensor, in the order of the configuration. `uses` says how often a tensor is
+    used: once for every input of a step that it is mapped to and, for a requested output, once by the caller. A tensor
+    that is not in it is made for nobody.
+    """
+
+    outputs: tuple[str, ...]
+    readers: Mapping[str, tuple[Step, ...]]
+    uses: Mapping[str, int]
+
+
+class EnsemblePlan:
+    """The plan of an ensemble whose `config` (a protobuf ModelConfig) has been found valid."""
+
+    def __init__(self, config: Any) -> None:
+        self.name: str = config.name
+        self.inputs = tuple(tensor.name for tensor in config.input)
+        self.outputs = tuple(tensor.name for tensor in config.output)
+        self.steps = tuple(
+            # Maps come in no order of their own; sorted, every run of an ensemble is like the next.
+            Step(index, step.model_name, step.model_version, _sorted(step.input_map), _sorted(step.output_map))
+            for index, step in enumerate(config.ensemble_scheduling.step)
+        )
+        self._full = self._route(self.outputs)
+
+    def route(self, requested: Collection[str] | None) -> Route:
+        """What has to run to make the requested outputs, None for all; a step whose outputs nobody needs does not."""
+        if requested is None:
+            return self._full
+        return self._route(tuple(name for name in self.outputs if name in requested))
+
+    def _route(self, outputs: tuple[str, ...]) -> Route:
+        writers = {tensor: step for step in self.steps for tensor in step.outputs.values()}
+        needed: set[Step] = set()
+        todo = list(outputs)
+        while todo:
+            step = writers.get(todo.pop())
+            if step is not None and step not in needed:
+                needed.add(step)
+                todo.extend(step.inputs.values())
+        readers: dict[str, tuple[Step, ...]] = {}
+        for step in self.steps:
+            if step in needed:
+                for tensor in dict.fromkeys(step.inputs.values()):
+                    readers[tensor] = (*readers.get(tensor, ()), step)
+        uses = Counter(outputs)
+        for step in needed:
+            uses.update(step.inputs.values())
+        return Route(outputs, readers, uses)
+
+    def __repr__(self) -> str:
+        return f"<EnsemblePlan {self.name!r}: {[step.model for step in self.steps]}>"
+
+
+def _sorted(names: Mapping[str, str]) -> dict[str, str]:
+    return {name: names[name] for name in sorted(names)}

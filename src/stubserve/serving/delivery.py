@@ -1,0 +1,166 @@
+"""The way back: from what a request's model or the server says to who asked.
+
+Guarantees:
+- each request that `expect` was told of has exactly one final response passed on to its reader; what comes after it is
+  dropped, and logged;
+- with an order to be kept (`preserve_ordering`), responses go out in the order in which requests were expected;
+- the blocks of outputs are dropped when the reader has had them, those of inputs after the final response;
+- nothing here raises. A fault of the server's own becomes an error for the one request that it concerns, and a line in
+  the log, and is never taken for a fault of the stub whose answer it was.
+
+**Credit.** A stub sends a group of responses and waits for word that they have been passed on (`when_passed_on`). For
+a response that is held back behind another request's that word has to wait, or a fast stream fills the arena while an
+earlier request takes its time. It must not wait, though, where the wait could be for the waiting one itself: a model
+that answers the requests of one batch in turn never finishes the first of them if it is stopped at the second, and a
+request that is still queued may need this very instance. So a response waits only while all requests in front of it
+are in the hands of others, that is executing, and not in the batch that the stub is executing now.
+A request whose client is gone waits for nothing: its responses are let go as they come.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from stubserve.errors import ServeError, internal
+from stubserve.inference.admission import reshape_outputs
+from stubserve.inference.latencies import Latencies
+from stubserve.inference.request import Request, Response
+from stubserve.inference.signature import Signature
+from stubserve.inference.statistics import ModelStatistics
+from stubserve.inference.tensor import drop_blocks
+from stubserve.schedulers.ordering import ResponseOrderer
+from stubserve.serving.draining import Draining
+
+log = logging.getLogger("stubserve.model")
+
+
+class Delivery:
+    """Passes on the answers to one model version's requests, and counts them."""
+
+    __slots__ = ("_draining", "_orderer", "_owed", "_signature", "_statistics", "latencies")
+
+    def __init__(
+        self, signature: Signature, statistics: ModelStatistics, draining: Draining, keep_order: bool = False
+    ) -> None:
+        self.latencies: Latencies | None = None
+        self._signature = signature
+        self._statistics = statistics
+        self._draining = draining
+        self._orderer = ResponseOrderer() if keep_order else None
+        # What is to be done once the responses of a request that are held back have been passed on
+        self._owed: dict[Request, list[Callable[[], None]]] = {}
+
+    def expect(self, request: Request) -> None:
+        """A request has been queued, and will be answered."""
+        self._draining.under_way += 1
+        if self._orderer is not None:
+            self._orderer.expect(request)
+
+    def cancelled(self, request: Request) -> None:
+        """Nobody waits for the answer any more: what is held back of it goes."""
+        if self._orderer is not None:
+            for response in self._orderer.held(request):
+                _let_go(response)
+            for act in self._owed.pop(request, ()):
+                request.when_read(act)
+
+    # Answers
+
+    def respond(self, request: Request, response: Response) -> None:
+        """Passes on what a model has answered."""
+        if self._signature.reshaped_outputs:
+            try:
+                reshape_outputs(response, self._signature)
+            except Exception:
+                log.exception("an answer of model '%s' could not be given its shape", self._signature.model)
+                _let_go(response)
+                response.error = internal("unexpected error in the answer's shapes; see the server's log")
+        if self._orderer is None:
+            self._pass_on(request, response)
+        else:
+            self._pass_on_in_order(self._orderer, request, response)
+
+    def respond_streamed(self, request: Request, response: Response, start_ns: int) -> None:
+        """Passes on what a model has sent, at `start_ns`, through a response sender."""
+        if self._signature.decoupled:
+            try:
+                self._statistics.record_response(request, response, start_ns)
+            except Exception:
+                log.exception("a response of model '%s' could not be counted", self._signature.model)
+        self.respond(request, response)
+
+    def fail(self, requests: Iterable[Request], error: ServeError, outcome: str | None) -> None:
+        """Answers requests with an error; with an `outcome` they are counted, as failures without an execution."""
+        for request in requests:
+            if outcome is not None:
+                request.outcome = outcome
+                self._statistics.record_failure(request)
+            response = Response(error=error)
+            if self._orderer is None:
+                self._pass_on(request, response)
+            else:
+                self._pass_on_in_order(self._orderer, request, response)
+
+    def executed(self, requests: Sequence[Request]) -> None:
+        """Counts a batch that has been executed."""
+        try:
+            self._statistics.record_batch(requests)
+            if self.latencies is not None:
+                self.latencies.on_batch(requests)
+        except Exception:
+            log.exception("a batch of model '%s' could not be counted", self._signature.model)
+
+    def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
+        """Has `act` called when all responses to `request` so far are with its reader, and that has kept up.
+
+        `batch` are the requests of its batch while that is being executed.
+        """
+        ahead = self._orderer.ahead_of(request) if self._orderer is not None and not request.cancelled else ()
+        if ahead and all(other.compute_start_ns and other not in batch for other in ahead):
+            self._owed.setdefault(request, []).append(act)
+        else:
+            request.when_read(act)
+
+    def _pass_on_in_order(self, orderer: ResponseOrderer, request: Request, response: Response) -> None:
+        if request.cancelled:
+            _let_go(response)
+        try:
+            released = orderer.complete(request, response)
+        except (KeyError, ValueError):
+            log.exception("a request of model '%s' was answered after its final response", self._signature.model)
+            _let_go(response)
+            return
+        for one, its_response in released:
+            self._pass_on(one, its_response)
+            if self._owed:
+                for act in self._owed.pop(one, ()):
+                    one.when_read(act)
+
+    def _pass_on(self, request: Request, response: Response) -> None:
+        if self.latencies is not None:
+            try:
+                self.latencies.on_response(request, response)
+            except Exception:
+                log.exception("a response of model '%s' could not be counted", self._signature.model)
+        try:
+            request.on_response(request, response)
+        except Exception:
+            log.exception("the answer to a request of model '%s' could not be passed on", self._signature.model)
+        for tensor in response.outputs:
+            if tensor.span is not None:
+                tensor.span.drop()
+        if response.final:
+            for tensor in request.inputs:
+                if tensor.span is not None:
+                    tensor.span.drop()
+            draining = self._draining
+            draining.under_way -= 1
+            if draining.awaited:
+                draining.tell()
+
+
+def _let_go(response: Response) -> None:
+    """Drops what a response brings; that it came, and its error, stay."""
+    drop_blocks(response.outputs)
+    response.outputs = []

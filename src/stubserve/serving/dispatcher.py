@@ -1,0 +1,228 @@
+"""Asks the scheduler what to do now, and has instances do it.
+
+Guarantees:
+- `poll` may be called from anywhere, from within an answer that it gives as well: there is one round at a time, and a
+  round that was asked for meanwhile follows it. So the alarm always stands as the latest decision has it, and a chain
+  of answers that submit requests becomes no recursion;
+- a request that the scheduler took is answered, whatever goes wrong: with an instance that does not take its work, and
+  with the scheduler itself. A scheduler that raises is a fault of the server's; everything that is queued is then
+  answered with an error, and the instances that have nothing are offered anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterable
+from typing import Protocol
+
+from stubserve.errors import Code, ServeError, internal
+from stubserve.inference.request import CANCELLED, OTHER_FAILURE, REJECTED, Request, Response
+from stubserve.inference.work import Work
+from stubserve.schedulers.base import Scheduler
+from stubserve.schedulers.depth import Depth
+from stubserve.serving.alarm import Alarm
+
+log = logging.getLogger("stubserve.model")
+
+
+class Executor(Hashable, Protocol):
+    """An instance, as far as work is concerned."""
+
+    name: str
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether work that it is given now has a chance to be executed."""
+
+    def execute(self, work: Work) -> None:
+        """Starts to execute. Where it raises anything the instance has not got the work."""
+
+
+class Answers(Protocol):
+    """Who answers the requests that end here."""
+
+    def fail(self, requests: Iterable[Request], error: ServeError, outcome: str | None) -> None: ...
+
+
+class Dispatcher:
+    """The scheduler of one model version, its alarm, and the instances that serve. Lives on the event loop."""
+
+    def __init__(
+        self,
+        model: str,
+        scheduler: Scheduler,
+        answers: Answers,
+        clock: Callable[[], int] = time.monotonic_ns,
+        alarm: Callable[[Callable[[], None]], Alarm] = Alarm,
+    ) -> None:
+        self._model = model
+        self._answers = answers
+        self._clock = clock
+        self._make_alarm = alarm
+        self._loop = asyncio.get_running_loop()
+        self._scheduler = scheduler
+        self._depth = Depth(scheduler.plain)
+        self._alarm: Alarm | None = None
+        # How many instances get work
+        self.serving = 0
+        # Queues a request as of a time in ns; `poll` runs it. Raises ServeError if it is not taken.
+        self.enqueue = scheduler.enqueue
+        # Whether the scheduler wants to hear of responses and finished work
+        self.has_slots = scheduler.has_slots
+        self._closed = False
+        self._poll_is_due = False
+        # While a round is under way: whether another is to follow
+        self._polling = False
+        self._again = False
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait to be executed."""
+        return self._scheduler.queued
+
+    # Requests
+
+    def cancel(self, request: Request) -> None:
+        """Marks a request whose client is gone; one that waits is answered."""
+        self._scheduler.cancel(request)
+        self.poll()
+
+    def reschedule(self, request: Request) -> bool:
+        """Takes a request back that has just executed; False where the model has no such thing."""
+        return self._scheduler.reschedule(request, self._clock())
+
+    def response_complete(self, request: Request, response: Response) -> None:
+        """Tells the scheduler of the final response to a request that ran."""
+        try:
+            self._scheduler.response_complete(request, response)
+        except Exception:
+            log.exception("the scheduler of model '%s' failed at a response", self._model)
+
+    def drain(self) -> list[Request]:
+        """Removes and returns everything that is queued."""
+        return list(self._scheduler.drain())
+
+    # Instances
+
+    def join(self, instance: Executor) -> None:
+        """An instance gets work from now on."""
+        if self._closed:
+            return
+        self._depth.join(instance)
+        self.serving = len(self._depth)
+        self._scheduler.instance_idle(instance)
+        self.poll()
+
+    def leave(self, instance: Executor) -> None:
+        """An instance gets no more work; no harm if it got none before."""
+        self._depth.leave(instance)
+        self.serving = len(self._depth)
+        self._scheduler.instance_gone(instance)
+
+    def work_done(self, instance: Executor, work: Work) -> None:
+        """An instance has executed work: it gets the next at once."""
+        scheduler = self._scheduler
+        try:
+            if self.has_slots:
+                scheduler.work_done(instance, work)
+            if self._depth.done(instance, work) and instance.takes_work:
+                scheduler.instance_idle(instance)
+        except Exception:
+            self._recover()
+        self.poll()
+
+    def close(self) -> None:
+        """No instance gets work any more, and no alarm rings."""
+        self._closed = True
+        self._depth = Depth(False)
+        self.serving = 0
+        if self._alarm is not None:
+            self._alarm.close()
+            self._alarm = None
+
+    # What to do now
+
+    def poll_soon(self) -> None:
+        """Polls once for all that this turn of the event loop brings, so that requests can share a batch."""
+        if not self._poll_is_due:
+            self._poll_is_due = True
+            self._loop.call_soon(self.poll)
+
+    def poll(self) -> None:
+        """Runs what can run now. Raises nothing."""
+        if self._polling:
+            self._again = True
+            return
+        self._polling = True
+        try:
+            while True:
+                self._again = self._poll_is_due = False
+                now = self._clock()
+                try:
+                    decision = self._scheduler.poll(now)
+                except Exception:
+                    self._recover()
+                    return
+                if decision.wake_at_ns is not None:
+                    self._wake_at(decision.wake_at_ns)
+                elif self._alarm is not None:
+                    self._alarm.set(None)
+                for instance, work in decision.run:
+                    self._hand_out(instance, work, now)  # type: ignore[arg-type]  # instances are all that it knows
+                for request, error in decision.answer:
+                    outcome = CANCELLED if error.code is Code.CANCELLED else REJECTED
+                    self._answers.fail((request,), error, outcome)
+                if not self._again:
+                    return
+        finally:
+            self._polling = False
+
+    def _hand_out(self, instance: Executor, work: Work, now_ns: int) -> None:
+        for request in work.requests:
+            request.compute_start_ns = now_ns
+        try:
+            room = self._depth.handed_out(instance)
+            instance.execute(work)
+        except Exception as raised:
+            if isinstance(raised, ServeError):
+                error = raised
+            else:
+                log.exception("a batch of model '%s' could not be handed to '%s'", self._model, instance.name)
+                error = internal(
+                    f"the request could not be handed to model instance '{instance.name}'; see the server's log"
+                )
+            self._scheduler.work_done(instance, work)
+            if self._depth.handed_back(instance):
+                self._scheduler.instance_idle(instance)
+                # Not at once: it would go on for ever while a queue of such requests is refused one by one.
+                self.poll_soon()
+            self._answers.fail(work.requests, error, OTHER_FAILURE)
+            return
+        if room:
+            self._scheduler.instance_idle(instance)
+            if self._scheduler.queued:
+                self._again = True
+
+    def _recover(self) -> None:
+        """The scheduler has raised something: nobody waits for what it may have lost track of."""
+        log.exception("the scheduler of model '%s' failed", self._model)
+        error = internal(f"unexpected error in the scheduler of model '{self._model}'; see the server's log")
+        try:
+            self._answers.fail(self.drain(), error, OTHER_FAILURE)
+            for instance in self._depth.idle():
+                self._scheduler.instance_idle(instance)
+        except Exception:
+            log.exception("the scheduler of model '%s' cannot be used any more", self._model)
+
+    def _wake_at(self, at_ns: int) -> None:
+        if self._closed:
+            return
+        if self._alarm is None:
+            try:
+                self._alarm = self._make_alarm(self.poll)
+            except OSError:  # no descriptor is left for it; the event loop's own timers are late by up to a millisecond
+                self._loop.call_later((at_ns - self._clock()) / 1e9, self.poll_soon)
+                return
+        self._alarm.set(at_ns)

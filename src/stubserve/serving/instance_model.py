@@ -1,0 +1,241 @@
+"""One loaded version of a model whose requests are executed by instances: what the rest of the server sees of it.
+
+A request comes in by `submit`, waits with the dispatcher's scheduler, is executed by an instance, and its answer goes
+out by the delivery. Here these parts are put together, and told what the instances tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from stubserve.errors import ServeError, internal, unavailable
+from stubserve.inference.latencies import Latencies
+from stubserve.inference.request import BACKEND_FAILURE, OTHER_FAILURE, REJECTED, Request, Response
+from stubserve.inference.served_model import Waiter
+from stubserve.inference.signature import Signature
+from stubserve.inference.statistics import ModelStatistics
+from stubserve.inference.work import Work
+from stubserve.instances.instance import Instance, State
+from stubserve.schedulers.base import Scheduler
+from stubserve.schedulers.factory import create_scheduler
+from stubserve.serving.delivery import Delivery
+from stubserve.serving.dispatcher import Dispatcher
+from stubserve.serving.draining import Draining
+from stubserve.serving.instance_set import InstanceSet
+
+log = logging.getLogger("stubserve.model")
+
+
+class InstanceModel:
+    """A `ServedModel` of instances, and their `InstanceOwner`. Lives on the event loop.
+
+    `scheduler` is the one that the configuration asks for, unless it is given. `clock` is CLOCK_MONOTONIC in ns.
+    """
+
+    # It rests on its instances alone.
+    needs: Collection[str] = ()
+
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        config: Any,
+        rendered_config: dict[str, Any],
+        labels: dict[str, list[str]],
+        scheduler: Scheduler | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        # Fixed while it is loaded, but for the instances and the version policy in the configuration
+        self.name = name
+        self.version = version
+        self.config = config
+        self.rendered_config = rendered_config
+        self.signature = Signature(name, version, config)
+        self.signature.labels = labels
+        self.load_seconds = 0.0
+        self._clock = clock
+        # Moving parts
+        self._instances = InstanceSet()
+        self.statistics = ModelStatistics(self._instances.memory_usage)
+        self._draining = Draining()
+        keep_order = config.dynamic_batching.preserve_ordering
+        self._delivery = Delivery(self.signature, self.statistics, self._draining, keep_order)
+        self._dispatcher = Dispatcher(name, scheduler or create_scheduler(config), self._delivery, clock)
+        self.poll = self._dispatcher.poll
+
+    @property
+    def latencies(self) -> Latencies | None:
+        """Where its latencies are counted, None if nobody wants them."""
+        return self._delivery.latencies
+
+    @latencies.setter
+    def latencies(self, latencies: Latencies | None) -> None:
+        self._delivery.latencies = latencies
+
+    # Requests
+
+    def submit(self, request: Request) -> None:
+        """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
+        self.enqueue(request)
+        self._dispatcher.poll_soon()
+
+    def enqueue(self, request: Request) -> None:
+        """As `submit`, for who calls `poll` when all that arrive together are queued."""
+        dispatcher = self._dispatcher
+        if not dispatcher.serving:
+            raise self._unavailable()
+        try:
+            dispatcher.enqueue(request, self._clock())
+        except ServeError:
+            request.outcome = REJECTED
+            self.statistics.record_failure(request)
+            raise
+        self._delivery.expect(request)
+
+    def cancel(self, request: Request) -> None:
+        """The client of a submitted request is gone."""
+        request.cancelled = True
+        request.resume()
+        self._delivery.cancelled(request)
+        self._dispatcher.cancel(request)
+        self._instances.cancel(request)
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait to be executed."""
+        return self._dispatcher.queued
+
+    # What the instances tell
+
+    def on_ready(self, instance: Instance) -> None:
+        if not instance.passive and instance in self._instances.members:
+            self._dispatcher.join(instance)
+
+    def on_results(self, instance: Instance, work: Work, finished: list[tuple[Request, Response]]) -> None:
+        dispatcher, delivery = self._dispatcher, self._delivery
+        if dispatcher.has_slots:
+            for request, response in finished:
+                dispatcher.response_complete(request, response)
+        # The next work first: the stub computes while the answers are written.
+        dispatcher.work_done(instance, work)
+        for request, response in finished:
+            delivery.respond(request, response)
+        # Nobody can read these before the next turn of the event loop.
+        delivery.executed(work.requests)
+
+    def on_response(self, request: Request, response: Response, start_ns: int) -> None:
+        if response.final and self._dispatcher.has_slots:
+            self._dispatcher.response_complete(request, response)
+        self._delivery.respond_streamed(request, response, start_ns)
+
+    def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
+        self._delivery.when_passed_on(request, act, batch)
+
+    def on_rescheduled(self, instance: Instance, request: Request) -> None:
+        if self._dispatcher.reschedule(request):
+            return
+        refusal = internal(
+            "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the "
+            "model is not configured to handle such a flag."
+        )
+        log.error("%s (model instance '%s')", refusal.message, instance.name)
+        self._delivery.fail((request,), refusal, None)
+
+    def on_death(
+        self, instance: Instance, error: ServeError, unfinished: Sequence[Request], open_: Sequence[Request]
+    ) -> None:
+        if instance.passive:
+            return
+        self._dispatcher.leave(instance)
+        self._delivery.fail(unfinished, error, BACKEND_FAILURE)
+        self._delivery.fail(open_, error, None)  # their execution has been counted
+        self._refuse_if_down()
+        self.poll()
+
+    def _refuse_if_down(self) -> None:
+        if not self._dispatcher.serving:
+            self._delivery.fail(self._dispatcher.drain(), self._unavailable(), OTHER_FAILURE)
+
+    # Its instances
+
+    @property
+    def instances(self) -> Sequence[Instance]:
+        """The instances that are wanted, whether they are ready or not."""
+        return self._instances.members
+
+    def begin_with(self, instances: list[Instance]) -> None:
+        """Gives it its first instances, which are still to be started."""
+        self._instances.change(instances)
+
+    def change_instances(
+        self, instances: list[Instance], config: Any, rendered_config: dict[str, Any], stop_timeout_s: float
+    ) -> list[asyncio.Task[None]]:
+        """Is served by `instances` from now on: those that are new join, those left out leave as by `let_go`.
+
+        The tasks are done when the latter are gone.
+        """
+        self.config, self.rendered_config = config, rendered_config
+        joining, leaving = self._instances.change(instances)
+        for instance in joining:
+            if instance.state is State.READY:
+                self.on_ready(instance)
+        for instance in leaving:
+            self._dispatcher.leave(instance)
+        tasks = [self._instances.let_go(instance, stop_timeout_s) for instance in leaving]
+        self._refuse_if_down()
+        return tasks
+
+    def let_go(self, instance: Instance, stop_timeout_s: float) -> asyncio.Task[None]:
+        """Has an instance finish what it executes, however long it takes, then finalize and end, as a task."""
+        return self._instances.let_go(instance, stop_timeout_s)
+
+    def memory_usage(self) -> list[dict[str, Any]]:
+        return self._instances.memory_usage()
+
+    @property
+    def waiters(self) -> Sequence[Waiter]:
+        return self._instances.waiters
+
+    # Readiness and the end
+
+    def down(self) -> bool:
+        """Whether no instance serves."""
+        return not self._dispatcher.serving
+
+    def why_not_ready(self) -> str:
+        """Empty if every instance is ready, else the reason of the first that is not."""
+        return self._instances.why_not_ready()
+
+    def checks_readiness(self) -> bool:
+        """Whether the model defines `is_ready`."""
+        return self._instances.checks_readiness()
+
+    async def check_ready(self) -> str:
+        """As `why_not_ready`, and asks the models that define `is_ready`: all at once, for five seconds at most."""
+        reason = self.why_not_ready()
+        if reason or not self.checks_readiness():
+            return reason
+        self._draining.begin()  # whoever asks may be about to submit a request
+        try:
+            return await self._instances.ask_whether_ready()
+        finally:
+            self._draining.end()
+
+    async def drained(self) -> None:
+        """Waits until nothing is queued or executing, and nobody waits for `check_ready` to submit something."""
+        await self._draining.drained()
+
+    async def stop(self, timeout_s: float) -> None:
+        """Finalizes and ends every instance; no request is taken from now on."""
+        self._dispatcher.close()
+        await self._instances.stop(timeout_s)
+        self._refuse_if_down()
+
+    def _unavailable(self) -> ServeError:
+        return unavailable(
+            f"model '{self.name}' version {self.version} has no running instance: {self.why_not_ready()}"
+        )

@@ -1,0 +1,105 @@
+"""The instances of a model version: those that serve it, and those that finish what they have and go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from stubserve.inference.request import Request
+from stubserve.inference.served_model import Waiter
+from stubserve.instances.instance import Instance, State
+
+log = logging.getLogger("stubserve.model")
+
+_READINESS_TIMEOUT_S = 5.0
+
+
+class InstanceSet:
+    """All instances; `members` are those that are wanted, whether they are ready or not."""
+
+    def __init__(self) -> None:
+        self.members: list[Instance] = []
+        # Instances that are no longer wanted, while they finish what they have
+        self._leaving: dict[Instance, asyncio.Task[None]] = {}
+
+    @property
+    def everyone(self) -> tuple[Instance, ...]:
+        """The members, and those that are leaving."""
+        return (*self.members, *self._leaving)
+
+    def change(self, members: list[Instance]) -> tuple[list[Instance], list[Instance]]:
+        """Replaces the members; the instances that are new, and those that were left out."""
+        before, self.members = self.members, members
+        return (
+            [instance for instance in members if instance not in before],
+            [instance for instance in before if instance not in members],
+        )
+
+    def let_go(self, instance: Instance, stop_timeout_s: float) -> asyncio.Task[None]:
+        """Has an instance finish what it executes, however long it takes, then finalize and end, as a task."""
+        instance.leave()
+        task = self._leaving[instance] = asyncio.get_running_loop().create_task(self._end(instance, stop_timeout_s))
+        task.add_done_callback(lambda _: self._leaving.pop(instance))
+        return task
+
+    async def stop(self, timeout_s: float) -> None:
+        """Finalizes and ends everyone, by force after `timeout_s`."""
+        instances = self.everyone
+        for leaving in self._leaving.values():
+            leaving.cancel()
+        await asyncio.gather(*(instance.stop(timeout_s) for instance in instances))
+
+    def cancel(self, request: Request) -> None:
+        """Lets the instance that has a request know that nobody waits for it."""
+        for instance in self.everyone:
+            instance.cancel(request)
+
+    # What they are like
+
+    def why_not_ready(self) -> str:
+        """Empty if every member is ready, else the reason of the first that is not."""
+        for instance in self.members:
+            if instance.state is not State.READY:
+                return instance.why_not_ready()
+        return ""
+
+    def checks_readiness(self) -> bool:
+        """Whether the model defines `is_ready`."""
+        return any(instance.checks_readiness for instance in self.members)
+
+    async def ask_whether_ready(self) -> str:
+        """Asks all members' models at once, for five seconds at most: the first reason of a no. Raises nothing."""
+        return next(filter(None, await asyncio.gather(*map(_ask_whether_ready, self.members))), "")
+
+    def memory_usage(self) -> list[dict[str, Any]]:
+        """The memory of the stubs, as the statistics extension shows memory: upstream's row for a model's CPU memory.
+
+        Counted is what belongs to a stub alone; not libraries that stubs share as files, and not tensors in the arena.
+        """
+        total = sum(instance.memory() for instance in self.everyone)
+        return [{"type": "CPU", "id": 0, "byte_size": total}] if total else []
+
+    @property
+    def waiters(self) -> Sequence[Waiter]:
+        """The instances that take requests, now or when they have been restarted, and those that finish some."""
+        return [waiter for instance in self.everyone if (waiter := instance.waiter) is not None]
+
+    async def _end(self, instance: Instance, stop_timeout_s: float) -> None:
+        await instance.finished()
+        try:
+            await instance.stop(stop_timeout_s)
+        except Exception:
+            log.exception("instance '%s', which is not wanted any more, could not be ended", instance.name)
+
+
+async def _ask_whether_ready(instance: Instance) -> str:
+    try:
+        return await asyncio.wait_for(instance.ask_whether_ready(), _READINESS_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        return "Timed out waiting for user-defined is_ready() response"
+    except Exception as unexpected:
+        # Whoever asked waits for an answer, and an instance that cannot be asked is not ready.
+        log.exception("instance '%s' could not be asked whether it is ready", instance.name)
+        return f"instance '{instance.name}' could not be asked whether it is ready: {unexpected!r}"

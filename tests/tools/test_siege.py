@@ -1,0 +1,70 @@
+"""A short siege by each kind of hostile client: the server stands, its answers are right, and it takes everything back.
+
+How quick it is meanwhile is `make siege`'s to say, on a machine of its own.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tools.siege import __main__ as siege
+from tools.siege.hostile import KINDS
+from tools.siege.polite import Record
+
+SECONDS = 2.0
+# Several kinds at a time, for a test that is over soon; `make siege` has them one by one.
+UNMENDED = pytest.mark.xfail(strict=False, reason="issue 11: idle stubs keep memory, HTTP/2 on HTTP's port leaks")
+GROUPS = [
+    pytest.param(["claims", "trickles", "never-reads"], id="memory", marks=UNMENDED),
+    pytest.param(["gzip-bombs", "long-ids", "json-bombs", "tiny-fields"], id="bombs"),
+    pytest.param(["classes", "floats", "strings"], id="answers"),
+    pytest.param(["connections", "wrong-port", "metadata", "floods"], id="connections", marks=UNMENDED),
+]
+
+
+def test_every_kind_is_in_a_group() -> None:
+    assert sorted(kind for group in GROUPS for kind in group.values[0]) == sorted(KINDS)
+
+
+@pytest.mark.parametrize("kinds", GROUPS)
+def test_a_siege_leaves_nothing_behind(kinds: list[str]) -> None:
+    one = siege.besiege("several", kinds, SECONDS)
+    assert set(one.tallies) == set(kinds)
+    assert all(one.tallies.values()), one.tallies
+    assert one.records["small"].times_ms
+    assert one.faults == [], siege.explained(one)
+
+
+def calm() -> dict[str, Record]:
+    return {name: Record([1.0] * 200) for name in ("small", "grpc", "health", "large")}
+
+
+def a_round(records: dict[str, Record], peak: float = 100.0, whole_s: float | None = 0.1, left: int = 0) -> siege.Round:
+    return siege.Round("kind", 1, {}, records, peak, 60.0, whole_s, left)
+
+
+def test_a_calm_round_misses_nothing() -> None:
+    assert a_round(calm()).missed == []
+
+
+def test_every_target_can_be_missed() -> None:
+    records = calm()
+    records["small"].times_ms[:3] = [60.0] * 3
+    records["health"].times_ms.clear()
+    records["large"].longest_refused_s = 5.1
+    records["grpc"].wrong = 2
+    assert a_round(records, peak=407.0, whole_s=None, left=3).missed == [
+        "small p99 60 ms, not under 50",
+        "health p99 inf ms, not under 50",
+        "4 MiB refused for 5.1 s, of which 5 may be",
+        "RSS 407 MiB, over 406",
+        "2 wrong answers",
+        "half of the arena is never given back",
+        "3 descriptors are left open",
+    ]
+
+
+def test_who_is_never_answered_is_refused() -> None:
+    records = calm()
+    records["large"].failures = {"503": 200}
+    assert a_round(records).missed == ["4 MiB refused for 0.0 s, of which 5 may be"]

@@ -1,0 +1,174 @@
+"""Shows that nobody starves: every kind of hostile client alone, then all at once. `python -m tools.siege`.
+
+A line each: what polite clients saw meanwhile, how much memory the server took, and whether it was whole afterwards.
+Exits with 1 when a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import resource
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.bench.servers import ServerError
+
+from . import fort, models
+from .hostile import KINDS, Hostile
+from .polite import Crowd, Record
+
+P99_MS = 50.0
+REFUSED_S = 5.0
+ABOVE_LIMIT_MIB = 150.0
+NOBODY, ALL = "nobody", "all at once"
+
+TITLES = (
+    "hostile", "attempts",
+    "small p50", "p99", "max ms", "failed",
+    "gRPC p99", "max ms", "failed",
+    "health p99", "max ms", "failed",
+    "4 MiB ok", "failed", "refused s",
+    "RSS peak", "after", "whole s", "fds left",
+    "missed",
+)  # fmt: skip
+
+
+@dataclass
+class Round:
+    """What one siege showed. Memory in MiB."""
+
+    name: str
+    attempts: int
+    tallies: dict[str, dict[str, int]]
+    records: dict[str, Record]
+    peak: float
+    after: float
+    whole_s: float | None
+    descriptors_left: int
+
+    @property
+    def faults(self) -> list[str]:
+        """What is wrong whatever the machine: answers, memory and descriptors."""
+        found = []
+        if wrong := sum(record.wrong for record in self.records.values()):
+            found.append(f"{wrong} wrong answers")
+        if self.whole_s is None:
+            found.append("half of the arena is never given back")
+        if self.descriptors_left:
+            found.append(f"{self.descriptors_left} descriptors are left open")
+        return found
+
+    @property
+    def missed(self) -> list[str]:
+        """The targets that this round misses, in words."""
+        found = []
+        for name in ("small", "grpc", "health"):
+            p99 = self.records[name].percentile(99)
+            if not p99 < P99_MS:
+                found.append(f"{name} p99 {p99:.0f} ms, not under {P99_MS:.0f}")
+        large = self.records["large"]
+        if large.longest_refused_s > REFUSED_S or not large.answered:
+            found.append(f"4 MiB refused for {large.longest_refused_s:.1f} s, of which {REFUSED_S:.0f} may be")
+        bound = fort.SHM_LIMIT / fort.MIB + ABOVE_LIMIT_MIB
+        if self.peak > bound:
+            found.append(f"RSS {self.peak:.0f} MiB, over {bound:.0f}")
+        return found + self.faults
+
+    def cells(self) -> list[str]:
+        small, grpc, health, large = (self.records[name] for name in ("small", "grpc", "health", "large"))
+        return [
+            self.name, str(self.attempts),
+            f"{small.percentile(50):.1f}", f"{small.percentile(99):.0f}", f"{small.worst_ms:.0f}", str(small.failed),
+            f"{grpc.percentile(99):.0f}", f"{grpc.worst_ms:.0f}", str(grpc.failed),
+            f"{health.percentile(99):.0f}", f"{health.worst_ms:.0f}", str(health.failed),
+            str(large.answered), str(large.failed), f"{large.longest_refused_s:.1f}",
+            f"{self.peak:.0f}", f"{self.after:.0f}",
+            "never" if self.whole_s is None else f"{self.whole_s:.1f}", str(self.descriptors_left),
+            "; ".join(self.missed) or "-",
+        ]  # fmt: skip
+
+
+def main() -> None:
+    options = parse_arguments()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    print(line(TITLES), flush=True)
+    rounds: list[Round] = []
+    try:
+        for name, kinds in options.sieges:
+            rounds.append(besiege(name, kinds, options.seconds))
+            print(line(rounds[-1].cells()), flush=True)
+            if options.verbose:
+                print(explained(rounds[-1]), flush=True)
+    except ServerError as error:
+        sys.exit(f"siege stopped: {error}")
+    missed = [f"{one.name}: {what}" for one in rounds if one.name != NOBODY for what in one.missed]
+    print("\n" + ("\n".join(f"missed: {text}" for text in missed) or "all targets met"))
+    sys.exit(1 if missed else 0)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tools.siege", description="Besieges a stubserve of its own.")
+    parser.add_argument("--seconds", type=float, default=8, help="length of each siege (default: %(default)s)")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=[NOBODY, *KINDS, "all"],
+        metavar="KIND",
+        help=f"only this one; may be given several times. One of {NOBODY}, {', '.join(KINDS)}, all",
+    )
+    parser.add_argument("--verbose", action="store_true", help="show what attackers did and how requests failed")
+    options = parser.parse_args()
+    if options.seconds < 1:
+        parser.error("--seconds must be at least 1")
+    known = {NOBODY: (NOBODY, []), **{kind: (kind, [kind]) for kind in KINDS}, "all": (ALL, list(KINDS))}
+    options.sieges = [known[name] for name in options.only or known]
+    return options
+
+
+def besiege(name: str, kinds: list[str], seconds: float) -> Round:
+    """One siege of a fresh server. Raises ServerError when it does not start, or does not survive."""
+    with tempfile.TemporaryDirectory(prefix="stubserve-siege-") as folder:
+        models.write(Path(folder, "models"))
+        with fort.server(Path(folder, "models"), Path(folder, "server.log")) as server:
+            ports = server.http_port, server.grpc_port
+            if fort.until_whole(server.http_port) is None:
+                raise ServerError(f"half of the arena cannot be had from the start:\n{server.log_tail()}")
+            with fort.Watch(server.pid) as watch:
+                descriptors = watch.descriptors()
+                with contextlib.ExitStack() as hostile:
+                    begun = [Hostile(kind, *ports) for kind in kinds]
+                    attackers = [hostile.enter_context(one) for one in begun]
+                    crowd = hostile.enter_context(Crowd(*ports))
+                    time.sleep(seconds)
+                    # What is told of the siege is what was seen while it lasted.
+                    crowd.stop()
+                peak = watch.peak
+                server.require_alive()
+                whole_s = fort.until_whole(server.http_port)
+                left = fort.until_closed(watch, descriptors)
+                after = watch.sample()
+    tallies = {attacker.kind: attacker.tally for attacker in attackers}
+    attempts = sum(n for tally in tallies.values() for what, n in tally.items() if what.isidentifier())
+    return Round(name, attempts, tallies, crowd.records, peak, after, whole_s, left)
+
+
+def line(cells: list[str] | tuple[str, ...]) -> str:
+    widths = [max(len(title), 5) for title in TITLES]
+    widths[0] = 12
+    first, *middle, last = cells
+    return "  ".join([first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(middle, widths[1:], strict=False)), last])
+
+
+def explained(one: Round) -> str:
+    lines = [f"    {kind}: {tally}" for kind, tally in one.tallies.items()]
+    lines += [f"    {name} failed: {record.failures}" for name, record in one.records.items() if record.failed]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

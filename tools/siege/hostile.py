@@ -1,0 +1,97 @@
+"""The kinds of hostile clients, and the process that is one of them: `python -m tools.siege.hostile KIND HTTP GRPC`.
+
+Each is a process of its own with a low priority, so that what polite clients see is what the server does and not how
+busy the attackers are. It ends when its standard input does, and then prints what it did as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+
+from . import grpc_attacks, http_attacks
+from .attack import Attempt, Target, run
+
+NICENESS = 10
+END_TIMEOUT_S = 10
+
+# Kind -> attempts, and how many clients make each at the same time
+KINDS: dict[str, list[tuple[Attempt, int]]] = {
+    "claims": [(http_attacks.claims_and_never_sends, 12), (grpc_attacks.claims_and_never_sends, 2)],
+    "trickles": [(http_attacks.trickles, 12), (http_attacks.trickles_heads, 20), (grpc_attacks.trickles, 2)],
+    "never-reads": [
+        (http_attacks.never_reads, 40),
+        (http_attacks.never_reads_a_pipeline, 4),
+        (grpc_attacks.never_reads, 4),
+    ],
+    "gzip-bombs": [(http_attacks.sends_gzip_bombs, 8), (grpc_attacks.sends_gzip_bombs, 4)],
+    "long-ids": [(http_attacks.sends_long_ids, 1)],
+    "json-bombs": [(http_attacks.sends_json_bombs, 3)],
+    "tiny-fields": [
+        (grpc_attacks.sends_tiny_fields, 1),
+        (grpc_attacks.sends_dimensions, 1),
+        (grpc_attacks.sends_zeros_and_resets, 1),
+    ],
+    "classes": [(http_attacks.asks_for_classes, 2)],
+    "floats": [(http_attacks.asks_for_floats, 1), (http_attacks.asks_for_compression, 1)],
+    "strings": [(http_attacks.asks_for_strings, 1)],
+    "connections": [(http_attacks.opens_connections, 1)],
+    "wrong-port": [(http_attacks.speaks_http2_to_http, 10), (http_attacks.speaks_http_to_grpc, 5)],
+    "metadata": [(grpc_attacks.sends_much_metadata, 4)],
+    "floods": [
+        (grpc_attacks.floods_with_settings, 1),
+        (grpc_attacks.floods_with_pings, 1),
+        (grpc_attacks.floods_with_resets, 1),
+        (grpc_attacks.floods_with_empty_data, 1),
+        (grpc_attacks.floods_with_window_updates, 1),
+    ],
+}
+
+
+class Hostile:
+    """A process of one kind; a context manager that waits until it attacks. `tally` tells what it did, at its end."""
+
+    def __init__(self, kind: str, http_port: int, grpc_port: int) -> None:
+        self.kind = kind
+        self.tally: dict[str, int] = {}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tools.siege.hostile", kind, str(http_port), str(grpc_port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def __enter__(self) -> Hostile:
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            text, _ = self._process.communicate(timeout=END_TIMEOUT_S)
+            self.tally = json.loads(text)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+
+
+def main() -> None:
+    kind, http_port, grpc_port = sys.argv[1:]
+    os.nice(NICENESS)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    target = Target(int(http_port), int(grpc_port))
+    threading.Thread(target=run, args=(target, KINDS[kind]), daemon=True).start()
+    print("attacking", flush=True)
+    sys.stdin.read()
+    target.stop.set()
+    print(json.dumps(dict(target.tally.copy())), flush=True)
+    # Whatever its threads wait for: the kernel closes their sockets, as it does for a client that is killed.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
