@@ -37,7 +37,7 @@ def python_backend(stub: StubMemory, execute: Callable[[list[Any]], Any], decoup
 
     TritonPythonModel.execute = lambda _, requests: execute(requests)  # type: ignore[attr-defined]
     backend = PythonBackend()
-    backend.initialize(Host("m_0", stub.arena, stub.channel, None))  # type: ignore[arg-type]
+    backend.initialize(Host("m_0", stub.channel, None))  # type: ignore[arg-type]
     backend._instance = InstanceFacts("m_0", {}, ["OUT"], decoupled)
     backend._senders = Senders(stub.channel, decoupled)
     backend._model = Model(TritonPythonModel, "model.py")
