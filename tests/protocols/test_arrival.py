@@ -49,7 +49,7 @@ class Server:
 
     @property
     def committed(self) -> int:
-        return sum(self.memory.arena.committed().values())
+        return sum(self.memory.ledger.committed().values())
 
     def receive(self, length: int, connection: object = None, start: int = 0) -> Receiver:
         receiver = Receiver()
