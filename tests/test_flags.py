@@ -93,6 +93,8 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
         ([], "--model-repository must be specified"),
         (["m", "--shm-limit=0"], "positive number of bytes"),
         (["m", "--http-port=99999999999"], "Provided option value is out of bound. Got 99999999999"),
+        (["m", "--execute-timeout-secs=soon"], "--execute-timeout-secs: a time is a number of seconds, from 0 on. Got"),
+        (["m", "--execute-timeout-secs=-1"], "--execute-timeout-secs: a time is a number of seconds, from 0 on. Got"),
         (["m", "--http-port=8o"], "--http-port: Invalid option value. Got 8o"),
         (["m", "--grpc-port=65536"], "--grpc-port must be a number from 0 (any that is free) to 65535. Got 65536"),
         (["m", "--log-info=maybe"], "--log-info: invalid value for bool option: maybe"),

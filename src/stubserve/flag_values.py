@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 # What can be restricted, as Triton calls it.
@@ -40,6 +41,17 @@ def parse_int(text: str) -> int:
         raise UsageError(f"Invalid option value. Got {text}") from None
     if not -(2**31) <= value < 2**31:
         raise UsageError(f"Provided option value is out of bound. Got {text}")
+    return value
+
+
+def parse_seconds(text: str) -> float:
+    """A time in seconds, from 0 on, with a fraction if you like. Raises UsageError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not (math.isfinite(value) and value >= 0):
+        raise UsageError(f"a time is a number of seconds, from 0 on. Got {text}")
     return value
 
 

@@ -24,6 +24,7 @@ from stubserve.observability import logs
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.metrics import RESERVED, ServerMetrics
+from stubserve.observability.output import output
 from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.app import create_app
@@ -309,7 +310,10 @@ def run(settings: Settings) -> int:
     _raise_descriptor_limit()
     # Whoever started the server may ignore it, which is inherited, and then nobody learns how a child has ended.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    return uvloop.run(serve(settings))
+    try:
+        return uvloop.run(serve(settings))
+    finally:
+        output.finish()
 
 
 def _raise_descriptor_limit() -> None:

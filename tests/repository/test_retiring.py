@@ -55,6 +55,19 @@ def test_each_ends_when_it_is_idle_and_the_entries_when_all_have(repository: Pat
     run(repository, scenario)
 
 
+def test_a_model_that_hangs_is_ended_where_nobody_is_patient(repository: Path) -> None:
+    async def scenario(world: World) -> None:
+        first, second = world.models
+        first.hangs = True
+        world.retiring.begin(world.loaded, world.leaving(), patient=False)
+        await in_time(world.retiring.finish(30.0))
+        assert (first.patience_s, first.stopped_within) == (4.0, [1.0])
+        assert (second.patience_s, second.stopped_within) == (4.0, [5.0])
+        assert states(world.registry) == {1: UNLOADED, 2: UNLOADED}
+
+    run(repository, scenario)
+
+
 def test_of_what_was_made_of_files_nothing_is_left(repository: Path) -> None:
     async def scenario(world: World) -> None:
         world.retiring.begin(world.made, world.leaving())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from stubserve.errors import ServeError, unavailable
+
+log = logging.getLogger("stubserve.instances")
 
 
 class ModelControl(Protocol):
@@ -42,4 +45,8 @@ async def change_model(control: ModelControl, wish: dict[str, Any]) -> dict[str,
             await control.unload(wish["model"])
     except ServeError as error:
         return {"error": error.message}
+    except Exception as raised:
+        # The model waits for an answer, and it is no fault of its stub's.
+        log.exception("unexpected error while a model's wish was carried out: %s", wish.get("question"))
+        return {"error": f"unexpected error in the server: {raised!r}"}
     return {"value": None}

@@ -67,8 +67,8 @@ class Stub:
         memory.reclaim.stubs.add(self._spare)
         self.health = Health(self._process.pid, segment.stub_words)
         self.handshake = Handshake(self._process, environment, self.health)
-        self.work = StubWork(self._process, memory, self._outputs, services.models, self.health)
-        self.work.on_idle = self._spare.on_idle
+        self.work = StubWork(self._process, memory, self._outputs, services.models)
+        self.work.watch.on_idle = self._spare.on_idle
         self._metrics = StubMetrics(services.metrics)
         services.metrics.sources.add(self._process.read_messages)
         services.log_settings.watchers.add(self._tell_log_levels)
@@ -101,7 +101,8 @@ class Stub:
             self.work.finish()
             await asyncio.wait_for(self._gone.wait(), timeout_s)
         except (ServeError, asyncio.TimeoutError):
-            await self.kill()
+            self._process.condemn(f"it had not stopped {timeout_s:g} s after it was told to")
+            await self._gone.wait()
             return False
         return True
 

@@ -137,6 +137,7 @@ class Changeover:
             self._retiring.begin(
                 loaded,
                 [self._registry.set_version(name, model.version, State.UNLOADING) for model in loaded.models],
+                patient=False,
             )
 
     async def end_all(self, timeout_s: float) -> None:

@@ -225,9 +225,25 @@ class InstanceModel:
         finally:
             self._draining.end()
 
-    async def drained(self) -> None:
-        """Waits until nothing is queued or executing, and nobody waits for `check_ready` to submit something."""
-        await self._draining.drained()
+    async def drained(self, patience_s: float = 0.0) -> bool:
+        """Waits until nothing is queued or executing, and nobody waits for `check_ready` to submit something.
+
+        With a patience no longer than some batch has been executing for all of that time; False then.
+        """
+        if not patience_s:
+            await self._draining.drained()
+            return True
+        while True:
+            before = self._instances.running()
+            try:
+                await asyncio.wait_for(self._draining.drained(), patience_s)
+            except asyncio.TimeoutError:
+                hung = [name for name, batch in self._instances.running().items() if before.get(name) == batch]
+                if hung:
+                    log.error("instance '%s' has not finished a batch for %.1f s and is ended", hung[0], patience_s)
+                    return False
+            else:
+                return True
 
     async def stop(self, timeout_s: float) -> None:
         """Finalizes and ends every instance; no request is taken from now on."""

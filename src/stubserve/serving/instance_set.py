@@ -58,6 +58,14 @@ class InstanceSet:
 
     # What they are like
 
+    def running(self) -> dict[str, int]:
+        """The numbers of the batches that are being executed, by instance."""
+        return {
+            instance.name: running[0]
+            for instance in self.everyone
+            if instance.stub is not None and (running := instance.stub.work.running) is not None
+        }
+
     def why_not_ready(self) -> str:
         """Empty if every member is ready, else the reason of the first that is not."""
         for instance in self.members:
