@@ -11,6 +11,7 @@ from typing import Any
 
 from stubserve.flag_table import FLAGS, MISSING, WITHOUT_EFFECT
 from stubserve.flag_values import UsageError, parse_bool
+from stubserve.protocols.re2 import compile_re2
 from stubserve.settings import (
     EXPLICIT,
     NONE,
@@ -124,7 +125,7 @@ def _check(settings: Settings) -> None:
     _check_grpc(settings.grpc)
     for name, group in ("http", settings.http), ("grpc", settings.grpc):
         try:
-            re.compile(group.header_forward_pattern)
+            compile_re2(group.header_forward_pattern)
         except re.error as error:
             raise UsageError(f"--{name}-header-forward-pattern is no regular expression: {error}") from None
     if settings.metrics.interval_ms < 0:

@@ -40,6 +40,9 @@ from stubserve.settings import Settings
 
 log = logging.getLogger("stubserve.server")
 
+# How much of --exit-timeout-secs HTTP requests may take to end; the rest is for models to finalize.
+_DRAIN_PART = 0.8
+
 
 class Server:
     """One server: its models and shared memory. The protocols find everything that they need here."""
@@ -61,6 +64,9 @@ class Server:
         self.memory.make_room = self.pressure.make_room
         self.arrivals = Arrivals(self.memory, self.pressure, settings.connection_share_bytes)
         self.pace = Pace(settings.clients.min_rate, settings.clients.request_timeout_secs)
+        self.send_timeout_s: float = settings.clients.send_timeout_secs
+        self.idle_timeout_s: float = settings.clients.idle_timeout_secs
+        self.grpc_port = 0
         self.loaded = False
         self.failed = False
         self.exiting = False
@@ -128,10 +134,10 @@ class Server:
                     return False
         return True
 
-    async def stop(self) -> None:
-        """Lets running requests finish, finalizes the models, ends the stubs; within --exit-timeout-secs."""
+    async def stop(self, timeout_s: float | None = None) -> None:
+        """Lets running requests finish, finalizes the models, ends the stubs; within --exit-timeout-secs by default."""
         self.exiting = True
-        await self._control.stop(self.settings.exit_timeout_secs)
+        await self._control.stop(self.settings.exit_timeout_secs if timeout_s is None else timeout_s)
 
 
 def _not_started() -> ServeError:
@@ -167,12 +173,12 @@ class HttpServer(uvicorn.Server):
         self._stopping.set()
 
 
-def http_server(server: Server) -> HttpServer:
+def http_server(server: Server, connections: Connections) -> HttpServer:
     """The HTTP front end of a server."""
     app = create_app(server)
     config = uvicorn.Config(
         app,
-        http=functools.partial(Connection, Connections(server)),  # type: ignore[arg-type]
+        http=functools.partial(Connection, connections),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         access_log=False,
@@ -220,10 +226,17 @@ async def serve(settings: Settings) -> int:
         log.warning(notice)
     http, metrics = settings.http, settings.metrics
     fronts: list[tuple[str, HttpServer, socket.socket]] = []
+    connections = Connections(server)
+
+    def log_requests_if_verbose() -> None:
+        connections.log_requests = server.log_settings.verbose
+
+    log_requests_if_verbose()
+    server.log_settings.watchers.add(log_requests_if_verbose)
     try:
         if http.allow:
             protocol, address, port = "http", http.address, http.port
-            fronts.append(("HTTPService", http_server(server), listen(address, port, http.reuse_port)))
+            fronts.append(("HTTPService", http_server(server, connections), listen(address, port, http.reuse_port)))
         if metrics.allow:
             protocol, address, port = "metrics", settings.metrics_address, metrics.port
             fronts.append(("Metrics Service", metrics_server(server), listen(address, port)))
@@ -239,6 +252,7 @@ async def serve(settings: Settings) -> int:
             log.error("failed to start gRPC at '%s': %s", place, explained(error, "grpc"))
             return 1
         await grpc.start()
+        server.grpc_port = grpc.port
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -266,11 +280,13 @@ async def serve(settings: Settings) -> int:
     if exit_code == 0:
         await stopping
     log.info("Waiting for in-flight requests to complete.")
-    server.exiting = True
+    deadline = loop.time() + settings.exit_timeout_secs
+    stopping_grpc = loop.create_task(grpc.stop(settings.exit_timeout_secs)) if grpc is not None else None
     if http.allow:
         fronts[0][1].stop()
-    stopping_grpc = loop.create_task(grpc.stop(settings.exit_timeout_secs)) if grpc is not None else None
-    await server.stop()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(connections.open.drain(), settings.exit_timeout_secs * _DRAIN_PART)
+    await server.stop(max(deadline - loop.time(), 0))
     if stopping_grpc is not None:
         await stopping_grpc
     for _, front, _ in fronts:

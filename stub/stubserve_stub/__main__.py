@@ -81,12 +81,12 @@ def main() -> None:
     for name in ("triton_python_backend_utils", "c_python_backend_utils"):
         _register(name, os.path.join(os.path.dirname(here), name, "__init__.py"), is_package=True)
 
-    from stubserve_stub.runtime.worker import Worker
+    from stubserve_stub.runtime.process import run
 
     if lent:
         # The stub has what it needs of it. A model that imports msgpack gets its own environment's, or none.
         _forget_msgpack()
-    Worker(*descriptors).run()
+    run(*descriptors)
 
 
 if __name__ == "__main__":

@@ -385,12 +385,13 @@ DECISIONS = (
         "failed to load 'nosuch', failed to poll from model repository: model not found in any model repository",
     ),
     Accepted(
-        "Names of models and files that leave their folder are refused as such; Triton 2.51 takes a name's `..` for a "
-        "folder, and only logs what is wrong with a file.",
-        ("control/traversal", "control/files_outside", "control/files_slash_outside"),
+        "Names of models and files that leave their folder are refused as such, and so are names of models with two "
+        "dots in a row; Triton 2.51 takes `..` for a folder, and only logs what is wrong with a file.",
+        ("control/traversal", "control/three_dots", "control/files_outside", "control/files_slash_outside"),
         400,
         texts={
             "control/traversal": "model name must not contain path traversal characters",
+            "control/three_dots": "model name must not contain path traversal characters",
             "control/files_outside": "must stay within model directory.",
             "control/files_slash_outside": "must stay within model directory.",
         },
@@ -559,8 +560,25 @@ DECISIONS = (
             "http/chunked_bad_size",
             "http/header_no_colon",
             "http/space_in_path",
+            "http/tls_hello",
+            "http/http2_preface",
         ),
         400,
+        texts={
+            "http/tls_hello": "this port speaks HTTP, not HTTPS",
+            "http/http2_preface": "this port speaks HTTP/1.1, not HTTP/2; gRPC is served on port",
+        },
+    ),
+    Accepted(
+        "A request of HTTP/1.1 has one Host header, by RFC 9112; Triton does not look.",
+        ("http/no_host", "http/two_hosts", "http/bad_host"),
+        400,
+        "Request must have one Host header with a valid value",
+    ),
+    Accepted(
+        "A head has at most 64 KiB and 256 fields; Triton closes the connection over the first, and counts no fields.",
+        ("http/head_too_long", "http/too_many_fields"),
+        431,
     ),
     Accepted(
         "Triton accepts what request smuggling is made of (two lengths, a length and chunks, a space before the "
@@ -594,7 +612,7 @@ DECISIONS = (
     ),
     Accepted(
         "Not HTTP: Triton closes at once, stubserve waits for the end of the first line.",
-        ("http/line_feeds_only", "http/tls_hello"),
+        ("http/line_feeds_only",),
     ),
     Accepted(
         "The text of 2.51 contains the compiler's name of a C++ type.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stubserve.inference.request import Request, unanswered
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
@@ -25,7 +27,7 @@ def request(*inputs: Tensor, **fields: object) -> Request:
     return Request(list(inputs), unanswered, **fields)  # type: ignore[arg-type]
 
 
-def zeros(name: str, shape: list[int], datatype: int = 11, itemsize: int = 4) -> Tensor:
+def zeros(name: str, shape: Sequence[int], datatype: int = 11, itemsize: int = 4) -> Tensor:
     """A tensor whose bytes fill its shape."""
     count = itemsize
     for size in shape:

@@ -13,6 +13,7 @@ import pytest
 from stubserve_stub.wire.layout import HEAP
 
 from stubserve.environments.environment import Environment
+from stubserve.inference.memory import Block
 from stubserve.inference.request import SUCCESS, Request, Response
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
@@ -33,6 +34,7 @@ from tests.serving import io_config, write_model
 from tests.stub.test_interpreters import NUMPY
 
 FP32 = 11
+ONE = Tensor("INPUT0", FP32, (1,), bytes(4))
 
 MODEL = """
     import sys
@@ -104,7 +106,7 @@ async def drive(folder: Path, interpreter: Path) -> int:
             tensor = Tensor("INPUT0", FP32, (size,), array.tobytes())
         else:
             block = memory.store(array.tobytes())
-            tensor = Tensor("INPUT0", FP32, (size,), None, block, block.offset, array.nbytes)
+            tensor = Tensor("INPUT0", FP32, (size,), None, block.whole())
         request = Request([tensor], lambda *_: None)
         stub.work.execute(Work([request]))
         ((_, response),) = await asyncio.wait_for(owner.results.get(), 60)
@@ -166,10 +168,77 @@ async def drive_plenty(folder: Path) -> None:
         ((_, response),) = await asyncio.wait_for(owner.results.get(), 60)
         assert len(response.outputs) == MANY
         unread = [response]
-        committed.append(memory.arena.committed()[1])
+        committed.append(memory.ledger.of(1))
     assert committed[3] == committed[2]
     assert await stub.stop(60)
 
 
 def test_blocks_that_have_been_read_are_free_again_however_many(repository: Path) -> None:
     asyncio.run(drive_plenty(write_model(repository, "plenty", PLENTY)))
+
+
+SLOTS = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            # What each place has, and the state itself, in the memory that it came in.
+            return [
+                pb_utils.InferenceResponse([
+                    pb_utils.Tensor(tensor.name(), tensor.as_numpy()) for tensor in request.inputs()
+                ])
+                for request in requests
+            ]
+"""
+
+
+async def drive_slots(folder: Path) -> None:
+    memory = Memory(64 << 20)
+    stub, owner = await started(folder, memory)
+    state = np.arange(100_000, dtype=np.float32)
+    freed: list[Block] = []
+    blocks = [
+        Block(one.offset, one.nbytes, one.view, freed.append)
+        for one in (memory.store(state.tobytes()) for _ in range(2))
+    ]
+    states = [Tensor("STATE", FP32, state.shape, None, block.whole()) for block in blocks]
+    ready = Tensor("READY", FP32, (1,), np.ones(1, np.float32).tobytes())
+    given = Tensor("INPUT0", FP32, (2,), np.array([3, 4], np.float32).tobytes())
+    request = Request([given], lambda *_: None, "one")
+    stub.work.execute(Work.of_slots([None, request], [[states[0]], [ready, states[1]]]))
+    ((answered, response),) = await asyncio.wait_for(owner.results.get(), 60)
+    assert answered is request
+    assert response.error is None
+    assert [tensor.name for tensor in response.outputs] == ["INPUT0", "READY", "STATE"]
+    np.testing.assert_array_equal(np.frombuffer(response.outputs[2].buffer, np.float32), state)
+    assert response.outputs[2].offset == states[1].offset
+    assert request.inputs == [given]
+    # What the model answered in the empty place is let go of; the answer's own hold on the state goes with the answer.
+    drop_blocks(response.outputs)
+    drop_blocks(states)
+    assert await stub.stop(60)
+    assert freed == blocks
+
+
+def test_empty_places_and_extra_inputs_reach_the_model(repository: Path) -> None:
+    outputs = ", ".join(
+        f'{{ name: "{name}" data_type: TYPE_FP32 dims: [ -1 ] }}' for name in ("INPUT0", "READY", "STATE")
+    )
+    config = io_config(extra=f"output [ {outputs} ]")
+    asyncio.run(drive_slots(write_model(repository, "slots", SLOTS, config)))
+
+
+async def drive_empty_slot(folder: Path) -> None:
+    stub, owner = await started(folder, Memory(64 << 20))
+    for slots, refused in (([None, ONE], True), ([ONE], False)):
+        requests = [None if slot is None else Request([slot], lambda *_: None) for slot in slots]
+        stub.work.execute(Work.of_slots(requests))
+        finished = await asyncio.wait_for(owner.results.get(), 60)
+        assert [request for request, _ in finished] == [request for request in requests if request is not None]
+        for _, response in finished:
+            assert ("a slot of the batch is empty" in str(response.error)) == refused
+    assert await stub.stop(60)
+
+
+def test_a_python_model_refuses_an_empty_slot_and_goes_on(repository: Path) -> None:
+    asyncio.run(drive_empty_slot(write_model(repository, "echo", MODEL, CONFIG)))

@@ -118,3 +118,22 @@ def test_checks_of_the_python_backend(model_dir: Path, backends: Path) -> None:
     assert refusal(f'backend: "x" {parameter}', model_dir, backends) == (
         "Unsupported: Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: maybe'"
     )
+
+
+def test_a_backend_that_is_built_in(model_dir: Path, backends: Path) -> None:
+    # A Triton installation has it as a library, and its models may name that.
+    (backends / "identity").mkdir()
+    (backends / "identity" / "libtriton_identity.so").touch()
+    for config in ('backend: "identity"', 'backend: "identity" runtime: "libtriton_identity.so"'):
+        assert find(config, model_dir, backends) == Program(None, backend="identity")
+    assert "'other.so'" in refusal('backend: "identity" runtime: "other.so"', model_dir, backends)
+    # A library goes before model.py, as upstream, and model.py alone is what somebody has put there.
+    (backends / "identity" / "model.py").touch()
+    assert find('backend: "identity"', model_dir, backends) == Program(None, backend="identity")
+    (backends / "identity" / "libtriton_identity.so").unlink()
+    assert find('backend: "identity"', model_dir, backends).file == backends / "identity" / "model.py"
+
+
+def test_a_library_of_the_models_own_goes_before_what_is_built_in(model_dir: Path, backends: Path) -> None:
+    (model_dir / "1" / "libtriton_identity.so").touch()
+    assert "is a compiled library" in refusal('backend: "identity"', model_dir, backends)

@@ -6,8 +6,7 @@ import json
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.serving import Answer, Serving, binary_output, io_config, write_model
+from tests.real_server import Answer, Serving, binary_output, eventually, io_config, write_model
 
 # A model that runs the Python text of its input, with `call` at hand, and returns what that leaves in `result`.
 SCRIPT = """
@@ -730,15 +729,6 @@ def clear(signals: Path) -> None:
         file.unlink()
 
 
-def eventually(happened: Callable[[], Any], timeout: float = 60) -> Any:
-    """Asks until the answer is true, and returns it."""
-    deadline = time.monotonic() + timeout
-    while not (answer := happened()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return answer
-
-
 def process_in(file: Path) -> int:
     """The process that has written its number into the file, once it has."""
     return int(eventually(lambda: file.exists() and file.read_text()))
@@ -886,7 +876,9 @@ def test_calls_that_die_with_their_stub_leave_no_memory(tmp_path: Path) -> None:
     source = """
 import select, signal
 doorbell = int(open("/proc/self/cmdline").read().split("\\0")[6])
-threading.Thread(target=call, args=("never_ready", np.zeros(2_000_000, np.float32))).start()
+large = np.zeros(300_000, np.float32)
+call("never_ready", large)  # what it took is the stub's to use again, without asking the server
+threading.Thread(target=call, args=("never_ready", large)).start()
 os.kill(os.getppid(), signal.SIGSTOP)
 select.select([doorbell], [], [])
 os._exit(3)

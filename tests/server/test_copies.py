@@ -1,7 +1,7 @@
 """A large tensor is copied by nobody: not by the parent, not by the stub of a model that returns what it was given.
 
 A copy needs somewhere to go. In a process's own memory tracemalloc sees it, which counts what Python objects and numpy
-arrays allocate; in shared memory the ledger does, which counts what every segment has committed. So the server runs in
+arrays allocate; in shared memory the ledger does, which counts what every segment may commit. So the server runs in
 the test's own process, with a real stub, and a client in a thread that allocates nothing itself. Each way of counting
 is tried on a request that has to be copied, too.
 """
@@ -18,13 +18,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tritonclient.http
 import uvloop
 
 from stubserve.flags import parse_arguments
 from stubserve.protocols.listening import listen
 from stubserve.server import Server, grpc_server, http_server
 from tests.server.grpc_calls import SERVICE, request
-from tests.serving import binary_request, io_config, write_model
+from tests.serving import Serving, binary_request, io_config, write_model
 from tools.bench.http2_client import GrpcConnection
 
 TENSOR_BYTES = 4 << 20
@@ -54,6 +55,59 @@ IDENTITY = """
             return [pb_utils.InferenceResponse(outputs)]
 """
 CONFIG = io_config(extra='output [ { name: "PEAK" data_type: TYPE_INT64 dims: [ 1 ] } ]')
+
+# Passes its first input on to another model, asks to be executed once more, and then looks at both inputs and writes to
+# them. Answers with both, and with the most memory that looking at each of them took, in bytes.
+PASS_ON = """
+    import tracemalloc
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.passed_on = False
+            tracemalloc.start()
+
+        def look(self, tensor):
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            array = tensor.as_numpy()
+            peak = tracemalloc.get_traced_memory()[1] - before
+            array += 1
+            return array, peak
+
+        def execute(self, requests):
+            [request] = requests
+            first, second = request.inputs()
+            if not self.passed_on:
+                self.passed_on = True
+                call = pb_utils.InferenceRequest(
+                    model_name="reader", inputs=[first], requested_output_names=["INPUT0"])
+                response = call.exec()
+                assert not response.has_error(), response.error().message()
+                self.other = response.output_tensors()[0]
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+                return [None]
+            self.passed_on = False
+            (one, copied), (two, given) = self.look(first), self.look(second)
+            # What the other model sent back is the memory that was passed on: nobody has written to it.
+            untouched = self.other.as_numpy().sum(dtype=np.float64)
+            outputs = [
+                pb_utils.Tensor("OUTPUT0", one),
+                pb_utils.Tensor("OUTPUT1", two),
+                pb_utils.Tensor("PEAK", np.array([copied, given], np.int64)),
+                pb_utils.Tensor("SUM", np.array([untouched])),
+            ]
+            return [pb_utils.InferenceResponse(outputs)]
+"""
+
+READER = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [pb_utils.InferenceResponse(request.inputs()) for request in requests]
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +220,7 @@ def test_a_large_tensor_is_not_copied(repository: Path) -> None:
 
     async def measure() -> None:
         async with serving(repository) as (server, port):
-            arena = server.memory.arena
+            ledger = server.memory.ledger
             tracemalloc.start()
             client = Client(port)
             for name, request in requests.items():
@@ -176,9 +230,9 @@ def test_a_large_tensor_is_not_copied(repository: Path) -> None:
                     nonlocal answer
                     answer = client.infer(request)
 
-                committed_before = sum(arena.committed().values())
+                committed_before = ledger.total
                 in_parent[name] = await most_allocated(ask)
-                committed[name] = sum(arena.committed().values()) - committed_before
+                committed[name] = ledger.total - committed_before
                 assert answer[-8 - TENSOR_BYTES : -8] == array.data.cast("B")
                 in_stub[name] = int.from_bytes(answer[-8:], "little")
             client.close()
@@ -211,9 +265,9 @@ def test_a_large_tensor_is_not_copied_over_grpc(repository: Path) -> None:
             await grpc.start()
             client = GrpcClient(grpc.port, message)
             tracemalloc.start()
-            committed_before = sum(server.memory.arena.committed().values())
+            committed_before = server.memory.ledger.total
             in_parent = await most_allocated(client.infer)
-            committed = sum(server.memory.arena.committed().values()) - committed_before
+            committed = server.memory.ledger.total - committed_before
             client.close()
             await grpc.stop(10)
 
@@ -224,3 +278,29 @@ def test_a_large_tensor_is_not_copied_over_grpc(repository: Path) -> None:
 
     assert in_parent < COPIED_BYTES
     assert TENSOR_BYTES <= committed <= TENSOR_BYTES + TENSOR_BYTES // 16
+
+
+def test_an_input_beside_one_that_was_passed_on_is_not_copied(repository: Path) -> None:
+    two = {
+        way: " ".join(f'{{ name: "{way.upper()}{i}" data_type: TYPE_FP32 dims: [ -1 ] }},' for i in (0, 1)).strip(",")
+        for way in ("input", "output")
+    }
+    outputs = f'{two["output"]}, {{ name: "PEAK" data_type: TYPE_INT64 dims: [ 2 ] }},'
+    outputs += '{ name: "SUM" data_type: TYPE_FP64 dims: [ 1 ] }'
+    config = f"input [ {two['input']} ] output [ {outputs} ] sequence_batching {{ iterative_sequence: true }}"
+    write_model(repository, "pass_on", PASS_ON, f'backend: "python" {config}')
+    reader = 'input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]'
+    write_model(repository, "reader", READER, f'backend: "python" {reader} {reader.replace("input [", "output [")}')
+    arrays = {f"INPUT{index}": np.arange(TENSOR_BYTES // 4, dtype=np.float32) + index for index in (0, 1)}
+    inputs = [tritonclient.http.InferInput(name, list(array.shape), "FP32") for name, array in arrays.items()]
+    for made, array in zip(inputs, arrays.values(), strict=True):
+        made.set_data_from_numpy(array)
+    with Serving(repository) as server, tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+        for _ in range(3):
+            answer = client.infer("pass_on", inputs)
+            for index in (0, 1):
+                np.testing.assert_array_equal(answer.as_numpy(f"OUTPUT{index}"), arrays[f"INPUT{index}"] + 1)
+            assert answer.as_numpy("SUM") == arrays["INPUT0"].sum(dtype=np.float64)
+            copied, given = answer.as_numpy("PEAK")
+            assert copied >= TENSOR_BYTES
+            assert given < COPIED_BYTES

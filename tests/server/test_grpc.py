@@ -201,7 +201,7 @@ def test_headers_become_parameters(repository: Path) -> None:
     with Serving(repository, "--http-header-forward-pattern=x-|priority") as server:
         for tenant in ("blue", "red", "red"):
             answer = server.request("POST", path, body, {**headers, "X-Tenant": tenant})
-            assert answer.body.endswith(b'{"x-tenant":"%b"}' % tenant.encode())
+            assert answer.body.endswith(b'{"X-Tenant":"%b"}' % tenant.encode())
         answer = server.request("POST", path, body, {**headers, "Priority": "1"})
         assert answer.status == 400
         assert answer.error == "Header 'priority' is reserved for Triton usage and cannot be forwarded."

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.serving import Serving, binary_output, write_model
+from tests.serving import Serving, binary_output, binary_request, write_model
 
 MIB = 1 << 20
 
@@ -60,3 +63,66 @@ def test_who_stops_after_much_yields_to_who_needs_the_memory(server: Serving) ->
         client.sendall(bytes(20 * MIB))
         assert answer_of(client).startswith(b"HTTP/1.1 503 ")
         client.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+
+
+BIG = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            answers = []
+            for request in requests:
+                size = int(request.inputs()[0].as_numpy()[0])
+                output = np.zeros(size, np.float32)
+                answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", output)]))
+            return answers
+"""
+
+
+def test_who_does_not_read_is_closed_and_the_memory_comes_back(tmp_path: Path) -> None:
+    write_model(tmp_path, "big", BIG)
+    path, body, headers = binary_request("big", np.array([32 * MIB], np.float32))
+    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    with Serving(tmp_path, "--shm-limit=256M", "--send-timeout-secs=1") as server:  # noqa: SIM117
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+            client.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+            server.wait_for("taken nothing of its answer for 1 s")
+            received = 0
+            with contextlib.suppress(ConnectionResetError):
+                while piece := client.recv(1 << 20):
+                    received += len(piece)
+            assert received < 32 * 4 * MIB
+
+
+def test_out_of_descriptors_is_said_and_health_answers(tmp_path: Path) -> None:
+    write_model(tmp_path, "echo")
+    with Serving(tmp_path) as server:
+        pid = server.process.pid
+        used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 100, used + 100))
+        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(300)]
+        assert server.get("/v2/health/live").status == 200
+        assert server.infer_array("echo", np.zeros(4, np.float32)).status == 200
+        server.wait_for(r"out of descriptors: \d+ of \d+ are in use.*ulimit -n")
+        assert server.output.count("out of descriptors") == 1
+        for client in clients:
+            client.close()
+
+
+def test_idle_connections_are_closed_after_a_time(tmp_path: Path) -> None:
+    write_model(tmp_path, "echo")
+    with Serving(tmp_path, "--idle-timeout-secs=1") as server:  # noqa: SIM117
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+            client.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert answer_of(client).startswith(b"HTTP/1.1 200 ")
+            assert client.recv(1) == b""
+
+
+def test_http_2_on_the_port_of_http_does_not_hold_up_the_exit(tmp_path: Path) -> None:
+    write_model(tmp_path, "echo")
+    with Serving(tmp_path) as server, socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        answer_of(client)
+        assert server.stop(10) == 0

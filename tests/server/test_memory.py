@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.serving import Serving, binary_output, binary_request, io_config, write_model
+from tests.real_server import Serving, binary_output, binary_request, eventually, io_config, write_model
 
 KEEPER = """
     import numpy as np
@@ -117,7 +118,7 @@ def test_steady_traffic_does_not_grow_memory(server: Serving) -> None:
 
     def round_of_requests(count: int) -> None:
         connection = server.connect()
-        from tests.serving import binary_request
+        from tests.real_server import binary_request
 
         for size in (10, 1000, 100_000, 1_000_000):
             path, body, headers = binary_request("echo", np.zeros(size, np.float32))
@@ -201,6 +202,71 @@ def test_an_answer_from_another_requests_input_that_a_sender_keeps_is_a_copy(tmp
         assert np.all(np.frombuffer(answer.read()[-array.nbytes :], np.float32) == 3)
         first.close()
         second.close()
+
+
+# Answers with as many floats as its input says; kept waiting, it holds the interpreter's lock.
+BIG = """
+    import ctypes
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            count = int(requests[0].inputs()[0].as_numpy()[0])
+            if not count:
+                print("holding the lock", flush=True)
+                ctypes.PyDLL(None).sleep(5)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.zeros(count, np.float32))])]
+"""
+
+
+def stream_back(server: Serving, model: str, count: int) -> int:
+    """Asks for `count` floats and reads them all: how many bytes of a binary answer there were."""
+    answer = server.infer_array(model, np.array([count], np.float32))
+    assert answer.status == 200, answer
+    return len(answer.body)
+
+
+def test_memory_of_answers_that_have_been_read_goes_to_whoever_needs_it(tmp_path: Path) -> None:
+    write_model(tmp_path, "big", BIG)
+    write_model(tmp_path, "bigger", BIG)
+    write_model(tmp_path, "echo")
+    with Serving(tmp_path, "--shm-limit=256M") as server:
+        # First to a request that comes in, then to a stub that has an answer to place
+        assert stream_back(server, "big", 60 << 20) > 240 << 20
+        assert server.infer_array("echo", np.zeros(24 << 20, np.float32)).status == 200
+        assert stream_back(server, "big", 60 << 20) > 240 << 20
+        assert stream_back(server, "bigger", 60 << 20) > 240 << 20
+        assert stream_back(server, "big", 60 << 20) > 240 << 20
+
+
+def test_nobody_waits_for_a_stub_that_cannot_give_anything_back(tmp_path: Path) -> None:
+    write_model(tmp_path, "big", BIG)
+    write_model(tmp_path, "echo")
+    with Serving(tmp_path, "--shm-limit=256M") as server:
+        # Warm memory that the stub keeps, and cannot give back while it holds the interpreter's lock
+        assert stream_back(server, "big", 3 << 20) > 12 << 20
+        holding = threading.Thread(target=server.infer_array, args=("big", np.zeros(1, np.float32)))
+        holding.start()
+        server.wait_for("holding the lock")
+        refused = server.infer_array("echo", np.zeros(61 << 20, np.float32))
+        assert refused.status == 503
+        assert "--shm-limit" in refused.error
+        assert server.infer_array("echo", np.zeros(50 << 20, np.float32)).status == 200
+        holding.join()
+        assert server.infer_array("echo", np.zeros(61 << 20, np.float32)).status == 200
+
+
+def test_an_idle_stub_gives_back_what_it_keeps_warm(tmp_path: Path) -> None:
+    write_model(tmp_path, "big", BIG)
+    with Serving(tmp_path, "--shm-limit=256M") as server:
+        stream_back(server, "big", 3 << 20)
+        arena = next(
+            fd for fd in Path(f"/proc/{server.process.pid}/fd").iterdir() if str(fd.readlink()).startswith("/memfd:")
+        )
+        warm = arena.stat().st_blocks * 512
+        assert warm > 12 << 20
+        eventually(lambda: arena.stat().st_blocks * 512 < 1 << 20)
 
 
 def test_a_model_sees_how_much_shared_memory_is_left(tmp_path: Path) -> None:

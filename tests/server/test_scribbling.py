@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.serving import Answer, Serving, io_config, write_model
+from tests.real_server import Answer, Serving, io_config, write_model
 
 # The descriptors are in a stub's command line; its channel is found as a stray pointer would find it.
 SCRIBBLER = """
@@ -25,6 +26,13 @@ SCRIBBLER = """
 
     def channel():
         return next(thing for thing in gc.get_objects() if type(thing).__name__ == "Channel")
+
+    def arena_mappings():
+        for line in open("/proc/self/maps"):
+            if "memfd:stubserve" in line:
+                addresses, rights = line.split()[:2]
+                start, end = (int(one, 16) for one in addresses.split("-"))
+                yield start, end, rights
 
     def follow(order):
         if order == "text on the control socket":
@@ -45,14 +53,20 @@ SCRIBBLER = """
             os.write(RESPONSES, (1 << 31).to_bytes(8, "little"))
             time.sleep(1000)
         if order == "rubbish as a result":
-            channel().send((1, 2, "three"))
+            channel().send(b"\\x93\\x01\\x02\\xa5three")
             time.sleep(1000)
         if order == "block the doorbell and die":
             os.set_blocking(RESPONSES, True)
             os._exit(5)
-        if order == "fill the header page":
+        if order == "fill the words":
             words = channel()._words
-            words[:] = memoryview(b"\\xff" * words.nbytes).cast("Q")
+            words[:-1] = memoryview(b"\\xff" * (words.nbytes - 8)).cast("Q")
+        if order == "write to where the arena begins":
+            ctypes.memset(min(arena_mappings())[0], 0, 4096)
+        if order.startswith("write over all with "):
+            for start, end, rights in arena_mappings():
+                if "w" in rights:
+                    ctypes.memset(start, int(order.split()[-1]), end - start)
         if order == "shrink the arena":
             os.ftruncate(ARENA, 0)
         if order == "write to the arena":
@@ -79,6 +93,7 @@ DEATHS = {
     "ring for a record that was read long ago": "because what it has put into its ring is no message",
     "rubbish as a result": "because what it has put into its ring is no message",
     "block the doorbell and die": "it exited with code 5",
+    "write to where the arena begins": "it was killed by signal 11 (SIGSEGV)",
 }
 
 
@@ -117,9 +132,59 @@ def test_a_stub_that_cannot_be_talked_to_is_replaced(server: Serving, word: str)
 
 def test_words_for_both_sides_are_no_ones_memory(server: Serving) -> None:
     pids = server.stub_pids()
-    assert order(server, "fill the header page").status == 200
+    assert order(server, "fill the words").status == 200
     assert order(server, "nothing").status == 200
     assert server.stub_pids() == pids
+
+
+WAITER = """
+    import time
+    from pathlib import Path
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            print("waiting", flush=True)
+            while not Path({go!r}).exists():
+                time.sleep(0.001)
+            array = requests[0].inputs()[0].as_numpy()
+            # An answer in its own segment, and one in that of ingress
+            return [pb_utils.InferenceResponse([
+                pb_utils.Tensor("OUTPUT0", array), pb_utils.Tensor("OUTPUT1", array + 1)
+            ])]
+"""
+
+
+@pytest.mark.parametrize("value", [0, 255])
+def test_a_model_that_writes_over_all_that_it_can_takes_no_other_down(tmp_path: Path, value: int) -> None:
+    go, models = tmp_path / "go", tmp_path / "models"
+    write_model(models, "scribbler0", SCRIBBLER, io_config("STRING", "1"))
+    write_model(models, "other")
+    write_model(models, "fresh")
+    two_outputs = io_config(extra='output [ { name: "OUTPUT1" data_type: TYPE_FP32 dims: [ -1 ] } ]')
+    write_model(models, "waiter", WAITER.format(go=str(go)), two_outputs)
+    flags = ["--shm-limit=16M", "--model-control-mode=explicit", "--exit-timeout-secs=5"]
+    flags += [f"--load-model={name}" for name in ("scribbler0", "other", "waiter")]
+    with Serving(models, *flags) as server:
+        assert order(server, "nothing").status == 200
+        check_others(server)
+        array = np.arange(300_000, dtype=np.float32)
+        answers: list[Answer] = []
+        waiting = threading.Thread(target=lambda: answers.append(server.infer_array("waiter", array)))
+        waiting.start()
+        server.wait_for("waiting")
+        end = order(server, f"write over all with {value}")
+        assert end.status == 500
+        assert "Stub process 'scribbler0_0' is not healthy" in end.error
+        assert "because its shared memory has been written over" in end.error
+        go.touch()
+        waiting.join(60)
+        assert answers[0].body.endswith(array.tobytes() + (array + 1).tobytes())
+        for name in ("fresh", "other", "waiter", "scribbler0"):
+            assert server.request("POST", f"/v2/repository/models/{name}/load", b"{}").status == 200
+        check_others(server)
+        assert server.infer_array("fresh", array).body.endswith(array.tobytes())
+        assert order(server, "nothing").status == 200
 
 
 @pytest.mark.parametrize("word", ["shrink the arena", "write to the arena"])

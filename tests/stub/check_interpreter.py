@@ -7,8 +7,10 @@ Keeps to Python 3.8. Prints one line per check; any failure ends it with a trace
 from __future__ import annotations
 
 import gc
+import importlib
 import mmap
 import os
+import pkgutil
 import struct
 import sys
 import types
@@ -18,15 +20,20 @@ sys.modules["msgpack"] = None  # type: ignore[assignment]
 
 import c_python_backend_utils
 import numpy as np
+import stubserve_stub
 import triton_python_backend_utils as pb_utils
 from recorded import ANSWERS, HELPERS
-from stubserve_stub.api import exceptions, logger
+from stubserve_stub.api import logger
 from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.tensors import Tensor
+from stubserve_stub.backends.python import model
+from stubserve_stub.runtime.failure import format_exception
 from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import Arena
+from stubserve_stub.wire.budget import Grant, Ledger
 from stubserve_stub.wire.layout import RING_BYTES
 from stubserve_stub.wire.ring import RingReader, RingWriter
+from stubserve_stub.wire.stub_arena import StubArena
 
 NUMPY = tuple(int(part) for part in np.__version__.split(".")[:2])
 HAS_DLPACK = NUMPY >= (1, 22)
@@ -94,9 +101,10 @@ def check_request():
 
 
 def check_arena():
-    arena = Arena.create(1 << 22)
-    other = Arena.attach(arena.fd)
+    arena = Arena.create(Ledger(1 << 22))
     offset = Allocator(arena, 0, 1 << 20).allocate(4096)
+    other = StubArena(arena.fd, arena.facts(), 1, Grant())
+    other.make_writable(offset, 4096)
     arena.view(offset, 4096)[:] = np.arange(1024, dtype=np.float32).tobytes()
     tensor = Tensor._received("IN", 11, (1024,), None, other.view(offset, 4096))
     array = tensor.as_numpy()
@@ -110,11 +118,13 @@ def check_arena():
     del part
     gc.collect()
     assert watch() is None
+    other.make_read_only(offset)
 
 
 def check_ring():
     memory = memoryview(mmap.mmap(-1, RING_BYTES))
-    reader, writer = RingReader(memory), RingWriter(memory, os.open(os.devnull, os.O_WRONLY))
+    words = memoryview(mmap.mmap(-1, 4096)).cast("Q")
+    reader, writer = RingReader(memory, words, 0), RingWriter(memory, words, 0, os.open(os.devnull, os.O_WRONLY))
     for number in range(3000):
         message = bytes([number % 251]) * (number % 300)
         assert writer.put(message)
@@ -158,12 +168,12 @@ def check_dlpack():
 
 
 def check_exception():
-    entry = types.ModuleType(exceptions._ENTRY)
+    entry = types.ModuleType(model.__name__)
     exec("def call(function):\n    function()\n", entry.__dict__)
     names = {"__name__": "1.model"}
     exec(compile("def f(): raise KeyError('k')\ndef boom(): f()\n", "model.py", "exec"), names)
     error = raised(lambda: entry.call(names["boom"]))
-    text = exceptions.format_exception(error)
+    text = format_exception(error)
     assert text == "KeyError: 'k'\n\nAt:\n  model.py(1): f\n  model.py(2): boom\n", text
 
 
@@ -173,6 +183,19 @@ def check_logger():
     pb_utils.Logger.log_warn("x")
     assert [line[0] for line in lines] == [1]
     assert lines[0][1].endswith("check_interpreter.py")
+
+
+def check_import_of_every_module():
+    """In place of msgpack is something that can be imported: what a stub is lent is not there for this script."""
+    lent = types.ModuleType("msgpack")
+    lent.Packer = lambda **_: types.SimpleNamespace(pack=None)
+    sys.modules["msgpack"] = lent
+    found = [name for _, name, _ in pkgutil.walk_packages(stubserve_stub.__path__, "stubserve_stub.")]
+    assert len(found) > 40, found
+    for name in found:
+        if not name.endswith("__main__"):
+            importlib.import_module(name)
+    sys.modules["msgpack"] = None
 
 
 if __name__ == "__main__":

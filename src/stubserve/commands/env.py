@@ -119,14 +119,17 @@ def _check(model: Path, backend_directory: Path, cache: Path | None) -> int:
 
 
 def _rows(finding: Finding) -> list[tuple[str, str]]:
+    file, contract = str(finding.file), f"TritonPythonModel with {', '.join(finding.methods) or 'no methods'}"
+    if finding.file is None:
+        file = contract = f"none, the backend '{finding.backend}' is built in"
     return [
         ("model", finding.model),
-        ("file", str(finding.file)),
+        ("file", file),
         ("environment", finding.environment or "the server's own"),
         ("interpreter", finding.interpreter),
         ("python", f"{finding.implementation} {finding.python}"),
         ("numpy", finding.numpy),
-        ("class", f"TritonPythonModel with {', '.join(finding.methods) or 'no methods'}"),
+        ("class", contract),
         ("import time", f"{finding.import_seconds:.3f} s, after {finding.start_seconds:.3f} s until the stub was up"),
         ("memory", f"{finding.memory_bytes / 1e6:.1f} MB after the import"),
     ]

@@ -1,4 +1,9 @@
-"""Blocks: pieces of the arena as the parent counts them."""
+"""Memory of the arena as the parent counts it: blocks are what is allocated and freed, spans what tensors lie in.
+
+A block is one allocation, and may hold many tensors: the body of an HTTP request is one block with all of its inputs.
+A span is what belongs to one of them. Whether a model may write to memory is a property of the span, so that an input
+which several models read does not make read-only what lies beside it.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +13,11 @@ from collections.abc import Callable
 class Block:
     """One allocation in the arena, shared by reference count; `release` is called once, when the count falls to zero.
 
-    A request's body is one block for all of its inputs; an output in a stub's segment is one too. `view` is the memory
-    (writable bytes), `offset` its place in the arena. A holder calls `hold()` before it keeps the block longer than
-    whoever gave it, and `drop()` when it is done. Not thread-safe: blocks live on the event loop.
-
-    The memory belongs to one model at a time, which may write to it, unless it is `shared`: then several may have it,
-    and none writes. `returned` says that a model has sent it on once; the second time it becomes shared.
+    `view` is the memory (writable bytes), `offset` its place in the arena. A holder calls `hold()` before it keeps the
+    block longer than whoever gave it, and `drop()` when it is done. Not thread-safe: blocks live on the event loop.
     """
 
-    __slots__ = ("_holders", "_release", "nbytes", "offset", "returned", "shared", "view")
+    __slots__ = ("_holders", "_release", "nbytes", "offset", "view")
 
     def __init__(self, offset: int, nbytes: int, view: memoryview, release: Callable[[Block], None]) -> None:
         self.offset = offset
@@ -24,8 +25,6 @@ class Block:
         self.view = view
         self._release = release
         self._holders = 1
-        self.returned = False
-        self.shared = False
 
     def hold(self) -> Block:
         self._holders += 1
@@ -36,9 +35,49 @@ class Block:
         if self._holders == 0:
             self._release(self)
 
-    def contains(self, offset: int, nbytes: int) -> bool:
-        """Whether the arena range [offset, offset + nbytes) lies within the block."""
-        return self.offset <= offset and offset + nbytes <= self.offset + self.nbytes
+    def whole(self) -> Span:
+        """All of it as one span, which takes over the caller's hold."""
+        return Span(self, self.offset, self.nbytes)
 
     def __repr__(self) -> str:
         return f"<Block {self.nbytes} bytes at {self.offset}, {self._holders} holders>"
+
+
+class Span:
+    """The `nbytes` at arena offset `offset` in a block that were given as one tensor.
+
+    All tensors that lie in this memory refer to the same span, the ones that fill it and those that a model has cut
+    out of it. It belongs to one model at a time, which may write to it, unless it is `shared`: then several may have
+    it, and none writes. `returned` says that a model has sent it on once; the second time it becomes shared.
+
+    `hold()` and `drop()` are the block's: a span lives as long as its block.
+    """
+
+    __slots__ = ("block", "nbytes", "offset", "returned", "shared")
+
+    def __init__(self, block: Block, offset: int, nbytes: int) -> None:
+        self.block = block
+        self.offset = offset
+        self.nbytes = nbytes
+        self.returned = False
+        self.shared = False
+
+    def hold(self) -> Span:
+        self.block.hold()
+        return self
+
+    def drop(self) -> None:
+        self.block.drop()
+
+    def contains(self, offset: int, nbytes: int) -> bool:
+        """Whether the arena range [offset, offset + nbytes) lies within the span."""
+        return self.offset <= offset and offset + nbytes <= self.offset + self.nbytes
+
+    def send_on(self) -> None:
+        """A model gives it to somebody else, and keeps it no longer."""
+        if self.returned:
+            self.shared = True
+        self.returned = True
+
+    def __repr__(self) -> str:
+        return f"<Span {self.nbytes} bytes at {self.offset}{', shared' if self.shared else ''}>"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from stubserve_stub.wire.datatypes import BY_NUMBER
 
-from stubserve.inference.memory import Block
+from stubserve.inference.memory import Block, Span
 
 
 class Tensor:
@@ -14,10 +14,10 @@ class Tensor:
 
     `datatype` is the number in Triton's DataType enum, `shape` includes the batch dimension. The bytes (little-endian,
     row-major; BYTES elements behind 4-byte lengths) are either `data` itself, for small tensors, or, where `data` is
-    None, the `nbytes` at arena offset `offset` inside `block`.
+    None, the `nbytes` at arena offset `offset` inside `span`: all of it, where these two are not given.
     """
 
-    __slots__ = ("block", "data", "datatype", "name", "nbytes", "offset", "shape")
+    __slots__ = ("data", "datatype", "name", "nbytes", "offset", "shape", "span")
 
     def __init__(
         self,
@@ -25,26 +25,36 @@ class Tensor:
         datatype: int,
         shape: Sequence[int],
         data: bytes | None,
-        block: Block | None = None,
-        offset: int = 0,
-        nbytes: int = 0,
+        span: Span | None = None,
+        offset: int | None = None,
+        nbytes: int | None = None,
     ) -> None:
         self.name = name
         self.datatype = datatype
         self.shape = shape
         self.data = data
-        self.block = block
-        self.offset = offset
-        self.nbytes = nbytes if data is None else len(data)
+        self.span = span
+        if span is None:
+            self.offset = 0
+            self.nbytes = 0 if data is None else len(data)
+        else:
+            self.offset = span.offset if offset is None else offset
+            self.nbytes = span.nbytes if nbytes is None else nbytes
+
+    @property
+    def block(self) -> Block | None:
+        """The block that it lies in, None for bytes."""
+        return None if self.span is None else self.span.block
 
     @property
     def buffer(self) -> bytes | memoryview:
-        """The tensor's bytes, without a copy. Only valid while the block is held."""
+        """The tensor's bytes, without a copy. Only valid while the span is held."""
         if self.data is not None:
             return self.data
-        assert self.block is not None
-        start = self.offset - self.block.offset
-        return self.block.view[start : start + self.nbytes]
+        assert self.span is not None
+        block = self.span.block
+        start = self.offset - block.offset
+        return block.view[start : start + self.nbytes]
 
     @property
     def datatype_name(self) -> str:
@@ -55,8 +65,15 @@ class Tensor:
         return f"<Tensor {self.name!r} {self.datatype_name} {list(self.shape)}, {self.nbytes} bytes>"
 
 
+def hold_blocks(tensors: Iterable[Tensor]) -> None:
+    """Keeps the memory that tensors lie in."""
+    for tensor in tensors:
+        if tensor.span is not None:
+            tensor.span.hold()
+
+
 def drop_blocks(tensors: Iterable[Tensor]) -> None:
     """Lets go of the memory that tensors lie in."""
     for tensor in tensors:
-        if tensor.block is not None:
-            tensor.block.drop()
+        if tensor.span is not None:
+            tensor.span.drop()

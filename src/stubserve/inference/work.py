@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stubserve.inference.request import Request, unanswered
+from stubserve.inference.request import Request
 from stubserve.inference.tensor import Tensor
 
 
@@ -15,8 +15,8 @@ class Work:
     `requests` are those that are there. In the usual case no place is empty and both are the same object.
 
     `extra_inputs`, if it is not None, has for each place the tensors that the scheduler adds to those of the request
-    (controls, states); those of an empty place are all that the model sees there. They belong to the scheduler, which
-    keeps their memory until it hears that the work is done, or that the instance is gone.
+    (controls, states); those of an empty place are all that the model sees there. Whoever executes the work holds their
+    memory for as long as the model may read it.
     """
 
     __slots__ = ("extra_inputs", "requests", "slots")
@@ -38,28 +38,5 @@ class Work:
         work.extra_inputs = extra_inputs
         return work
 
-    def as_sent(self) -> Sequence[Request]:
-        """A request for each place as the model is to see it, with the extra inputs among its own.
-
-        In the usual case the requests themselves. Otherwise some are stand-ins, which are good for nothing but to be
-        described to a stub, and to find the tensors by which it may answer.
-        """
-        if self.extra_inputs is None and self.slots is self.requests:
-            return self.requests
-        extra_inputs = self.extra_inputs or ((),) * len(self.slots)
-        return [
-            request if request is not None and not extra else _stand_in(request, extra)
-            for request, extra in zip(self.slots, extra_inputs, strict=True)
-        ]
-
     def __repr__(self) -> str:
         return f"<Work {list(self.slots)}>"
-
-
-def _stand_in(request: Request | None, extra: Sequence[Tensor]) -> Request:
-    if request is None:
-        return Request(list(extra), unanswered)
-    return Request(
-        [*request.inputs, *extra], unanswered, request.id, request.correlation_id, request.flags, request.priority,
-        request.timeout_us, request.parameters, request.requested_outputs, request.batch_size,
-    )  # fmt: skip

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from typing import Any
+from collections.abc import Callable
 
 from stubserve_stub.wire import layout, messages
-from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingWriter
+from stubserve_stub.wire.messages import WireResponse
+from stubserve_stub.wire.places import InArena
+from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingBroken, RingWriter
 
 from stubserve.errors import ServeError
 from stubserve.instances.memory import Memory
@@ -21,22 +23,28 @@ _RETRY_S = 0.001
 
 
 class AnswerRing:
-    """One stub's. `words` is the header page of its segment, `memory` its accounts, `shared` the server's memory."""
+    """One stub's. `words` are the parent's in its segment, `memory` its accounts, `shared` the server's memory.
 
-    def __init__(self, ring: RingWriter, words: memoryview, memory: StubMemory, shared: Memory) -> None:
+    `on_broken` is called when the stub has written over its side of the ring: nothing can be sent to it any more.
+    """
+
+    def __init__(
+        self, ring: RingWriter, words: memoryview, memory: StubMemory, shared: Memory, on_broken: Callable[[], None]
+    ) -> None:
         self._ring = ring
         self._words = words
         self._memory = memory
         self._shared = shared
+        self._on_broken = on_broken
         # Answers for which the ring had no room
         self._overflow: collections.deque[tuple[bytes, int]] = collections.deque()
         self._retry: asyncio.TimerHandle | None = None
         self._announced = 0
 
-    def send(self, number: int, final: bool, wire: tuple[Any, ...] | None) -> None:
-        """An answer to the call of this number: (error, outputs, parameters), None for nothing but the end."""
+    def send(self, number: int, final: bool, wire: WireResponse | None) -> None:
+        """An answer to the call of this number, None for nothing but the end."""
         frees = self._memory.take_frees()
-        data, flags = messages.pack((number, final, wire, frees)), 0
+        data, flags = messages.pack_answer(number, final, wire, frees), 0
         if len(data) > MAX_RECORD:
             try:
                 block = self._shared.store(data)
@@ -45,10 +53,10 @@ class AnswerRing:
                 self.send(number, final, ((full.message, int(full.code)), (), None))
                 return
             # The stub lets go of the message as it does of an output.
-            self._memory.hold(block.offset, block)
+            self._memory.hold(block.offset, block.whole())
             block.drop()
-            data, flags = messages.pack((block.offset, block.nbytes)), SPILLED
-        if self._overflow or not self._ring.put(data, flags):
+            data, flags = messages.pack_spilled(InArena(block.offset, block.nbytes)), SPILLED
+        if self._overflow or not self._put(data, flags):
             self._overflow.append((data, flags))
             self._try_again_later()
             return
@@ -60,6 +68,14 @@ class AnswerRing:
             self._retry.cancel()
         self._overflow.clear()
 
+    def _put(self, data: bytes, flags: int) -> bool:
+        try:
+            return self._ring.put(data, flags)
+        except RingBroken:
+            # It waits for this, so it would wait for ever. Whoever has given the answer has no part in it.
+            self._on_broken()
+            return False
+
     def _announce(self) -> None:
         self._announced += self._ring.announce()
         self._words[layout.ANSWERED] = self._announced
@@ -70,7 +86,7 @@ class AnswerRing:
 
     def _try_again(self) -> None:
         self._retry = None
-        while self._overflow and self._ring.put(*self._overflow[0]):
+        while self._overflow and self._put(*self._overflow[0]):
             self._overflow.popleft()
         self._announce()
         if self._overflow:

@@ -1,35 +1,45 @@
-"""A batch as the wire has it: requests into an EXECUTE message, a RESULT message into responses."""
+"""A batch as the wire has it: requests into an EXECUTE message, the entries of a RESULT message into responses.
+
+Nothing that a stub has sent is believed. A response that names memory which the stub may not name becomes an error;
+what is no message at all raises. Either way the memory behind what was read before it is let go of, or the segment
+that it lies in could never be given back.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
-from stubserve_stub.wire import messages
-from stubserve_stub.wire.messages import FINAL
+from stubserve_stub.wire import messages, places
+from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
+from stubserve_stub.wire.places import InArena, Lent, Place, Shared
 
 from stubserve.errors import Code, ServeError, internal
-from stubserve.inference.memory import Block
-from stubserve.inference.request import BACKEND_FAILURE, SUCCESS, Request, Response
-from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.inference.memory import Block, Span
+from stubserve.inference.request import BACKEND_FAILURE, SUCCESS, Request, Response, unanswered
+from stubserve.inference.tensor import Tensor, drop_blocks, hold_blocks
 from stubserve.inference.work import Work
 from stubserve.instances.stub_memory import StubMemory
 
 
 class Batch:
-    """A batch that a stub has: the work, as it was `sent`, and the block of a message that was too large for the ring.
+    """A batch that a stub has.
 
-    `answered` are the indices of those that have had their final response before the batch's result, or None.
+    `work` is what it was made of. `extras` are the inputs that a scheduler has added to each slot and that the stub
+    still has, or None; the batch holds their memory. `spilled` is the block of a message that was too large for the
+    ring. `answered` are the slots whose requests have had their final response before the batch's result, or None.
     """
 
-    __slots__ = ("answered", "sent", "spilled", "work")
+    __slots__ = ("answered", "extras", "spilled", "work")
 
-    def __init__(self, work: Work, sent: Sequence[Request], spilled: Block | None) -> None:
+    def __init__(self, work: Work, spilled: Block | None) -> None:
         self.work = work
-        self.sent = sent
+        self.extras = work.extra_inputs
         self.spilled = spilled
         self.answered: set[int] | None = None
+        if self.extras is not None:
+            for tensors in self.extras:
+                hold_blocks(tensors)
 
     def unanswered(self) -> Sequence[Request]:
         answered = self.answered
@@ -37,148 +47,184 @@ class Batch:
             return self.work.requests
         return [r for index, r in enumerate(self.work.slots) if r is not None and index not in answered]
 
+    def tensors(self) -> Iterator[Tensor]:
+        """All that the stub was given with it."""
+        for request in self.work.requests:
+            yield from request.inputs
+        for tensors in self.extras or ():
+            yield from tensors
 
-def pack_batch(number: int, frees: list[int], requests: Sequence[Request]) -> bytes:
-    """The message that has a stub execute these requests, and free what the parent has read."""
-    return messages.pack(
-        (
-            messages.EXECUTE,
-            number,
-            frees,
-            [
-                (
-                    request.id,
-                    request.correlation_id,
-                    request.flags,
-                    request.timeout_us,
-                    request.parameters,
-                    request.requested_outputs,
-                    [
-                        (
-                            tensor.name,
-                            tensor.datatype,
-                            tensor.shape,
-                            tensor.data if tensor.data is not None else place_of(tensor),
-                        )
-                        for tensor in request.inputs
-                    ],
-                )
-                for request in requests
-            ],
-        )
+    def take_extras(self, index: int) -> Sequence[Tensor]:
+        """The extra inputs of a slot, with the batch's hold on their memory."""
+        if self.extras is None:
+            return ()
+        taken = self.extras[index]
+        self.extras = [*self.extras[:index], (), *self.extras[index + 1 :]]
+        return taken
+
+    def drop(self) -> None:
+        """The stub has the batch no longer."""
+        if self.spilled is not None:
+            self.spilled.drop()
+        for tensors in self.extras or ():
+            drop_blocks(tensors)
+
+
+def pack_batch(number: int, frees: Sequence[int], work: Work) -> bytes:
+    """The message that has a stub execute this work, and free what the parent has read.
+
+    The extra inputs of a slot come behind those of its request, and are all that there is in an empty slot.
+    """
+    extras = work.extra_inputs
+    requests: list[WireRequest | None]
+    if extras is None:
+        requests = [None if slot is None else _packed(slot, slot.inputs) for slot in work.slots]
+    else:
+        requests = [_packed_with(slot, more) for slot, more in zip(work.slots, extras, strict=True)]
+    return messages.pack_execute(number, frees, requests)
+
+
+def _packed_with(slot: Request | None, extras: Sequence[Tensor]) -> WireRequest | None:
+    if slot is not None:
+        return _packed(slot, [*slot.inputs, *extras])
+    return _packed(Request([], unanswered), extras) if extras else None
+
+
+def _packed(request: Request, inputs: Sequence[Tensor]) -> WireRequest:
+    return (
+        request.id,
+        request.correlation_id,
+        request.flags,
+        request.timeout_us,
+        request.parameters,
+        request.requested_outputs,
+        [
+            (
+                tensor.name,
+                tensor.datatype,
+                tensor.shape,
+                tensor.data if tensor.data is not None else place_of(tensor),
+            )
+            for tensor in inputs
+        ],
     )
 
 
-def place_of(tensor: Tensor) -> tuple[Any, ...]:
+def place_of(tensor: Tensor) -> InArena | Shared:
     """Where a stub finds a tensor that lies in the arena, and whether others read it too."""
-    if tensor.block is not None and tensor.block.shared:
-        return (tensor.offset, tensor.nbytes, True)
-    return (tensor.offset, tensor.nbytes)
+    assert tensor.span is not None
+    return (Shared if tensor.span.shared else InArena)(tensor.offset, tensor.nbytes)
 
 
 def read_result(
-    message: tuple[Any, ...], batch: Batch, memory: StubMemory, instance: str
-) -> tuple[list[tuple[Request, Response]], list[tuple[int, Any]]]:
-    """The answers in a RESULT message, and (index, entry) of requests that it does not answer; sets times and outcomes.
+    batch: Batch,
+    start_ns: int,
+    end_ns: int,
+    entries: Sequence[Entry],
+    error: str | None,
+    memory: StubMemory,
+    instance: str,
+) -> tuple[list[tuple[Request, Response]], list[tuple[int, Entry]]]:
+    """The answers in a RESULT message, and (slot, entry) of requests that it does not answer; sets times and outcomes.
 
-    `memory` is the stub's: inputs that its model still holds are held there, outputs in its segment become blocks.
+    `memory` is the stub's: outputs in its segment become blocks. Raises what reading a message that is none raises.
     """
-    _, _, start_ns, end_ns, entries, held, error = message
-    sent = batch.sent
-    hold_inputs(sent, held, memory)
     now = time.monotonic_ns()
-    finished = []
-    left = []
-    for index, request in enumerate(batch.work.slots):
-        if request is None:
-            # What the model answered in an empty place is for nobody.
-            if error is None and type(entries[index]) is tuple:
-                drop_blocks(_response(entries[index], sent, memory, instance).outputs)
-            continue
-        request.compute_input_end_ns = start_ns
-        request.compute_infer_end_ns = end_ns
-        request.compute_end_ns = now
-        if error is not None:
-            request.outcome = BACKEND_FAILURE
-            if batch.answered is not None and index in batch.answered:
+    finished: list[tuple[Request, Response]] = []
+    left: list[tuple[int, Entry]] = []
+    try:
+        for index, request in enumerate(batch.work.slots):
+            if request is None:
+                # What the model answered in an empty slot is for nobody.
+                entry = None if error is not None else entries[index]
+                if isinstance(entry, tuple):
+                    drop_blocks(_response(entry, batch, memory, instance).outputs)
                 continue
-            response = Response(error=internal(error))
-        else:
-            request.outcome = SUCCESS
-            entry = entries[index]
-            if type(entry) is not tuple:
-                if batch.answered is None or index not in batch.answered:
-                    left.append((index, entry))
-                continue
-            try:
-                response = _response(entry, sent, memory, instance)
-            except ServeError as wrong:
-                response = Response(error=wrong)
-        finished.append((request, response))
+            request.compute_input_end_ns = start_ns
+            request.compute_infer_end_ns = end_ns
+            request.compute_end_ns = now
+            if error is not None:
+                request.outcome = BACKEND_FAILURE
+                if batch.answered is not None and index in batch.answered:
+                    continue
+                response = Response(error=internal(error))
+            else:
+                request.outcome = SUCCESS
+                entry = entries[index]
+                if type(entry) is not tuple:
+                    if batch.answered is None or index not in batch.answered:
+                        left.append((index, entry))
+                    continue
+                response = _response(entry, batch, memory, instance)
+            finished.append((request, response))
+    except BaseException:
+        for _, response in finished:
+            drop_blocks(response.outputs)
+        raise
     return finished, left
 
 
-def read_response(message: tuple[Any, ...], memory: StubMemory, instance: str) -> Response:
-    """The response in a RESPONSE message; it refers to no input."""
-    wire = message[4]
-    final = bool(message[5] & FINAL)
+def read_response(wire: WireResponse | None, final: bool, memory: StubMemory, instance: str) -> Response:
+    """A sender's response; it refers to no input."""
     if wire is None:
         return Response(final=final, empty=True)
-    try:
-        response = _response(wire, (), memory, instance)
-    except ServeError as wrong:
-        response = Response(error=wrong)
+    response = _response(wire, None, memory, instance)
     response.final = final
     return response
 
 
-def hold_inputs(requests: Sequence[Request], held: Sequence[int], memory: StubMemory) -> None:
-    """Keeps the inputs at these offsets, which the model still holds."""
-    for offset in held:
-        block = input_block(requests, offset)
-        if block is not None:
-            memory.hold(offset, block)
+def hold_inputs(tensors: Iterable[Tensor], held: Sequence[int], memory: StubMemory) -> None:
+    """Keeps those of these inputs that begin at the offsets in `held`: the model has not let go of them."""
+    if held:
+        spans = {tensor.offset: tensor.span for tensor in tensors if tensor.span is not None}
+        for offset in held:
+            span = spans.get(offset)
+            if span is not None:
+                memory.hold(offset, span)
 
 
-def _response(wire: tuple[Any, ...], requests: Sequence[Request], memory: StubMemory, instance: str) -> Response:
-    error, outputs, parameters = wire
-    return Response(
-        [_output(output, requests, memory, instance) for output in outputs],
-        parameters,
-        None if error is None else ServeError(Code(error[1]), error[0]),
-    )
+def _response(wire: WireResponse, batch: Batch | None, memory: StubMemory, instance: str) -> Response:
+    wire_error, wire_outputs, parameters = wire
+    error = None
+    if wire_error is not None:
+        text, code = wire_error
+        error = ServeError(Code(code), text)
+    outputs: list[Tensor] = []
+    try:
+        for output in wire_outputs:
+            outputs.append(_output(output, batch, memory, instance))  # noqa: PERF401 - those before a bad one count
+    except ServeError as wrong:
+        drop_blocks(outputs)
+        return Response(error=wrong)
+    except BaseException:
+        drop_blocks(outputs)
+        raise
+    return Response(outputs, parameters, error)
 
 
-def _output(wire: tuple[Any, ...], requests: Sequence[Request], memory: StubMemory, instance: str) -> Tensor:
+def _output(wire: WireTensor, batch: Batch | None, memory: StubMemory, instance: str) -> Tensor:
     name, datatype, shape, data = wire
     if isinstance(data, bytes):
         return Tensor(name, datatype, shape, data)
-    offset, nbytes = data[:2]
-    if len(data) == 2:
-        return Tensor(name, datatype, shape, None, memory.output(offset, nbytes), offset, nbytes)
-    block = given_block(data, requests, memory, instance)
-    if block.returned:
-        block.shared = True
-    block.returned = True
-    return Tensor(name, datatype, shape, None, block.hold(), offset, nbytes)
+    place = places.unpack(data)
+    if isinstance(place, InArena):
+        return Tensor(name, datatype, shape, None, memory.output(place.offset, place.nbytes).whole())
+    given = () if batch is None else batch.tensors()
+    lent, span = given_span(place, given, memory, f"output '{name}' of stub '{instance}'")
+    span.send_on()
+    return Tensor(name, datatype, shape, None, span.hold(), lent.offset, lent.nbytes)
 
 
-def given_block(data: tuple[int, ...], requests: Iterable[Request], memory: StubMemory, instance: str) -> Block:
-    """The block behind a descriptor of memory that a stub was given: with one of these requests, or held since.
+def given_span(place: Place, tensors: Iterable[Tensor], memory: StubMemory, what: str) -> tuple[Lent, Span]:
+    """The place of memory that a stub was given, and its span: of one of these tensors, or of what it holds.
 
-    Raises ServeError if there is none: no stub reaches what it was not given.
+    Raises ServeError that begins with `what` if there is none (no stub reaches what it was not given), or for a place
+    that nobody here can read.
     """
-    offset, nbytes, within = data
-    block = input_block(requests, within) or memory.held(within)
-    if block is None or not block.contains(offset, nbytes):
-        raise internal(f"stub '{instance}' named memory that it was not given")
-    return block
-
-
-def input_block(requests: Iterable[Request], offset: int) -> Block | None:
-    """The block of the input that begins at `offset`."""
-    for request in requests:
-        for tensor in request.inputs:
-            if tensor.offset == offset and tensor.block is not None:
-                return tensor.block
-    return None
+    if not isinstance(place, Lent):
+        raise internal(f"{what} {places.refusal(place) or 'is in memory that a stub cannot name'}")
+    span = next((tensor.span for tensor in tensors if tensor.offset == place.within and tensor.span is not None), None)
+    span = span or memory.held(place.within)
+    if span is None or not span.contains(place.offset, place.nbytes):
+        raise internal(f"{what} is in memory that the stub was not given")
+    return place, span

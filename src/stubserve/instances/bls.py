@@ -2,8 +2,8 @@
 
 A call is submitted like any client's request: it passes admission, waits with the target's scheduler, and is counted.
 Its answers go back to the calling stub through that stub's answer ring. Tensors do not move: inputs are blocks in the
-caller's segment, or blocks that it was given; outputs are held for the caller until it lets go of them. Who may write
-to which memory is told in `stubserve_stub.api.bls`; here it comes down to `Block.shared`.
+caller's segment, or spans that it was given; outputs are held for the caller until it lets go of them. Who may write
+to which memory is told in `stubserve_stub.api.bls`; here it comes down to `Span.shared`.
 
 A call that keeps its instance from finishing its batch is refused if it could never run, see `waiting`.
 """
@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from stubserve_stub.wire import messages
+from stubserve_stub.wire import places
+from stubserve_stub.wire.messages import WireRequest, WireResponse, WireTensor
+from stubserve_stub.wire.places import InArena
 
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.admissions import admit_as_before
@@ -26,7 +28,7 @@ from stubserve.inference.served_model import ServedModel, Waiter
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.instances import waiting
 from stubserve.instances.answer_ring import AnswerRing
-from stubserve.instances.batch import given_block, place_of
+from stubserve.instances.batch import given_span, place_of
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub_memory import StubMemory
 
@@ -71,9 +73,10 @@ class StubCall(Call):
 
 
 class StubCalls:
-    """The calls that one stub has under way.
+    """The calls that one stub has under way. It hears what the stub says about them (`messages.CallListener`).
 
-    `waiter` stands for the stub where it may wait for itself. `memory` is the stub's, `shared` the server's.
+    `waiter` stands for the stub where it may wait for itself. `memory` is the stub's, `shared` the server's. `given`
+    tells which tensors the stub has at the moment.
     """
 
     def __init__(
@@ -83,12 +86,14 @@ class StubCalls:
         memory: StubMemory,
         answers: AnswerRing,
         shared: Memory,
+        given: Callable[[], Iterable[Tensor]],
     ) -> None:
         self._waiter = waiter
         self._models = models
         self._memory = memory
         self._answers = answers
         self._shared = shared
+        self._given = given
         self._open: dict[int, StubCall] = {}
         # How many of these hold up the stub's batch
         self._blocking = 0
@@ -101,37 +106,53 @@ class StubCalls:
         """The calls without which the stub's batch does not finish."""
         return [call for call in self._open.values() if call.blocking] if self._open else ()
 
-    def on_message(self, message: tuple[Any, ...], executing: Callable[[], list[Request]]) -> None:
-        """Takes a message about a call. `executing` gives the requests that the stub has."""
-        kind, number = message[0], message[1]
-        if kind == messages.CALL:
-            _, _, blocking, decoupled, name, version, wire, released = message
-            try:
-                self._start(number, blocking, decoupled, name, version, wire, executing)
-            except ServeError as error:
-                self._send_refusal(number, name, error)
-            self._memory.release(released)
-            return
-        found = self._open.get(number)
+    def on_call(
+        self,
+        call: int,
+        blocking: bool,
+        decoupled: bool,
+        model: str,
+        version: int,
+        request: WireRequest,
+        released: Sequence[int],
+    ) -> None:
+        try:
+            self._start(call, blocking, decoupled, model, version, request)
+        except ServeError as error:
+            self._send_refusal(call, model, error)
+        self._memory.release(released)
+
+    def on_call_blocks(self, call: int) -> None:
+        found = self._open.get(call)
         if found is None:
             return
-        if kind == messages.CALL_BLOCKS:
-            if not found.blocking:
-                found.blocking = True
-                self._wait()
-            if found.request is not None:
-                self._check_chain(found, found.request)
-        elif kind == messages.TAKEN:
-            found.waiting -= message[2]
-            found.waiting_bytes -= message[3]
-            if found.request is not None and not found.is_behind():
-                found.request.resume()
-        elif kind == messages.CANCEL:
+        if not found.blocking:
+            found.blocking = True
+            self._wait()
+        if found.request is not None:
+            self._check_chain(found, found.request)
+
+    def on_taken(self, call: int, count: int, nbytes: int) -> None:
+        found = self._open.get(call)
+        if found is None:
+            return
+        found.waiting -= count
+        found.waiting_bytes -= nbytes
+        if found.request is not None and not found.is_behind():
+            found.request.resume()
+
+    def on_cancel(self, call: int) -> None:
+        found = self._open.get(call)
+        if found is not None:
             found.cancel()
-        else:
-            self._forget(found)
-            if found.request is not None:
-                found.request.resume()
+
+    def on_discard(self, call: int) -> None:
+        found = self._open.get(call)
+        if found is None:
+            return
+        self._forget(found)
+        if found.request is not None:
+            found.request.resume()
 
     def schedule(self) -> None:
         """Runs what the last messages have brought; once for all of them, so that they can share a batch."""
@@ -174,16 +195,7 @@ class StubCalls:
 
     # There
 
-    def _start(
-        self,
-        number: int,
-        blocking: bool,
-        decoupled: bool,
-        name: str,
-        version: int,
-        wire: tuple[Any, ...],
-        executing: Callable[[], Any],
-    ) -> None:
+    def _start(self, number: int, blocking: bool, decoupled: bool, name: str, version: int, wire: WireRequest) -> None:
         now = time.monotonic_ns()
         id_, correlation_id, flags, timeout_us, parameters, requested, wire_inputs = wire
         inputs: list[Tensor] = []
@@ -193,7 +205,7 @@ class StubCalls:
         )  # fmt: skip
         request.request_start_ns = now
         try:
-            inputs.extend(self._input(tensor, executing) for tensor in wire_inputs)
+            inputs.extend(self._input(tensor) for tensor in wire_inputs)
             model = self._models.find(name, "" if version == -1 else str(version))
             if model.down():
                 raise _not_ready(name, model.why_not_ready())
@@ -226,17 +238,18 @@ class StubCalls:
         if blocking:
             self._wait()
 
-    def _input(self, wire: tuple[Any, ...], executing: Callable[[], list[Request]]) -> Tensor:
+    def _input(self, wire: WireTensor) -> Tensor:
         name, datatype, shape, data = wire
         if isinstance(data, bytes):
             return Tensor(name, datatype, shape, data)
-        offset, nbytes = data[:2]
-        if len(data) == 2:
-            block = self._memory.output(offset, nbytes)
-        else:
-            block = given_block(data, executing(), self._memory, self._waiter.name).hold()
-            block.shared = True
-        return Tensor(name, datatype, shape, None, block, offset, nbytes)
+        place = places.unpack(data)
+        if isinstance(place, InArena):
+            return Tensor(name, datatype, shape, None, self._memory.output(place.offset, place.nbytes).whole())
+        what = f"input '{name}' from stub '{self._waiter.name}'"
+        lent, span = given_span(place, self._given(), self._memory, what)
+        # The caller has it, too.
+        span.shared = True
+        return Tensor(name, datatype, shape, None, span.hold(), lent.offset, lent.nbytes)
 
     async def _submit_if_ready(self, call: StubCall, request: Request) -> None:
         """Asks the target's `is_ready` first, as upstream does before each call."""
@@ -279,7 +292,7 @@ class StubCalls:
             return
         if response.final:
             self._forget(call)
-        wire: tuple[Any, ...] | None
+        wire: WireResponse | None
         if response.empty:
             wire = None
         elif response.error is not None:
@@ -293,13 +306,12 @@ class StubCalls:
             if call.is_behind():
                 request.pause()
 
-    def _output(self, tensor: Tensor) -> tuple[Any, ...]:
-        data: Any = tensor.data
-        if data is None:
-            assert tensor.block is not None
-            self._memory.hold(tensor.offset, tensor.block)
-            data = place_of(tensor)
-        return (tensor.name, tensor.datatype, tuple(tensor.shape), data)
+    def _output(self, tensor: Tensor) -> WireTensor:
+        if tensor.data is not None:
+            return (tensor.name, tensor.datatype, tuple(tensor.shape), tensor.data)
+        assert tensor.span is not None
+        self._memory.hold(tensor.offset, tensor.span)
+        return (tensor.name, tensor.datatype, tuple(tensor.shape), place_of(tensor))
 
 
 def _not_ready(name: str, reason: str) -> ServeError:

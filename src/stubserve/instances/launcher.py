@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stubserve_stub.backends.find import PYTHON
+
 from stubserve.environments.environment import Environment
 from stubserve.instances.memory import Memory
 from stubserve.instances.services import Services
@@ -16,17 +18,19 @@ from stubserve.model_config.complete import InstanceSpec
 
 @dataclass(frozen=True)
 class Program:
-    """What a stub imports: a file, under which module name, with which folders at the end of `sys.path`.
+    """What a stub runs: a backend; for Python a file too, its module's name, and folders for the end of `sys.path`.
 
-    `runtime` is what the served configuration says; `default_environment` is the packed environment that a backend
-    written in Python brings along, for models that name none.
+    `file` is None for a backend that is built in and needs none. `runtime` is what the served configuration says;
+    `default_environment` is the packed environment that a backend written in Python brings along, for models that name
+    none.
     """
 
-    file: Path
-    module: str
-    search_path: tuple[Path, ...]
+    file: Path | None
+    module: str = ""
+    search_path: tuple[Path, ...] = ()
     runtime: str = ""
     default_environment: Path | None = None
+    backend: str = PYTHON
 
 
 class Launcher:
@@ -63,7 +67,8 @@ class Launcher:
             self._memory,
             {
                 "instance": instance,
-                "model_file": str(self._program.file),
+                "backend": self._program.backend,
+                "model_file": str(self._program.file or ""),
                 "module": self._program.module,
                 "paths": [str(folder) for folder in self._program.search_path],
                 "version_dir": str(self._version_dir),

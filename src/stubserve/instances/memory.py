@@ -8,27 +8,32 @@ from typing import TypeVar
 from stubserve_stub.wire import layout
 from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import Arena
+from stubserve_stub.wire.budget import ArenaFull, Ledger
 
 from stubserve.errors import unavailable
 from stubserve.inference.heap_account import HeapAccount
 from stubserve.inference.memory import Block
+from stubserve.instances.reclaim import Reclaim
 from stubserve.instances.stub_memory import SegmentPool
 
 T = TypeVar("T")
 
 
 class Memory:
-    """The server's shared memory: the arena, ingress's allocator, and the pool of segments for stubs.
+    """The server's shared memory: the arena, its ledger, ingress's allocator, and the pool of segments for stubs.
 
-    `batches_in_flight` counts what all stubs together are busy with. Where ingress finds no room, `make_room` is asked
-    to take some from whom it may, again and again, until there is room or it says that there is nobody.
+    `batches_in_flight` counts what all stubs together are busy with. Where ingress finds no room, stubs are
+    asked for what they do not use (`reclaim`); then `make_room` is to take some from whom it may, again and again,
+    until there is room or it says that there is nobody.
     """
 
     def __init__(self, limit: int) -> None:
-        self.arena = Arena.create(limit)
-        self.segments = SegmentPool(self.arena)
+        self.ledger = Ledger(limit)
+        self.arena = Arena.create(self.ledger)
+        self.segments = SegmentPool(self.arena, self.ledger)
+        self.reclaim = Reclaim(self.ledger)
         self.batches_in_flight = 0
-        self.ingress = Allocator(self.arena, 0, retain=min(128 << 20, limit // 8), skip=layout.HEADER_BYTES)
+        self.ingress = Allocator(self.arena, 0, retain=min(128 << 20, limit // 8), skip=layout.GUARD_BYTES)
         self.heap = HeapAccount(self)
         self.make_room: Callable[[], bool] = lambda: False
 
@@ -59,7 +64,7 @@ class Memory:
 
     def usage(self) -> str:
         """Who holds shared memory, for people."""
-        committed = self.arena.committed()
+        committed = self.ledger.committed()
         ingress = committed.pop(0, 0) - self.heap.taken
         stubs = ", ".join(f"segment {index}: {nbytes} bytes" for index, nbytes in sorted(committed.items()))
         return (
@@ -74,8 +79,11 @@ class Memory:
         while True:
             try:
                 return act(nbytes)
-            except MemoryError as full:
-                if not self.make_room():
+            except ArenaFull as full:
+                if full.nbytes and self.reclaim.wait(full.nbytes):
+                    continue
+                # For what never fits nobody has to go.
+                if nbytes > self.arena.limit or not self.make_room():
                     raise unavailable(f"{full}. {self.usage()}") from None
 
     def _free(self, block: Block) -> None:

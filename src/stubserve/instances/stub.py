@@ -8,10 +8,11 @@ socket, and the end is kept in order.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from stubserve_stub.wire import layout
+from stubserve_stub.wire.budget import ArenaFull
 
 from stubserve.environments.environment import Environment
 from stubserve.environments.probe import explain_start
@@ -21,6 +22,7 @@ from stubserve.instances.health import Health
 from stubserve.instances.memory import Memory
 from stubserve.instances.metrics import StubMetrics
 from stubserve.instances.model_control import change_model
+from stubserve.instances.reclaim import Spare
 from stubserve.instances.services import Services
 from stubserve.instances.stub_memory import StubMemory
 from stubserve.instances.stub_process import StubProcess
@@ -51,7 +53,8 @@ class Stub:
         outputs = None
         try:
             self._outputs = outputs = StubMemory(memory.segments)
-            self._words = memory.arena.segment(outputs.index).words
+            segment = memory.arena.segment(outputs.index)
+            self._words = segment.parent_words
             self._process = StubProcess(
                 name, environment, memory.arena.fd, self._on_message, self._on_process_death, terminal
             )
@@ -59,14 +62,18 @@ class Stub:
             if outputs is not None:
                 outputs.close()
             raise internal(f"Stub process '{name}' cannot be started: {explain_start(environment, error)}") from None
-        self.health = Health(self._process.pid, self._words)
+        self._memory = memory
+        self._spare = Spare(self._process, outputs)
+        memory.reclaim.stubs.add(self._spare)
+        self.health = Health(self._process.pid, segment.stub_words)
         self.handshake = Handshake(self._process, environment, self.health)
         self.work = StubWork(self._process, memory, self._outputs, services.models, self.health)
+        self.work.on_idle = self._spare.on_idle
         self._metrics = StubMetrics(services.metrics)
         services.metrics.sources.add(self._process.read_messages)
         services.log_settings.watchers.add(self._tell_log_levels)
         self._tell_log_levels()
-        self._process.send("boot", segment=self._outputs.index, **boot)
+        self._process.send("boot", segment=self._outputs.index, arena=memory.arena.facts(), **boot)
 
     @property
     def pid(self) -> int:
@@ -112,23 +119,42 @@ class Stub:
             self._on_log(message)
         elif kind.startswith("metric"):
             self._metrics.on_message(message)
+        elif kind == "need":
+            self._in_background(self._grant(_bytes_in(message["least"]), _bytes_in(message["most"])))
+        elif kind == "returned":
+            self._spare.on_returned(_bytes_in(message["nbytes"]), message["asked"])
+            self._memory.reclaim.on_news()
         elif kind == "readiness":
             self._answer_readiness(message)
         elif kind == "ask" and message["question"].startswith("metric"):
             self._process.send("told", number=message["number"], **self._metrics.answer(message))
         elif kind == "ask":
-            answering = self._loop.create_task(self._tell(message))
-            self._answering.add(answering)
-            answering.add_done_callback(self._answering.discard)
+            self._in_background(self._tell(message))
         else:
             self.handshake.on_message(message)
 
+    def _in_background(self, answer: Coroutine[Any, Any, None]) -> None:
+        answering = self._loop.create_task(answer)
+        self._answering.add(answering)
+        answering.add_done_callback(self._answering.discard)
+
     async def _tell(self, question: dict[str, Any]) -> None:
-        if question["question"] == "is_model_ready":
+        kind = question["question"]
+        if kind == "is_model_ready":
             answer = await self.work.calls.tell(question)
+        elif kind == "memory_left":
+            answer = {"value": self._memory.ledger.left}
         else:
             answer = await change_model(self._services.control, question)
         self._process.send("told", number=question["number"], **answer)
+
+    async def _grant(self, least: int, most: int) -> None:
+        error, nbytes = "", 0
+        try:
+            nbytes = await self._memory.reclaim.grant(self._outputs.index, least, most)
+        except ArenaFull as full:
+            error = f"{full}. {self._memory.usage()}"
+        self._process.send("granted", nbytes=nbytes, error=error)
 
     def _tell_log_levels(self) -> None:
         self._words[layout.LOG_LEVELS] = self._services.log_settings.model_levels()
@@ -140,11 +166,15 @@ class Stub:
 
     def _on_process_death(self, cause: str) -> None:
         unfinished, open_ = self.work.end()
+        if self.work.is_written_over and "written over" not in cause:
+            cause += "; its shared memory had been written over"
         self.death = cause
         for answering in self._answering:
             answering.cancel()
         self._metrics.close()
         self._services.metrics.sources.discard(self._process.read_messages)
+        self._memory.reclaim.stubs.discard(self._spare)
+        self._memory.reclaim.on_news()
         self._services.log_settings.watchers.discard(self._tell_log_levels)
         self._process.close_doorbells()
         self.handshake.on_death(cause)
@@ -155,3 +185,10 @@ class Stub:
         if self.work.owner is not None:
             self.work.owner.on_death(cause, unfinished, open_)
         self._outputs.close()
+
+
+def _bytes_in(message: Any) -> int:
+    """A number of bytes that a stub names. Raises ValueError if it is none."""
+    if not isinstance(message, int) or message < 0:
+        raise ValueError(f"{message!r} is no number of bytes")
+    return message

@@ -108,6 +108,10 @@ class StubProcess:
         if not waiting:
             self._flush()
 
+    def control_fileno(self) -> int:
+        """The descriptor on which its messages come in."""
+        return self._control.fileno()
+
     def read_messages(self) -> None:
         """Takes what the stub has sent by now, rather than when the event loop gets to it."""
         if not self._dead:

@@ -11,15 +11,17 @@ import asyncio
 import functools
 import logging
 import os
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Protocol
 
 from stubserve_stub.wire import layout, messages
-from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, read_doorbell
+from stubserve_stub.wire.messages import Entry, Message, WireResponse
+from stubserve_stub.wire.places import InArena
+from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingBroken, RingReader, RingWriter, read_doorbell
 
 from stubserve.errors import internal
 from stubserve.inference.request import Request, Response
-from stubserve.inference.tensor import drop_blocks
+from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
 from stubserve.instances.answer_ring import AnswerRing
 from stubserve.instances.batch import Batch, hold_inputs, pack_batch, read_response, read_result
@@ -32,7 +34,9 @@ from stubserve.instances.stub_process import StubProcess
 log = logging.getLogger("stubserve.instances")
 
 _PATIENCE_S = 30.0
-_REPORT_FREES_ABOVE = 32 << 20
+# How often a stub that gets batches is looked at. Without one between two looks it is idle.
+_WATCH_S = 5.0
+_QUESTION = "does its model write to memory of others?"
 
 # From this size on, moving a request's bytes takes longer than a stub would look for the next one.
 _LARGE_BYTES = 128 << 10
@@ -65,7 +69,10 @@ class WorkOwner(Protocol):
 
 
 class StubWork:
-    """One stub's. It is also the stub as one that may wait for others (`waiting.Waiter`)."""
+    """One stub's. It hears what the stub says about batches (`messages.WorkListener`).
+
+    It is also the stub as one that may wait for others (`waiting.Waiter`).
+    """
 
     def __init__(
         self, process: StubProcess, memory: Memory, outputs: StubMemory, models: Models, health: Health
@@ -77,25 +84,34 @@ class StubWork:
         self._health = health
         self._loop = asyncio.get_running_loop()
         segment = memory.arena.segment(outputs.index)
-        self._words = segment.words
-        rings = (layout.REQUEST_RING, layout.RESPONSE_RING, layout.ANSWER_RING)
-        requests, responses, answers = (segment.view[start : start + layout.RING_BYTES] for start in rings)
-        self._writer = RingWriter(requests, process.doorbell_out)
-        self._reader = RingReader(responses)
-        ring = AnswerRing(RingWriter(answers, process.answer_doorbell), segment.words, outputs, memory)
-        self.calls = StubCalls(self, models, outputs, ring, memory)
+        self._words = segment.parent_words
+        self._theirs = theirs = segment.stub_words
+        theirs[layout.CANARY] = layout.CANARY_VALUE
+        self._writer = RingWriter(segment.ring(layout.REQUEST_RING), theirs, layout.REQUESTS_READ, process.doorbell_out)
+        self._reader = RingReader(segment.ring(layout.RESPONSE_RING), self._words, layout.RESPONSES_READ)
+        answers = RingWriter(segment.ring(layout.ANSWER_RING), theirs, layout.ANSWERS_READ, process.answer_doorbell)
+        ring = AnswerRing(answers, self._words, outputs, memory, self._on_broken_ring)
+        self.calls = StubCalls(self, models, outputs, ring, memory, self._tensors)
+        self._handlers = messages.handlers_of_parent(self, self.calls)
         # Batches that the stub has, by number
         self._in_flight: dict[int, Batch] = {}
         # Requests of batches that have run which senders have yet to answer, by (batch, index), and the other way round
         self._open: dict[tuple[int, int], Request] = {}
         self._keys: dict[Request, tuple[int, int]] = {}
+        # The inputs that schedulers have added to these; held until the final response, as the requests' own are
+        self._open_extras: dict[tuple[int, int], Sequence[Tensor]] = {}
         # Groups of responses that have been passed on, of which the stub is still to be told
         self._passed_on: list[tuple[int, int]] = []
         self._batches = 0
         self._announced = 0
         # Nothing more is taken from the stub, nor should it be given anything
         self.over = False
-        self._hang_watch: asyncio.TimerHandle | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._batches_at_watch = 0
+        # Called when the stub has had nothing to do for a while
+        self.on_idle: Callable[[], None] = lambda: None
+        # Not through the ring: the stub's main thread may be busy for long, and these may be many.
+        outputs.on_many_frees = functools.partial(self._loop.call_soon, self._acknowledge)
         self._loop.add_reader(process.doorbell_in, self._on_doorbell)
 
     def execute(self, work: Work) -> None:
@@ -105,17 +121,16 @@ class StubWork:
         """
         number = self._batches = self._batches + 1
         frees = self._outputs.take_frees()
-        sent = work.as_sent()
         spilled = None
         flags = 0
         try:
-            data = pack_batch(number, frees, sent)
+            data = pack_batch(number, frees, work)
             if len(data) > MAX_RECORD:
                 spilled = self._memory.store(data)
-                data = messages.pack((spilled.offset, spilled.nbytes))
+                data = messages.pack_spilled(InArena(spilled.offset, spilled.nbytes))
                 flags = SPILLED
-            alone = len(sent) == 1 and self._memory.batches_in_flight == 0
-            self._words[layout.ALONE] = alone and not _is_large(sent[0])
+            alone = len(work.requests) == 1 and self._memory.batches_in_flight == 0
+            self._words[layout.ALONE] = alone and not _is_large(work.requests[0])
             self._put(data, flags)
         except Exception:
             self._outputs.keep_frees(frees)  # this message will not tell the stub of them, so the next one must
@@ -123,15 +138,20 @@ class StubWork:
                 spilled.drop()
             raise
         # Only now: whoever gets an exception answers the requests.
-        self._in_flight[number] = Batch(work, sent, spilled)
+        self._in_flight[number] = Batch(work, spilled)
         self._memory.batches_in_flight += 1
-        if self._hang_watch is None:
-            self._hang_watch = self._loop.call_later(_PATIENCE_S, self._watch_for_hang)
+        if self._watch is None:
+            self._watch = self._loop.call_later(_WATCH_S, self._look)
 
     @property
     def is_empty(self) -> bool:
         """Whether it has neither a batch nor a request that senders have yet to answer."""
         return not self._in_flight and not self._open
+
+    @property
+    def is_written_over(self) -> bool:
+        """Whether something has written over the stub's part of its segment."""
+        return bool(self._theirs[layout.CANARY] != layout.CANARY_VALUE)
 
     def cancel(self, request: Request) -> None:
         """Lets the model see that nobody waits for a request that it has."""
@@ -145,7 +165,7 @@ class StubWork:
 
     def finish(self) -> None:
         """Lets the model finalize, and the stub end, behind the batches that it has."""
-        self._put(messages.pack((messages.STOP,)), 0)
+        self._put(messages.pack_stop(), 0)
 
     def end(self) -> tuple[list[Request], list[Request]]:
         """The stub is gone: its requests without an answer, those of its batches and those left open."""
@@ -156,42 +176,58 @@ class StubWork:
             self._on_doorbell()
         self._loop.remove_reader(self._process.doorbell_in)
         self.calls.close()
-        if self._hang_watch is not None:
-            self._hang_watch.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
         unfinished: list[Request] = []
         for batch in self._in_flight.values():
             unfinished.extend(batch.unanswered())
-            if batch.spilled is not None:
-                batch.spilled.drop()
+            batch.drop()
         open_ = list(self._open.values())
+        for tensors in self._open_extras.values():
+            drop_blocks(tensors)
+        self._open_extras.clear()
         self._open.clear()
         self._keys.clear()
         self._memory.batches_in_flight -= len(self._in_flight)
         self._in_flight.clear()
         return unfinished, open_
 
-    def _watch_for_hang(self) -> None:
-        """Tells the log about a batch that takes long; wakes only while there are batches."""
-        self._hang_watch = None
-        if not self._in_flight:
+    def _look(self) -> None:
+        """Tells the log about a batch that takes long, and whoever cares when there are no more; sleeps while idle."""
+        self._watch = None
+        if not self._in_flight and self._batches == self._batches_at_watch:
+            self.on_idle()
             return
+        self._batches_at_watch = self._batches
         doing, seconds = self._health.state()
-        if doing == "executing" and seconds >= _PATIENCE_S:
+        if self._in_flight and doing == "executing" and seconds >= _PATIENCE_S and seconds % _PATIENCE_S < _WATCH_S:
             log.warning(
                 "stub '%s' has been executing a batch of %d requests for %.0f s; 'py-spy dump --pid %d' shows where",
                 self.name, len(next(iter(self._in_flight.values())).work.requests), seconds, self._process.pid,
             )  # fmt: skip
-        self._hang_watch = self._loop.call_later(_PATIENCE_S, self._watch_for_hang)
+        self._watch = self._loop.call_later(_WATCH_S, self._look)
 
     def _put(self, data: bytes, flags: int) -> None:
-        # Two batches at most are in flight, and a record is at most a quarter of the ring: there is always room, unless
-        # something has written over where the stub says how far it has read.
-        if not self._writer.put(data, flags):
-            self._process.condemn("it has lost its place in its ring")
-            raise internal(f"the request ring of stub '{self.name}' is full")
+        try:
+            # Two batches at most are in flight, and a record is at most a quarter of the ring.
+            has_room = self._writer.put(data, flags)
+        except RingBroken:
+            has_room = False
+        if not has_room:
+            self._on_broken_ring()
+            raise internal(f"the request ring of stub '{self.name}' cannot be written to")
         self._writer.announce()
         self._announced += 1
         self._words[layout.ANNOUNCED] = self._announced
+
+    def _on_broken_ring(self) -> None:
+        self._process.condemn(f"what it says of its ring makes no sense; {_QUESTION}")
+
+    def _break_off(self, why: str) -> None:
+        """Takes nothing more from the stub, and ends it."""
+        self.over = True
+        self._loop.remove_reader(self._process.doorbell_in)
+        self._process.condemn(f"{why} {_QUESTION}")
 
     # Back
 
@@ -200,91 +236,112 @@ class StubWork:
             count, _ = read_doorbell(self._process.doorbell_in)
         except BlockingIOError:
             return
+        if self.is_written_over:
+            # Its answers may be anything.
+            self._break_off("its shared memory has been written over, the words that the server reads too;")
+            return
         try:
             self._take(count)
         except Exception:
             # The requests of what cannot be read would never be answered.
             log.exception("what stub '%s' (pid %d) has put into its ring cannot be read", self.name, self._process.pid)
-            self.over = True
-            self._loop.remove_reader(self._process.doorbell_in)
-            self._process.condemn(
-                "what it has put into its ring is no message; does its model write to memory of others?"
-            )
+            self._break_off("what it has put into its ring is no message;")
 
     def _take(self, count: int) -> None:
-        for message in self._reader.take(count, self._decode):
-            if message[0] == messages.RESULT:
-                self._finish(message)
-            elif message[0] == messages.RESPONSE:
-                self._respond(message)
-            elif message[0] == messages.RELEASED:
-                self._outputs.release(message[1])
-            else:
-                self.calls.on_message(message, self._requests)
+        messages.deliver(self._handlers, self._reader.take(count, self._decode))
         self.calls.schedule()
-        if self._outputs.unreported_bytes > _REPORT_FREES_ABOVE:
-            # Not through the ring: the stub's main thread may be busy for long, and these may be many.
-            self._acknowledge()
 
-    def _decode(self, data: memoryview, flags: int) -> tuple[Any, ...]:
-        message: tuple[Any, ...] = messages.unpack(data)
-        if flags & SPILLED:
-            block = self._outputs.output(*message)
+    def _decode(self, data: memoryview, flags: int) -> Message:
+        if not flags & SPILLED:
+            message: Message = messages.unpack(data)
+            return message
+        place = messages.unpack_spilled(data)
+        block = self._outputs.output(place.offset, place.nbytes)
+        try:
             message = messages.unpack(block.view)
+        finally:
             block.drop()
         return message
 
-    def _finish(self, message: tuple[Any, ...]) -> None:
-        number = message[1]
-        batch = self._in_flight[number]
-        finished, left = read_result(message, batch, self._outputs, self._process.name)
+    def on_result(
+        self,
+        batch: int,
+        start_ns: int,
+        end_ns: int,
+        entries: Sequence[Entry],
+        held: Sequence[int],
+        error: str | None,
+    ) -> None:
+        had = self._in_flight[batch]
+        if held:
+            hold_inputs(had.tensors(), held, self._outputs)
+        finished, left = read_result(had, start_ns, end_ns, entries, error, self._outputs, self._process.name)
         # Until here the message may turn out to be none, and the batch must be found by `end`.
-        del self._in_flight[number]
+        del self._in_flight[batch]
         self._memory.batches_in_flight -= 1
-        if batch.spilled is not None:
-            batch.spilled.drop()
-        owner = self.owner
-        if not left:
-            if owner is not None:
-                owner.on_results(batch.work, finished)
-            return
         rescheduled = []
         for index, entry in left:
-            request = batch.work.slots[index]
-            if request is None:
-                continue
+            request = had.work.slots[index]
+            assert request is not None
             if entry == messages.RESCHEDULED:
                 rescheduled.append(request)
             else:
-                self._open[number, index] = request
-                self._keys[request] = (number, index)
+                self._leave_open((batch, index), request, had)
+        if had.spilled is not None or had.extras is not None:
+            had.drop()
+        owner = self.owner
         if owner is not None:
             for request in rescheduled:
                 owner.on_rescheduled(request)
-            owner.on_results(batch.work, finished)
+            owner.on_results(had.work, finished)
 
-    def _respond(self, message: tuple[Any, ...]) -> None:
-        _, number, index, start_ns, _, flags, held = message
-        response = read_response(message, self._outputs, self._process.name)
-        key = (number, index)
-        batch = self._in_flight.get(number)
-        request = self._open.get(key) if batch is None else batch.work.slots[index]
+    def _leave_open(self, key: tuple[int, int], request: Request, had: Batch) -> None:
+        self._open[key] = request
+        self._keys[request] = key
+        extras = had.take_extras(key[1])
+        if extras:
+            self._open_extras[key] = extras
+
+    def on_response(
+        self,
+        batch: int,
+        index: int,
+        start_ns: int,
+        response: WireResponse | None,
+        flags: int,
+        held: Sequence[int],
+    ) -> None:
+        final = bool(flags & messages.FINAL)
+        key = (batch, index)
+        had = self._in_flight.get(batch)
+        request = self._open.get(key) if had is None else had.work.slots[index]
+        read = read_response(response, final, self._outputs, self._process.name)
         if request is None or self.owner is None:
             # Sent while the request was being answered in another way.
-            drop_blocks(response.outputs)
+            drop_blocks(read.outputs)
             return
         if held:
-            hold_inputs((request,), held, self._outputs)
-        if flags & messages.FINAL:
-            if batch is not None:
-                batch.answered = batch.answered or set()
-                batch.answered.add(index)
+            hold_inputs((*request.inputs, *self._extras(key, had)), held, self._outputs)
+        if final:
+            if had is not None:
+                had.answered = had.answered or set()
+                had.answered.add(index)
             else:
                 del self._open[key], self._keys[request]
-        self.owner.on_response(request, response, start_ns)
+                drop_blocks(self._open_extras.pop(key, ()))
+        self.owner.on_response(request, read, start_ns)
         if flags & messages.ACKNOWLEDGE:
-            running = () if batch is None else batch.work.requests
+            running = () if had is None else had.work.requests
             self.owner.when_passed_on(request, functools.partial(self._pass_on, key), running)
+
+    def on_released(self, offsets: Sequence[int]) -> None:
+        self._outputs.release(offsets)
+
+    def _extras(self, key: tuple[int, int], had: Batch | None) -> Sequence[Tensor]:
+        """The inputs that a scheduler has added to this slot."""
+        if had is None:
+            return self._open_extras.get(key, ())
+        return had.extras[key[1]] if had.extras is not None else ()
 
     def _pass_on(self, key: tuple[int, int]) -> None:
         """A group of responses has been passed on to its reader; told with others of this turn of the event loop."""
@@ -315,3 +372,12 @@ class StubWork:
     def _requests(self) -> list[Request]:
         running = [request for batch in self._in_flight.values() for request in batch.work.requests]
         return [*running, *self._open.values()]
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """All that the stub has been given and has not answered for."""
+        for batch in self._in_flight.values():
+            yield from batch.tensors()
+        for request in self._open.values():
+            yield from request.inputs
+        for tensors in self._open_extras.values():
+            yield from tensors

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from stubserve_stub.wire.layout import INLINE_BYTES
 
-from stubserve.inference.memory import Block
+from stubserve.inference.memory import Block, Span
 from stubserve.inference.tensor import Tensor
 
 Store = Callable[["bytes | memoryview"], Block]
@@ -31,14 +31,14 @@ class Placer:
             return Tensor(name, datatype, shape, bytes(self._body[at : at + nbytes]))
         if self._block is None:
             return self.put(name, datatype, shape, memoryview(self._body)[at : at + nbytes])
-        return Tensor(name, datatype, shape, None, self._keep(self._block.hold()), self._body_offset + at, nbytes)
+        span = Span(self._keep(self._block.hold()), self._body_offset + at, nbytes)
+        return Tensor(name, datatype, shape, None, span)
 
     def put(self, name: str, datatype: int, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
         """A tensor of bytes that are not in the arena yet."""
         if len(data) <= INLINE_BYTES:
             return Tensor(name, datatype, shape, bytes(data))
-        block = self._keep(self._store(data))
-        return Tensor(name, datatype, shape, None, block, block.offset, len(data))
+        return Tensor(name, datatype, shape, None, self._keep(self._store(data)).whole())
 
     def undo(self) -> None:
         for block in self._held or ():

@@ -9,16 +9,24 @@ from stubserve.inference.memory import Block
 from stubserve.inference.served_model import ServedModel
 from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.forwarding import HeaderForwarding
+from stubserve.protocols.pressure import Pressure
 from stubserve.protocols.stall import Pace
 
 
 class Ingress(Protocol):
-    """The server: finds models, gives memory of the arena, and counts what is kept outside of it."""
+    """The server: finds models, gives memory of the arena, and counts what is kept outside of it.
+
+    `grpc_port` is 0 where gRPC is not served.
+    """
 
     max_input_size: int
+    grpc_port: int
     heap: HeapAccount
     arrivals: Arrivals
     pace: Pace
+    pressure: Pressure
+    send_timeout_s: float
+    idle_timeout_s: float
     http_forwarding: HeaderForwarding | None
 
     def find_model(self, name: str, version: str) -> ServedModel: ...

@@ -93,6 +93,8 @@ class _Check:
         self._file = folder.path / CONFIG_FILE
         self._reading = Reading(ModelConfig(), None)
         self._found: list[Problem] = []
+        # Not a backend that is built in, for which environments mean nothing
+        self._runs_python = True
 
     def run(self) -> list[Problem]:
         if not self._read():
@@ -154,7 +156,10 @@ class _Check:
             program = self._attempt(locate_program, config, self._folder.path, version, self._backend_directory)
             if program is None:
                 break  # the other versions would only say the same
-            programs.append(program.file)
+            if program.file is None:
+                self._runs_python = False
+            else:
+                programs.append(program.file)
         return list(dict.fromkeys(programs))
 
     def _versions(self, config: Any) -> list[int]:
@@ -170,7 +175,7 @@ class _Check:
 
     def _environment(self, config: Any) -> None:
         value = config.parameters[PARAMETER].string_value if PARAMETER in config.parameters else ""
-        if not value:
+        if not value or not self._runs_python:
             return
         try:
             place = place_of(value, self._folder.path.absolute())

@@ -15,7 +15,7 @@ from stubserve.model_config.proto import ModelConfig
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.logs import LogSettings
 from stubserve.repository.folder import ModelFolder, available_versions, check_model_name, read_config
-from stubserve.repository.program import find_program
+from stubserve.repository.program import environment_of, find_program
 from stubserve.repository.registry import Registry
 from stubserve.settings import LoggingSettings
 
@@ -24,10 +24,14 @@ _ARENA_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found. `environment` is its folder, empty for the server's own; `methods` are those of the contract."""
+    """What was found. `environment` is its folder, empty for the server's own; `methods` are those of the contract.
+
+    `file` is None for a backend that is built in and needs none.
+    """
 
     model: str
-    file: Path
+    backend: str
+    file: Path | None
     environment: str
     interpreter: str
     implementation: str
@@ -49,7 +53,7 @@ async def inspect(path: Path, backend_directory: Path, environment_cache: Path |
     config = normalise(read_config(folder) or ModelConfig(), folder.name, path)
     version = available_versions(folder, config)[-1]
     program = find_program(config, path, version, backend_directory)
-    environment = await Environments(environment_cache).of_model(config, path, program.default_environment)
+    environment = await environment_of(program, Environments(environment_cache), config, path)
     services = Services(Registry(), LogSettings(LoggingSettings()), MetricRegistry({}))
     launcher = Launcher(Memory(_ARENA_BYTES), environment, path, folder.version_path(version), program, services)
     start = time.monotonic()
@@ -64,6 +68,7 @@ async def inspect(path: Path, backend_directory: Path, environment_cache: Path |
     import_seconds = facts["import_ns"] / 1e9
     return Finding(
         f"{folder.name}, version {version}",
+        program.backend,
         program.file,
         environment.prefix,
         facts["executable"],

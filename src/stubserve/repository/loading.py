@@ -35,6 +35,7 @@ from stubserve.repository.folder import read_labels
 from stubserve.repository.instance_update import InstanceUpdate, assign
 from stubserve.repository.program import (
     check_python_parameters,
+    environment_of,
     locate_program,
     missing_parts,
     refuse_missing_kinds,
@@ -124,7 +125,7 @@ class Loader:
         self._mention_batch_size(config.backend)
         for _, part in missing_parts(config):
             log.warning("model '%s': %s", name, part)
-        environment = await self._environments.of_model(config, model_dir, program.default_environment)
+        environment = await environment_of(program, self._environments, config, model_dir)
         threads = threads_per_instance(config, len(instances_of(config)), os.environ)
         environment = replace(
             environment, variables={**environment.variables, **thread_variables(config, threads, os.environ)}
@@ -241,7 +242,8 @@ def _find_files(candidate: Candidate, version: int, backend_directory: Path) -> 
     program = locate_program(config, model_dir, version, backend_directory)
     validate_instance_groups(config)
     check_python_parameters(config)
-    return _Files(program, not program.file.is_file(), model_dir, folder.version_path(version).resolve())
+    missing = program.file is not None and not program.file.is_file()
+    return _Files(program, missing, model_dir, folder.version_path(version).resolve())
 
 
 async def _start_all(instances: Sequence[Instance]) -> None:

@@ -1,10 +1,15 @@
-"""What the stubs of a model version run: the model's own `model.py`, or that of a backend written in Python.
+"""What the stubs of a model version run: the model's own `model.py`, that of a backend written in Python, or a backend
+that is built in.
 
 A backend named `X` that is no compiled library lies in `<backend directory>/X/model.py` and serves every model whose
 configuration says `backend: "X"`; the version folders of those hold whatever it reads. The rules are upstream's, from
 real Triton 2.51: a library `libtriton_X.so` goes before `model.py` and is looked for in the version's folder, the
 model's and the backend's; `runtime` in the configuration names the file and ends the search; a served model's `runtime`
 says `model.py`. Libraries cannot be loaded here, so one that is found is refused by name.
+
+A backend that is built in (`stubserve_stub.backends`) stands for the library of that name, in the backend directory of
+a Triton installation for instance. A `model.py` alone there goes before it, and so does a library of the model's own.
+It runs in the server's own environment.
 """
 
 from __future__ import annotations
@@ -12,12 +17,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from stubserve_stub.backends.find import BUILT_IN, PYTHON
+
+from stubserve.environments.environment import Environment
+from stubserve.environments.resolve import Environments
 from stubserve.errors import ServeError, internal, invalid, unsupported
 from stubserve.instances.launcher import Program
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
 
 _RUNTIME = "model.py"
-_PYTHON = "python"
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
@@ -34,7 +42,7 @@ def find_program(config: Any, model_dir: Path, version: int, backend_directory: 
 def locate_program(config: Any, model_dir: Path, version: int, backend_directory: Path) -> Program:
     """`find_program` without the checks of parameters. Raises ServeError."""
     version_dir = model_dir / str(version)
-    if config.backend == _PYTHON and not config.runtime:
+    if config.backend == PYTHON and not config.runtime:
         file_name = config.default_model_filename or _RUNTIME
         return Program(version_dir / file_name, f"{version}.{Path(file_name).stem}", (version_dir, model_dir))
     return _program_of_backend(config, (version_dir, model_dir), backend_directory)
@@ -43,7 +51,7 @@ def locate_program(config: Any, model_dir: Path, version: int, backend_directory
 def check_python_parameters(config: Any) -> None:
     """The checks that upstream's Python backend makes before it starts a stub. Raises ServeError."""
     file = config.default_model_filename
-    if config.backend == _PYTHON and file and not file.endswith(".py"):
+    if config.backend == PYTHON and file and not file.endswith(".py"):
         raise internal(f"Model name must end with '.py'. Model name is \"{file}\".").at("default_model_filename")
     force = config.parameters[_FORCE_CPU].string_value if _FORCE_CPU in config.parameters else "yes"
     if force not in ("yes", "no"):
@@ -56,10 +64,16 @@ def _program_of_backend(config: Any, model_dirs: tuple[Path, ...], backend_direc
         raise _no_backend(backend)
     folder = backend_directory.absolute() / backend
     places = (*model_dirs, folder)
-    if not runtime:
-        for library in (place / f"libtriton_{backend}.so" for place in places):
+    library_name = f"libtriton_{backend}.so"
+    built_in = backend in BUILT_IN and backend != PYTHON
+    if (folder / _RUNTIME).is_file() and not (folder / library_name).is_file():
+        built_in = False
+    if not runtime or (built_in and runtime == library_name):
+        for library in (place / library_name for place in (model_dirs if built_in else places)):
             if library.is_file():
                 raise _compiled(backend, library)
+        if built_in:
+            return Program(None, backend=backend)
         if not (folder / _RUNTIME).is_file():
             raise _no_backend(backend)
         runtime = _RUNTIME
@@ -107,6 +121,13 @@ def refuse_missing_kinds(config: Any) -> None:
     """Raises ServeError UNSUPPORTED for a kind of model that stubserve does not offer yet."""
     if config.platform == ENSEMBLE_PLATFORM:
         raise unsupported(f"model '{config.name}' is an ensemble, which stubserve does not offer yet").at("platform")
+
+
+async def environment_of(program: Program, environments: Environments, config: Any, model_dir: Path) -> Environment:
+    """The environment in which a program runs. Raises ServeError."""
+    if program.backend != PYTHON:
+        return Environment()
+    return await environments.of_model(config, model_dir, program.default_environment)
 
 
 def missing_parts(config: Any) -> list[tuple[str, str]]:

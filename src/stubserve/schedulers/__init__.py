@@ -6,8 +6,8 @@ A scheduler is a plain state machine. Its owner (see `stubserve.serving.dispatch
 - `enqueue(request, now_ns)`      a request came in; raises ServeError if it cannot be queued
 - `reschedule(request, now_ns)`   the model wants to execute it once more
 - `cancel(request)`               its client went away
-- `response_complete(...)`        a request that ran has had its final response (for who `follows_responses`)
-- `work_done(instance, work)`     an instance has executed work: its slots are free
+- `response_complete(...)`        a request that ran has had its final response (for who `has_slots`)
+- `work_done(instance, work)`     it has executed work: its slots are free (likewise)
 - `instance_idle(instance)`       an instance can be given one more work (`depth` says when)
 - `instance_gone(instance)`       it died or was removed
 - `poll(now_ns) -> Decision`      (instance, work) to start now, requests to answer now, when to be polled again

@@ -43,8 +43,9 @@ class Scheduler(abc.ABC):
 
     __slots__ = ()
 
-    # Whether `response_complete` is to be called: most schedulers do without, and then no request pays for it.
-    follows_responses = False
+    # Whether `response_complete` and `work_done` are to be called: who has no slots does without, and then no request
+    # pays for it.
+    has_slots = False
 
     @abc.abstractmethod
     def enqueue(self, request: Request, now_ns: int) -> None:
@@ -61,10 +62,10 @@ class Scheduler(abc.ABC):
     def cancel(self, request: Request) -> None:
         """Marks a request whose client is gone; if it is still queued the next `poll` answers it with CANCELLED."""
 
-    def response_complete(self, request: Request, response: Response) -> None:  # noqa: B027  # most need not know
+    def response_complete(self, request: Request, response: Response) -> None:  # noqa: B027  # for who has slots
         """A request that ran has had its final response, which has not gone out yet: outputs may be taken from it."""
 
-    def work_done(self, instance: Instance, work: Work) -> None:  # noqa: B027  # most have no slots
+    def work_done(self, instance: Instance, work: Work) -> None:  # noqa: B027  # for who has slots
         """An instance has executed this work: its slots are free, but for those of rescheduled requests."""
 
     @abc.abstractmethod

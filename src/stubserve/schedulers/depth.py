@@ -55,7 +55,7 @@ class Depth:
         """An instance has got work; whether it may have more at once. Raises KeyError if it does not serve."""
         load = self._loads[instance]
         load.works += 1
-        return self._early and self._has_room(load)
+        return load.quick_in_a_row >= QUICK_IN_A_ROW and self._has_room(load)
 
     def handed_back(self, instance: Hashable) -> bool:
         """The work last handed out did not get there; whether the instance may have some now."""
@@ -74,7 +74,7 @@ class Depth:
         first = work.requests[0]
         quick = first.compute_infer_end_ns - first.compute_input_end_ns < QUICK_NS
         load.quick_in_a_row = load.quick_in_a_row + 1 if quick else 0
-        return self._has_room(load)
+        return not load.works or self._has_room(load)
 
     def idle(self) -> list[Hashable]:
         """The instances that have nothing."""

@@ -25,6 +25,8 @@ class IterativeScheduler(Scheduler):
 
     __slots__ = ("_answers", "_correlation_ids", "_idle", "_model", "_queue", "_ready", "_running", "_slots")
 
+    has_slots = True
+
     def __init__(self, model: str, max_batch_size: int) -> None:
         self._model = model
         self._slots = max(1, max_batch_size)

@@ -148,13 +148,16 @@ class Delivery:
         except Exception:
             log.exception("the answer to a request of model '%s' could not be passed on", self._signature.model)
         for tensor in response.outputs:
-            if tensor.block is not None:
-                tensor.block.drop()
+            if tensor.span is not None:
+                tensor.span.drop()
         if response.final:
             for tensor in request.inputs:
-                if tensor.block is not None:
-                    tensor.block.drop()
-            self._draining.end()
+                if tensor.span is not None:
+                    tensor.span.drop()
+            draining = self._draining
+            draining.under_way -= 1
+            if draining.awaited:
+                draining.tell()
 
 
 def _let_go(response: Response) -> None:

@@ -50,19 +50,27 @@ class Dispatcher:
     """The scheduler of one model version, its alarm, and the instances that serve. Lives on the event loop."""
 
     def __init__(
-        self, model: str, scheduler: Scheduler, answers: Answers, clock: Callable[[], int] = time.monotonic_ns
+        self,
+        model: str,
+        scheduler: Scheduler,
+        answers: Answers,
+        clock: Callable[[], int] = time.monotonic_ns,
+        alarm: Callable[[Callable[[], None]], Alarm] = Alarm,
     ) -> None:
         self._model = model
         self._answers = answers
         self._clock = clock
+        self._make_alarm = alarm
         self._loop = asyncio.get_running_loop()
         self._scheduler = scheduler
         self._depth = Depth(scheduler.plain)
         self._alarm: Alarm | None = None
         # How many instances get work
         self.serving = 0
-        # Whether `response_complete` is worth a call
-        self.follows_responses = scheduler.follows_responses
+        # Queues a request as of a time in ns; `poll` runs it. Raises ServeError if it is not taken.
+        self.enqueue = scheduler.enqueue
+        # Whether the scheduler wants to hear of responses and finished work
+        self.has_slots = scheduler.has_slots
         self._closed = False
         self._poll_is_due = False
         # While a round is under way: whether another is to follow
@@ -75,10 +83,6 @@ class Dispatcher:
         return self._scheduler.queued
 
     # Requests
-
-    def enqueue(self, request: Request) -> None:
-        """Queues a request; `poll` runs it. Raises ServeError if it is not taken."""
-        self._scheduler.enqueue(request, self._clock())
 
     def cancel(self, request: Request) -> None:
         """Marks a request whose client is gone; one that waits is answered."""
@@ -121,7 +125,8 @@ class Dispatcher:
         """An instance has executed work: it gets the next at once."""
         scheduler = self._scheduler
         try:
-            scheduler.work_done(instance, work)
+            if self.has_slots:
+                scheduler.work_done(instance, work)
             if self._depth.done(instance, work) and instance.takes_work:
                 scheduler.instance_idle(instance)
         except Exception:
@@ -216,7 +221,7 @@ class Dispatcher:
             return
         if self._alarm is None:
             try:
-                self._alarm = Alarm(self.poll)
+                self._alarm = self._make_alarm(self.poll)
             except OSError:  # no descriptor is left for it; the event loop's own timers are late by up to a millisecond
                 self._loop.call_later((at_ns - self._clock()) / 1e9, self.poll_soon)
                 return

@@ -8,28 +8,34 @@ import asyncio
 class Draining:
     """Counts what is under way: requests until their final response, and questions whether the model is ready.
 
-    The count costs an addition on either side; only while somebody waits is anybody told.
+    Whoever is in a hurry counts `under_way` by himself, and calls `tell` after counting down while `awaited` is true.
     """
 
-    __slots__ = ("_drained", "under_way")
+    __slots__ = ("_drained", "awaited", "under_way")
 
     def __init__(self) -> None:
         self.under_way = 0
-        # While somebody waits: set when the count falls to zero
-        self._drained: asyncio.Event | None = None
+        # Whether somebody waits for zero, and what is set then
+        self.awaited = False
+        self._drained = asyncio.Event()
 
     def begin(self) -> None:
         self.under_way += 1
 
     def end(self) -> None:
         self.under_way -= 1
-        if self._drained is not None and not self.under_way:
+        if self.awaited:
+            self.tell()
+
+    def tell(self) -> None:
+        """Tells who waits, if nothing is under way any more."""
+        if not self.under_way:
+            self.awaited = False
             self._drained.set()
 
     async def drained(self) -> None:
         """Waits until nothing is under way."""
         while self.under_way:
-            # One for all who wait: whoever comes later finds it there.
-            if self._drained is None or self._drained.is_set():
-                self._drained = asyncio.Event()
+            self.awaited = True
+            self._drained.clear()
             await self._drained.wait()

@@ -57,6 +57,7 @@ class InstanceModel:
         self.signature = Signature(name, version, config)
         self.signature.labels = labels
         self.load_seconds = 0.0
+        self._clock = clock
         # Moving parts
         self._instances = InstanceSet()
         self.statistics = ModelStatistics(self._instances.memory_usage)
@@ -88,7 +89,7 @@ class InstanceModel:
         if not dispatcher.serving:
             raise self._unavailable()
         try:
-            dispatcher.enqueue(request)
+            dispatcher.enqueue(request, self._clock())
         except ServeError:
             request.outcome = REJECTED
             self.statistics.record_failure(request)
@@ -116,7 +117,7 @@ class InstanceModel:
 
     def on_results(self, instance: Instance, work: Work, finished: list[tuple[Request, Response]]) -> None:
         dispatcher, delivery = self._dispatcher, self._delivery
-        if dispatcher.follows_responses:
+        if dispatcher.has_slots:
             for request, response in finished:
                 dispatcher.response_complete(request, response)
         # The next work first: the stub computes while the answers are written.
@@ -127,7 +128,7 @@ class InstanceModel:
         delivery.executed(work.requests)
 
     def on_response(self, request: Request, response: Response, start_ns: int) -> None:
-        if response.final and self._dispatcher.follows_responses:
+        if response.final and self._dispatcher.has_slots:
             self._dispatcher.response_complete(request, response)
         self._delivery.respond_streamed(request, response, start_ns)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 from stubserve_stub.api.bls import received
+from stubserve_stub.api.encoding import encode_response
 from stubserve_stub.api.tensors import Tensor as StubTensor
-from stubserve_stub.backends.python.encoding import encode_response
 from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tensor, TritonError
 
 from stubserve.testing.channel import LocalChannel

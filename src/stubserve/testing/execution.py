@@ -8,8 +8,9 @@ import time
 from typing import Any
 
 from stubserve_stub.api.sender import Senders
-from stubserve_stub.backends.python.batch import Batch
+from stubserve_stub.backends.python.batch import ModelBatch
 from stubserve_stub.backends.python.model import ContractBroken, Model, raised_by
+from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.wire import messages
 
 from stubserve.testing.channel import LocalChannel
@@ -53,7 +54,8 @@ class Executor:
         return responses
 
     def _execute(self, number: int, requests: list[Prepared]) -> tuple[list[Any], set[Any]]:
-        batch = Batch(self.channel, self._senders, number, [request.wire for request in requests], [])  # type: ignore[arg-type]
+        memory = BatchMemory(self.channel)  # type: ignore[arg-type]
+        batch = ModelBatch(memory, self._senders, number, [request.wire for request in requests], [])
         for received, request in zip(batch.requests, requests, strict=True):
             received._cancelled = request.cancelled
         opened: set[Any] = set()
@@ -79,7 +81,7 @@ class Executor:
             raise
         opened.update((number, at) for at, entry in enumerate(entries) if entry is None)
         # What the model has let go of by now must not be kept alive from here.
-        batch.drop()
+        batch.release()
         return entries, opened
 
     def _collect(

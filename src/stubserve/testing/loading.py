@@ -62,6 +62,8 @@ def load(
     if config.platform == "ensemble":
         raise unsupported(f"model '{found.name}' is an ensemble: it has no code to test")
     program = find_program(config, path, version, backend_directory)
+    if program.file is None:
+        raise unsupported(f"model '{found.name}' is run by the backend '{program.backend}': it has no code to test")
     config = with_runtime(config, program.runtime)
     surroundings = Surroundings(found.name, program.search_path, found.version_path(version))
     try:

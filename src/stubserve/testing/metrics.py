@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stubserve_stub.runtime.questions import Questions
+from stubserve_stub.api.questions import Questions
 
 from stubserve.instances.metrics import StubMetrics
 from stubserve.observability.custom_metrics import MetricRegistry

@@ -17,7 +17,7 @@ Errors are answers (`has_error()`), as upstream has it; only a request at the wr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Protocol, Sequence, Tuple
 
 from stubserve_stub.api import parameters as params
 from stubserve_stub.api.constants import ErrorCode
@@ -25,21 +25,30 @@ from stubserve_stub.api.exceptions import TritonError, TritonModelException
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.runtime.lease import Lease
+from stubserve_stub.wire import places
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.layout import INLINE_BYTES
+from stubserve_stub.wire.places import InArena, Lent, Shared
 
 if TYPE_CHECKING:
     import asyncio
 
-    from stubserve_stub.backends.python.forks import Relay
-
     # What they import, msgpack, is not there where only the public module is wanted.
     from stubserve_stub.runtime.calls import Call, Calls
     from stubserve_stub.runtime.channel import Channel
+    from stubserve_stub.wire.messages import WireResponse, WireTensor
 
 Target = Tuple[str, int]
 # (id, correlation id, flags, timeout in µs, parameters, requested outputs, inputs)
 Request = Tuple[str, Any, int, int, Any, Sequence[str], List[Tensor]]
+
+
+class Forwarder(Protocol):
+    """The way of a forked process to other models."""
+
+    def execute(self, target: Target, request: Request, decoupled: bool) -> Any:
+        """As the function `execute` of this module."""
+
 
 # After how many responses taken by an iterator, or bytes of them, the server is told. It holds the model that makes
 # them back when several times as many wait (`stubserve.instances.bls`).
@@ -51,7 +60,7 @@ _RUNNING = "Model {} - Error when running inference: {}"
 # The stub's calls while its model may make any
 _calls: Optional[Calls] = None
 # In a process that the model has forked: its way to other models
-_relay: Optional[Relay] = None
+_relay: Optional[Forwarder] = None
 
 
 def connect(calls: Calls) -> None:
@@ -66,7 +75,7 @@ def disconnect() -> None:
     _calls = None
 
 
-def relay(through: Relay) -> None:
+def relay(through: Forwarder) -> None:
     """From now on requests go through the process that has forked this one."""
     global _relay
     _relay = through
@@ -250,16 +259,16 @@ def _open(
 ) -> Call:
     """Sends a request. Raises ArenaFull, and has taken no memory then."""
     *head, names, tensors = request
-    inputs: List[Any] = []
+    inputs: List[WireTensor] = []
     try:
         inputs.extend(_input(calls.channel, tensor) for tensor in tensors)
         return calls.open(target, decoupled, (*head, list(names) or None, inputs), on_answer)
     except ArenaFull:
-        calls.channel.free([data[0] for _, _, _, data in inputs if isinstance(data, tuple) and len(data) == 2])
+        calls.channel.free([place.offset for _, _, _, place in inputs if isinstance(place, InArena)])
         raise
 
 
-def _input(channel: Channel, tensor: Tensor) -> Tuple[str, int, Sequence[int], Any]:
+def _input(channel: Channel, tensor: Tensor) -> WireTensor:
     datatype, shape, buffer = tensor._payload()
     nbytes = len(buffer) if isinstance(buffer, bytes) else buffer.nbytes
     if nbytes <= INLINE_BYTES:
@@ -268,7 +277,7 @@ def _input(channel: Channel, tensor: Tensor) -> Tuple[str, int, Sequence[int], A
     if memory is None:
         return (tensor.name(), datatype, shape, channel.place(buffer))
     offset = channel.arena.offset(memory)
-    return (tensor.name(), datatype, shape, (offset, nbytes, offset))
+    return (tensor.name(), datatype, shape, Lent(offset, nbytes, offset))
 
 
 def _unsendable(target: Target, request: Request, decoupled: bool) -> Any:
@@ -283,20 +292,31 @@ def _refused(text: str, code: ErrorCode, decoupled: bool) -> Any:
     return ResponseIterator._over([failed]) if decoupled else failed
 
 
-def received(channel: Channel, wire: Any) -> InferenceResponse:
+def received(channel: Channel, wire: Optional[WireResponse]) -> InferenceResponse:
     """A response out of an answer; None is the empty one that only says that no other follows."""
     if wire is None:
         return ReceivedResponse()
     error, outputs, parameters = wire
     if error is not None:
         return ReceivedResponse(error=TritonError(error[0], ErrorCode(error[1])))
-    response = ReceivedResponse([_output(channel, *output) for output in outputs])
+    try:
+        response = ReceivedResponse([_output(channel, *output) for output in outputs])
+    except TritonModelException as refused:
+        return ReceivedResponse(error=TritonError(str(refused), ErrorCode.UNSUPPORTED))
     response._parameters = parameters
     return response
 
 
-def _output(channel: Channel, name: str, datatype: int, shape: Sequence[int], data: Any) -> Tensor:
-    if isinstance(data, bytes):
-        return Tensor._received(name, datatype, shape, data, None)
-    view = Lease(channel, data[0], data[1]).view()
-    return Tensor._received(name, datatype, shape, None, view.toreadonly() if len(data) > 2 else view)
+def _output(channel: Channel, name: str, datatype: int, shape: Sequence[int], wire: Any) -> Tensor:
+    place = places.unpack(wire)
+    if isinstance(place, bytes):
+        return Tensor._received(name, datatype, shape, place, None)
+    if not isinstance(place, (InArena, Shared)):
+        why = places.refusal(place) or "lies in memory that was never this stub's to read"
+        raise TritonModelException("Output '{}' of another model {}.".format(name, why))
+    view = Lease(channel, place.offset, place.nbytes).view()
+    if isinstance(place, Shared):
+        view = view.toreadonly()
+    else:
+        channel.arena.make_writable(place.offset, place.nbytes)
+    return Tensor._received(name, datatype, shape, None, view)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 
+from stubserve_stub.wire import codes
+
 REQUEST_FLAG_SEQUENCE_START = 1
 REQUEST_FLAG_SEQUENCE_END = 2
 RESPONSE_COMPLETE_FINAL = 1
@@ -25,11 +27,11 @@ class ErrorCode(BoundEnum):
     """The codes of errors; which status each becomes is the server's business."""
 
     UNKNOWN = 0
-    INTERNAL = 1
+    INTERNAL = codes.INTERNAL
     NOT_FOUND = 2
-    INVALID_ARG = 3
-    UNAVAILABLE = 4
-    UNSUPPORTED = 5
+    INVALID_ARG = codes.INVALID_ARG
+    UNAVAILABLE = codes.UNAVAILABLE
+    UNSUPPORTED = codes.UNSUPPORTED
     ALREADY_EXISTS = 6
     CANCELLED = 7
 
@@ -46,9 +48,9 @@ class MemoryType(BoundEnum):
 
 
 class LogLevel(BoundEnum):
-    INFO = 0
-    WARNING = 1
-    ERROR = 2
+    INFO = codes.LOG_INFO
+    WARNING = codes.LOG_WARNING
+    ERROR = codes.LOG_ERROR
     VERBOSE = 3
 
 

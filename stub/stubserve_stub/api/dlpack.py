@@ -16,15 +16,12 @@ Costs about 6 µs each way. Needs numpy 1.22; capsules are of the classic, unver
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Dict, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 
 from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.wire.datatypes import BF16, BOOL, BYTES
-
-if TYPE_CHECKING:
-    from stubserve_stub.api.tensors import Tensor
 
 # Devices and type codes of dlpack.h.
 CPU = 1
@@ -90,7 +87,7 @@ class _Holder:
 
     __slots__ = ("__array_interface__", "_tensor")
 
-    def __init__(self, tensor: Tensor, interface: Dict[str, Any]) -> None:
+    def __init__(self, tensor: object, interface: Dict[str, Any]) -> None:
         self._tensor = tensor
         self.__array_interface__ = interface
 
@@ -110,7 +107,7 @@ class _Capsule:
         return (CPU, 0)
 
 
-def export(tensor: Tensor, datatype: int, storage: "np.ndarray[Any, Any]") -> Any:
+def export(tensor: object, datatype: int, storage: "np.ndarray[Any, Any]") -> Any:
     """A `dltensor` capsule over `storage`, the memory of `tensor`. Raises TritonModelException for BYTES."""
     if datatype == BYTES:
         raise TritonModelException("DLPack does not have support for string tensors.")

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
 from stubserve_stub.api.arguments import as_text, incompatible
 from stubserve_stub.api.constants import MetricKind
 from stubserve_stub.api.exceptions import TritonModelException
-from stubserve_stub.runtime.questions import Questions
+from stubserve_stub.api.questions import Questions
 
 _NO_SERVER = "Metrics can be made and used from 'initialize' on, in a model that a server has loaded."
 _DELETED = (

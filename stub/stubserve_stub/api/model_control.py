@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from stubserve_stub.api.arguments import as_text, incompatible
 from stubserve_stub.api.exceptions import TritonModelException
-from stubserve_stub.runtime.questions import Questions
+from stubserve_stub.api.questions import Questions
 
 _questions: Optional[Questions] = None
 

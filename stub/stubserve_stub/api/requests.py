@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, List, Literal, NamedTuple, Optional, Sequence, Set, Tuple, Union, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    List,
+    Literal,
+    NamedTuple,
+    Optional,
+    Protocol,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+    overload,
+)
 
 from stubserve_stub.api import bls, sender
 from stubserve_stub.api import parameters as params
@@ -28,7 +41,6 @@ if TYPE_CHECKING:
     import asyncio
 
     from stubserve_stub.api.responses import InferenceResponse
-    from stubserve_stub.backends.python.batch import Batch
 
 _SIGNATURE = (
     "InferenceRequest(request_id: str = '', correlation_id: object = 0, inputs: List[Tensor], "
@@ -53,6 +65,13 @@ class Target(NamedTuple):
     model_name: str
     model_version: int
     preferred_memory: PreferredMemory
+
+
+class SenderSource(Protocol):
+    """The batch of a request that was received, as the request knows it."""
+
+    def create_sender(self, request: InferenceRequest) -> InferenceResponseSender:
+        """The response sender of one of the batch's requests."""
 
 
 class _Required:
@@ -99,7 +118,7 @@ class InferenceRequest:
     # Of a request that a model made
     _target: Optional[Target]
     # Of a request that was received: its batch; set from another thread; for its release
-    _batch: Optional[Batch]
+    _batch: Optional[SenderSource]
     _cancelled: bool
     _sender: Optional[InferenceResponseSender]
     _release_flags: int
@@ -211,7 +230,7 @@ class InferenceRequest:
         parameters: Optional[params.Parameters],
         requested_output_names: Sequence[str],
         inputs: List[Tensor],
-        batch: Batch,
+        batch: SenderSource,
     ) -> InferenceRequest:
         """A request out of a message."""
         self = _new(InferenceRequest)

@@ -22,14 +22,20 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from stubserve_stub.api.arguments import UINT32_MAX, as_integer, incompatible
 from stubserve_stub.api.constants import RESPONSE_COMPLETE_FINAL
-from stubserve_stub.api.exceptions import TritonError, TritonModelException
+from stubserve_stub.api.encoding import encode_response
+from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
-from stubserve_stub.backends.python.encoding import WireResponse, arena_bytes, encode_response
+from stubserve_stub.runtime.outputs import arena_bytes, failed
+from stubserve_stub.wire import codes
+
+if TYPE_CHECKING:
+    # What it imports, msgpack, is not there where only the public module is wanted.
+    from stubserve_stub.wire.messages import WireResponse
 
 GROUP_RESPONSES = 128
 GROUP_BYTES = 2 << 20
@@ -182,7 +188,7 @@ class InferenceResponseSender:
             if not self._ended and self._kept is not None:
                 assert self._senders is not None
                 _, outputs, parameters = self._kept
-                wire = ((error, int(TritonError.INTERNAL)), outputs, parameters)
+                wire = ((error, int(codes.INTERNAL)), outputs, parameters)
                 self._finish(self._senders, wire, time.monotonic_ns())
                 return
         self._revoke()
@@ -205,7 +211,7 @@ class InferenceResponseSender:
             if not self._ended:
                 self._kept = None
                 assert self._senders is not None
-                self._finish(self._senders, ((error, int(TritonError.INTERNAL)), (), None), time.monotonic_ns())
+                self._finish(self._senders, failed(error, codes.INTERNAL), time.monotonic_ns())
 
     def _shut(self) -> None:
         """Turns further senders away, one that waits for credit too."""
@@ -280,7 +286,7 @@ class Senders:
         while self._dropped:
             key, wire, sent, tensors = self._dropped.pop()
             if not sent:
-                wire = ((_DROPPED.format(instance), int(TritonError.INTERNAL)), (), None)
+                wire = failed(_DROPPED.format(instance), codes.INTERNAL)
             self.channel.respond_last(key, time.monotonic_ns(), wire, tensors)
             keys.append(key)
         return keys

@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import Optional
 
 from stubserve_stub.api.exceptions import TritonModelException
-from stubserve_stub.wire.arena import Arena
+from stubserve_stub.api.questions import Questions
 
-_arena: Optional[Arena] = None
+_questions: Optional[Questions] = None
 
 
-def connect(arena: Arena) -> None:
-    """From now on this is the arena in question."""
-    global _arena
-    _arena = arena
+def connect(questions: Questions) -> None:
+    """From now on the server can be asked."""
+    global _questions
+    _questions = questions
 
 
 class SharedMemory:
@@ -25,8 +25,9 @@ class SharedMemory:
     def free_memory(self) -> int:
         """Bytes that are left of --shm-limit; what is kept warm for the next tensors counts as used.
 
-        Raises TritonModelException where there is no server.
+        Raises TritonModelException where there is no server, and in a process that the model has forked.
         """
-        if _arena is None:
+        if _questions is None:
             raise TritonModelException("There is no shared memory outside of a server.")
-        return _arena.limit - sum(_arena.committed().values())
+        left: int = _questions.ask("memory_left", "Failed to ask how much shared memory is free")
+        return left

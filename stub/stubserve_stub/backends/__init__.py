@@ -1,1 +1,1 @@
-"""What a stub can run: one folder or module for each backend."""
+"""What a stub can run: the interface (`base`), the backends by name (`find`), and each backend."""

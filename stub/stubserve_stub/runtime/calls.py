@@ -20,9 +20,10 @@ import select
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from stubserve_stub.wire import messages
+from stubserve_stub.wire.messages import WireRequest, WireResponse
 
 if TYPE_CHECKING:
     import asyncio
@@ -54,7 +55,7 @@ class Call:
 class Calls:
     """All calls of a stub. `decode` makes the model's object of a wire response (None where there is none)."""
 
-    def __init__(self, channel: Channel, decode: Callable[[Channel, Any], Any]) -> None:
+    def __init__(self, channel: Channel, decode: Callable[[Channel, Optional[WireResponse]], Any]) -> None:
         self.channel = channel
         self._decode = decode
         self._open: Dict[int, Call] = {}
@@ -75,7 +76,7 @@ class Calls:
         self,
         target: Tuple[str, int],
         decoupled: bool,
-        request: Sequence[Any],
+        request: WireRequest,
         on_answer: Optional[Callable[[], None]] = None,
     ) -> Call:
         """Sends a request to version `target[1]` (-1 for any) of model `target[0]`. Raises ArenaFull."""
@@ -83,7 +84,9 @@ class Calls:
         call = Call(next(self._numbers), blocking, on_answer)
         self._open[call.number] = call
         try:
-            self.channel.send_and_report((messages.CALL, call.number, blocking, decoupled, *target, request))
+            self.channel.send_and_report(
+                lambda released: messages.pack_call(call.number, blocking, decoupled, *target, request, released)
+            )
         except BaseException:
             del self._open[call.number]
             raise
@@ -122,16 +125,16 @@ class Calls:
 
     def cancel(self, call: Call) -> None:
         """Asks the model that was called to stop."""
-        self.channel.send((messages.CANCEL, call.number))
+        self.channel.send(messages.pack_cancel(call.number))
 
     def taken(self, call: Call, count: int, nbytes: int) -> None:
         """Tells how many answers to a call, and how much of them, have been taken since the last time."""
-        self.channel.send((messages.TAKEN, call.number, count, nbytes))
+        self.channel.send(messages.pack_taken(call.number, count, nbytes))
 
     def discard(self, call: Call) -> None:
         """Nobody takes further answers. Safe to call from a finalizer."""
         if self._open.pop(call.number, None) is not None:
-            self.channel.send_later((messages.DISCARD, call.number))
+            self.channel.send_later(messages.pack_discard(call.number))
 
     # Reading
 
@@ -226,7 +229,7 @@ class Calls:
                 watching.set()
                 if call.opened_at < young and self._main_thread_waits():
                     call.blocking = True
-                    self.channel.send((messages.CALL_BLOCKS, call.number))
+                    self.channel.send(messages.pack_call_blocks(call.number))
 
     def _main_thread_waits(self) -> bool:
         frame = sys._current_frames().get(self._main_thread or 0)

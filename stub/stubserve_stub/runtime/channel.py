@@ -17,15 +17,16 @@ import itertools
 import threading
 import time
 import weakref
-from typing import Any, Callable, Deque, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
-from stubserve_stub.api.exceptions import TritonModelException
-from stubserve_stub.backends.python.encoding import no_memory, placed
+from stubserve_stub.runtime.output_memory import OutputMemory
+from stubserve_stub.runtime.outputs import no_memory, placed
 from stubserve_stub.runtime.patience import Patience
 from stubserve_stub.wire import layout, messages
-from stubserve_stub.wire.allocator import Allocator
-from stubserve_stub.wire.arena import Arena, ArenaFull
+from stubserve_stub.wire.budget import ArenaFull
+from stubserve_stub.wire.messages import Answer, Message, WireResponse
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, poke, read_doorbell
+from stubserve_stub.wire.stub_arena import StubArena
 
 # States of the health word, readable by the parent at any time.
 STARTING = 1
@@ -37,31 +38,28 @@ FINALIZING = 4
 class Channel:
     """The rings of one instance, its health word, and its segment's memory."""
 
-    def __init__(
-        self, arena: Arena, index: int, request_doorbell: int, response_doorbell: int, answer_doorbell: int
-    ) -> None:
-        segment = arena.segment(index)
+    def __init__(self, arena: StubArena, request_doorbell: int, response_doorbell: int, answer_doorbell: int) -> None:
+        segment = arena.segment(arena.own)
+        theirs, self._words = segment.parent_words, segment.stub_words
         self.arena = arena
-        self._words = segment.words
         self._request_doorbell = request_doorbell
-        self._reader = RingReader(segment.view[layout.REQUEST_RING : layout.REQUEST_RING + layout.RING_BYTES])
-        self._writer = RingWriter(
-            segment.view[layout.RESPONSE_RING : layout.RESPONSE_RING + layout.RING_BYTES], response_doorbell
-        )
+        self._reader = RingReader(segment.ring(layout.REQUEST_RING), self._words, layout.REQUESTS_READ)
+        self._writer = RingWriter(segment.ring(layout.RESPONSE_RING), theirs, layout.RESPONSES_READ, response_doorbell)
         self.answer_doorbell = answer_doorbell
-        self._answers = RingReader(segment.view[layout.ANSWER_RING : layout.ANSWER_RING + layout.RING_BYTES])
-        self.allocator = Allocator(arena, index, retain=min(64 << 20, arena.limit // 16))
-        self._patience = Patience(segment.words, layout.ANNOUNCED)
-        self._answer_patience = Patience(segment.words, layout.ANSWERED)
+        self._answers = RingReader(segment.ring(layout.ANSWER_RING), self._words, layout.ANSWERS_READ)
+        self.memory = OutputMemory(arena)
+        self.place, self.free = self.memory.place, self.memory.free
+        self._log_levels = theirs[layout.LOG_LEVELS : layout.LOG_LEVELS + 1]
+        self._patience = Patience(theirs, layout.ANNOUNCED)
+        self._answer_patience = Patience(theirs, layout.ANSWERED)
         self.sending = threading.RLock()
-        self._allocating = threading.Lock()
         # What the main thread does after a poke, besides
         self.on_poke: Callable[[], None] = lambda: None
         # Weak references to the memory of held inputs; they only have to be kept
         self._held: Dict[int, "weakref.ref[Any]"] = {}
         self._held_keys = itertools.count()
         self._released: Deque[int] = collections.deque()
-        self._afterthoughts: Deque[Sequence[Any]] = collections.deque()
+        self._afterthoughts: Deque[bytes] = collections.deque()
         self._poked = False
         self.set_health(STARTING)
 
@@ -74,10 +72,10 @@ class Channel:
 
     def log_levels(self) -> int:
         """The levels that the server logs, as bits."""
-        return self._words[layout.LOG_LEVELS]
+        return self._log_levels[0]
 
-    def receive(self) -> List[Tuple[Any, ...]]:
-        """Sleeps until there are messages and returns them all."""
+    def receive(self) -> List[Message]:
+        """Sleeps until there are messages and returns them all, for `messages.deliver`."""
         self._patience.look()
         while True:
             count, pokes = read_doorbell(self._request_doorbell)
@@ -88,40 +86,24 @@ class Channel:
                 self._patience.took(count)
                 return self._reader.take(count, self._decode)
 
-    def send(self, message: Sequence[Any]) -> None:
-        """Sends one message to the parent; waits for room in the ring when the parent is behind."""
-        data = messages.pack(message)
+    def send(self, message: bytes) -> None:
+        """Sends one packed message; waits for room in the ring when the parent is behind. Raises ArenaFull."""
         flags = 0
-        if len(data) > MAX_RECORD:
-            data, flags = messages.pack(self.place(data)), SPILLED
+        if len(message) > MAX_RECORD:
+            message, flags = messages.pack_spilled(self.place(message)), SPILLED
         with self.sending:
-            while not self._writer.put(data, flags):
+            while not self._writer.put(message, flags):
                 # The parent drains the ring whenever it runs; it has simply not run yet.
                 time.sleep(0.0005)
             self._writer.announce()
 
-    def receive_answers(self, look: bool) -> List[Tuple[Any, ...]]:
+    def receive_answers(self, look: bool) -> List[Answer]:
         """Sleeps until there are answers to requests of the model and returns them all; may `look` before it sleeps."""
         if look:
             self._answer_patience.look()
         count, _ = read_doorbell(self.answer_doorbell)
         self._answer_patience.took(count)
         return self._answers.take(count, self._decode_answer)
-
-    def place(self, data: Any) -> Tuple[int, int]:
-        """Copies contiguous bytes into the stub's segment: (offset, nbytes). Raises ArenaFull."""
-        source = memoryview(data).cast("B")
-        with self._allocating:
-            offset = self.allocator.allocate(source.nbytes)
-        self.arena.view(offset, source.nbytes)[:] = source
-        return offset, source.nbytes
-
-    def free(self, offsets: Sequence[int]) -> None:
-        """The parent is done with these outputs."""
-        if offsets:
-            with self._allocating:
-                for offset in offsets:
-                    self.allocator.free(offset)
 
     def hold(self, offset: int, memory: Any) -> None:
         """Tells the parent when `memory`, the base of all views of the input at `offset`, is gone."""
@@ -139,11 +121,13 @@ class Channel:
         self._released.append(offset)
         self.poke()
 
-    def respond(self, key: Tuple[int, int], start_ns: int, wire: Any, acknowledge: bool) -> None:
+    def respond(self, key: Tuple[int, int], start_ns: int, wire: WireResponse, acknowledge: bool) -> None:
         """Sends a response that is not the final one; the parent says when it has passed it on if asked to."""
         self._respond(key, start_ns, wire, messages.ACKNOWLEDGE if acknowledge else 0, ())
 
-    def respond_last(self, key: Tuple[int, int], start_ns: int, wire: Any, tensors: List[Tuple[int, Any]]) -> None:
+    def respond_last(
+        self, key: Tuple[int, int], start_ns: int, wire: Optional[WireResponse], tensors: List[Tuple[int, Any]]
+    ) -> None:
         """Sends a request's final response, with the offsets of those of its inputs that are still held.
 
         `tensors` are its inputs with their offsets; they are taken out of the list.
@@ -153,47 +137,51 @@ class Channel:
             return
         watches = [(offset, tensor._watch()) for offset, tensor in tensors]
         tensors.clear()
-        held = [(offset, watch()) for offset, watch in watches if watch is not None]
-        held = [(offset, memory) for offset, memory in held if memory is not None]
+        held = []
+        for offset, watch in watches:
+            memory = None if watch is None else watch()
+            if memory is None:
+                self.arena.make_read_only(offset)
+            else:
+                held.append((offset, memory))
         self._respond(key, start_ns, wire, messages.FINAL, [offset for offset, _ in held])
         # Only now: nobody may tell of their death before the message that tells that they are alive.
         for offset, memory in held:
             self.hold(offset, memory)
 
-    def _respond(self, key: Tuple[int, int], start_ns: int, wire: Any, flags: int, held: Sequence[int]) -> None:
+    def _respond(
+        self, key: Tuple[int, int], start_ns: int, wire: Optional[WireResponse], flags: int, held: Sequence[int]
+    ) -> None:
         try:
-            self.send((messages.RESPONSE, *key, start_ns, wire, flags, held))
+            self.send(messages.pack_response(*key, start_ns, wire, flags, held))
         except ArenaFull as full:
             # The message itself is too long for a record. Somebody waits for it, so it must end in one way or another.
-            self.free(placed(wire[1]))
-            self.send((messages.RESPONSE, *key, start_ns, no_memory(full), flags, held))
+            assert wire is not None
+            self.free(placed(wire))
+            self.send(messages.pack_response(*key, start_ns, no_memory(full), flags, held))
 
-    def send_later(self, message: Sequence[Any]) -> None:
+    def send_later(self, message: bytes) -> None:
         """Has a message sent when the main thread is free, or with the next one. Safe to call from a finalizer."""
         self._afterthoughts.append(message)
         self.poke()
 
-    def send_and_report(self, message: Sequence[Any]) -> None:
-        """Sends one message with what has been let go of as its last element. Raises ArenaFull."""
+    def send_and_report(self, pack: Callable[[List[int]], bytes]) -> None:
+        """Sends the message that `pack` makes of what has been let go of. Raises ArenaFull."""
         with self.sending:
             released = self._take_released()
             try:
-                self.send((*message, released))
+                self.send(pack(released))
             except ArenaFull:
                 self._released.extend(released)
                 raise
 
-    def abandon(self, reason: str) -> None:
-        """Cuts this process, which the stub's was copied to by a fork, off from the rings: using them raises.
+    def abandon(self, refuse: Callable[..., Any]) -> None:
+        """Cuts this process, which the stub's was copied to by a fork, off from the rings: using them calls `refuse`.
 
-        Locks that other threads of the stub may have held at the fork are made anew.
+        That raises. Locks that other threads of the stub may have held at the fork are made anew.
         """
-
-        def refuse(*_: Any) -> Any:
-            raise TritonModelException(reason)
-
         self.sending = threading.RLock()
-        self._allocating = threading.Lock()
+        self.memory.renew_locks()
         for method in ("send", "receive", "receive_answers", "place"):
             setattr(self, method, refuse)
 
@@ -208,7 +196,7 @@ class Channel:
         with self.sending:
             offsets = self._take_released()
             if offsets:
-                self.send((messages.RELEASED, offsets))
+                self.send(messages.pack_released(offsets))
 
     def _take_released(self) -> List[int]:
         # Under `sending`, and for a message that is sent before it is left.
@@ -216,18 +204,23 @@ class Channel:
             self.send(self._afterthoughts.popleft())
         offsets = []
         while self._released:
-            offsets.append(self._released.popleft())
+            offset = self._released.popleft()
+            self.arena.make_read_only(offset)
+            offsets.append(offset)
         return offsets
 
-    def _decode_answer(self, data: memoryview, flags: int) -> Tuple[Any, ...]:
-        answer = self._decode(data, flags)
-        if flags & SPILLED:
-            self.let_go(messages.unpack(data)[0])
+    def _decode_answer(self, data: memoryview, flags: int) -> Answer:
+        if not flags & SPILLED:
+            answer: Answer = messages.unpack(data)
+            return answer
+        place = messages.unpack_spilled(data)
+        answer = messages.unpack(self.arena.view(place.offset, place.nbytes))
+        self.let_go(place.offset)
         return answer
 
-    def _decode(self, data: memoryview, flags: int) -> Tuple[Any, ...]:
-        message: Tuple[Any, ...] = messages.unpack(data)
+    def _decode(self, data: memoryview, flags: int) -> Message:
         if flags & SPILLED:
-            offset, nbytes = message
-            message = messages.unpack(self.arena.view(offset, nbytes))
+            place = messages.unpack_spilled(data)
+            data = self.arena.view(place.offset, place.nbytes)
+        message: Message = messages.unpack(data)
         return message

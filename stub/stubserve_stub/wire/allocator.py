@@ -23,7 +23,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Tuple
 
-from stubserve_stub.wire.arena import Arena, ArenaFull
+from stubserve_stub.wire.arena import Arena
+from stubserve_stub.wire.budget import ArenaFull, NotGranted
 from stubserve_stub.wire.layout import ALIGNMENT, HEAP, PAGE
 
 SMALL = 4 * 1024
@@ -86,9 +87,15 @@ class Allocator:
     def reserve(self, nbytes: int) -> int:
         """The arena offset of a block as `allocate` gives it, of which nothing may be touched before `grow` said so.
 
-        Raises ArenaFull where there is no address space for it.
+        Raises ArenaFull where there is no address space for it, and where there could never be memory.
         """
         size = size_class(nbytes)
+        if size > self._arena.limit:
+            raise ArenaFull(
+                "no room for {} bytes in shared memory, which has {} in all; raise --shm-limit".format(
+                    nbytes, self._arena.limit
+                )
+            )
         if size <= SMALL or self._warm.get(size):
             return self.allocate(nbytes)
         offset = self._cut(size)
@@ -144,9 +151,11 @@ class Allocator:
         return blocks
 
     def commit(self, nbytes: int) -> None:
-        """Counts bytes in this segment's word of the ledger; warm memory makes room for them. Raises ArenaFull."""
+        """Counts bytes for this segment; where the limit is reached warm memory makes room. Raises ArenaFull."""
         try:
             self._arena.commit(self._segment.index, nbytes)
+        except NotGranted:
+            raise
         except ArenaFull:
             if not self._warm_large:
                 raise
@@ -174,7 +183,10 @@ class Allocator:
                 else:
                     self._cold[at] = (start + size, free - size)
                 return start
-        raise ArenaFull(size, self._arena.limit, self._arena.committed())
+        raise ArenaFull(
+            "no room for {} bytes in shared memory: there is no such range in its address space; "
+            "raise --shm-limit".format(size)
+        )
 
     def _cool(self, offset: int) -> None:
         size = self._warm_large.pop(offset)

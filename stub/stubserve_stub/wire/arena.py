@@ -4,16 +4,16 @@ Guarantees:
 
 - No name anywhere: nothing in /dev/shm, nothing to guess, nothing left behind. When the last process that maps it is
   gone, the kernel frees it, however that process ended.
-- One hard limit for everybody. A process that wants to touch new memory first adds the bytes to its own word of the
-  ledger and then sums all words; over the limit it takes them back and raises `ArenaFull`. Adding before summing means
-  that of two processes racing for the last bytes at least one sees both claims; the sum never passes the limit.
+- One hard limit for everybody. Before a process touches new memory it commits the bytes to its account (`budget`);
+  over the limit that raises `ArenaFull`. The sums are the parent's own and do not lie in the arena.
+- A stub can write to no more than it needs (`stub_arena`): a model that writes where it must not spoils its own work.
 - A reader sees what a writer wrote: descriptors are announced through an eventfd (see `ring`), whose lock in the
   kernel orders memory between the two.
 
-Costs: address space, not memory. Each segment spans twice the limit, so that its heap never runs out of room because
-of fragmentation before the limit is reached, but at most MAX_SPAN: the parent maps the segments of all instances, and
-its address space has 128 TiB. Pages are committed when first touched. A process maps a segment when it first needs an
-offset in it.
+Costs: address space, not memory. Each segment spans sixteen times the limit, so that its heap never runs out of room
+because of fragmentation before the limit is reached, nor because of blocks that are reserved and not written yet; but
+at most MAX_SPAN: the parent maps the segments of all instances, and its address space has 128 TiB. Pages are committed
+when first touched. A process maps a segment when it first needs an offset in it.
 """
 
 from __future__ import annotations
@@ -23,31 +23,28 @@ import errno
 import fcntl
 import mmap
 import os
-from typing import Dict, List
+from typing import Any, Dict
 
 import numpy as np
 
 from stubserve_stub.wire import layout
+from stubserve_stub.wire.budget import ArenaFull as ArenaFull
+from stubserve_stub.wire.budget import Grant, Ledger
 
 MAX_SPAN = 1 << 36
 
-
-class ArenaFull(MemoryError):
-    """The arena's limit leaves no room for `nbytes` more; `committed` says what each segment holds (bytes)."""
-
-    def __init__(self, nbytes: int, limit: int, committed: Dict[int, int]) -> None:
-        self.nbytes = nbytes
-        self.limit = limit
-        self.committed = committed
-        super().__init__(
-            "no room for {} bytes in shared memory: {} of {} bytes are in use; raise --shm-limit".format(
-                nbytes, sum(committed.values()), limit
-            )
-        )
+_libc = ctypes.CDLL(None, use_errno=True)
+_mprotect = _libc.mprotect
+_mprotect.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
+_madvise = _libc.madvise
+_madvise.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
 
 
 class Segment:
-    """One mapped segment: `view` is its memory, `start` its offset in the arena, `address` where it is mapped."""
+    """One mapped segment: `view` is its memory, `start` its offset in the arena, `address` where it is mapped.
+
+    `parent_words` and `stub_words` are the words that the parent and the stub of an instance's segment write.
+    """
 
     def __init__(self, fd: int, index: int, start: int, span: int) -> None:
         self.index = index
@@ -61,80 +58,75 @@ class Segment:
             text = "no address space for another {} GiB of shared memory; lower --shm-limit, or raise 'ulimit -v'"
             raise OSError(error.errno, text.format(max(span >> 30, 1))) from None
         self.view = memoryview(self._map)
-        self.words = self.view[: layout.HEADER_BYTES].cast("Q")
+        self.parent_words = self._words(layout.PARENT_WORDS)
+        self.stub_words = self._words(layout.STUB_WORDS)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
+    def ring(self, start: int) -> memoryview:
+        """The records of one of the rings, by where the layout has it."""
+        return self.view[start : start + layout.RING_BYTES]
+
+    def protect(self, offset: int, nbytes: int, protection: int) -> None:
+        """Says what this process may do with whole pages (offset in the segment). Raises OSError."""
+        if _mprotect(self.address + offset, nbytes, protection):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
     def release_pages(self, offset: int, nbytes: int) -> None:
-        """Gives the pages of a range (arena offset, whole pages) back to the system; they read as zeros after that."""
-        self._map.madvise(mmap.MADV_REMOVE, offset - self.start, nbytes)
+        """Gives the pages of a range (arena offset, whole pages) back to the system; they read as zeros after that.
+
+        Takes about 80 µs for a megabyte, in which other threads may run.
+        """
+        if _madvise(self.address + offset - self.start, nbytes, mmap.MADV_REMOVE):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+    def _words(self, start: int) -> memoryview:
+        return self.view[start : start + layout.PAGE].cast("Q")
 
 
 class Arena:
-    """A process's sight of the arena. `Arena.create` makes it (the parent), `Arena.attach` joins it (a stub)."""
+    """The parent's sight of the arena, which `Arena.create` makes; `account` says what may be committed."""
 
-    def __init__(self, fd: int, limit: int, span: int) -> None:
+    def __init__(self, fd: int, limit: int, span: int, account: "Ledger | Grant") -> None:
         self.fd = fd
         self.limit = limit
         self.span = span
-        self._ledger_map = mmap.mmap(fd, layout.LEDGER_BYTES)
-        self._ledger = memoryview(self._ledger_map).cast("Q")
-        self._committed = self._ledger[layout.LEDGER_HEAD_WORDS :]
+        self.commit = account.commit
+        self.uncommit = account.uncommit
         self._segments: Dict[int, Segment] = {}
 
     @classmethod
-    def create(cls, limit: int) -> Arena:
-        """Makes an arena that will commit at most `limit` bytes."""
+    def create(cls, ledger: Ledger) -> Arena:
+        """Makes an arena that will commit at most what the ledger has."""
         fd = os.memfd_create("stubserve", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, layout.LEDGER_BYTES)
         # Models inherit the descriptor, and some write to or truncate what is not theirs. Shrinking would end everybody
         # with a SIGBUS; and where the largest file ends there is nothing to write over.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         os.lseek(fd, (1 << 63) - 1, os.SEEK_SET)
-        span = min(1 << max(2 * limit - 1, layout.HEAP).bit_length(), MAX_SPAN)
-        arena = cls(fd, limit, span)
-        arena._ledger[layout.LEDGER_VERSION] = layout.WIRE_VERSION
-        arena._ledger[layout.LEDGER_LIMIT] = limit
-        arena._ledger[layout.LEDGER_SPAN] = span
-        return arena
+        span = min(1 << max(16 * ledger.limit - 1, layout.HEAP).bit_length(), MAX_SPAN)
+        return cls(fd, ledger.limit, span, ledger)
 
-    @classmethod
-    def attach(cls, fd: int) -> Arena:
-        """Joins the arena behind an inherited descriptor. Raises RuntimeError if its layout is of another version."""
-        with mmap.mmap(fd, layout.LEDGER_BYTES) as head:
-            words = memoryview(head).cast("Q")
-            version, limit, span = (
-                words[layout.LEDGER_VERSION],
-                words[layout.LEDGER_LIMIT],
-                words[layout.LEDGER_SPAN],
-            )
-            words.release()
-        if version != layout.WIRE_VERSION:
-            raise RuntimeError(
-                "the server speaks wire version {}, this stub {}: they are of different releases".format(
-                    version, layout.WIRE_VERSION
-                )
-            )
-        return cls(fd, limit, span)
+    def facts(self) -> Dict[str, Any]:
+        """What a stub has to know of it beside its descriptor, see `StubArena`."""
+        return {"version": layout.WIRE_VERSION, "limit": self.limit, "span": self.span}
 
     def segment(self, index: int) -> Segment:
         """The segment, mapped on first use; the file grows (sparsely) to hold it."""
         found = self._segments.get(index)
         if found is None:
-            start = layout.LEDGER_BYTES + index * self.span
-            if os.fstat(self.fd).st_size < start + self.span:
-                os.ftruncate(self.fd, start + self.span)
-            found = self._segments[index] = Segment(self.fd, index, start, self.span)
+            found = self._segments[index] = self._map(index)
         return found
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """The memory behind a descriptor, as writable bytes."""
-        segment = self.segment((offset - layout.LEDGER_BYTES) // self.span)
+        """The memory behind a descriptor."""
+        segment = self.segment(offset // self.span)
         at = offset - segment.start
         return segment.view[at : at + nbytes]
 
     def address(self, offset: int) -> int:
         """Where the memory behind a descriptor is mapped in this process."""
-        segment = self.segment((offset - layout.LEDGER_BYTES) // self.span)
+        segment = self.segment(offset // self.span)
         return segment.address + offset - segment.start
 
     def offset(self, memory: memoryview) -> int:
@@ -145,30 +137,8 @@ class Arena:
                 return segment.start + address - segment.address
         raise ValueError("the memory does not lie in the arena")
 
-    def commit(self, index: int, nbytes: int) -> None:
-        """Accounts for `nbytes` that segment `index` is about to touch. Only that segment's writer may call this.
-
-        Raises ArenaFull if the limit would be passed.
-        """
-        self._committed[index] += nbytes
-        if sum(self._committed[: self._segment_count()]) > self.limit:
-            self._committed[index] -= nbytes
-            raise ArenaFull(nbytes, self.limit, self.committed())
-
-    def uncommit(self, index: int, nbytes: int) -> None:
-        """Takes `nbytes` back that segment `index` has given to the system."""
-        self._committed[index] -= nbytes
-
-    def forget(self, index: int) -> None:
-        """Empties a segment whose writer is gone: its pages return to the system, its word in the ledger to zero."""
-        segment = self.segment(index)
-        segment.release_pages(segment.start, self.span)
-        self._committed[index] = 0
-
-    def committed(self) -> Dict[int, int]:
-        """Bytes that each segment has committed."""
-        words: List[int] = self._committed[: self._segment_count()].tolist()
-        return {index: nbytes for index, nbytes in enumerate(words) if nbytes}
-
-    def _segment_count(self) -> int:
-        return (os.fstat(self.fd).st_size - layout.LEDGER_BYTES) // self.span
+    def _map(self, index: int) -> Segment:
+        start = index * self.span
+        if os.fstat(self.fd).st_size < start + self.span:
+            os.ftruncate(self.fd, start + self.span)
+        return Segment(self.fd, index, start, self.span)

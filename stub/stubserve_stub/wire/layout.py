@@ -1,50 +1,56 @@
 """Where everything lies in the arena: named offsets, in bytes.
 
-The arena is one sparse file without a name. It begins with the ledger; behind it follow segments of equal span, one
-for what comes in over the network (segment 0, written by the parent) and one per instance (written by its stub)::
+The arena is one sparse file without a name: segments of equal span, one for what comes in over the network (segment 0,
+written by the parent) and one per instance. What both sides of an instance write is apart, by whole pages::
 
-    ledger   | segment 0        | segment 1                                             | ...
-    words    | header heap      | header  request ring  response ring  answer ring  heap |
+    segment 0 | guard | heap: written by the parent
+    segment n | guard | words, request ring, answer ring: written by the parent | words, response ring, guard, heap: ...
 
-A tensor anywhere is (offset in the arena, nbytes). Which segment an offset belongs to follows from arithmetic.
-Numbers are native 64-bit words: the arena never leaves the machine.
+A stub can write to the second half of its own segment only (`stub_arena`), and a guard page, which nobody touches,
+stops what runs over an edge. A tensor anywhere is (offset in the arena, nbytes). Which segment an offset belongs to
+follows from arithmetic. Numbers are native 64-bit words: the arena never leaves the machine.
 """
 
 from __future__ import annotations
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
 PAGE = 4096
 
-# Ledger: one word per segment with the bytes that the segment has committed, behind four words of head.
-LEDGER_BYTES = 1 << 20
-LEDGER_HEAD_WORDS = 4
-LEDGER_VERSION = 0
-LEDGER_LIMIT = 1
-LEDGER_SPAN = 2
+# Every segment begins with a page that nobody touches.
+GUARD_BYTES = PAGE
 
-# Segment: a header page, then (in an instance's segment) the three rings, then the heap.
-HEADER_BYTES = PAGE
+# An instance's segment: what the parent writes, ...
 RING_BYTES = 128 * 1024
-REQUEST_RING = HEADER_BYTES
-RESPONSE_RING = REQUEST_RING + RING_BYTES
-ANSWER_RING = RESPONSE_RING + RING_BYTES
-HEAP = ANSWER_RING + RING_BYTES
+PARENT_WORDS = GUARD_BYTES
+REQUEST_RING = PARENT_WORDS + PAGE
+ANSWER_RING = REQUEST_RING + RING_BYTES
+# ... and what the stub writes.
+STUB_WORDS = ANSWER_RING + RING_BYTES
+RESPONSE_RING = STUB_WORDS + PAGE
+HEAP_GUARD = RESPONSE_RING + RING_BYTES
+HEAP = HEAP_GUARD + GUARD_BYTES
 
-# Words in a segment's header page: the health of the stub that writes it.
-HEALTH_STATE = 0
-HEALTH_SINCE_NS = 1
-HEALTH_BATCH = 2
-
-# Words there that the parent writes, hints for a stub that looks before it sleeps (`stubserve_stub.runtime.patience`):
-# how many records it has announced, whether the request that it announced last was alone in the server, and how many
-# answers to requests of the stub's model it has announced.
-ANNOUNCED = 3
-ALONE = 4
-ANSWERED = 5
+# The parent's words. How far it has read the response ring; then hints for a stub that looks before it sleeps
+# (`stubserve_stub.runtime.patience`): how many records it has announced, whether the request that it announced last was
+# alone in the server, and how many answers to requests of the stub's model it has announced.
+RESPONSES_READ = 0
+ANNOUNCED = 8
+ALONE = 9
+ANSWERED = 10
 
 # The levels of a model's lines that the parent logs, as bits: a change counts from the next line on.
-LOG_LEVELS = 6
+LOG_LEVELS = 16
+
+# The stub's words. How far it has read its two rings; then its health.
+REQUESTS_READ = 0
+ANSWERS_READ = 1
+HEALTH_STATE = 8
+HEALTH_SINCE_NS = 9
+HEALTH_BATCH = 10
+# The last word of the page, which nobody changes: what writes over the page writes over it.
+CANARY = 511
+CANARY_VALUE = 0x5EED_CA9A_12E5_0B1D
 
 # A tensor up to this size travels inside its message: cheaper than an allocation and a view.
 INLINE_BYTES = 1024

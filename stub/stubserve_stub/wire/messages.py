@@ -1,10 +1,15 @@
-"""What parent and stub say to each other: tuples in msgpack, their first element the kind.
+"""What parent and stub say to each other over the rings: tuples in msgpack, their first element the kind.
 
-Over the rings, in the hot path::
+This page is the format; `tests/stub/wire/test_messages.py` pins every byte of it. Each kind has one function that packs
+it, whose parameters are its fields, and one method that hears of it, with the same parameters: `ToStub` lists what the
+parent says, `ToParent` what the stub says. `deliver` calls the methods of unpacked messages. There are no objects in
+between, because making one costs as much as all else about a small message; see docs/performance.md.
+
+In the hot path::
 
     parent ▶ stub   (EXECUTE, batch, frees, requests)
     parent ▶ stub   (STOP,)
-    stub ▶ parent   (RESULT, batch, start_ns, end_ns, responses, held, error)
+    stub ▶ parent   (RESULT, batch, start_ns, end_ns, entries, held, error)
     stub ▶ parent   (RESPONSE, batch, index, start_ns, response, flags, held)
     stub ▶ parent   (RELEASED, offsets)
 
@@ -18,21 +23,22 @@ read by whoever waits for them while the main thread is in `execute`::
     stub ▶ parent   (DISCARD, call)               nobody is interested in further answers
     parent ▶ stub   (call, final, response, frees)
 
+    requests  one for each slot of the batch, in order; None for a slot that is empty
     request   (id, correlation_id, flags, timeout_us, parameters, requested_outputs, inputs)
-    response  (error, outputs, parameters); in RESULT also None where a sender answers, before or after,
-              and RESCHEDULED where the same request is to be executed again; in RESPONSE None with the flag alone
+    entries   one for each slot: a response; None where a sender answers, before or after, and for an empty slot;
+              RESCHEDULED where the same request is to be executed again
+    response  (error, outputs, parameters); in RESPONSE and in answers also None: the flag alone
     flags     FINAL: no further response to this request; ACKNOWLEDGE: say when it has been passed on
-    tensor    (name, datatype, shape, data)       datatype is the number in Triton's DataType enum
-    data      bytes: the tensor itself, up to INLINE_BYTES
-              (offset, nbytes): memory of the arena that belongs to this request alone
-              (offset, nbytes, True), parent ▶ stub: memory that others read too; a model sees a copy
-              (offset, nbytes, within), stub ▶ parent: memory that the stub was given, as the input or answer that
-              begins at `within`
+    tensor    (name, datatype, shape, place)      datatype is the number in Triton's DataType enum
+    place     see `stubserve_stub.wire.places`
     error     (message, code), or None; the one of RESULT (a message) is for the whole batch
     frees     arena offsets in the stub's own segment whose readers are done
     held      offsets of inputs that the model still holds
     released  offsets of held inputs and of outputs in answers whose last views have died
     blocking  whether the call keeps its instance from finishing the batch that it executes
+    version   of the model that is called, -1 for any
+
+A message that is too long for a record lies in the arena. Its record is marked SPILLED, and has its place in it.
 
 Times are CLOCK_MONOTONIC nanoseconds, the same clock for all processes of a machine. `parameters` is a dict or None,
 `requested_outputs` a list of names or None for all.
@@ -43,9 +49,12 @@ Over the control socket, off the hot path, travel dicts with a "kind", each behi
 from __future__ import annotations
 
 import struct
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Iterable, Optional, Protocol, Sequence, Tuple, Union
 
 import msgpack
+
+from stubserve_stub.wire import places
+from stubserve_stub.wire.places import InArena, Place
 
 # parent ▶ stub
 EXECUTE = 1
@@ -69,12 +78,194 @@ RESCHEDULED = 1
 # Names and parameters are a client's bytes, which need not be UTF-8; they come out as they went in.
 _TEXT = "surrogateescape"
 
+Parameters = Optional[Dict[str, Any]]
+WireTensor = Tuple[str, int, Sequence[int], Place]
+WireRequest = Tuple[str, Union[int, str], int, int, Parameters, Optional[Sequence[str]], Sequence[WireTensor]]
+WireResponse = Tuple[Optional[Tuple[str, int]], Sequence[WireTensor], Parameters]
+# A response, None or RESCHEDULED
+Entry = Union[WireResponse, int, None]
+# Fields behind their kind
+Message = Tuple[Any, ...]
+Answer = Tuple[int, bool, Optional[WireResponse], Sequence[int]]
+Handlers = Dict[int, Callable[..., None]]
+
 pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True, autoreset=True, unicode_errors=_TEXT).pack
 
 
 def unpack(data: Any) -> Any:
     """One message out of its bytes; arrays become tuples."""
     return msgpack.unpackb(data, use_list=False, strict_map_key=False, unicode_errors=_TEXT)
+
+
+# parent ▶ stub
+
+
+class ToStub(Protocol):
+    """Who hears what the parent says."""
+
+    def on_execute(self, number: int, frees: Sequence[int], requests: Sequence[Optional[WireRequest]]) -> None:
+        """A batch to execute, and outputs to free."""
+
+    def on_stop(self) -> None:
+        """There is no further batch: finalize and end."""
+
+
+def handlers_of_stub(listener: ToStub) -> Handlers:
+    """The methods that `deliver` calls."""
+    return {EXECUTE: listener.on_execute, STOP: listener.on_stop}
+
+
+def pack_execute(batch: int, frees: Sequence[int], requests: Sequence[Optional[WireRequest]]) -> bytes:
+    return pack((EXECUTE, batch, frees, requests))
+
+
+def pack_stop() -> bytes:
+    return pack((STOP,))
+
+
+def pack_answer(call: int, final: bool, response: Optional[WireResponse], frees: Sequence[int]) -> bytes:
+    """An answer to a call, for the ring that has nothing but answers."""
+    return pack((call, final, response, frees))
+
+
+# stub ▶ parent
+
+
+class WorkListener(Protocol):
+    """Who hears what a stub says about its batches and its memory."""
+
+    def on_result(
+        self,
+        batch: int,
+        start_ns: int,
+        end_ns: int,
+        entries: Sequence[Entry],
+        held: Sequence[int],
+        error: Optional[str],
+    ) -> None:
+        """A batch has been executed, between these times."""
+
+    def on_response(
+        self,
+        batch: int,
+        index: int,
+        start_ns: int,
+        response: Optional[WireResponse],
+        flags: int,
+        held: Sequence[int],
+    ) -> None:
+        """A sender's response to the request in this slot of a batch, sent at `start_ns`."""
+
+    def on_released(self, offsets: Sequence[int]) -> None:
+        """The model has let go of these held inputs and outputs of others."""
+
+
+class CallListener(Protocol):
+    """Who hears what a stub says about requests of its model to other models."""
+
+    def on_call(
+        self,
+        call: int,
+        blocking: bool,
+        decoupled: bool,
+        model: str,
+        version: int,
+        request: WireRequest,
+        released: Sequence[int],
+    ) -> None:
+        """A new request, and what the model has let go of."""
+
+    def on_call_blocks(self, call: int) -> None:
+        """This call has turned out to hold up its instance."""
+
+    def on_cancel(self, call: int) -> None:
+        """The model that was called is asked to stop."""
+
+    def on_taken(self, call: int, count: int, nbytes: int) -> None:
+        """So many more of the call's answers have been taken."""
+
+    def on_discard(self, call: int) -> None:
+        """Nobody takes further answers."""
+
+
+def handlers_of_parent(work: WorkListener, calls: CallListener) -> Handlers:
+    """The methods that `deliver` calls."""
+    return {
+        RESULT: work.on_result,
+        RESPONSE: work.on_response,
+        RELEASED: work.on_released,
+        CALL: calls.on_call,
+        CALL_BLOCKS: calls.on_call_blocks,
+        CANCEL: calls.on_cancel,
+        TAKEN: calls.on_taken,
+        DISCARD: calls.on_discard,
+    }
+
+
+def pack_result(
+    batch: int, start_ns: int, end_ns: int, entries: Sequence[Entry], held: Sequence[int], error: Optional[str]
+) -> bytes:
+    return pack((RESULT, batch, start_ns, end_ns, entries, held, error))
+
+
+def pack_response(
+    batch: int, index: int, start_ns: int, response: Optional[WireResponse], flags: int, held: Sequence[int]
+) -> bytes:
+    return pack((RESPONSE, batch, index, start_ns, response, flags, held))
+
+
+def pack_released(offsets: Sequence[int]) -> bytes:
+    return pack((RELEASED, offsets))
+
+
+def pack_call(
+    call: int,
+    blocking: bool,
+    decoupled: bool,
+    model: str,
+    version: int,
+    request: WireRequest,
+    released: Sequence[int],
+) -> bytes:
+    return pack((CALL, call, blocking, decoupled, model, version, request, released))
+
+
+def pack_call_blocks(call: int) -> bytes:
+    return pack((CALL_BLOCKS, call))
+
+
+def pack_cancel(call: int) -> bytes:
+    return pack((CANCEL, call))
+
+
+def pack_taken(call: int, count: int, nbytes: int) -> bytes:
+    return pack((TAKEN, call, count, nbytes))
+
+
+def pack_discard(call: int) -> bytes:
+    return pack((DISCARD, call))
+
+
+# Both ways
+
+
+def deliver(handlers: Handlers, taken: Iterable[Message]) -> None:
+    """Calls the method for each of these messages. Raises KeyError or TypeError for what is none of the format."""
+    for message in taken:
+        handlers[message[0]](*message[1:])
+
+
+def pack_spilled(place: InArena) -> bytes:
+    """The record in place of a message that lies in the arena."""
+    return pack(place)
+
+
+def unpack_spilled(data: Any) -> InArena:
+    """Where the message lies. Raises ValueError for what is no such record."""
+    place = places.unpack(unpack(data))
+    if not isinstance(place, InArena):
+        raise ValueError("a message that is too long for a record lies nowhere but in the arena: {!r}".format(place))
+    return place
 
 
 _LENGTH = struct.Struct("!I")

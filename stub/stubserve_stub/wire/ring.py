@@ -14,6 +14,10 @@ Guarantees:
 
 Costs: one system call to announce any number of records, one to learn of them; a record costs its copy.
 
+How far the reader is lies in a word apart from the records, since each side can write only to pages of its own. It
+comes from another process, which may have written over it: a writer that finds it where it cannot be raises
+`RingBroken`, rather than wait for room that it will never see.
+
 Records are a 4-byte length and the bytes, padded to 8. A record never wraps: the writer skips to the start of the ring
 when the room at its end is too short, leaving a `WRAP` mark. A message that is larger than `MAX_RECORD` does not go
 through the ring: its sender puts it into the arena and sends where it is (flag `SPILLED`).
@@ -31,8 +35,7 @@ from stubserve_stub.wire.layout import RING_BYTES
 
 T = TypeVar("T")
 
-_HEAD_BYTES = 64
-_CAPACITY = RING_BYTES - _HEAD_BYTES
+_CAPACITY = RING_BYTES
 _WRAP = 0xFFFFFFFF
 _LENGTH_MASK = 0x00FFFFFF
 _MOST_RECORDS = _CAPACITY // 8
@@ -47,24 +50,45 @@ _pack_count = struct.Struct("=Q").pack
 _unpack_count = struct.Struct("=Q").unpack
 
 
-class RingWriter:
-    """The writing end. `memory` is the ring's RING_BYTES of the arena, `doorbell` an eventfd."""
+class RingBroken(ValueError):
+    """The other side of a ring says that it has read what was never written, or less than it had said before."""
 
-    def __init__(self, memory: memoryview, doorbell: int) -> None:
-        self._data = memory[_HEAD_BYTES:]
-        self._head = memory[:8].cast("Q")
+
+class RingWriter:
+    """The writing end. `data` is the ring's RING_BYTES of the arena, `doorbell` an eventfd.
+
+    `words[word]` is how far the reader is.
+    """
+
+    def __init__(self, data: memoryview, words: memoryview, word: int, doorbell: int) -> None:
+        self._data = data
+        self._words = words
+        self._word = word
         self._doorbell = doorbell
-        self._tail = 0
+        # Both sides begin in the second round, so that a zero is no place either: it is what stray writes write most.
+        self._tail = _CAPACITY
+        # How far the reader was when it was looked at last
+        self._head = _CAPACITY
         self._unannounced = 0
 
     def put(self, message: bytes, flags: int = 0) -> bool:
-        """Writes one record without announcing it; False if there is no room until the reader has moved on."""
+        """Writes one record without announcing it; False if there is no room until the reader has moved on.
+
+        Raises RingBroken if the reader's word makes no sense.
+        """
         length = len(message)
         need = (length + 11) & ~7
         at = self._tail % _CAPACITY
         skip = _CAPACITY - at if at + need > _CAPACITY else 0
-        if self._tail + skip + need - self._head[0] > _CAPACITY:
-            return False
+        if self._tail + skip + need - self._head > _CAPACITY:
+            head = self._words[self._word]
+            if not self._head <= head <= self._tail:
+                raise RingBroken(
+                    "a ring's reader is said to be at {}, between {} and {}".format(head, self._head, self._tail)
+                )
+            self._head = head
+            if self._tail + skip + need - head > _CAPACITY:
+                return False
         if skip:
             _pack_word(self._data, at, _WRAP)
             at = 0
@@ -84,12 +108,13 @@ class RingWriter:
 
 
 class RingReader:
-    """The reading end of the ring in `memory`."""
+    """The reading end of the ring in `data`; it says in `words[word]` how far it is."""
 
-    def __init__(self, memory: memoryview) -> None:
-        self._data = memory[_HEAD_BYTES:]
-        self._head = memory[:8].cast("Q")
-        self._at = 0
+    def __init__(self, data: memoryview, words: memoryview, word: int) -> None:
+        self._data = data
+        self._words = words
+        self._word = word
+        self._at = words[word] = _CAPACITY
 
     def take(self, count: int, decode: Callable[[memoryview, int], T]) -> List[T]:
         """Reads `count` announced records; `decode(bytes, flags)` must not keep the memory that it is given.
@@ -111,7 +136,7 @@ class RingReader:
             length = word & _LENGTH_MASK
             messages.append(decode(data[at + 4 : at + 4 + length], word & ~_LENGTH_MASK))
             position += (length + 11) & ~7
-        self._at = self._head[0] = position
+        self._at = self._words[self._word] = position
         return messages
 
 

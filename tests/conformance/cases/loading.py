@@ -140,6 +140,7 @@ CASES: tuple[Case, ...] = (
     case("control/files_number", post("/v2/repository/models/made/load", '{"parameters":{"file:1/model.py":5}}'),
          server="control"),
     case("control/traversal", _load("%2e%2e"), server="control"),
+    case("control/three_dots", _load("..."), server="control"),
     case("control/grpc_load", _rpc("Load", "good"), unary("ModelReady", {"name": "good"}), server="control"),
     case("control/grpc_load_broken", _rpc("Load", "code_initialize"), server="control"),
     case("control/grpc_load_unknown", _rpc("Load", "nosuch"), server="control"),

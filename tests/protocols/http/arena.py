@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import Arena
+from stubserve_stub.wire.budget import Ledger
 
 from stubserve.inference.memory import Block
 
@@ -12,7 +13,7 @@ class Memory:
     """Hands out blocks of an arena; `allocator.live_blocks` tells whether all came back."""
 
     def __init__(self) -> None:
-        self.arena = Arena.create(1 << 24)
+        self.arena = Arena.create(Ledger(1 << 24))
         self.allocator = Allocator(self.arena, 0, retain=1 << 20)
 
     def store(self, data: bytes | memoryview) -> Block:

@@ -120,7 +120,7 @@ def test_binary_without_bytes_is_json() -> None:
 def test_binary_outputs_are_not_copied() -> None:
     memory = Memory()
     block = memory.store(b"x" * 4096)
-    tensor = Tensor("OUT", 2, [4096], None, block, block.offset, 4096)
+    tensor = Tensor("OUT", 2, [4096], None, block.whole())
     part = reply(tensor, form=ALL_BINARY).parts[1]
     block.view[0] = ord("y")
     assert bytes(part[:2]) == b"yx"

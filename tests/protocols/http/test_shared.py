@@ -12,10 +12,11 @@ from stubserve.protocols import stall
 from stubserve.protocols.http.reader import Reader
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.http.state import HEAD
+from stubserve.protocols.pressure import Pressure
 from stubserve.protocols.stall import Pace
 
 # All of the server that the watch needs
-SERVER = cast(Any, SimpleNamespace(pace=Pace(min_rate=1)))
+SERVER = cast(Any, SimpleNamespace(pace=Pace(min_rate=1), idle_timeout_s=0, send_timeout_s=0, pressure=Pressure()))
 
 
 class Arriving:

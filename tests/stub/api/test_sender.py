@@ -14,9 +14,11 @@ from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import GROUP_RESPONSES, InferenceResponseSender, Senders
 from stubserve_stub.api.tensors import Tensor
-from stubserve_stub.backends.python.batch import Batch
+from stubserve_stub.backends.python.batch import ModelBatch
 from stubserve_stub.backends.python.model import ContractBroken
+from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.wire import messages
+from stubserve_stub.wire.places import InArena
 
 FINAL = 1
 CLOSED = "Unable to send response. Response sender has been closed."
@@ -44,9 +46,9 @@ class Channel:
     def respond_last(self, key: tuple[int, int], start_ns: int, wire: Any, tensors: list[Any]) -> None:
         self.send((*key, wire, messages.FINAL))
 
-    def place(self, buffer: Any) -> tuple[int, int]:
+    def place(self, buffer: Any) -> InArena:
         self.placed.append(len(self.placed))
-        return self.placed[-1], buffer.nbytes
+        return InArena(self.placed[-1], buffer.nbytes)
 
     def free(self, offsets: list[int]) -> None:
         for offset in offsets:
@@ -67,7 +69,7 @@ class Bench:
         self.channel = Channel()
         self.senders = Senders(self.channel, decoupled)
         wire = [("id", 0, 0, 0, None, None, [("IN", 11, [1], b"\0\0\0\0")]) for _ in range(requests)]
-        self.batch = Batch(self.channel, self.senders, 7, wire, ["OUT"])  # type: ignore[arg-type]
+        self.batch = ModelBatch(BatchMemory(self.channel), self.senders, 7, wire, ["OUT"])  # type: ignore[arg-type]
         self.requests = self.batch.requests
 
     @property
@@ -178,7 +180,7 @@ def test_returned_although_there_is_a_sender() -> None:
     assert outputs[0][3] == b"\2"
     refused(sender, CLOSED, answer())
     del sender
-    bench.batch.drop()
+    bench.batch.release()
     assert bench.sent == []
 
 
@@ -186,7 +188,7 @@ def test_a_sender_asked_for_after_the_answer() -> None:
     bench = Bench(decoupled=False)
     (request,) = bench.requests
     bench.batch.encode([answer(2)])
-    bench.batch.drop()
+    bench.batch.release()
     refused(request.get_response_sender(), MORE_THAN_ONE, answer())
 
 
@@ -235,7 +237,7 @@ def test_let_go_without_an_end(decoupled: bool, sends: int) -> None:
         bench.sender.send(answer(5))
     assert (bench.batch.left_open() if decoupled else bench.batch.encode([None])) == [None]
     bench.requests.clear()
-    bench.batch.drop()
+    bench.batch.release()
     gc.collect()
     assert bench.channel.pokes == 1
     bench.channel.sent.clear()

@@ -8,8 +8,10 @@ import os
 import pytest
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.wire import layout, messages
-from stubserve_stub.wire.arena import Arena, ArenaFull
+from stubserve_stub.wire.arena import Arena
+from stubserve_stub.wire.budget import ArenaFull, Grant, Ledger
 from stubserve_stub.wire.ring import RingReader, read_doorbell
+from stubserve_stub.wire.stub_arena import StubArena
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -18,24 +20,25 @@ def test_a_response_that_finds_no_room_for_its_message_becomes_an_error(last: bo
         doorbells = [os.eventfd(0) for _ in range(3)]
         for doorbell in doorbells:
             stack.callback(os.close, doorbell)
-        arena = Arena.create(1 << 20)
+        arena = Arena.create(Ledger(1 << 20))
         stack.callback(os.close, arena.fd)
-        channel = Channel(arena, 1, *doorbells)
-        output, nbytes = channel.place(bytes(5000))
+        segment = arena.segment(1)
+        channel = Channel(StubArena(arena.fd, arena.facts(), 1, Grant(1 << 17)), *doorbells)
+        output = channel.place(bytes(5000))
         with contextlib.suppress(ArenaFull):
             while True:
                 channel.place(bytes(5000))
-        blocks = channel.allocator.live_blocks
+        blocks = channel.memory.live_blocks
         # Its name makes the message longer than a record.
-        response = (None, [("O" * 60_000, 2, [nbytes], (output, nbytes))], None)
+        response = (None, [("O" * 60_000, 2, [output.nbytes], output)], None)
         if last:
             channel.respond_last((7, 0), 1, response, [])
         else:
             channel.respond((7, 0), 1, response, False)
-        assert channel.allocator.live_blocks == blocks - 1
-        ring = arena.segment(1).view[layout.RESPONSE_RING : layout.RESPONSE_RING + layout.RING_BYTES]
+        assert channel.memory.live_blocks == blocks - 1
         count, _ = read_doorbell(doorbells[1])
-        (message,) = RingReader(ring).take(count, lambda data, _: messages.unpack(data))
+        reader = RingReader(segment.ring(layout.RESPONSE_RING), segment.parent_words, layout.RESPONSES_READ)
+        (message,) = reader.take(count, lambda data, _: messages.unpack(data))
     kind, *key, _, ((text, code), outputs, _), flags, held = message
     assert (kind, key, code, outputs, held) == (messages.RESPONSE, [7, 0], 4, (), ())
     assert text.startswith("no room for ")

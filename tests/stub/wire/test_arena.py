@@ -1,34 +1,61 @@
-"""The arena: attaching, versions, and the absence of a name."""
+"""The arena: versions, the absence of a name, and what a stub can write to."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from stubserve_stub.wire import layout
 from stubserve_stub.wire.arena import Arena
+from stubserve_stub.wire.budget import Grant, Ledger
+from stubserve_stub.wire.layout import PAGE
+from stubserve_stub.wire.stub_arena import StubArena
+
+MIB = 1 << 20
+
+
+def stub_of(arena: Arena, own: int) -> StubArena:
+    return StubArena(arena.fd, arena.facts(), own, Grant())
+
+
+def survives(act: Callable[[], None]) -> bool:
+    """Whether a process that does this is not killed by it."""
+    child = os.fork()
+    if not child:
+        act()
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def can_write(arena: Arena, offset: int) -> bool:
+    view = arena.view(offset, 1)
+
+    def write() -> None:
+        view[0] = 1
+
+    return survives(write)
 
 
 def test_two_sights_of_one_arena_see_the_same_bytes() -> None:
-    arena = Arena.create(1 << 20)
+    arena = Arena.create(Ledger(MIB))
     offset = arena.segment(3).start + layout.HEAP
-    other = Arena.attach(os.dup(arena.fd))
+    other = stub_of(arena, 3)
     arena.view(offset, 5)[:] = b"hello"
     assert bytes(other.view(offset, 5)) == b"hello"
     assert (other.limit, other.span) == (arena.limit, arena.span)
 
 
 def test_another_wire_version_is_refused() -> None:
-    arena = Arena.create(1 << 20)
-    arena._ledger[layout.LEDGER_VERSION] = 99
+    arena = Arena.create(Ledger(MIB))
     with pytest.raises(RuntimeError, match="wire version 99"):
-        Arena.attach(arena.fd)
+        StubArena(arena.fd, {**arena.facts(), "version": 99}, 1, Grant())
 
 
 def test_it_has_no_name_and_costs_only_what_is_touched() -> None:
     before = set(os.listdir("/dev/shm"))
-    arena = Arena.create(1 << 33)
+    arena = Arena.create(Ledger(1 << 33))
     for index in range(4):
         arena.segment(index)
     assert set(os.listdir("/dev/shm")) == before
@@ -38,16 +65,82 @@ def test_it_has_no_name_and_costs_only_what_is_touched() -> None:
 
 
 def test_many_instances_fit_where_the_limit_is_large() -> None:
-    arena = Arena.create(2 << 40)
+    arena = Arena.create(Ledger(2 << 40))
     for index in range(300):
         arena.segment(index)
 
 
-def test_a_forgotten_segment_reads_as_zeros() -> None:
-    arena = Arena.create(1 << 20)
-    offset = arena.segment(1).start + layout.HEAP
-    arena.view(offset, 1)[0] = 7
-    arena.commit(1, 4096)
-    arena.forget(1)
-    assert arena.view(offset, 1)[0] == 0
-    assert arena.committed() == {}
+def test_released_pages_read_as_zeros() -> None:
+    arena = Arena.create(Ledger(MIB))
+    segment = arena.segment(1)
+    segment.view[layout.HEAP] = 7
+    segment.release_pages(segment.start, segment.span)
+    assert segment.view[layout.HEAP] == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "writable"),
+    [
+        (0, False),
+        (layout.PARENT_WORDS, False),
+        (layout.REQUEST_RING, False),
+        (layout.ANSWER_RING + layout.RING_BYTES - 1, False),
+        (layout.STUB_WORDS, True),
+        (layout.RESPONSE_RING + layout.RING_BYTES - 1, True),
+        (layout.HEAP_GUARD, False),
+        (layout.HEAP, True),
+    ],
+)
+def test_a_stub_writes_only_to_its_part_of_its_segment(place: int, writable: bool) -> None:
+    arena = Arena.create(Ledger(MIB))
+    start = arena.segment(1).start
+    stub = stub_of(arena, 1)
+    assert can_write(stub, start + place) is writable
+    assert can_write(stub, arena.segment(0).start + layout.HEAP) is False
+    assert can_write(stub, arena.segment(2).start + layout.HEAP) is False
+
+
+def test_what_is_made_writable_is_so_until_it_is_over() -> None:
+    arena = Arena.create(Ledger(MIB))
+    start = arena.segment(0).start + PAGE
+    stub = stub_of(arena, 1)
+    stub.make_writable(start, 2 * PAGE)
+    assert [can_write(stub, start + page * PAGE) for page in (-1, 0, 1, 2)] == [False, True, True, False]
+    # Once more, as an answer that has the same memory, and somewhat more of it
+    stub.make_writable(start, 3 * PAGE)
+    stub.make_read_only(start)
+    assert [can_write(stub, start + page * PAGE) for page in (-1, 0, 2, 3)] == [False, True, True, False]
+    stub.make_read_only(start)
+    assert not any(can_write(stub, start + page * PAGE) for page in range(3))
+    stub.make_read_only(start)  # of what is not writable
+
+
+def test_neighbours_share_their_pages() -> None:
+    arena = Arena.create(Ledger(MIB))
+    start = arena.segment(0).start + PAGE
+    stub = stub_of(arena, 1)
+    stub.make_writable(start, PAGE + 64)
+    stub.make_writable(start + PAGE + 64, 64)
+    stub.make_writable(start + PAGE + 128, PAGE)
+    stub.make_read_only(start)
+    assert [can_write(stub, start + page * PAGE) for page in range(3)] == [False, True, True]
+    stub.make_read_only(start + PAGE + 128)
+    assert [can_write(stub, start + page * PAGE) for page in range(3)] == [False, True, False]
+    stub.make_read_only(start + PAGE + 64)
+    assert not any(can_write(stub, start + page * PAGE) for page in range(3))
+
+
+def test_more_tensors_than_the_kernel_keeps_apart_stay_writable() -> None:
+    arena = Arena.create(Ledger(1 << 30))
+    first = arena.segment(0).start + PAGE
+    stub = stub_of(arena, 1)
+    most = int(Path("/proc/sys/vm/max_map_count").read_text())
+    offsets = range(first, first + most * 2 * PAGE, 2 * PAGE)
+
+    def write_all() -> None:
+        for offset in offsets:
+            stub.make_writable(offset, 8)
+        for offset in offsets[:: len(offsets) // 100]:
+            stub.view(offset, 1)[0] = 1
+
+    assert survives(write_all)

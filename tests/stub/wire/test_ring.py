@@ -7,16 +7,18 @@ import os
 import random
 import threading
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stubserve_stub.wire.layout import RING_BYTES
-from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, poke, read_doorbell
+from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingBroken, RingReader, RingWriter, poke, read_doorbell
 
 
 def ring() -> tuple[RingWriter, RingReader, int]:
     memory = memoryview(mmap.mmap(-1, RING_BYTES))
+    words = memoryview(mmap.mmap(-1, 4096)).cast("Q")
     doorbell = os.eventfd(0)
-    return RingWriter(memory, doorbell), RingReader(memory), doorbell
+    return RingWriter(memory, words, 5, doorbell), RingReader(memory, words, 5), doorbell
 
 
 def take(reader: RingReader, count: int) -> list[tuple[bytes, int]]:
@@ -53,6 +55,24 @@ def test_a_full_ring_refuses_and_takes_again_after_a_read() -> None:
     writer.announce()
     assert len(take(reader, read_doorbell(doorbell)[0])) == count
     assert writer.put(b"x" * 1000)
+
+
+@pytest.mark.parametrize("nonsense", [0, 1 << 40, (1 << 64) - 1])
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_a_reader_that_is_where_it_cannot_be_is_noticed(nonsense: int, rounds: int) -> None:
+    writer, reader, doorbell = ring()
+    for _ in range(rounds * 1000):
+        writer.put(bytes(RING_BYTES // 1000))
+        writer.announce()
+        take(reader, read_doorbell(doorbell)[0])
+    reader._words[5] = nonsense
+
+    def fill() -> None:
+        for _ in range(2000):
+            writer.put(bytes(RING_BYTES // 1000))
+
+    with pytest.raises(RingBroken):
+        fill()
 
 
 def test_records_are_seen_only_when_announced() -> None:

@@ -78,7 +78,7 @@ class InferCall(inference.Call):
 
 def held_blocks(response: Response) -> list[Block]:
     """The blocks that a response's outputs lie in."""
-    return [tensor.block for tensor in response.outputs if tensor.block is not None]
+    return [tensor.span.block for tensor in response.outputs if tensor.span is not None]
 
 
 class ModelInfer:

@@ -12,7 +12,7 @@ from stubserve.inference.admission import duplicate_input
 from stubserve.inference.request import Request, unanswered
 from stubserve.inference.signature import Signature, TensorSignature
 from stubserve.protocols.http import json_data
-from stubserve.protocols.http.json_values import UNSET, as_string, find, is_int, parse_json
+from stubserve.protocols.http.json_values import UNSET, as_string, find, is_int, parse_json, repeated_names
 from stubserve.protocols.placement import Placer, Store
 
 NESTED = "parameters"
@@ -30,6 +30,7 @@ def decode_generate(body: bytes, signature: Signature, store: Store) -> Request:
     placer = Placer(b"", None, 0, store)
     parameters: dict[str, Any] = {}
     try:
+        _refuse_repeated(document, request, signature)
         for name, value in document.items():
             if name != NESTED:
                 _take(request, parameters, name, value, signature, placer)
@@ -41,6 +42,7 @@ def decode_generate(body: bytes, signature: Signature, store: Store) -> Request:
                     f"Expected JSON object for keyword: '{NESTED}': attempt to access JSON non-object as object"
                 )
             try:
+                _refuse_repeated(value, request, signature)
                 for inner, inner_value in value.items():
                     _take(request, parameters, inner, inner_value, signature, placer)
             except ServeError as error:
@@ -50,6 +52,13 @@ def decode_generate(body: bytes, signature: Signature, store: Store) -> Request:
         raise
     request.parameters = parameters or None
     return request
+
+
+def _refuse_repeated(document: dict[str, Any], request: Request, signature: Signature) -> None:
+    """An input may come once; of parameters with one name the first counts."""
+    for name in sorted(repeated_names(document)):
+        if name in signature.inputs:
+            raise duplicate_input(request, name)
 
 
 def _take(

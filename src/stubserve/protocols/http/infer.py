@@ -75,7 +75,7 @@ def reply_to(request: Request, response: Response, model: ServedModel, head: Hea
         return encode_error(response.error)
     try:
         reply = encode(request, response, model.signature, reply_format)
-        reply.blocks = [tensor.block for tensor in response.outputs if tensor.block is not None]
+        reply.blocks = [tensor.span.block for tensor in response.outputs if tensor.span is not None]
         if head.accept_encoding is not None:
             coding = compression.choose(head.accept_encoding)
             if coding is not None:

@@ -131,15 +131,16 @@ class EnsembleFlow(Generic[T]):
 
     def _look(self, written: Collection[str]) -> None:
         """Finds what the newest turn of these tensors completes."""
-        seen: set[Step] = set()
+        complete: dict[Step, int] = {}
         for tensor in written:
             if tensor not in self._counts:
                 continue
             turn = self._counts[tensor] - 1
             for step in self._route.readers.get(tensor, ()):
-                if step not in seen and self._is_there(step.inputs.values(), turn):
-                    seen.add(step)
-                    self._run(step, turn)
+                if self._is_there(step.inputs.values(), turn):
+                    complete[step] = turn
+        for step in sorted(complete, key=lambda step: step.index):
+            self._run(step, complete[step])
         for tensor in written:
             if tensor in self._route.outputs:
                 turn = self._counts[tensor] - 1

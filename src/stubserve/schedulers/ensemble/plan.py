@@ -52,7 +52,8 @@ class EnsemblePlan:
         self.inputs = tuple(tensor.name for tensor in config.input)
         self.outputs = tuple(tensor.name for tensor in config.output)
         self.steps = tuple(
-            Step(index, step.model_name, step.model_version, dict(step.input_map), dict(step.output_map))
+            # Maps come in no order of their own; sorted, every run of an ensemble is like the next.
+            Step(index, step.model_name, step.model_version, _sorted(step.input_map), _sorted(step.output_map))
             for index, step in enumerate(config.ensemble_scheduling.step)
         )
         self._full = self._route(self.outputs)
@@ -84,3 +85,7 @@ class EnsemblePlan:
 
     def __repr__(self) -> str:
         return f"<EnsemblePlan {self.name!r}: {[step.model for step in self.steps]}>"
+
+
+def _sorted(names: Mapping[str, str]) -> dict[str, str]:
+    return {name: names[name] for name in sorted(names)}

@@ -1,17 +1,8 @@
-"""One batch on its way through the stub: wire requests in, the model's objects, wire responses out.
+"""One batch as a model sees it: wire requests in, the objects of `pb_utils`, wire responses out.
 
-The delicate part is memory. An input above INLINE_BYTES is a view of the arena, owned by its request until the batch's
-result reaches the parent. So after the model has run
-
-1. an output that lies inside an input of this batch, or inside an output of another model that this one has called
-   (a lease), is answered with a descriptor of that memory, without a copy;
-2. all objects of the batch are dropped, and what is still alive is held by the model: those inputs are named as held,
-   and an output of step 1 that lies in held memory is copied after all, for the model may write to it at any time.
-
-An input whose memory others read too is a read-only view; a tensor makes its own copy of that when it is looked at.
-Everything else that a model returns is copied once, into the stub's own segment, or into the message when it is small.
-
-A request that is answered through a sender is left to it when `execute` has returned, its inputs too.
+The memory under its tensors is `runtime.batch_memory`'s business. A tensor over memory that others read, too, makes its
+own copy of that when it is looked at. A request that is answered through a sender is left to it when `execute` has
+returned, its inputs too.
 """
 
 from __future__ import annotations
@@ -19,59 +10,49 @@ from __future__ import annotations
 import weakref
 from typing import Any, List, Optional, Sequence, Tuple
 
-import numpy as np
-
 from stubserve_stub.api.constants import REQUEST_RELEASE_RESCHEDULE
+from stubserve_stub.api.encoding import encode_response
 from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender, Senders
 from stubserve_stub.api.tensors import Tensor
-from stubserve_stub.backends.python.encoding import WireResponse, encode_response, no_memory, placed
 from stubserve_stub.backends.python.model import ContractBroken
-from stubserve_stub.runtime.channel import Channel
-from stubserve_stub.runtime.lease import Lease, lease_of
+from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import messages
-from stubserve_stub.wire.arena import ArenaFull
+from stubserve_stub.wire.messages import Entry, WireRequest
 
 
-def _address(buffer: Any) -> int:
-    """Where a contiguous buffer lies in this process."""
-    array = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
-class Batch:
-    """The requests of one EXECUTE message."""
+class ModelBatch:
+    """The requests of one batch as the model's objects. Raises Refusal for one that no Python model can be given."""
 
     def __init__(
-        self, channel: Channel, senders: Senders, number: int, wire_requests: Sequence[Any], output_names: List[str]
+        self,
+        memory: BatchMemory,
+        senders: Senders,
+        number: int,
+        wire_requests: Sequence[Optional[WireRequest]],
+        output_names: List[str],
     ) -> None:
-        self._channel = channel
+        self._memory = memory
         self._senders = senders
         self.number = number
-        # Inputs in the arena: (address, nbytes, offset) of each
-        self._inputs: List[Tuple[int, int, int]] = []
-        # Of inputs that senders look after, and whose models may go on writing to them: (offset, nbytes)
-        self._lent: List[Tuple[int, int]] = []
+        # Inputs in the arena: offset and tensor of each
         self._tensors: List[Tuple[int, Tensor]] = []
-        # Leases in which outputs lie
-        self._leases: "List[weakref.ref[Lease]]" = []
         self.requests = [self._request(wire, output_names) for wire in wire_requests]
 
-    def _request(self, wire: Any, output_names: List[str]) -> InferenceRequest:
+    def _request(self, wire: Optional[WireRequest], output_names: List[str]) -> InferenceRequest:
+        if wire is None:
+            raise Refusal("a slot of the batch is empty, which Python models have no way to see")
         request_id, correlation_id, flags, timeout_us, parameters, requested, wire_inputs = wire
         inputs = []
         for name, datatype, shape, data in wire_inputs:
             if isinstance(data, bytes):
                 inputs.append(Tensor._received(name, datatype, shape, data, None))
                 continue
-            view = self._channel.arena.view(data[0], data[1])
-            if len(data) > 2:
-                view = view.toreadonly()
+            offset, view = self._memory.input(name, data)
             tensor = Tensor._received(name, datatype, shape, None, view)
-            self._inputs.append((_address(view), data[1], data[0]))
-            self._tensors.append((data[0], tensor))
+            self._tensors.append((offset, tensor))
             inputs.append(tensor)
         return InferenceRequest._received(
             request_id,
@@ -113,20 +94,16 @@ class Batch:
                 )
         return result
 
-    def encode(self, responses: List[Optional[InferenceResponse]]) -> List[Any]:
+    def encode(self, responses: List[Optional[InferenceResponse]]) -> List[Entry]:
         """The entries of RESULT: the responses as they go over the wire, outputs pruned to what was asked for."""
-        entries: List[Any] = []
+        entries: List[Entry] = []
         try:
             for request, response in zip(self.requests, responses):
                 entries.append(self._entry(request, response))
         except BaseException:
-            self.take_back(entries)
+            self._memory.take_back(entries)
             raise
         return entries
-
-    def take_back(self, entries: List[Any]) -> None:
-        """Frees the outputs of entries that are not to be sent after all."""
-        self.free([offset for entry in entries if isinstance(entry, tuple) for offset in placed(entry[1])])
 
     def _entry(self, request: InferenceRequest, response: Optional[InferenceResponse]) -> Any:
         if request._release_flags & REQUEST_RELEASE_RESCHEDULE:
@@ -145,11 +122,11 @@ class Batch:
             if sender._sent:
                 raise ContractBroken("Unable to send response. Non-decoupled model cannot send more than one response.")
             sender._revoke()
-        return encode_response(response, request._requested_output_names, self)
+        return encode_response(response, request._requested_output_names, self._memory)
 
-    def left_open(self) -> List[Any]:
+    def left_open(self) -> List[Entry]:
         """The entries of RESULT for a decoupled model: all is said, or will be, through senders."""
-        entries: List[Any] = []
+        entries: List[Entry] = []
         for request in self.requests:
             if request._release_flags & REQUEST_RELEASE_RESCHEDULE:
                 entries.append(self._rescheduled(request))
@@ -174,82 +151,27 @@ class Batch:
         """Those that there are, without keeping them alive."""
         return [weakref.ref(request._sender) for request in self.requests if request._sender is not None]
 
-    def place(self, buffer: Any) -> Tuple[int, ...]:
-        """Where an output lies that is too large for the message. Raises ArenaFull."""
-        given = None if isinstance(buffer, bytes) else self._given(buffer, buffer.nbytes)
-        return self._channel.place(buffer) if given is None else given
+    def cancel(self, indices: Sequence[int]) -> None:
+        """Nobody waits for these requests any more. Safe from any thread."""
+        requests = self.requests
+        for index in indices:
+            if index < len(requests):  # there are none when the batch has been released
+                requests[index]._cancelled = True
 
-    def free(self, offsets: List[int]) -> None:
-        """Takes back what `place` has given."""
-        self._channel.free(offsets)
-
-    def _given(self, buffer: Any, nbytes: int) -> Optional[Tuple[int, int, int]]:
-        """The descriptor of a buffer that lies in memory which the stub was given, else None."""
-        if self._inputs:
-            address = _address(buffer)
-            for start, length, offset in self._inputs:
-                if start <= address and address + nbytes <= start + length:
-                    return (offset + address - start, nbytes, offset)
-        lease = lease_of(buffer)
-        if lease is None:
-            return None
-        self._leases.append(weakref.ref(lease))
-        return (lease.offset + _address(buffer) - lease.address, nbytes, lease.offset)
-
-    def watches(self) -> "List[Tuple[int, Optional[weakref.ref[Any]]]]":
-        """For each input in the arena its offset and a reference that dies with the last view, None without a view."""
-        own = self._own_tensors()
-        if own is not self._tensors:
-            mine = {offset for offset, _ in own}
-            self._lent = [(offset, nbytes) for _, nbytes, offset in self._inputs if offset not in mine]
-        return [(offset, tensor._watch()) for offset, tensor in own]
-
-    def _own_tensors(self) -> List[Tuple[int, Tensor]]:
-        """All but those that senders look after."""
-        if not self._tensors:
-            return self._tensors
-        others = [
-            id(tensor)
-            for request in self.requests
-            if request._sender is not None and not request._sender._revoked
-            for tensor in request._inputs
-        ]
-        return [entry for entry in self._tensors if id(entry[1]) not in others] if others else self._tensors
-
-    def drop(self) -> None:
-        """Lets go of every object that the model was given."""
+    def release(self) -> None:
+        """Lets go of every object that the model was given, and tells the batch's memory how to know who has not."""
+        if self._tensors:
+            memory = self._memory
+            lent = [
+                id(tensor)
+                for request in self.requests
+                if request._sender is not None and not request._sender._revoked
+                for tensor in request._inputs
+            ]
+            for offset, tensor in self._tensors:
+                if lent and id(tensor) in lent:
+                    memory.lend(offset)
+                else:
+                    memory.watch(offset, tensor._watch())
         self.requests = []
         self._tensors = []
-
-    def settle(
-        self, watches: "List[Tuple[int, Optional[weakref.ref[Any]]]]", wire: List[Any]
-    ) -> Tuple[List[int], List[Any]]:
-        """Finds the inputs that the model still holds, and moves outputs out of them: (held offsets, responses)."""
-        held = []
-        spans = list(self._lent)
-        for offset, watch in watches:
-            memory = watch() if watch is not None else None
-            if memory is not None:
-                held.append(offset)
-                spans.append((offset, memory.nbytes))
-                self._channel.hold(offset, memory)
-        for reference in self._leases:
-            lease = reference()
-            if lease is not None:
-                spans.append((lease.offset, lease.nbytes))
-        if not spans:
-            return held, wire
-        return held, [self._moved(entry, spans) if isinstance(entry, tuple) else entry for entry in wire]
-
-    def _moved(self, response: WireResponse, spans: List[Tuple[int, int]]) -> WireResponse:
-        error, outputs, parameters = response
-        moved: List[Any] = []
-        for name, datatype, shape, data in outputs:
-            if not isinstance(data, bytes) and any(at <= data[0] < at + nbytes for at, nbytes in spans):
-                try:
-                    data = self._channel.place(self._channel.arena.view(data[0], data[1]))
-                except ArenaFull as full:
-                    self.free(placed([*moved, *outputs[len(moved) :]]))
-                    return no_memory(full)
-            moved.append((name, datatype, shape, data))
-        return (error, moved, parameters)

@@ -20,15 +20,16 @@ import threading
 from typing import Any, Optional, Set, Tuple
 
 from stubserve_stub.api import bls
+from stubserve_stub.api.encoding import encode_response, encode_tensor
 from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
-from stubserve_stub.backends.python.encoding import InMessage, encode_response, encode_tensor
 from stubserve_stub.runtime.channel import Channel
+from stubserve_stub.runtime.outputs import Placer
 from stubserve_stub.wire import messages
 
 _LENGTH = struct.Struct("=Q")
-_placer = InMessage()
+_in_message = Placer()
 
 
 class _Pair(threading.local):
@@ -74,16 +75,19 @@ class Forks:
         self._served.clear()
         if self._relay is not None:
             self._relay.close()
-        self._channel.abandon(
-            "Model instance '{}' can do this only in its own process, not in one that it has forked; "
-            "such a process can make requests to other models.".format(self._instance)
-        )
+        self._channel.abandon(self._refuse)
         theirs = None
         if pair is not None:
             pair[0].close()
             theirs = pair[1]
         self._relay = Relay(theirs, self._instance, self._channel)
         bls.relay(self._relay)
+
+    def _refuse(self, *_: Any) -> Any:
+        raise TritonModelException(
+            "Model instance '{}' can do this only in its own process, not in one that it has forked; "
+            "such a process can make requests to other models.".format(self._instance)
+        )
 
     def _serve(self, forked: socket.socket) -> None:
         """Makes the requests of a forked process until it ends."""
@@ -110,7 +114,7 @@ class Relay:
     def execute(self, target: bls.Target, request: bls.Request, decoupled: bool) -> Any:
         """As `bls.execute`; an iterator has all of its responses from the beginning."""
         *head, names, tensors = request
-        inputs = [encode_tensor(tensor, _placer) for tensor in tensors]
+        inputs = [encode_tensor(tensor, _in_message) for tensor in tensors]
         answer = None
         if self._forker is not None:
             with self._turn:
@@ -147,7 +151,7 @@ def _answer(target: bls.Target, request: Any, decoupled: bool) -> Tuple[Optional
 
 
 def _wire(response: InferenceResponse) -> Any:
-    return encode_response(response, [tensor.name() for tensor in response._output_tensors], _placer)
+    return encode_response(response, [tensor.name() for tensor in response._output_tensors], _in_message)
 
 
 def _send(to: socket.socket, message: Any) -> None:

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 if TYPE_CHECKING:
     import asyncio
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.api.model_config import ModelConfig
+from stubserve_stub.runtime.failure import Refusal
 
 _CONTRACT = ("auto_complete_config", "initialize", "execute", "is_ready", "finalize")
 
 
-class ContractBroken(Exception):
-    """The model did something that its contract forbids. The text is for the client, as it is."""
+class ContractBroken(Refusal):
+    """The model did something that its contract forbids."""
 
 
 class EventLoopThread:
@@ -74,7 +75,7 @@ def raised_by(future: Any) -> Optional[BaseException]:
     return raised
 
 
-def import_model(model_file: str, module: str, paths: List[str]) -> Any:
+def import_model(model_file: str, module: str, paths: Sequence[str]) -> Any:
     """Imports a model's file as upstream does and returns its `TritonPythonModel` class.
 
     A model's own file is imported as `<version>.<file>`: with the model's folder among the `paths`, which are appended

@@ -12,7 +12,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -228,6 +228,15 @@ class Serving:
     def statistics(self, model: str) -> dict[str, Any]:
         answer: dict[str, Any] = self.get(f"/v2/models/{model}/stats").json()["model_stats"][0]
         return answer
+
+
+def eventually(happened: Callable[[], Any], timeout: float = 60) -> Any:
+    """Asks until the answer is true, and returns it."""
+    deadline = time.monotonic() + timeout
+    while not (answer := happened()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return answer
 
 
 def _exchange(

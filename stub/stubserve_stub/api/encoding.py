@@ -1,0 +1,40 @@
+"""What a model returns or sends, as the wire has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, List, Sequence
+
+from stubserve_stub.api import parameters as params
+from stubserve_stub.api.responses import InferenceResponse
+from stubserve_stub.api.tensors import Tensor
+from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets, wire_tensor
+from stubserve_stub.wire import codes
+from stubserve_stub.wire.arena import ArenaFull
+
+if TYPE_CHECKING:
+    # What it imports, msgpack, is not there where only the public module is wanted.
+    from stubserve_stub.wire.messages import WireResponse, WireTensor
+
+
+def encode_response(response: InferenceResponse, requested: Sequence[str], placer: Any) -> WireResponse:
+    """A response, its outputs pruned to what was requested; one that finds no memory becomes an error that says so."""
+    error = response._error
+    if error is not None:
+        return failed(error.message(), int(error.code()))
+    refusal = params.refusal(response._parameters) if response._parameters else ""
+    if refusal:
+        return failed(refusal, codes.INTERNAL)
+    response._prune(requested)
+    outputs: List[WireTensor] = []
+    try:
+        for tensor in response._output_tensors:
+            outputs.append(encode_tensor(tensor, placer))  # noqa: PERF401 - those before one that fails count
+    except ArenaFull as full:
+        placer.free(own_offsets(outputs))
+        return no_memory(full)
+    return (None, outputs, response._parameters)
+
+
+def encode_tensor(tensor: Tensor, placer: Any) -> WireTensor:
+    """A tensor. Raises ArenaFull."""
+    return wire_tensor(tensor._name, *tensor._payload(), placer)

@@ -1,0 +1,19 @@
+"""The backends that a stub has built in, by their names in a configuration."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+PYTHON = "python"
+# Where each lies. Nothing is imported but the one that a stub runs.
+BUILT_IN = {
+    PYTHON: ("stubserve_stub.backends.python.backend", "PythonBackend"),
+    "identity": ("stubserve_stub.backends.identity", "IdentityBackend"),
+}
+
+
+def find(name: str) -> Any:
+    """A new backend of that name."""
+    module, backend = BUILT_IN[name]
+    return getattr(importlib.import_module(module), backend)()

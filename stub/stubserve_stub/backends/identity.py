@@ -1,0 +1,123 @@
+"""The identity backend, as Triton's: each `OUTPUT<x>` is answered with what came as `INPUT<x>`, of any data type.
+
+It is for tests and measurements: nothing is copied, so what it takes is what the server takes. Rules, texts and the
+example parameters of every response are those of Triton's identity backend. These parameters of a configuration slow
+it down on purpose:
+
+    creation_delay_sec               how long a load takes
+    execute_delay_ms                 how long a batch takes
+    instance_wise_delay_multiplier   instance n of the model takes n times this as long, the first one as long as said
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, List, Sequence, Tuple
+
+from stubserve_stub.backends.base import InstanceFacts
+from stubserve_stub.backends.native import InputView, NativeBackend, NativeRequest, NativeResponse, Output
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.wire import codes
+from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
+
+_INPUT, _OUTPUT = "INPUT", "OUTPUT"
+_NUMBERS = {kind.config_name: kind.number for kind in BY_NUMBER.values()}
+
+# Triton's shows with these how a backend sends parameters.
+_EXAMPLES: Dict[str, Any] = {"param0": "an example string parameter", "param1": 42, "param2": False}
+
+
+class IdentityBackend(NativeBackend):
+    """One instance of a model that answers with its inputs."""
+
+    def instance_initialize(self, instance: InstanceFacts) -> None:
+        super().instance_initialize(instance)
+        tensors = _checked(self.config)
+        # Data type and shape of inputs that may be missing, by the name of the output; -1 counts as 1
+        self._optional: Dict[str, Tuple[int, List[int]]] = {
+            _OUTPUT + index: (_NUMBERS[datatype], [1 if dim < 0 else dim for dim in shape])
+            for index, (datatype, shape, optional) in tensors.items()
+            if optional
+        }
+        delay_ms = self._parameter("execute_delay_ms")
+        number = instance.name.rpartition("_")[2]
+        multiplier = self._parameter("instance_wise_delay_multiplier") * int(number if number.isdecimal() else 0)
+        self._delay_s = delay_ms * max(multiplier, 1) / 1000
+        time.sleep(self._parameter("creation_delay_sec"))
+
+    def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
+        if self._delay_s:
+            time.sleep(self._delay_s)
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: NativeRequest) -> NativeResponse:
+        outputs = []
+        for name in request.outputs:
+            source = _INPUT + name[len(_OUTPUT) :]
+            given = request.inputs.get(source)
+            if given is None:
+                if name not in self._optional:
+                    text = "failed to get input '{}'".format(source)
+                    return NativeResponse(error=text, code=codes.UNSUPPORTED)
+                given = self._zeros(name, request.rows)
+            outputs.append(Output(name, given.datatype, given.shape, given.memory))
+        return NativeResponse(outputs, _EXAMPLES)
+
+    def _zeros(self, output: str, rows: int) -> InputView:
+        """What stands for an input that is missing; empty texts for BYTES."""
+        datatype, shape = self._optional[output]
+        shape = [rows, *shape] if self._batches else shape
+        nbytes = 4 if datatype == BYTES else BY_NUMBER[datatype].itemsize
+        for dim in shape:
+            nbytes *= dim
+        return InputView("", datatype, shape, bytes(nbytes))
+
+    def _parameter(self, name: str) -> int:
+        """A parameter of the configuration, 0 where there is none. Raises Refusal if it is no integer of 0 or more."""
+        text = self.config.get("parameters", {}).get(name, {}).get("string_value", "0")
+        if not text.isdecimal():
+            raise Refusal(
+                "parameter '{}' of the identity backend must be an integer from 0 on, got '{}'".format(name, text)
+            )
+        return int(text)
+
+
+def _checked(config: Dict[str, Any]) -> Dict[str, Tuple[str, List[int], bool]]:
+    """Data type, shape and whether it may be missing, of each input, by what follows INPUT. Raises Refusal."""
+    inputs, outputs = config["input"], config["output"]
+    if len(inputs) != len(outputs):
+        raise Refusal("model configuration must have equal input/output pairs")
+    found = {}
+    expected = {}
+    for given, answered in zip(inputs, outputs):
+        found[_index(given, _INPUT, "input")] = (given["data_type"], _shape(given), bool(given.get("optional")))
+        expected[_index(answered, _OUTPUT, "output")] = (answered["data_type"], _shape(answered))
+    for index, (datatype, shape) in sorted(expected.items()):
+        if index not in found:
+            raise Refusal("expected input and output indices to match")
+        if found[index][0] != datatype:
+            raise Refusal(
+                "expected input and output datatype to match, got {} and {}".format(found[index][0], datatype)
+            )
+        if found[index][1] != shape:
+            raise Refusal(
+                "expected input and output shape to match, got {} and {}".format(_text(found[index][1]), _text(shape))
+            )
+    return found
+
+
+def _index(tensor: Dict[str, Any], prefix: str, what: str) -> str:
+    name: str = tensor["name"]
+    if not name.startswith(prefix):
+        raise Refusal("expected {} name to follow {}<index> pattern, got '{}'".format(what, prefix, name))
+    return name[len(prefix) :]
+
+
+def _shape(tensor: Dict[str, Any]) -> List[int]:
+    """As the backend sees it: reshaped, where the configuration says so."""
+    reshape = tensor.get("reshape")
+    return [int(dim) for dim in (tensor["dims"] if reshape is None else reshape.get("shape", []))]
+
+
+def _text(shape: Sequence[int]) -> str:
+    return "[{}]".format(",".join(map(str, shape)))

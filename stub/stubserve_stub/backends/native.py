@@ -1,0 +1,139 @@
+"""What backends share that compute on tensors, not on the objects of `pb_utils`: views come in, outputs go out.
+
+`compute` gets the whole batch at once: the requests, each with its `rows` along the first dimension. One that runs the
+batch as one tensor gathers the inputs and scatters the outputs between those two, which is the same for all such
+backends and so has its place beside this module. Nothing is copied here: an input's memory is the arena's, and an
+output that lies in it is answered from there.
+
+Of each input above INLINE_BYTES there is one array, and everything that is made of it (slices, arrays of other types,
+buffers) keeps the memoryview alive at its bottom. What is still alive when `execute` has returned is held, see
+`runtime.batch_memory`; so a backend may keep an input, but need not say so.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from stubserve_stub.backends.base import Backend, InstanceFacts
+from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets, wire_tensor
+from stubserve_stub.runtime.wire_batch import WireBatch
+from stubserve_stub.wire.arena import ArenaFull
+from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
+
+
+class InputView(NamedTuple):
+    """An input. `memory` is its bytes as an array of uint8, read-only where others see them, too.
+
+    BYTES are as they travel: each element behind its length.
+    """
+
+    name: str
+    datatype: int
+    shape: Sequence[int]
+    memory: Any
+
+
+class NativeRequest(NamedTuple):
+    """One request: its inputs by name, the outputs that are asked for, and its rows along the first dimension.
+
+    Without batching there is no such dimension, and `rows` is 1.
+    """
+
+    inputs: Dict[str, InputView]
+    outputs: Sequence[str]
+    rows: int
+
+
+class Output(NamedTuple):
+    """An output. `memory` is any contiguous buffer with its bytes."""
+
+    name: str
+    datatype: int
+    shape: Sequence[int]
+    memory: Any
+
+
+class NativeResponse(NamedTuple):
+    """What a request is answered with: outputs, or an error of which `code` is one of `wire.codes`."""
+
+    outputs: Sequence[Output] = ()
+    parameters: Optional[Dict[str, Any]] = None
+    error: str = ""
+    code: int = 0
+
+
+class NativeBackend(Backend):
+    """The part of a backend that deals with the wire; `compute` is left to each."""
+
+    # What Triton's Python backend would call the methods of the model
+    methods = ("execute",)
+
+    def instance_initialize(self, instance: InstanceFacts) -> None:
+        self.instance = instance
+        self.config: Dict[str, Any] = json.loads(instance.arguments["model_config"])
+        self._batches = int(self.config.get("max_batch_size", 0)) > 0
+
+    def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
+        """The response to each request. What it raises is the answer to all of them."""
+        raise NotImplementedError
+
+    def execute(self, batch: WireBatch) -> Sequence[Entry]:
+        requests = [self._request(wire, batch.memory) for wire in batch.requests if wire is not None]
+        responses = self.compute(requests)
+        batch.computed()
+        assert len(responses) == len(requests), "one response for each request"
+        given = iter(responses)
+        entries: List[Entry] = []
+        try:
+            for wire in batch.requests:
+                # Not a comprehension: when one fails, those before it count.
+                entry = None if wire is None else _entry(next(given), batch.memory)
+                entries.append(entry)
+        except BaseException:
+            batch.memory.take_back(entries)
+            raise
+        return entries
+
+    def _request(self, wire: WireRequest, memory: BatchMemory) -> NativeRequest:
+        _, _, _, _, _, requested, wire_inputs = wire
+        inputs = {
+            name: InputView(name, datatype, shape, _view(name, place, memory))
+            for name, datatype, shape, place in wire_inputs
+        }
+        rows = 1
+        if self._batches and wire_inputs:
+            rows = wire_inputs[0][2][0]
+        return NativeRequest(inputs, self.instance.outputs if requested is None else requested, rows)
+
+
+def _view(name: str, place: Any, memory: BatchMemory) -> Any:
+    if isinstance(place, bytes):
+        return np.frombuffer(place, np.uint8)
+    offset, view = memory.input(name, place)
+    array = np.frombuffer(view, np.uint8)
+    bottom: Any = array
+    while isinstance(bottom, np.ndarray):
+        bottom = bottom.base
+    memory.watch(offset, weakref.ref(bottom))
+    return array
+
+
+def _entry(response: NativeResponse, memory: BatchMemory) -> WireResponse:
+    """The entry of RESULT; an error where the outputs find no memory."""
+    if response.error:
+        return failed(response.error, response.code)
+    outputs: List[WireTensor] = []
+    try:
+        for output in response.outputs:
+            outputs.append(wire_tensor(*output, memory))  # noqa: PERF401 - those before one that fails count
+    except BaseException as error:
+        memory.free(own_offsets(outputs))
+        if isinstance(error, ArenaFull):
+            return no_memory(error)
+        raise
+    return (None, outputs, response.parameters)

@@ -1,0 +1,156 @@
+"""The Python backend: runs the class `TritonPythonModel` of a `model.py`, and connects `pb_utils` to the server.
+
+What belongs to the process rather than to the model is connected with the instance: the log, metrics, questions to the
+server. A model may make requests of its own from the end of `initialize` to the beginning of `finalize`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from typing import Any, Dict, List, Optional, Sequence
+
+from stubserve_stub.api import bls, logger, metrics, model_control, shared_memory, utils
+from stubserve_stub.api.questions import Questions
+from stubserve_stub.api.sender import InferenceResponseSender, Senders
+from stubserve_stub.backends.base import Backend, InstanceFacts, ModelFiles
+from stubserve_stub.backends.python.batch import ModelBatch
+from stubserve_stub.backends.python.forks import Forks
+from stubserve_stub.backends.python.model import ContractBroken, Model, import_model, raised_by
+from stubserve_stub.runtime.calls import Calls
+from stubserve_stub.runtime.failure import describe
+from stubserve_stub.runtime.host import Host
+from stubserve_stub.runtime.wire_batch import WireBatch
+from stubserve_stub.wire import codes
+from stubserve_stub.wire.messages import Entry
+
+
+class PythonBackend(Backend):
+    """One instance of a model written in Python."""
+
+    _model: Model
+    _senders: Senders
+    _instance: InstanceFacts
+
+    def initialize(self, host: Host) -> None:
+        super().initialize(host)
+        self._process = os.getpid()
+        # The batch that runs, for cancellation, which arrives on the control thread
+        self._current: Optional[ModelBatch] = None
+
+    def model_initialize(self, model: ModelFiles) -> None:
+        utils.set_model_dir(model.version_dir)
+        self._model = Model(import_model(model.file, model.module, model.paths), model.file)
+        self.completes_config = self._model.completes_config
+        self.methods = self._model.methods
+
+    def complete_config(self, model: str, config_json: str) -> str:
+        return self._model.complete_config(model, config_json)
+
+    def instance_initialize(self, instance: InstanceFacts) -> None:
+        host = self.host
+        self._instance = instance
+        self._senders = Senders(host.channel, instance.decoupled)
+        logger.connect(host.log, host.channel.log_levels)
+        questions = Questions(instance.name, host.control.send)
+        host.control.handle("told", questions.on_told)
+        model_control.connect(questions)
+        shared_memory.connect(questions)
+        metrics.connect(questions, host.control.send)
+        self._model.initialize(instance.arguments)
+        self.checks_readiness = self._model.checks_readiness
+        host.channel.on_poke = self._report_dropped
+        host.control.handle("acknowledge", self._on_acknowledge)
+        bls.connect(Calls(host.channel, bls.received))
+        Forks(instance.name, host.channel).connect()
+
+    def is_ready(self) -> bool:
+        return self._model.is_ready()
+
+    # Batches
+
+    def execute(self, batch: WireBatch) -> Sequence[Entry]:
+        received = ModelBatch(batch.memory, self._senders, batch.number, batch.requests, list(self._instance.outputs))
+        self._current = received
+        # After `_current` is set: `cancel` may run at any moment, and has told the batch first.
+        if batch.cancelled:
+            received.cancel(batch.cancelled)
+        try:
+            if self._instance.decoupled:
+                entries = self._start(received)
+            else:
+                result = self._model.execute(list(received.requests))
+                batch.computed()
+                entries = received.encode(received.check(result))
+        except BaseException as raised:
+            if os.getpid() == self._process:  # else in one that the model has forked, where nothing of this is its own
+                received.give_up_senders(self.host.failure_text(describe(raised)))
+                self._current = None
+                received.release()
+            raise
+        self._current = None
+        received.release()
+        return entries
+
+    def _start(self, received: ModelBatch) -> Sequence[Entry]:
+        """Runs a decoupled model on a batch; a coroutine is only started, and may outlive many batches."""
+        result, future = self._model.start(list(received.requests))
+        if result is not None:
+            raise ContractBroken(
+                "Python model '{}' is using the decoupled mode and the execute function must return None.".format(
+                    self._instance.name
+                )
+            )
+        entries = received.left_open()
+        if future is not None:
+            future.add_done_callback(functools.partial(self._on_coroutine_end, received.senders()))
+        return entries
+
+    def _on_coroutine_end(self, senders: "List[weakref.ref[InferenceResponseSender]]", future: Any) -> None:
+        raised = raised_by(future)
+        if raised is None:
+            return
+        error = self.host.failure(describe(raised))
+        for reference in senders:
+            sender = reference()
+            if sender is not None:
+                sender._fail(error)
+
+    def _report_dropped(self) -> None:
+        for number, index in self._senders.report_dropped(self._instance.name):
+            self.host.log(
+                codes.LOG_WARNING,
+                "worker.py",
+                0,
+                "Model '{}' let go of the response sender of request {} of batch {} without the final flag".format(
+                    self._instance.name, index, number
+                ),
+            )
+
+    def revoke(self, number: int) -> None:
+        self._senders.revoke(number)
+
+    # On the control thread
+
+    def cancel(self, number: int, indices: Sequence[int]) -> None:
+        current = self._current
+        if current is not None and current.number == number:
+            current.cancel(indices)
+        for index in indices:
+            self._senders.cancel((number, index))
+
+    def _on_acknowledge(self, message: Dict[str, Any]) -> None:
+        # The frees travel with it because the main thread may be in `execute` for as long as the stream lasts.
+        self.host.channel.free(message["frees"])
+        for number, index in message["groups"]:
+            self._senders.acknowledge((number, index))
+
+    # The end
+
+    def instance_finalize(self) -> None:
+        bls.disconnect()
+        try:
+            self._model.finalize()
+        finally:
+            del self._model

@@ -1,0 +1,150 @@
+"""The arena's memory in the hands of one batch: what every backend's batch has to settle before its result goes out.
+
+An input above INLINE_BYTES is a view of the arena, owned by its request until the batch's result reaches the parent.
+So after the backend has executed
+
+1. an output that lies inside an input of this batch, or inside an output of another model that this one has called
+   (a lease), is answered with its place there, without a copy;
+2. the backend drops all objects that it was given and keeps no use for, and what is still alive is held: those inputs
+   are named as held, and an output of step 1 that lies in held memory is copied after all, for whoever holds it may
+   write to it at any time.
+
+An input whose memory others read too is a read-only view. Everything else that a backend answers with is copied once,
+into the stub's own segment, or into the message when it is small.
+
+What is alive is known by weak references: whoever makes objects over an input's memory says which reference dies with
+the last of them (`watch`), or that somebody else looks after the input beyond the batch (`lend`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from stubserve_stub.runtime.channel import Channel
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.runtime.lease import Lease, lease_of
+from stubserve_stub.runtime.outputs import no_memory, own_offsets, placed
+from stubserve_stub.wire import places
+from stubserve_stub.wire.arena import ArenaFull
+from stubserve_stub.wire.messages import Entry, WireResponse, WireTensor
+from stubserve_stub.wire.places import InArena, Lent, Place, Shared
+
+
+class BatchMemory:
+    """The inputs and outputs of one batch that lie in the arena."""
+
+    __slots__ = ("_channel", "_inputs", "_leases", "_lent", "_watched")
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        # Inputs: (address, nbytes, offset) of each
+        self._inputs: List[Tuple[int, int, int]] = []
+        # The offsets of inputs that others look after, and whose models may go on writing to them
+        self._lent: List[int] = []
+        self._watched: "List[Tuple[int, weakref.ref[Any]]]" = []
+        # Leases in which outputs lie
+        self._leases: "List[weakref.ref[Lease]]" = []
+
+    def input(self, name: str, wire: Any) -> Tuple[int, memoryview]:
+        """Where an input of this name lies that is not in the message, and its memory; read-only if others read it.
+
+        `wire` is its place as it came. Raises Refusal if it lies where this stub has nothing to look for.
+        """
+        place = places.unpack(wire)
+        if not isinstance(place, (InArena, Shared)):
+            why = places.refusal(place) or "lies in memory that was never this stub's to read"
+            raise Refusal("input '{}' {}".format(name, why))
+        view = self._channel.arena.view(place.offset, place.nbytes)
+        if isinstance(place, Shared):
+            view = view.toreadonly()
+        else:
+            self._channel.arena.make_writable(place.offset, place.nbytes)
+        self._inputs.append((_address(view), place.nbytes, place.offset))
+        return place.offset, view
+
+    def watch(self, offset: int, reference: "Optional[weakref.ref[Any]]") -> None:
+        """`reference` dies with the last view of the input at `offset`; None if there is no view any more."""
+        if reference is not None:
+            self._watched.append((offset, reference))
+
+    def lend(self, offset: int) -> None:
+        """The input at `offset` is used beyond this batch, and others tell when no more."""
+        self._lent.append(offset)
+
+    def place(self, buffer: Any) -> Place:
+        """Where an output lies that is too large for the message. Raises ArenaFull."""
+        given = None if isinstance(buffer, bytes) else self._given(buffer, buffer.nbytes)
+        return self._channel.place(buffer) if given is None else given
+
+    def free(self, offsets: Sequence[int]) -> None:
+        """Takes back what `place` has given."""
+        self._channel.free(offsets)
+
+    def take_back(self, entries: Sequence[Entry]) -> None:
+        """Frees the outputs of a result's entries that are not to be sent after all."""
+        self.free([offset for entry in entries if isinstance(entry, tuple) for offset in placed(entry)])
+
+    def settle(self, entries: Sequence[Entry]) -> Tuple[List[int], Sequence[Entry]]:
+        """Finds the inputs that are still held, and moves outputs out of them: (held offsets, entries of the result).
+
+        To be called under the channel's `sending`, which is kept until the result is sent: nobody may tell that a held
+        input has been let go of before the parent knows that it is held.
+        """
+        held: List[int] = []
+        if not (self._inputs or self._leases):
+            return held, entries
+        spans = []
+        for offset, watch in self._watched:
+            memory = watch()
+            if memory is not None:
+                held.append(offset)
+                spans.append((offset, memory.nbytes))
+                self._channel.hold(offset, memory)
+        for _, nbytes, offset in self._inputs:
+            if offset in self._lent:
+                spans.append((offset, nbytes))
+            elif offset not in held:
+                self._channel.arena.make_read_only(offset)
+        for reference in self._leases:
+            lease = reference()
+            if lease is not None:
+                spans.append((lease.offset, lease.nbytes))
+        if not spans:
+            return held, entries
+        return held, [self._moved(entry, spans) if isinstance(entry, tuple) else entry for entry in entries]
+
+    def _given(self, buffer: Any, nbytes: int) -> Optional[Lent]:
+        """The place of a buffer that lies in memory which the stub was given, else None."""
+        if self._inputs:
+            address = _address(buffer)
+            for start, length, offset in self._inputs:
+                if start <= address and address + nbytes <= start + length:
+                    return Lent(offset + address - start, nbytes, offset)
+        lease = lease_of(buffer)
+        if lease is None:
+            return None
+        self._leases.append(weakref.ref(lease))
+        return Lent(lease.offset + _address(buffer) - lease.address, nbytes, lease.offset)
+
+    def _moved(self, response: WireResponse, spans: List[Tuple[int, int]]) -> WireResponse:
+        error, outputs, parameters = response
+        moved: List[WireTensor] = []
+        for name, datatype, shape, place in outputs:
+            if isinstance(place, Lent) and any(at <= place.offset < at + nbytes for at, nbytes in spans):
+                try:
+                    place = self._channel.place(self._channel.arena.view(place.offset, place.nbytes))
+                except ArenaFull as full:
+                    self.free(own_offsets([*moved, *outputs[len(moved) :]]))
+                    return no_memory(full)
+            moved.append((name, datatype, shape, place))
+        return (error, moved, parameters)
+
+
+def _address(buffer: Any) -> int:
+    """Where a contiguous buffer lies in this process."""
+    array = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
+    address: int = array.__array_interface__["data"][0]
+    return address

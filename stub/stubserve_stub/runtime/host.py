@@ -1,0 +1,30 @@
+"""What a backend may use of the process that it runs in."""
+
+from __future__ import annotations
+
+from stubserve_stub.runtime.channel import Channel
+from stubserve_stub.runtime.control import Control
+from stubserve_stub.wire import codes
+
+
+class Host:
+    """The stub's process, as its backend sees it. `instance` is what errors and log lines name."""
+
+    def __init__(self, instance: str, channel: Channel, control: Control) -> None:
+        self.instance = instance
+        self.channel = channel
+        self.control = control
+
+    def log(self, level: int, file: str, line: int, text: str) -> None:
+        """Writes a line into the server's log; `level` is one of `wire.codes`."""
+        self.control.send("log", level=level, file=file, line=line, message=text)
+
+    def failure(self, message: str) -> str:
+        """Logs that requests have failed; the error that their clients get."""
+        text = self.failure_text(message)
+        self.log(codes.LOG_ERROR, "worker.py", 0, text)
+        return text
+
+    def failure_text(self, message: str) -> str:
+        """The error that the clients of requests get which have failed because of what `message` says."""
+        return "Failed to process the request(s) for model '{}', message: {}".format(self.instance, message)

@@ -1,0 +1,85 @@
+"""How much of the arena may be committed: one ledger in the parent, and what it has granted to each stub.
+
+The limit is one number for everybody, so somebody has to add up. That is the parent, in memory of its own: nothing that
+a model writes over changes a sum. A stub asks for memory before it touches more than it has been granted, and says when
+it needs less; in between it counts by itself. So memory that is used again and again costs no message.
+"""
+
+from __future__ import annotations
+
+from typing import Dict
+
+
+class ArenaFull(MemoryError):
+    """There is no room; the text says why, and what to do.
+
+    It would take `nbytes` more that may be committed; 0 where something else is missing.
+    """
+
+    def __init__(self, text: str, nbytes: int = 0) -> None:
+        self.nbytes = nbytes
+        super().__init__(text)
+
+
+class NotGranted(ArenaFull):
+    """A stub has to ask for `nbytes` more before it commits what it wanted to."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__("{} bytes of shared memory are to be granted".format(nbytes), nbytes)
+
+
+class Ledger:
+    """The parent's account: what each segment may have committed, which never passes `limit` bytes in sum."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.total = 0
+        self._committed: Dict[int, int] = {}
+
+    @property
+    def left(self) -> int:
+        """Bytes that may still be committed."""
+        return self.limit - self.total
+
+    def commit(self, index: int, nbytes: int) -> None:
+        """Counts `nbytes` that segment `index` is about to touch. Raises ArenaFull if the limit would be passed."""
+        if self.total + nbytes > self.limit:
+            raise ArenaFull(
+                "no room for {} bytes in shared memory: {} of {} bytes are in use; raise --shm-limit".format(
+                    nbytes, self.total, self.limit
+                ),
+                nbytes,
+            )
+        self._committed[index] = self._committed.get(index, 0) + nbytes
+        self.total += nbytes
+
+    def uncommit(self, index: int, nbytes: int) -> None:
+        """Takes `nbytes` back that segment `index` has given to the system, at most what is counted for it."""
+        nbytes = min(nbytes, self._committed.get(index, 0))
+        self._committed[index] = self._committed.get(index, 0) - nbytes
+        self.total -= nbytes
+
+    def of(self, index: int) -> int:
+        """Bytes that are counted for one segment."""
+        return self._committed.get(index, 0)
+
+    def committed(self) -> Dict[int, int]:
+        """Bytes by segment, for those that have any."""
+        return {index: nbytes for index, nbytes in sorted(self._committed.items()) if nbytes}
+
+
+class Grant:
+    """A stub's account of its own segment: `slack` is what it has been granted and does not use. Not thread-safe."""
+
+    def __init__(self, slack: int = 0) -> None:
+        self.slack = slack
+
+    def commit(self, index: int, nbytes: int) -> None:
+        """Counts `nbytes` that are about to be touched. Raises NotGranted."""
+        if nbytes > self.slack:
+            raise NotGranted(nbytes - self.slack)
+        self.slack -= nbytes
+
+    def uncommit(self, index: int, nbytes: int) -> None:
+        """Counts `nbytes` that were given to the system."""
+        self.slack += nbytes

@@ -1,0 +1,13 @@
+"""Numbers that both sides mean the same by: codes of errors, and levels of log lines."""
+
+from __future__ import annotations
+
+# Of Triton's error codes, as its Python backend numbers them, those that the stub itself uses
+INTERNAL = 1
+INVALID_ARG = 3
+UNAVAILABLE = 4
+UNSUPPORTED = 5
+
+LOG_INFO = 0
+LOG_WARNING = 1
+LOG_ERROR = 2

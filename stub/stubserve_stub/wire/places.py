@@ -1,0 +1,147 @@
+"""Where the bytes of a tensor are: one vocabulary for parent and stub.
+
+A place is one of six things. The bytes themselves are a place, too: a small tensor travels inside its message, as
+msgpack's own binary type, and costs neither an object nor a tag. Every other place is a tuple that begins with its tag,
+and goes into a message as it is::
+
+    inline    bytes                                           the tensor itself, up to INLINE_BYTES
+    InArena   (1, offset, nbytes)                             memory of the arena that belongs to this tensor alone
+    Shared    (2, offset, nbytes)           parent ▶ stub     memory of the arena that others read too: nobody writes
+    Lent      (3, offset, nbytes, within)   stub ▶ parent     memory that the stub was given, as the input or answer
+                                                              that begins at `within`
+    InRegion  (4, region, offset, nbytes)                     inside a client's own memory, registered under a number
+    OnDevice  (5, kind, device, handle, offset, nbytes)       memory of a device; its driver opens it by `handle`
+
+Offsets and sizes are bytes; those of the first three count from the beginning of the arena, those of the last two from
+the beginning of the region or of the device's allocation. Nobody makes regions or device memory yet: whoever meets one
+refuses it by what `refusal` says.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, NamedTuple, Type, Union
+
+ARENA = 1
+SHARED = 2
+LENT = 3
+REGION = 4
+DEVICE = 5
+
+
+class _ArenaFields(NamedTuple):
+    tag: int
+    offset: int
+    nbytes: int
+
+
+class _LentFields(NamedTuple):
+    tag: int
+    offset: int
+    nbytes: int
+    within: int
+
+
+class _RegionFields(NamedTuple):
+    tag: int
+    region: int
+    offset: int
+    nbytes: int
+
+
+class _DeviceFields(NamedTuple):
+    tag: int
+    kind: int
+    device: int
+    handle: bytes
+    offset: int
+    nbytes: int
+
+
+class InArena(_ArenaFields):
+    """Memory of the arena that belongs to one tensor alone: whoever has it may write to it."""
+
+    __slots__ = ()
+    host_readable = True
+
+    def __new__(cls, offset: int, nbytes: int) -> InArena:
+        return super().__new__(cls, ARENA, offset, nbytes)
+
+
+class Shared(_ArenaFields):
+    """Memory of the arena that several read: a model that wants to look at it gets a copy."""
+
+    __slots__ = ()
+    host_readable = True
+
+    def __new__(cls, offset: int, nbytes: int) -> Shared:
+        return super().__new__(cls, SHARED, offset, nbytes)
+
+
+class Lent(_LentFields):
+    """Memory that a stub was given, in whole or in part, as the input or answer that begins at `within`."""
+
+    __slots__ = ()
+    host_readable = True
+
+    def __new__(cls, offset: int, nbytes: int, within: int) -> Lent:
+        return super().__new__(cls, LENT, offset, nbytes, within)
+
+
+class InRegion(_RegionFields):
+    """A piece of a client's own shared memory, which it has registered; `region` is the server's number for it."""
+
+    __slots__ = ()
+    host_readable = True
+
+    def __new__(cls, region: int, offset: int, nbytes: int) -> InRegion:
+        return super().__new__(cls, REGION, region, offset, nbytes)
+
+
+class OnDevice(_DeviceFields):
+    """Memory of device number `device` of the kind that DLPack numbers so. `handle` is opaque."""
+
+    __slots__ = ()
+    host_readable = False
+
+    def __new__(cls, kind: int, device: int, handle: bytes, offset: int, nbytes: int) -> OnDevice:
+        return super().__new__(cls, DEVICE, kind, device, handle, offset, nbytes)
+
+
+Place = Union[bytes, InArena, Shared, Lent, InRegion, OnDevice]
+
+_CLASSES: Dict[int, Type[Any]] = {ARENA: InArena, SHARED: Shared, LENT: Lent, REGION: InRegion, DEVICE: OnDevice}
+
+
+def unpack(wire: Any) -> Place:
+    """The place out of an unpacked message. Raises ValueError for what is none."""
+    if type(wire) is bytes:
+        return wire
+    if type(wire) is tuple and wire and type(wire[0]) is int and wire[0] in _CLASSES:
+        found = _CLASSES[wire[0]]
+        if len(wire) == len(found._fields) and all(map(_fits, found._fields, wire)):
+            place: Place = found._make(wire)
+            return place
+    raise ValueError("no place of a tensor: {!r}".format(wire))
+
+
+def host_readable(place: Place) -> bool:
+    """Whether a processor can read the bytes where they are."""
+    return isinstance(place, bytes) or place.host_readable
+
+
+def nbytes_of(place: Place) -> int:
+    """The size of the tensor."""
+    return len(place) if isinstance(place, bytes) else place.nbytes
+
+
+def refusal(place: Place) -> str:
+    """Why nobody here can use memory of this kind, for people; empty if the kind is served."""
+    if isinstance(place, InRegion):
+        return "lies in a client's shared memory (region {}), which is not served yet".format(place.region)
+    if isinstance(place, OnDevice):
+        return "lies in the memory of device {} (kind {}), which is not served yet".format(place.device, place.kind)
+    return ""
+
+
+def _fits(field: str, value: Any) -> bool:
+    return type(value) is bytes if field == "handle" else type(value) is int and value >= 0

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from typing import Any, cast
+
+import pytest
+
+from stubserve.errors import Code, ServeError, unavailable
+from stubserve.inference.call import Call
+from stubserve.inference.memory import Block
+from stubserve.inference.request import Request, Response
+from stubserve.inference.served_model import ServedModel
+from stubserve.inference.tensor import Tensor
+
+from .models import echo
+
+
+class Model:
+    """Takes requests, or refuses them."""
+
+    def __init__(self) -> None:
+        self.signature = echo("m", "FP32", "1")
+        self.refuses: Exception | None = None
+        self.submitted: list[Request] = []
+        self.enqueued: list[Request] = []
+        self.cancelled: list[Request] = []
+
+    def submit(self, request: Request) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.submitted.append(request)
+
+    def enqueue(self, request: Request) -> None:
+        self.enqueued.append(request)
+
+    def cancel(self, request: Request) -> None:
+        self.cancelled.append(request)
+
+
+class Recorded(Call):
+    def __init__(self, model: Model) -> None:
+        super().__init__(cast(ServedModel, model))
+        self.got: list[Response] = []
+        self.released = 0
+
+    def respond(self, request: Request, response: Response) -> None:
+        self.got.append(response)
+
+    def asked(self, size: int = 4, **fields: Any) -> Request:
+        """A request of this call with an input of that many bytes in a block."""
+        block = Block(0, size, memoryview(bytearray(size)), self._release)
+        return Request([Tensor("IN", 11, [1], None, block, 0, size)], self.on_response, **fields)
+
+    def _release(self, block: Block) -> None:
+        self.released += 1
+
+
+def test_responses_come_until_one_is_final() -> None:
+    model = Model()
+    call = Recorded(model)
+    request = call.asked()
+    call.submit(request)
+    assert model.submitted == [request]
+    assert request.admitted
+    assert call.request is request
+    first, last = Response(final=False), Response()
+    request.on_response(request, first)
+    assert call.request is request
+    request.on_response(request, last)
+    assert call.request is None
+    request.on_response(request, Response())
+    assert call.got == [first, last]
+
+
+def test_who_submits_many_together_polls_by_itself() -> None:
+    model = Model()
+    call = Recorded(model)
+    request = call.asked()
+    call.submit(request, together=True)
+    assert (model.submitted, model.enqueued) == ([], [request])
+
+
+def test_a_refusal_leaves_nothing() -> None:
+    model = Model()
+    call = Recorded(model)
+    with pytest.raises(ServeError, match="input byte size mismatch"):
+        call.submit(call.asked(size=8))
+    model.refuses = unavailable("the queue is full")
+    with pytest.raises(ServeError) as refused:
+        call.submit(call.asked())
+    assert refused.value is model.refuses
+    with pytest.raises(ServeError, match="input byte size mismatch"):
+        call.admit(call.asked(size=8))
+    assert call.released == 3
+    assert call.request is None
+    call.cancel()
+    assert model.cancelled == []
+
+
+def test_a_fault_of_the_server_is_logged_and_refused(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model()
+    call = Recorded(model)
+    model.refuses = KeyError("somewhere inside")
+    with caplog.at_level(logging.ERROR), pytest.raises(ServeError) as refused:
+        call.submit(call.asked())
+    assert refused.value.code is Code.INTERNAL
+    assert "somewhere inside" not in refused.value.message
+    assert "somewhere inside" in caplog.text
+    assert "'m'" in caplog.text
+    assert call.released == 1
+    assert call.request is None
+
+
+def test_cancelling_is_for_a_request_that_is_under_way() -> None:
+    model = Model()
+    call = Recorded(model)
+    call.cancel()
+    request = call.asked()
+    call.submit(request)
+    call.cancel()
+    assert model.cancelled == [request]
+    request.on_response(request, Response(error=unavailable("cancelled")))
+    call.cancel()
+    assert model.cancelled == [request]
+    assert len(call.got) == 1
+
+
+def test_a_call_that_is_made_again_hears_of_its_latest_request_only() -> None:
+    call = Recorded(Model())
+    first, second = call.asked(), call.asked()
+    call.submit(first)
+    first.on_response(first, Response())
+    call.submit(second)
+    first.on_response(first, Response())
+    assert len(call.got) == 1
+    assert call.request is second
+
+
+def test_an_answered_call_is_freed_without_the_garbage_collector() -> None:
+    model = Model()
+    call = Recorded(model)
+    request = call.asked()
+    call.submit(request)
+    request.on_response(request, Response())
+    model.submitted.clear()
+    gone = weakref.ref(call)
+    gc.disable()
+    try:
+        del call, request
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,240 @@
+"""A clock, a scheduler, stubs and readers to drive the parts of serving by hand, without processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+from stubserve.errors import ServeError
+from stubserve.inference.memory import Block
+from stubserve.inference.request import Request, Response
+from stubserve.inference.tensor import Tensor
+from stubserve.inference.work import Work
+from stubserve.instances.instance import Instance, InstanceOwner
+from stubserve.instances.restart import RestartPolicy
+from stubserve.instances.stub import Stub
+from stubserve.model_config.complete import InstanceSpec
+from stubserve.model_config.parse import parse_text
+from stubserve.schedulers.base import Decision, Scheduler
+from stubserve.serving.instance_model import InstanceModel
+
+
+class Clock:
+    """Nanoseconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+class Reader:
+    """Whoever asked: has the responses to its requests, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, Response]] = []
+
+    def request(self, id: str, *inputs: Tensor) -> Request:
+        made = Request(list(inputs), self._on_response, id)
+        made.admitted = True
+        return made
+
+    def _on_response(self, request: Request, response: Response) -> None:
+        self.got.append((request.id, response))
+
+    @property
+    def ids(self) -> list[str]:
+        return [id for id, _ in self.got]
+
+    def error(self, id: str) -> ServeError:
+        """The error in the only answer to a request."""
+        (response,) = [response for answered, response in self.got if answered == id]
+        assert response.final
+        assert response.error is not None
+        return response.error
+
+
+class Blocks:
+    """Memory that is counted, not there."""
+
+    def __init__(self) -> None:
+        self.live = 0
+
+    def tensor(self) -> Tensor:
+        self.live += 1
+        return Tensor("T", 11, [1], None, Block(0, 4, memoryview(bytearray(4)), self._release), 0, 4)
+
+    def _release(self, block: Block) -> None:
+        self.live -= 1
+
+
+class Script(Scheduler):
+    """A scheduler that decides what it was told to, one decision a poll; what it hears is in `heard`."""
+
+    has_slots = True
+
+    def __init__(self) -> None:
+        self.decisions: list[Decision | Exception] = []
+        self.waiting: list[Request] = []
+        self.heard: list[tuple[str, object]] = []
+
+    def decide(
+        self,
+        run: Sequence[tuple[Any, Work]] = (),
+        answer: Sequence[tuple[Request, ServeError]] = (),
+        wake_at_ns: int | None = None,
+    ) -> None:
+        decision = Decision()
+        decision.run, decision.answer, decision.wake_at_ns = list(run), list(answer), wake_at_ns
+        self.decisions.append(decision)
+
+    def enqueue(self, request: Request, now_ns: int) -> None:
+        self.waiting.append(request)
+
+    def cancel(self, request: Request) -> None:
+        self.heard.append(("cancel", request))
+
+    def response_complete(self, request: Request, response: Response) -> None:
+        self.heard.append(("response_complete", request))
+
+    def work_done(self, instance: Any, work: Work) -> None:
+        self.heard.append(("work_done", work))
+
+    def instance_idle(self, instance: Any) -> None:
+        self.heard.append(("instance_idle", instance))
+
+    def instance_gone(self, instance: Any) -> None:
+        self.heard.append(("instance_gone", instance))
+
+    def poll(self, now_ns: int) -> Decision:
+        decision = self.decisions.pop(0) if self.decisions else Decision()
+        if isinstance(decision, Exception):
+            raise decision
+        return decision
+
+    def drain(self) -> Sequence[Request]:
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
+    @property
+    def plain(self) -> bool:
+        return True
+
+    @property
+    def queued(self) -> int:
+        return len(self.waiting)
+
+
+class FakeWork:
+    """The requests that a stub has."""
+
+    name = "stub"
+
+    def __init__(self) -> None:
+        self.owner: Any = None
+        self.over = False
+        self.works: list[Work] = []
+        self.open: list[Request] = []
+        self.cancelled: list[Request] = []
+        self.refuses: Exception | None = None
+
+    def execute(self, work: Work) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.works.append(work)
+
+    def cancel(self, request: Request) -> None:
+        self.cancelled.append(request)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.works and not self.open
+
+
+class FakeStub:
+    """A stub without a process. The test says what it answers, and when it dies."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.death: str | None = None
+        self.pid = 1
+        self.stopped = asyncio.Event()
+        self.work = FakeWork()
+        self.handshake = SimpleNamespace(checks_readiness=False)
+        self.health = SimpleNamespace(memory=lambda: 1000)
+        self.readiness: Callable[[], tuple[bool, str]] = lambda: (True, "")
+
+    async def is_ready(self) -> tuple[bool, str]:
+        return self.readiness()
+
+    async def stop(self, timeout_s: float) -> bool:
+        self.stopped.set()
+        return True
+
+    # What the test has it do
+
+    @property
+    def batches(self) -> list[list[str]]:
+        """The ids of the requests in each batch that it has."""
+        return [[request.id for request in work.requests] for work in self.work.works]
+
+    def finish(self, leave_open: Collection[Request] = (), took_ns: int = 1_000_000, **answers: Response) -> None:
+        """Executes its first batch: requests are answered with nothing, or as `answers` have it, or left open."""
+        work = self.work.works.pop(0)
+        for request in work.requests:
+            request.compute_input_end_ns = self._clock.now_ns
+            request.compute_infer_end_ns = request.compute_end_ns = self._clock.now_ns + took_ns
+        self.work.open += leave_open
+        self.work.owner.on_results(
+            work,
+            [(r, answers.get(r.id) or Response()) for r in work.requests if r not in leave_open],
+        )
+
+    def send(self, request: Request, response: Response) -> None:
+        """A response through a sender."""
+        if response.final and request in self.work.open:
+            self.work.open.remove(request)
+        self.work.owner.on_response(request, response, self._clock.now_ns)
+
+    def die(self) -> None:
+        self.death = "killed by the test"
+        unfinished = [request for work in self.work.works for request in work.requests]
+        open_, self.work.open = self.work.open, []
+        self.work.works.clear()
+        self.work.owner.on_death(self.death, unfinished, open_)
+
+
+class Served:
+    """A model with real instances, whose stubs are fakes: `stubs` by name of the instance, the latest of each."""
+
+    def __init__(self, config: str = "", scheduler: Scheduler | None = None) -> None:
+        self.clock = Clock()
+        self.reader = Reader()
+        self.stubs: dict[str, FakeStub] = {}
+        self.config = parse_text(config, "config.pbtxt")
+        self.model = InstanceModel("m", 1, self.config, {}, {}, scheduler, self.clock)
+
+    async def start(self, *names: str, passive: bool = False) -> list[Instance]:
+        """Instances that are ready and serve the model."""
+        instances = [self.instance(name, passive) for name in names]
+        self.model.begin_with(instances)
+        for instance in instances:
+            await instance.start()
+        return instances
+
+    def instance(self, name: str, passive: bool = False) -> Instance:
+        async def launch(_: Instance) -> Stub:
+            stub = self.stubs[name] = FakeStub(self.clock)
+            return cast(Stub, stub)
+
+        spec = InstanceSpec(name, "CPU", 0, passive)
+        owner: InstanceOwner = self.model
+        return Instance(spec, launch, owner, RestartPolicy(0))
+
+    def submit(self, id: str, *inputs: Tensor) -> Request:
+        request = self.reader.request(id, *inputs)
+        self.model.submit(request)
+        return request

@@ -1,0 +1,90 @@
+"""What a Python model's batch makes of the places that it is given, and of slots that are empty."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from stubserve_stub.api import bls
+from stubserve_stub.api.constants import ErrorCode
+from stubserve_stub.api.sender import Senders
+from stubserve_stub.backends.python.batch import ModelBatch
+from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.channel import Channel
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.wire import messages
+from stubserve_stub.wire.arena import Arena
+from stubserve_stub.wire.budget import Grant, Ledger
+from stubserve_stub.wire.places import InRegion, Lent, OnDevice, Place, Shared
+from stubserve_stub.wire.stub_arena import StubArena
+
+FP32 = 11
+
+
+@pytest.fixture
+def channel() -> Iterator[Channel]:
+    with contextlib.ExitStack() as stack:
+        doorbells = [os.eventfd(0) for _ in range(3)]
+        for doorbell in doorbells:
+            stack.callback(os.close, doorbell)
+        arena = Arena.create(Ledger(1 << 20))
+        stack.callback(os.close, arena.fd)
+        arena.segment(1)
+        yield Channel(StubArena(arena.fd, arena.facts(), 1, Grant(1 << 20)), *doorbells)
+
+
+def batch(channel: Channel, *slots: Any) -> ModelBatch:
+    # As they come out of a message
+    requests = messages.unpack(messages.pack(slots))
+    return ModelBatch(BatchMemory(channel), Senders(channel, False), 7, requests, ["OUT"])
+
+
+def request(*places: Place) -> messages.WireRequest:
+    return ("", 0, 0, 0, None, None, [(f"IN{index}", FP32, (1024,), place) for index, place in enumerate(places)])
+
+
+def test_own_memory_is_writable_and_shared_memory_is_copied_when_it_is_looked_at(channel: Channel) -> None:
+    places = [channel.place(np.arange(1024, dtype=np.float32)) for _ in range(2)]
+    made = batch(channel, request(places[0], Shared(places[1].offset, places[1].nbytes)))
+    own, shared = made.requests[0].inputs()
+    for tensor in (own, shared):
+        tensor.as_numpy()[:] = -1
+    memory = [np.frombuffer(channel.arena.view(place.offset, place.nbytes), np.float32) for place in places]
+    assert memory[0].tolist() == [-1] * 1024
+    assert memory[1].tolist() == list(range(1024))
+
+
+def test_an_empty_slot_is_refused(channel: Channel) -> None:
+    with pytest.raises(Refusal, match="a slot of the batch is empty, which Python models have no way to see"):
+        batch(channel, request(), None)
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        (InRegion(7, 0, 4096), "input 'IN1' lies in a client's shared memory (region 7), which is not served yet"),
+        (OnDevice(2, 1, b"h", 0, 4096), "input 'IN1' lies in the memory of device 1 (kind 2), which is not served yet"),
+        (Lent(4096, 4096, 4096), "input 'IN1' lies in memory that was never this stub's to read"),
+    ],
+)
+def test_places_that_a_model_cannot_read_are_refused(channel: Channel, place: Place, text: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        batch(channel, request(b"", place))
+    assert str(caught.value) == text
+
+
+def test_an_answer_that_cannot_be_read_is_an_error_and_the_rest_of_it_is_let_go_of(channel: Channel) -> None:
+    place = channel.place(bytes(4096))
+    outputs = [("A", FP32, (1024,), place), ("B", FP32, (1024,), OnDevice(2, 1, b"h", 0, 4096))]
+    response = bls.received(channel, messages.unpack(messages.pack((None, outputs, None))))
+    error = response.error()
+    assert error is not None
+    assert error.code() == ErrorCode.UNSUPPORTED
+    assert error.message() == (
+        "Output 'B' of another model lies in the memory of device 1 (kind 2), which is not served yet."
+    )
+    assert list(channel._released) == [place.offset]

@@ -1,0 +1,348 @@
+"""The loop of a stub, with a backend that writes down what it is asked and a line that keeps what is said."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from stubserve_stub.backends.base import Backend, InstanceFacts, ModelFiles
+from stubserve_stub.runtime.channel import EXECUTING, FINALIZING, IDLE
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.runtime.host import Host
+from stubserve_stub.runtime.wire_batch import WireBatch
+from stubserve_stub.runtime.worker import Worker
+from stubserve_stub.wire import messages
+from stubserve_stub.wire.arena import ArenaFull
+from stubserve_stub.wire.places import InArena, Lent
+
+BOOT = {"threads": 0, "version_dir": "/m/1", "model_file": "/m/1/model.py", "module": "1.model", "paths": ["/m/1"]}
+INITIALIZE = {"kind": "initialize", "instance": "m_0", "arguments": {"a": "b"}, "outputs": ["OUT"], "decoupled": False}
+COMPLETE = {"kind": "complete", "model": "m", "config": "{}"}
+LOADED = ["initialize", "model_initialize", "instance_initialize"]
+FINALIZED = ["instance_finalize", "model_finalize", "finalize"]
+
+
+class Line:
+    """Stands for the control socket: `inbox` has the orders, `said` what is sent, `handlers` those of its thread."""
+
+    def __init__(self, orders: Sequence[dict[str, Any]]) -> None:
+        self.inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        for order in orders:
+            self.inbox.put(order)
+        self.handlers: dict[str, Callable[[dict[str, Any]], None]] = {}
+        self.said: list[dict[str, Any]] = []
+        self.news = threading.Condition()
+
+    def handle(self, kind: str, handler: Callable[[dict[str, Any]], None]) -> None:
+        self.handlers[kind] = handler
+
+    def send(self, kind: str, **fields: Any) -> None:
+        with self.news:
+            self.said.append({"kind": kind, **fields})
+            self.news.notify_all()
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [message for message in self.said if message["kind"] == kind]
+
+
+class Channel:
+    """Stands for the rings. `batches` are numbers of batches to execute; then it says stop."""
+
+    def __init__(self, batches: Sequence[int]) -> None:
+        self._batches = list(batches)
+        self.sent: list[Any] = []
+        self.states: list[tuple[int, int]] = []
+        self.freed: list[int] = []
+        # How many bytes a message may have
+        self.room = 10_000
+        self.is_sending = False
+
+    @property
+    @contextlib.contextmanager
+    def sending(self) -> Iterator[None]:
+        self.is_sending = True
+        yield
+        self.is_sending = False
+
+    def receive(self) -> list[tuple[Any, ...]]:
+        if not self._batches:
+            return [(messages.STOP,)]
+        number = self._batches.pop(0)
+        return [(messages.EXECUTE, number, (number * 100,), ("request",))]
+
+    def send(self, data: bytes) -> None:
+        if len(data) > self.room:
+            raise ArenaFull(f"no room for {len(data)} bytes")
+        self.sent.append(messages.unpack(data))
+
+    def free(self, offsets: Sequence[int]) -> None:
+        self.freed += offsets
+
+    def set_health(self, state: int, batch: int = 0) -> None:
+        self.states.append((state, batch))
+
+
+class Steps(Backend):
+    """Writes down its steps, and raises in those that are told so. `executing` runs in each batch."""
+
+    def __init__(self, raising: dict[str, BaseException], executing: Callable[[WireBatch], Any]) -> None:
+        self.steps: list[str] = []
+        self.given: dict[str, Any] = {}
+        self._raising = raising
+        self._executing = executing
+
+    def _step(self, name: str, given: Any = None) -> None:
+        self.steps.append(name)
+        self.given[name] = given
+        if name in self._raising:
+            raise self._raising[name]
+
+    def initialize(self, host: Host) -> None:
+        super().initialize(host)
+        self._step("initialize", host)
+
+    def model_initialize(self, model: ModelFiles) -> None:
+        self._step("model_initialize", model)
+        self.methods = ["execute"]
+
+    def complete_config(self, model: str, config_json: str) -> str:
+        self._step("complete_config", (model, config_json))
+        return "{completed}"
+
+    def instance_initialize(self, instance: InstanceFacts) -> None:
+        self._step("instance_initialize", instance)
+
+    def execute(self, batch: WireBatch) -> Any:
+        self._step(f"execute {batch.number}")
+        return self._executing(batch)
+
+    def instance_finalize(self) -> None:
+        self._step("instance_finalize")
+
+    def model_finalize(self) -> None:
+        self._step("model_finalize")
+
+    def finalize(self) -> None:
+        self._step("finalize")
+
+    def cancel(self, number: int, indices: Sequence[int]) -> None:
+        self._step("cancel", (number, indices))
+
+    def revoke(self, number: int) -> None:
+        self._step("revoke", number)
+
+
+def answer(batch: WireBatch) -> Any:
+    batch.computed()
+    return [(None, [("OUT", 2, [1], b"\1")], None)]
+
+
+class Stub:
+    """A worker with everything around it."""
+
+    def __init__(
+        self,
+        orders: Sequence[dict[str, Any]] = (INITIALIZE,),
+        batches: Sequence[int] = (),
+        raising: dict[str, BaseException] | None = None,
+        executing: Callable[[WireBatch], Any] = answer,
+    ) -> None:
+        self.line = Line(orders)
+        self.channel = Channel(batches)
+        self.backend = Steps(raising or {}, executing)
+        self.host = Host("m", self.channel, self.line)  # type: ignore[arg-type]
+        self.worker = Worker(self.host, BOOT, self.backend)
+
+    def run(self) -> Stub:
+        self.worker.run()
+        return self
+
+
+def test_the_seven_steps() -> None:
+    stub = Stub(batches=[1, 2]).run()
+    assert stub.backend.steps == [*LOADED, "execute 1", "execute 2", *FINALIZED]
+    assert stub.backend.given["model_initialize"] == ("/m/1", "/m/1/model.py", "1.model", ["/m/1"])
+    assert stub.backend.given["instance_initialize"] == ("m_0", {"a": "b"}, ["OUT"], False)
+    imported, ready = stub.line.said
+    assert (imported["kind"], imported["completes_config"], imported["methods"]) == ("imported", False, ["execute"])
+    assert ready == {"kind": "ready", "checks_readiness": False}
+    assert stub.channel.freed == [100, 200]
+    assert stub.channel.states == [(IDLE, 0), (EXECUTING, 1), (IDLE, 0), (EXECUTING, 2), (IDLE, 0), (FINALIZING, 0)]
+    for number, result in enumerate(stub.channel.sent, 1):
+        kind, batch, start_ns, end_ns, entries, held, error = result
+        assert (kind, batch, held, error) == (messages.RESULT, number, (), None)
+        assert entries == ((None, (("OUT", 2, (1,), b"\1"),), None),)
+        assert start_ns <= end_ns
+
+
+def test_a_process_that_completes_a_configuration_only() -> None:
+    stub = Stub([COMPLETE, INITIALIZE]).run()
+    assert stub.backend.steps == ["initialize", "model_initialize", "complete_config"]
+    assert stub.backend.given["complete_config"] == ("m", "{}")
+    assert stub.line.said[1:] == [{"kind": "completed", "config": "{completed}"}]
+
+
+@pytest.mark.parametrize(
+    ("step", "stage"),
+    [
+        ("initialize", "import"),
+        ("model_initialize", "import"),
+        ("complete_config", "auto_complete_config"),
+        ("instance_initialize", "initialize"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (Refusal("not with me"), "not with me"),
+        (ValueError("x"), "ValueError: x\n\nAt:\n"),
+        (SystemExit(3), "SystemExit: 3\n\nAt:\n"),
+        (KeyboardInterrupt(), "KeyboardInterrupt: <EMPTY MESSAGE>\n\nAt:\n"),
+    ],
+)
+def test_a_step_that_fails_ends_the_load(step: str, stage: str, error: BaseException, text: str) -> None:
+    orders = [COMPLETE] if step == "complete_config" else [INITIALIZE]
+    stub = Stub(orders, batches=[1], raising={step: error}).run()
+    assert stub.backend.steps[-1] == step
+    last = stub.line.said[-1]
+    assert (last["kind"], last["stage"]) == ("failed", stage)
+    assert last["error"].startswith(text)
+    assert stub.channel.sent == []
+
+
+@pytest.mark.parametrize("error", [Refusal("broken"), ValueError("broken"), SystemExit(0), KeyboardInterrupt()])
+def test_a_batch_that_fails_is_answered_with_that(error: BaseException) -> None:
+    stub = Stub(batches=[1, 2], raising={"execute 1": error}).run()
+    failed, fine = stub.channel.sent
+    assert failed[4:6] == ((), ())
+    expected = "broken" if isinstance(error, Refusal) else type(error).__name__ + ": "
+    assert failed[6].startswith("Failed to process the request(s) for model 'm_0', message: " + expected)
+    assert fine[6] is None
+    (line,) = stub.line.of("log")
+    assert (line["level"], line["message"]) == (2, failed[6])
+
+
+def test_in_a_process_that_the_model_has_forked_it_speaks_to_nobody() -> None:
+    stub = Stub(batches=[1], raising={"execute 1": ValueError("in the child")})
+    stub.worker._process += 1
+    with pytest.raises(ValueError, match="in the child"):
+        stub.run()
+    assert stub.channel.sent == []
+    assert stub.line.of("log") == []
+    assert stub.backend.steps == [*LOADED, "execute 1"]
+
+
+def cancel(stub: Stub, number: int, *indices: int) -> None:
+    """What the control thread does."""
+    stub.line.handlers["cancel"]({"batch": number, "indices": list(indices)})
+
+
+def test_cancelled_before_while_and_after() -> None:
+    seen: list[Any] = []
+
+    def executing(batch: WireBatch) -> Any:
+        seen.append((batch.number, tuple(batch.cancelled)))
+        if batch.number == 1:
+            cancel(stub, 1, 3)
+            cancel(stub, 1, 4)
+            seen.append((1, tuple(batch.cancelled)))
+            # The next two, which have not come yet
+            cancel(stub, 2, 0)
+            cancel(stub, 2, 5)
+            cancel(stub, 3, 1)
+        if batch.number == 2:
+            cancel(stub, 1, 6)  # has been answered
+            seen.append((2, tuple(batch.cancelled)))
+        return answer(batch)
+
+    stub = Stub(batches=[1, 2, 3, 4], executing=executing)
+    stub.run()
+    assert [result[6] for result in stub.channel.sent] == [None] * 4
+    assert seen == [(1, ()), (1, (3, 4)), (2, (0, 5)), (2, (0, 5)), (3, (1,)), (4, ())]
+    assert stub.worker._cancelled == {}
+    # The backend hears of each, whenever it comes.
+    assert stub.backend.steps.count("cancel") == 6
+    assert stub.backend.given["cancel"] == (1, [6])
+
+
+def test_a_result_that_does_not_fit() -> None:
+    """Its own memory is freed, what it was lent is not, and the clients are told why."""
+
+    def executing(batch: WireBatch) -> Any:
+        outputs = [("A", 2, [5000], InArena(4096, 5000)), ("B", 2, [5000], Lent(8192, 5000, 8192))]
+        return [(None, [*outputs, ("C" * 20_000, 2, [1], b"\1")], None), None]
+
+    stub = Stub(batches=[7], executing=executing).run()
+    assert stub.channel.freed == [700, 4096]
+    assert stub.backend.given["revoke"] == 7
+    ((_, number, _, _, entries, _, error),) = stub.channel.sent
+    assert (number, entries) == (7, ())
+    assert error.startswith("no room for ")
+
+
+def test_what_is_held_is_said_with_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settle(entries: Any) -> Any:
+        assert stub.channel.is_sending
+        assert stub.channel.sent == []
+        return [4096], entries
+
+    def executing(batch: WireBatch) -> Any:
+        monkeypatch.setattr(type(batch.memory), "settle", lambda _, entries: settle(entries))
+        return answer(batch)
+
+    stub = Stub(batches=[1], executing=executing)
+    stub.run()
+    assert stub.channel.sent[0][5] == (4096,)
+
+
+def test_finalizers_that_raise_keep_nothing_from_being_finalized() -> None:
+    stub = Stub(raising={name: SystemExit(name) for name in FINALIZED}).run()
+    assert stub.backend.steps == [*LOADED, *FINALIZED]
+    lines = stub.line.of("log")
+    assert [line["level"] for line in lines] == [0, 0, 0]
+    for name, line in zip(FINALIZED, lines, strict=True):
+        assert line["message"].startswith(f"SystemExit: {name}\n")
+
+
+@pytest.mark.parametrize(
+    ("result", "ready", "reason"),
+    [
+        (True, True, ""),
+        (False, False, "Model 'm_0' is not ready (user-defined check failed)."),
+        (ValueError("cold"), False, "ValueError: cold"),
+        (SystemExit(1), False, "SystemExit: 1"),
+        (Refusal("cold"), False, "cold"),
+    ],
+)
+def test_is_ready_is_asked_beside_the_batches(result: Any, ready: bool, reason: str) -> None:
+    """While it takes its time, a cancellation gets through, and batches are executed."""
+    may_answer = threading.Event()
+
+    def is_ready() -> bool:
+        assert may_answer.wait(60)
+        if isinstance(result, BaseException):
+            raise result
+        return bool(result)
+
+    def executing(batch: WireBatch) -> Any:
+        stub.line.handlers["is_ready"]({})
+        cancel(stub, batch.number, 0)
+        assert batch.cancelled == (0,)
+        return answer(batch)
+
+    stub = Stub(batches=[1], executing=executing)
+    stub.backend.is_ready = is_ready  # type: ignore[method-assign]
+    stub.run()
+    assert [result[6] for result in stub.channel.sent] == [None]
+    assert stub.line.of("readiness") == []
+    may_answer.set()
+    with stub.line.news:
+        assert stub.line.news.wait_for(lambda: stub.line.of("readiness"), 60)
+    (said,) = stub.line.of("readiness")
+    assert said["ready"] is ready
+    assert said["reason"].startswith(reason)
+    assert not reason or said["reason"]

@@ -1,0 +1,89 @@
+"""Where a tensor is: every kind of place in its bytes, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from stubserve_stub.wire import messages, places
+from stubserve_stub.wire.places import InArena, InRegion, Lent, OnDevice, Place, Shared
+
+# The format, to the byte: whoever changes one of these changes WIRE_VERSION as well.
+GOLDEN: list[tuple[Place, str]] = [
+    (b"", "c400"),
+    (b"\1\2", "c4020102"),
+    (InArena(4096, 1025), "9301cd1000cd0401"),
+    (InArena(1 << 40, 1 << 33), "9301cf0000010000000000cf0000000200000000"),
+    (Shared(4096, 1025), "9302cd1000cd0401"),
+    (Lent(4160, 1025, 4096), "9403cd1040cd0401cd1000"),
+    (InRegion(7, 64, 1025), "94040740cd0401"),
+    (OnDevice(2, 1, b"\xff\0", 256, 1025), "96050201c402ff00cd0100cd0401"),
+]
+
+
+@pytest.mark.parametrize(("place", "golden"), GOLDEN)
+def test_the_bytes_of_a_place(place: Place, golden: str) -> None:
+    packed = messages.pack(place)
+    assert packed.hex() == golden
+    read = places.unpack(messages.unpack(packed))
+    assert read == place
+    assert type(read) is type(place)
+
+
+def test_a_place_names_its_fields() -> None:
+    lent = places.unpack((3, 4160, 1025, 4096))
+    assert isinstance(lent, Lent)
+    assert (lent.offset, lent.nbytes, lent.within) == (4160, 1025, 4096)
+    device = places.unpack((5, 2, 1, b"handle", 256, 1025))
+    assert isinstance(device, OnDevice)
+    assert (device.kind, device.device, device.handle, device.offset, device.nbytes) == (2, 1, b"handle", 256, 1025)
+    region = places.unpack((4, 7, 64, 1025))
+    assert isinstance(region, InRegion)
+    assert (region.region, region.offset, region.nbytes) == (7, 64, 1025)
+
+
+def test_kinds_with_the_same_fields_are_not_equal() -> None:
+    assert places.unpack((1, 64, 128)) != places.unpack((2, 64, 128))
+
+
+@pytest.mark.parametrize("place", [place for place, _ in GOLDEN])
+def test_a_processor_reads_all_but_devices(place: Place) -> None:
+    assert places.host_readable(place) is not isinstance(place, OnDevice)
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        None,
+        7,
+        "text",
+        (),
+        (0, 1, 2),
+        (6, 1, 2),
+        ("1", 1, 2),
+        (1, 64),
+        (1, 64, 128, 192),
+        (1, -64, 128),
+        (1, 64, -1),
+        (1, 64, 128.0),
+        (1, True, 128),
+        (3, 64, 128),
+        (5, 2, 1, "handle", 0, 128),
+        (5, 2, 1, 0, 0, 128),
+        [1, 64, 128],
+        {1: 64},
+        ([], 1),
+    ],
+)
+def test_what_is_no_place_is_refused(wire: Any) -> None:
+    with pytest.raises(ValueError, match="no place of a tensor"):
+        places.unpack(wire)
+
+
+def test_regions_and_devices_are_refused_for_now() -> None:
+    assert places.refusal(InRegion(7, 0, 64)) == "lies in a client's shared memory (region 7), which is not served yet"
+    assert (
+        places.refusal(OnDevice(2, 1, b"", 0, 64)) == "lies in the memory of device 1 (kind 2), which is not served yet"
+    )
+    assert not places.refusal(b"")
+    assert not places.refusal(InArena(0, 64))

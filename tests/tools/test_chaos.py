@@ -1,0 +1,98 @@
+"""Seconds of what `make chaos` does for minutes: a stop and a kill under load, and all kinds of trouble before them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections import Counter
+
+import pytest
+
+from tools.chaos import __main__ as chaos
+from tools.chaos import remains
+from tools.chaos.__main__ import Life
+from tools.chaos.world import Client, Refused, World, Wrong
+
+LIFE_S = 3.0
+
+
+def test_nothing_is_lost_and_nothing_stays() -> None:
+    outcome = chaos.run(LIFE_S, LIFE_S, children=False)
+    assert outcome.faults == [], chaos.table(outcome)
+    assert [life.end for life in outcome.lives] == ["SIGTERM", "SIGKILL"]
+    for kind, _ in chaos.CLIENTS:
+        assert sum(client.tally["right"] for client in outcome.clients if isinstance(client, kind)) > 0, kind
+    assert outcome.total("hung") == outcome.total("wrong") == outcome.total("lost") == 0
+
+
+class Scripted(Client):
+    """Its requests end as they are told to."""
+
+    def __init__(self, world: World, *ends: Exception | None) -> None:
+        super().__init__(world, 0)
+        self.ends = list(ends)
+
+    def ask(self) -> None:
+        end = self.ends.pop(0)
+        if not self.ends:
+            self.world.over = True
+        if end is not None:
+            raise end
+
+
+@pytest.mark.parametrize(
+    ("end", "tally", "faults"),
+    [
+        (None, "right", 0),
+        (Refused("503 no room"), "refused", 0),
+        (Wrong("2 is not 3"), "wrong", 1),
+        (TimeoutError(), "hung", 1),
+        (ConnectionResetError(), "lost", 1),
+        (KeyError("outputs"), "wrong", 1),
+    ],
+)
+def test_every_end_of_a_request_is_counted(end: Exception | None, tally: str, faults: int) -> None:
+    world = World(generation=2)
+    world.go.set()
+    client = Scripted(world, end)
+    client.run()
+    assert client.tally == Counter([tally])
+    assert len(world.faults) == faults
+
+
+def test_a_connection_may_be_lost_with_its_server() -> None:
+    world = World(generation=3)
+    world.go.set()
+    client = Scripted(world, ConnectionResetError())
+    client.run()
+    assert client.tally == Counter(["lost with the server"])
+    assert world.faults == []
+
+
+def test_what_is_left_behind_is_found_and_ended() -> None:
+    mark = uuid.uuid4().hex
+    command = [sys.executable, "-c", "import os, sys; os.memfd_create('m'); print(flush=True); sys.stdin.read()"]
+    environment = {**os.environ, remains.MARK: mark}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = remains.after(mark, 0.0)
+        assert process.wait(10) == -9
+    assert found[0].startswith(f"process {process.pid}: ")
+    assert found[1] == "1 descriptors of shared memory"
+    assert remains.after(mark, 0.0) == []
+
+
+def test_growth_and_remains_are_faults() -> None:
+    world = World()
+    few, more = Counter({"socket:[N]": 3}), Counter({"socket:[N]": 4})
+    chaos.judge(Life("SIGTERM", [50.0, 60.0], [few, few]), world)
+    assert world.faults == []
+    chaos.judge(Life("SIGKILL", [50.0, 90.0], [few, more], ["process 1: sleep"]), world)
+    assert [fault.split(" ", 1)[1] for fault in world.faults] == [
+        "left after SIGKILL: process 1: sleep",
+        "the parent's memory grew in one life from 50 to 90 MiB",
+        "the parent's descriptors grew in one life by {'socket:[N]': 1}",
+    ]

@@ -1,0 +1,149 @@
+"""Clients over gRPC: unary calls, streams, and streams that are reset."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import random
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tools.bench.http2_client import PING, RST_STREAM, SETTINGS, UINT32, frame
+from tools.siege.attack import GRPC_PREFACE
+from tools.siege.grpc_attacks import call
+
+from .http_clients import SIZES
+from .world import ANSWER_WITHIN_S, Client, Refused, World, Wrong
+
+# How a call ends that was under way when the server was.
+LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
+PING_TEXT = b"chaotic!"
+SERVERS_OWN = "Connection|connection|Socket|socket|GOAWAY|Stream removed|RST_STREAM|connect"
+
+
+class GrpcClient(Client):
+    """A channel of its own, made anew after every failure: grpcio waits ever longer before it connects again."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        super().__init__(world, seed)
+        self.random = random.Random(seed)
+        self._channel: grpc.Channel | None = None
+
+    def hang_up(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    @property
+    def stub(self) -> Any:
+        if self._channel is None:
+            options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
+            self._channel = grpc.insecure_channel(f"127.0.0.1:{self.world.grpc_port}", options)
+        return service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def ask(self) -> None:
+        try:
+            self.call()
+        except grpc.RpcError as error:
+            status, text = error.code(), str(error.details())
+            if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise TimeoutError(text) from None
+            if status in LOST and any(word in text for word in SERVERS_OWN.split("|")):
+                raise ConnectionError(text) from None
+            raise Refused(f"{status.name} {text}") from None
+
+    def call(self) -> None:
+        """One call. Raises RpcError, Wrong, Refused."""
+        raise NotImplementedError
+
+
+def counting(n: int) -> Any:
+    request = service_pb2.ModelInferRequest(model_name="counts", id=str(n))
+    request.inputs.add(name="N", datatype="INT32", shape=[1])
+    request.raw_input_contents.append(n.to_bytes(4, "little"))
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
+    return request
+
+
+class Unary(GrpcClient):
+    def call(self) -> None:
+        x = np.full((1, self.random.choice(SIZES)), self.random.randrange(1 << 20), np.float32)
+        request = service_pb2.ModelInferRequest(model_name="works", id=self.name)
+        request.inputs.add(name="X", datatype="FP32", shape=x.shape)
+        request.raw_input_contents.append(x.tobytes())
+        answer = self.stub.ModelInfer(request, timeout=ANSWER_WITHIN_S)
+        y = np.frombuffer(answer.raw_output_contents[0], np.float32)
+        if not np.array_equal(y, 2 * x[0] + 1) or answer.id != self.name:
+            raise Wrong(f"works({x[0, 0]:.0f} x {x.size}) = {y[:3]} x {y.size}")
+
+
+class Streams(GrpcClient):
+    """Several requests on one stream; each counts down to its final response, or ends with an error."""
+
+    def call(self) -> None:
+        counts = [self.random.choice([1, 5, 300]) for _ in range(4)]
+        requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        answers = self.stub.ModelStreamInfer(iter(requests.get, None), timeout=ANSWER_WITHIN_S)
+        try:
+            for n in counts:
+                requests.put(counting(n))
+                self._check(n, answers)
+        finally:
+            requests.put(None)
+        for answer in answers:
+            raise Wrong(f"behind all answers: {answer}")
+
+    def _check(self, n: int, answers: Iterator[Any]) -> None:
+        expected = n
+        for answer in answers:
+            if answer.error_message:
+                raise Refused(f"in a stream: {answer.error_message}")
+            response = answer.infer_response
+            if response.raw_output_contents:
+                if int.from_bytes(response.raw_output_contents[0], "little") != expected or response.id != str(n):
+                    raise Wrong(f"counts({n}) = {response} where {expected} was due")
+                expected -= 1
+            if response.parameters["triton_final_response"].bool_param:
+                if expected:
+                    raise Wrong(f"counts({n}) ended at {expected}")
+                return
+        raise Refused("in a stream: it ended without an error")
+
+
+class Cancelling(Client):
+    """Streams that are reset after some responses, on a connection that must live on.
+
+    On a bare socket: a thread that asks grpcio for the next response while calls are cancelled around it may wait for
+    ever, whatever the server does, past the call's deadline and the end of its connection.
+    """
+
+    def __init__(self, world: World, seed: int) -> None:
+        super().__init__(world, seed)
+        self.random = random.Random(seed)
+
+    def ask(self) -> None:
+        message = counting(5000).SerializeToString()
+        data = b"\0" + UINT32.pack(len(message)) + message
+        with socket.create_connection(("127.0.0.1", self.world.grpc_port), ANSWER_WITHIN_S) as connection:
+            connection.sendall(GRPC_PREFACE + frame(SETTINGS, 0, 0))
+            connection.sendall(call(1, data, ends=self.random.random() < 0.5, path=STREAM_INFER))
+            wanted = self.random.choice([100, 1000, 20_000])
+            # A stream that is refused brings less.
+            connection.settimeout(0.2)
+            with contextlib.suppress(TimeoutError):
+                while wanted > 0 and (part := connection.recv(wanted)):
+                    wanted -= len(part)
+            connection.settimeout(ANSWER_WITHIN_S)
+            connection.sendall(frame(RST_STREAM, 0, 1, UINT32.pack(8)) + frame(PING, 0, 0, PING_TEXT))
+            seen = b""
+            while PING_TEXT not in seen:
+                part = connection.recv(1 << 16)
+                if not part:
+                    raise ConnectionError("the connection ended with the stream")
+                seen = seen[-len(PING_TEXT) :] + part

@@ -1,0 +1,133 @@
+"""Clients over HTTP: tensors as bytes and as JSON, calls between models, event streams, and those that vanish."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+import socket
+
+import numpy as np
+
+from .world import ANSWER_WITHIN_S, Client, Refused, World, Wrong
+
+SIZES = [1, 16, 500, 20_000, 300_000]
+
+
+class HttpClient(Client):
+    """One connection that stays, as far as the server lets it."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        super().__init__(world, seed)
+        self.random = random.Random(seed)
+        self._connection: http.client.HTTPConnection | None = None
+
+    def hang_up(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def post(self, path: str, body: bytes, headers: dict[str, str] | None = None) -> http.client.HTTPResponse:
+        """An answer that is a success. Raises Refused, OSError."""
+        if self._connection is None:
+            self._connection = http.client.HTTPConnection("127.0.0.1", self.world.http_port, timeout=ANSWER_WITHIN_S)
+        try:
+            self._connection.request("POST", path, body, headers or {})
+            response = self._connection.getresponse()
+            if response.status != 200:
+                raise Refused(f"{response.status} {reason(response.read())}")
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"{error!r}") from error
+        return response
+
+
+def reason(body: bytes) -> str:
+    """The words of an error, which before the first event of a stream may be an event themselves."""
+    try:
+        return str(json.loads(body.removeprefix(b"data: "))["error"])
+    except (ValueError, KeyError):
+        raise Wrong(f"an error without words: {body[:200]!r}") from None
+
+
+def read(response: http.client.HTTPResponse) -> bytes:
+    try:
+        return response.read()
+    except http.client.HTTPException as error:
+        raise ConnectionError(f"{error!r}") from error
+
+
+class Binary(HttpClient):
+    """Tensors behind JSON."""
+
+    model, sign = "works", 1.0
+
+    def request(self) -> tuple[np.ndarray, bytes, dict[str, str]]:
+        x = np.full((1, self.random.choice(SIZES)), self.random.randrange(1 << 20), np.float32)
+        x[0, -1] = self.random.randrange(1 << 20)
+        data = x.tobytes()
+        tensor = {"name": "X", "datatype": "FP32", "shape": x.shape, "parameters": {"binary_data_size": len(data)}}
+        text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+        return x, text + data, {"Inference-Header-Content-Length": str(len(text))}
+
+    def ask(self) -> None:
+        x, body, headers = self.request()
+        response = self.post(f"/v2/models/{self.model}/infer", body, headers)
+        answer = read(response)
+        y = np.frombuffer(answer[int(response.headers["Inference-Header-Content-Length"]) :], np.float32)
+        if not np.array_equal(y, self.sign * (2 * x[0] + 1)):
+            raise Wrong(f"{self.model}({x[0, 0]:.0f} x {x.size}) = {y[:3]} x {y.size}")
+
+
+class Calls(Binary):
+    """The same through a model that calls the other."""
+
+    model, sign = "calls", -1.0
+
+
+class Json(HttpClient):
+    def ask(self) -> None:
+        x = [self.random.randrange(1 << 20) for _ in range(self.random.choice([1, 8, 2000]))]
+        document = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, len(x)], "data": x}], "id": self.name}
+        answer = json.loads(read(self.post("/v2/models/works/infer", json.dumps(document).encode())))
+        if answer["outputs"][0]["data"] != [2 * value + 1 for value in x] or answer["id"] != self.name:
+            raise Wrong(f"works({x[:3]} x {len(x)}) = {str(answer)[:200]}")
+
+
+class Events(HttpClient):
+    """generate_stream: the events are N, N - 1, ... 1, or end with an error."""
+
+    def ask(self) -> None:
+        n = self.random.choice([1, 5, 300])
+        response = self.post("/v2/models/counts/generate_stream", json.dumps({"N": n}).encode())
+        body = read(response)
+        try:
+            events = [json.loads(event.removeprefix(b"data: ")) for event in body.split(b"\n\n") if event]
+        except ValueError:
+            raise Wrong(f"counts({n}): no events: ... {body[-200:]!r}") from None
+        values = [event["Y"] for event in events if "Y" in event]
+        if values != list(range(n, n - len(values), -1)):
+            raise Wrong(f"counts({n}) = {values[:10]} x {len(values)}")
+        if "error" in (events[-1] if events else {}):
+            raise Refused(f"in a stream: {events[-1]['error']}")
+        if len(values) != n:
+            raise Wrong(f"counts({n}) ended after {len(values)} without an error")
+
+
+class Vanishing(HttpClient):
+    """Goes away in the middle of its request, or of the answer."""
+
+    def ask(self) -> None:
+        _, body, headers = Binary.request(self)  # type: ignore[arg-type]
+        model = self.random.choice(["works", "calls", "counts"])
+        path = f"/v2/models/{model}/{'generate_stream' if model == 'counts' else 'infer'}"
+        if model == "counts":
+            body, headers = b'{"N":5000}', {}
+        lines = [f"POST {path} HTTP/1.1", "Host: chaos", f"Content-Length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        data = "\r\n".join([*lines, "\r\n"]).encode() + body
+        with socket.create_connection(("127.0.0.1", self.world.http_port), ANSWER_WITHIN_S) as connection:
+            connection.sendall(data[: self.random.choice([10, 500, len(data) // 2, len(data), len(data)])])
+            connection.settimeout(self.random.choice([0.001, 0.01, 0.1]))
+            with contextlib.suppress(TimeoutError):
+                connection.recv(self.random.choice([1, 10_000]))

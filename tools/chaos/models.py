@@ -1,0 +1,115 @@
+"""The models of a chaotic run. Each answer follows from its request, so every success can be checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tools.bench.repository import write_configured
+
+# y = 2x + 1. With CHILDREN it has a process of its own, as models have that start workers.
+WORKS = """\
+import json
+import os
+import subprocess
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.child = None
+        if os.environ.get("CHAOS_CHILDREN"):
+            self.child = subprocess.Popen(["sleep", "1000"])
+
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("Y", 2 * request.inputs()[0].as_numpy() + 1)])
+            for request in requests
+        ]
+
+    def finalize(self):
+        if self.child is not None:
+            self.child.kill()
+            self.child.wait()
+"""
+WORKS_CONFIG = """\
+backend: "python"
+max_batch_size: 16
+input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
+dynamic_batching { }
+instance_group [ { count: 2 kind: KIND_CPU } ]
+"""
+
+# N, N - 1, ... 1, in order.
+COUNTS = """\
+import threading
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self.count, args=(request,)).start()
+
+    def count(self, request):
+        sender = request.get_response_sender()
+        for value in range(int(request.inputs()[0].as_numpy().flat[0]), 0, -1):
+            if request.is_cancelled():
+                break
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([value], np.int32))]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+COUNTS_CONFIG = """\
+backend: "python"
+input [ { name: "N" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] } ]
+model_transaction_policy { decoupled: true }
+"""
+
+# What `works` makes of x, negated.
+CALLS = """\
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.call(request.inputs()[0]) for request in requests]
+
+    def call(self, tensor):
+        request = pb_utils.InferenceRequest(
+            model_name="works",
+            requested_output_names=["Y"],
+            inputs=[pb_utils.Tensor("X", tensor.as_numpy())],
+        )
+        response = request.exec()
+        if response.has_error():
+            return pb_utils.InferenceResponse(error=response.error())
+        y = pb_utils.get_output_tensor_by_name(response, "Y").as_numpy()
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", -y)])
+"""
+CALLS_CONFIG = WORKS_CONFIG.replace("dynamic_batching { }\n", "")
+
+
+def write(repository: Path) -> None:
+    write_configured(repository, "works", WORKS, WORKS_CONFIG)
+    write_configured(repository, "counts", COUNTS, COUNTS_CONFIG)
+    write_configured(repository, "calls", CALLS, CALLS_CONFIG)
+
+
+def works_with(instances: int) -> str:
+    """The configuration of `works` with as many instances, as a load request has it."""
+    tensor = {"data_type": "TYPE_FP32", "dims": [-1]}
+    return json.dumps(
+        {
+            "backend": "python",
+            "max_batch_size": 16,
+            "input": [{"name": "X", **tensor}],
+            "output": [{"name": "Y", **tensor}],
+            "dynamic_batching": {},
+            "instance_group": [{"count": instances, "kind": "KIND_CPU"}],
+        }
+    )

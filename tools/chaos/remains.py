@@ -1,0 +1,61 @@
+"""What a server leaves behind: processes that have its mark in their environment, and what its processes had open."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+MARK = "STUBSERVE_CHAOS_MARK"
+
+
+def marked(mark: str) -> dict[int, str]:
+    """The command lines of all processes with this mark, by their ids."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        with contextlib.suppress(OSError):
+            if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                if state != "Z":
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:100]
+    return found
+
+
+def memfds(mark: str) -> int:
+    """How many descriptors of shared memory these processes have."""
+    count = 0
+    for pid in marked(mark):
+        with contextlib.suppress(OSError):
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    count += os.readlink(link).startswith("/memfd:")
+    return count
+
+
+def descriptors(pid: int) -> Counter[str]:
+    """What a process has open, by kind."""
+    found: Counter[str] = Counter()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found[re.sub(r"[0-9]+", "N", os.readlink(link))] += 1
+    return found
+
+
+def after(mark: str, within_s: float) -> list[str]:
+    """What is still there when `within_s` have passed; it is ended then."""
+    deadline = time.monotonic() + within_s
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    found = [f"process {pid}: {command}" for pid, command in left.items()]
+    if count := memfds(mark) if left else 0:
+        found.append(f"{count} descriptors of shared memory")
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return found

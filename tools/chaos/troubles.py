@@ -1,0 +1,107 @@
+"""What happens to a server: its stubs are killed, its models loaded anew, taken away and resized, under load."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import psutil
+
+from . import models
+from .world import ANSWER_WITHIN_S, World
+
+MODELS = ["works", "counts", "calls"]
+INSTANCES = 2
+# Loads wait for the queue of what they replace, and for each other.
+LOADED_WITHIN_S = 2 * ANSWER_WITHIN_S
+
+
+class Troubles:
+    """Makes trouble for the server of `world`. `tally` counts it by kind."""
+
+    def __init__(self, world: World, seed: int = 0) -> None:
+        self.tally: Counter[str] = Counter()
+        self._world = world
+        self._random = random.Random(seed)
+        self._kinds: list[Callable[[int], None]] = [
+            *[self.kill_a_stub] * 6,
+            self.stop_a_stub,
+            *[self.load_anew] * 2,
+            self.take_away,
+            *[self.resize] * 2,
+        ]
+
+    def one(self, pid: int) -> None:
+        """One of them, whichever; `pid` is the server's."""
+        trouble = self._random.choice(self._kinds)
+        self.tally[trouble.__name__] += 1
+        trouble(pid)
+
+    def kill_a_stub(self, pid: int) -> None:
+        self._signal(pid, signal.SIGKILL)
+
+    def stop_a_stub(self, pid: int) -> None:
+        """As an operator does who takes the stub for the server."""
+        self._signal(pid, signal.SIGTERM)
+
+    def load_anew(self, pid: int) -> None:
+        self.load(self._random.choice(MODELS))
+
+    def take_away(self, pid: int) -> None:
+        model = self._random.choice(MODELS)
+        self._repository("POST", f"/v2/repository/models/{model}/unload", {})
+        time.sleep(self._random.choice([0, 0.2]))
+        self.load(model)
+
+    def resize(self, pid: int) -> None:
+        self.load("works", _with_instances(self._random.choice([1, 2, 3])))
+
+    def calm_down(self) -> None:
+        """All models as they were at first. A plain load would keep the configuration that came with the last one."""
+        self.load("works", _with_instances(INSTANCES))
+        for model in MODELS:
+            self.load(model)
+
+    def load(self, model: str, document: dict[str, object] | None = None) -> None:
+        """A load may fail when its stub is killed; then it is asked for again."""
+        for _ in range(20):
+            if self._repository("POST", f"/v2/repository/models/{model}/load", document or {}) == 200:
+                return
+            self.tally["loads that failed"] += 1
+        self._world.fault(f"model {model} cannot be loaded any more")
+
+    def _signal(self, pid: int, number: signal.Signals) -> None:
+        children = psutil.Process(pid).children()
+        stubs = [child.pid for child in children if _is_stub(child)]
+        if stubs:
+            os.kill(self._random.choice(stubs), number)
+
+    def _repository(self, method: str, path: str, document: dict[str, object]) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", self._world.http_port, timeout=LOADED_WITHIN_S)
+        try:
+            connection.request(method, path, json.dumps(document))
+            response = connection.getresponse()
+            response.read()
+        except TimeoutError:
+            self._world.fault(f"no end of {path} within {LOADED_WITHIN_S:.0f} s")
+            return 0
+        finally:
+            connection.close()
+        return response.status
+
+
+def _with_instances(count: int) -> dict[str, object]:
+    return {"parameters": {"config": models.works_with(count)}}
+
+
+def _is_stub(process: psutil.Process) -> bool:
+    try:
+        return any("triton_python_backend_stub" in word for word in process.cmdline())
+    except psutil.Error:
+        return False

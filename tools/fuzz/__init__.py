@@ -1,0 +1,1 @@
+"""Fuzzing of everything that reads bytes of strangers: guided by coverage where atheris is installed."""

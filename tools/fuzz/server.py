@@ -1,0 +1,214 @@
+"""What stands in for the rest of the server when its readers are fuzzed: models that answer at once, and transports.
+
+`Ingress` has one model of each kind of signature; memory is counted, so that a target can tell what was not given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+from stubserve.errors import ServeError, not_found
+from stubserve.inference.memory import Block
+from stubserve.inference.request import Request, Response
+from stubserve.inference.signature import Signature
+from stubserve.inference.tensor import Tensor
+from stubserve.model_config.parse import parse_text
+
+ARENA_BYTES = 1 << 20
+MOST_PIECES = 20
+
+
+def signature(name: str) -> Signature:
+    """A fresh signature, which remembers nothing."""
+    return Signature(name, 1, parse_text(CONFIGS[name], "config.pbtxt"))
+
+
+CONFIGS = {
+    "floats": """
+        max_batch_size: 4
+        input { name: "IN" data_type: TYPE_FP32 dims: [-1] }
+        output { name: "OUT" data_type: TYPE_FP32 dims: [-1] }
+    """,
+    "mixed": """
+        input { name: "A" data_type: TYPE_INT8 dims: [2, -1] }
+        input { name: "S" data_type: TYPE_STRING dims: [-1] optional: true }
+        input { name: "B" data_type: TYPE_BOOL dims: [2] optional: true }
+        input { name: "U" data_type: TYPE_UINT64 dims: [-1] optional: true }
+        output { name: "OUT" data_type: TYPE_INT8 dims: [-1] }
+    """,
+    "strings": """
+        max_batch_size: 8
+        input { name: "IN" data_type: TYPE_STRING dims: [1] }
+        output { name: "OUT" data_type: TYPE_STRING dims: [-1] }
+    """,
+}
+
+
+class Memory:
+    """Blocks of plain memory; `held` counts those not given back."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+    def block(self, nbytes: int) -> Block:
+        """Raises ServeError (503) like an arena of ARENA_BYTES."""
+        if nbytes > ARENA_BYTES:
+            raise not_found("no room")
+        self.held += 1
+        return Block(0, nbytes, memoryview(bytearray(nbytes)), self._release)
+
+    def store(self, data: bytes | memoryview) -> Block:
+        block = self.block(len(data))
+        block.view[:] = data
+        return block
+
+    def _release(self, block: Block) -> None:
+        self.held -= 1
+
+
+class Model:
+    """Answers every request with its first input, in the next turn of the event loop."""
+
+    version = 1
+
+    def __init__(self, name: str) -> None:
+        self.signature = signature(name)
+
+    def submit(self, request: Request) -> None:
+        asyncio.get_running_loop().call_soon(self._answer, request)
+
+    def cancel(self, request: Request) -> None:
+        pass
+
+    def _answer(self, request: Request) -> None:
+        outputs = [Tensor("OUT", one.datatype, one.shape, bytes(one.buffer)) for one in request.inputs[:1]]
+        blocks = [tensor.block for tensor in request.inputs if tensor.block is not None]
+        request.on_response(request, Response(outputs))
+        for block in blocks:
+            block.drop()
+
+
+class Ingress(Memory):
+    """The server as protocols see it."""
+
+    max_input_size = 1 << 16
+    http_forwarding = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.models = {name: Model(name) for name in CONFIGS}
+
+    def find_model(self, name: str, version: str) -> Any:
+        try:
+            return self.models[name]
+        except KeyError:
+            raise not_found(f"Request for unknown model: '{name}' is not found") from None
+
+
+class Transport(asyncio.Transport):
+    """Keeps what is written; `closed` once the protocol has closed it."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        self.sent = bytearray()
+        self.closed = False
+        self.paused = False
+
+    def write(self, data: Any) -> None:
+        self.sent += data
+
+    def writelines(self, pieces: Any) -> None:
+        for piece in pieces:
+            self.sent += piece
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+    def is_reading(self) -> bool:
+        return not self.paused
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+
+_loop = uvloop.new_event_loop()
+
+
+def in_loop(coroutine: Coroutine[Any, Any, bytes]) -> bytes:
+    """Runs it on the one event loop of all inputs: a new one for each would be most of their time."""
+    return _loop.run_until_complete(coroutine)
+
+
+def cut(text: bytes, size: int) -> list[bytes]:
+    """Pieces of this size, or larger ones where they would be too many."""
+    size = max(size, len(text) // MOST_PIECES)
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+async def deliver(protocol: Any, transport: Transport, pieces: list[bytes]) -> bytes:
+    """What a protocol sends when it reads these pieces one after the other, and then the end of the connection."""
+    protocol.connection_made(transport)
+    for piece in pieces:
+        at = 0
+        while at < len(piece) and not transport.closed:
+            buffer = protocol.get_buffer(len(piece) - at)
+            count = min(len(buffer), len(piece) - at)
+            buffer[:count] = piece[at : at + count]
+            protocol.buffer_updated(count)
+            at += count
+            await turns()
+            for _ in range(100):
+                if not transport.paused or transport.closed:
+                    break
+                await turns()
+    protocol.connection_lost(None)
+    await turns()
+    return bytes(transport.sent)
+
+
+async def turns() -> None:
+    """Lets the event loop do what it has been asked to."""
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+def outcome(read: Callable[[], Any]) -> Any:
+    """What reading says, or the error that it says instead."""
+    try:
+        return read()
+    except ServeError as error:
+        return error.code, error.message
+
+
+def described(request: Request) -> tuple[Any, ...]:
+    """All that a request says, to be compared."""
+    return (
+        request.id,
+        request.correlation_id,
+        request.flags,
+        request.priority,
+        request.timeout_us,
+        request.parameters,
+        request.requested_outputs,
+        request.batch_size,
+        [(one.name, one.datatype, tuple(one.shape), bytes(one.buffer)) for one in request.inputs],
+    )
