@@ -387,12 +387,13 @@ DECISIONS = (
     Accepted(
         "Names of models and files that leave their folder are refused as such, and so are names of models with two "
         "dots in a row; Triton 2.51 takes `..` for a folder, and only logs what is wrong with a file.",
-        ("control/traversal", "control/three_dots", "control/files_outside"),
+        ("control/traversal", "control/three_dots", "control/files_outside", "control/files_slash_outside"),
         400,
         texts={
             "control/traversal": "model name must not contain path traversal characters",
             "control/three_dots": "model name must not contain path traversal characters",
             "control/files_outside": "must stay within model directory.",
+            "control/files_slash_outside": "must stay within model directory.",
         },
     ),
     Accepted(
@@ -435,6 +436,28 @@ DECISIONS = (
         "OK",
     ),
     Accepted("As above, for a model that is called by another.", ("calls/statistics_of_stream",), 200),
+    Accepted(
+        "A model that is not decoupled sends a response without the final flag, and fails: the client of a stream gets "
+        "it and nothing else, and stubserve says with it that nothing follows.",
+        ("grpc_stream/sent_then_raise", "grpc_stream/sent_then_return"),
+        "OK",
+    ),
+    Accepted(
+        "As above, for the client of a single answer: Triton writes the response and an error of its own one behind "
+        "the other, which is no JSON; stubserve tells the model's error.",
+        ("behaviour/sender_sent_then_raise", "behaviour/sender_sent_then_return"),
+        500,
+        texts={
+            "behaviour/sender_sent_then_raise": "message: ValueError: after what was sent",
+            "behaviour/sender_sent_then_return": "Non-decoupled model cannot send more than one response.",
+        },
+    ),
+    Accepted(
+        "Each server has looked for the backend in its own folder of backends.",
+        ("broken/config_runtime_gpu", "reload/config_runtime_gpu"),
+        200,
+        "unable to find backend library 'nosuch.py' for model 'config_runtime_gpu', searched: ",
+    ),
     Accepted(
         "A decoupled model lets go of its response sender after some responses and before the final flag: Triton's "
         "client waits for ever; stubserve ends the request and says so in its log.",

@@ -203,6 +203,19 @@ def test_nothing_is_left_of_a_load_that_ends_early(
     run(scenario)
 
 
+def test_the_others_are_not_waited_for_when_one_instance_fails(run: Callable[..., None]) -> None:
+    async def scenario(world: World) -> None:
+        world.launcher.gate("initialize m_0_2")
+        failing = world.launcher.gate("initialize m_0_1")
+        load = world.begin(config(3))
+        await until(lambda: "initialize m_0_2" in world.launcher.reached)
+        failing.set_exception(internal("broken"))
+        assert await refusal(load) == "broken"
+        assert world.launcher.alive == []
+
+    run(scenario)
+
+
 def test_a_load_that_is_given_up_before_its_instances_have_begun(run: Callable[..., None]) -> None:
     async def scenario(world: World) -> None:
         load = world.begin(config(2))
