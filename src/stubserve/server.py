@@ -29,9 +29,11 @@ from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.app import create_app
 from stubserve.protocols.http.connection import Connection
+from stubserve.protocols.http.json_process import JsonProcess
 from stubserve.protocols.http.metrics import create_metrics_app
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.listening import explained, listen
+from stubserve.protocols.offload import Offload
 from stubserve.protocols.pressure import Pressure
 from stubserve.protocols.stall import Pace
 from stubserve.repository.control import ModelControl
@@ -68,6 +70,8 @@ class Server:
         self.send_timeout_s: float = settings.clients.send_timeout_secs
         self.idle_timeout_s: float = settings.clients.idle_timeout_secs
         self.grpc_port = 0
+        self.offload = Offload()
+        self.large_json = JsonProcess(self.memory.block)
         self.loaded = False
         self.failed = False
         self.exiting = False
@@ -139,6 +143,8 @@ class Server:
         """Lets running requests finish, finalizes the models, ends the stubs; within --exit-timeout-secs by default."""
         self.exiting = True
         await self._control.stop(self.settings.exit_timeout_secs if timeout_s is None else timeout_s)
+        self.large_json.close()
+        self.offload.close()
 
 
 def _not_started() -> ServeError:

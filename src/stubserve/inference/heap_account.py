@@ -11,7 +11,10 @@ Not thread-safe: the account belongs to the event loop.
 
 from __future__ import annotations
 
+import sys
 from typing import Protocol
+
+from stubserve.inference.request import Request
 
 FREE_BYTES = 8 * 1024
 
@@ -70,3 +73,11 @@ class HeapShare:
             self._account.give_back(self._counted)
             self._counted = 0
         self._kept = 0
+
+
+def kept_by(request: Request) -> int:
+    """About how many bytes a request keeps until it is answered, beside its tensors: ids and parameters."""
+    kept = sys.getsizeof(request.id) + sys.getsizeof(request.correlation_id)
+    for name, value in (request.parameters or {}).items():
+        kept += sys.getsizeof(name) + sys.getsizeof(value)
+    return kept

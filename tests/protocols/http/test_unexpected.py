@@ -125,7 +125,7 @@ def test_a_repeated_request_that_meets_a_fault_is_answered(caplog: pytest.LogCap
         status, text = ask()
         assert status == 500
         assert "unexpected error" in json.loads(text)["error"]
-        assert ("could not be submitted" if where == "submit" else "could not be encoded") in caplog.text
+        assert ("could not be submitted" if where == "submit" else "failed inside the server") in caplog.text
         model.fault, model.answer_fault = None, False
         assert ask()[0] == 200
 

@@ -21,7 +21,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from stubserve.errors import ServeError, internal
-from stubserve.inference.heap_account import FREE_BYTES
+from stubserve.inference.heap_account import FREE_BYTES, HeapShare
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.protocols.http.fallback import Fallback
@@ -237,19 +237,27 @@ class Connection(asyncio.BufferedProtocol):
 
     # Inference
 
-    def infer(self, body: bytes | memoryview, block: Block | None, offset: int) -> InferCall | None:
+    def infer(
+        self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None = None
+    ) -> InferCall | None:
         """Starts the call of `head` with its complete body, which may lie in the arena: in `block`, at `offset`.
 
-        None where it is answered already, with an error.
+        What is counted of it in the heap's account, in `share`, is the call's from now on. None where it is answered
+        already, with an error.
         """
         assert self.head.infer is not None
         if self._shared.log_requests:
             self._log_request()
         try:
-            model = self._ingress.find_model(*self.head.infer)
+            try:
+                model = self._ingress.find_model(*self.head.infer)
+            except ServeError:
+                if share is not None:
+                    share.drop()
+                raise
             call = InferCall(model, self.head, self._ingress, self._on_reply)
             self._call = call
-            call.start(body, block, offset)
+            call.start(body, block, offset, share)
             return call
         except ServeError as error:
             self._fail(error)

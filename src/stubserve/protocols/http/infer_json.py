@@ -26,6 +26,9 @@ from stubserve.protocols.http.limits import too_large
 from stubserve.protocols.placement import Placer
 from stubserve.protocols.reply_format import ReplyFormat, Slot
 
+# A million of them would keep a hundred times the memory that their text has.
+MAX_PARAMETERS = 10_000
+
 _MAX_ELEMENTS = (1 << 63) - 1
 _MAX_BYTES = (1 << 64) - 1
 _CONTENT_FIELDS = (
@@ -92,6 +95,8 @@ def _read_parameters(request: Request, parameters: Any) -> bool:
         return False
     if not isinstance(parameters, dict):
         raise internal("failed to get request params.: attempt to get members for non-object")
+    if len(parameters) > MAX_PARAMETERS:
+        raise invalid(f"request has {len(parameters)} parameters; it may have {MAX_PARAMETERS}")
     binary = False
     others: dict[str, Any] = {}
     for key, value in parameters.items():

@@ -248,10 +248,7 @@ class Reader:
             else:
                 arrival, self._body = self._body, None
                 body, share = arrival.finish()
-                try:
-                    connection.infer(body, None, 0)
-                finally:
-                    share.drop()
+                connection.infer(body, None, 0, share)
         return position
 
     def _keep(self, pieces: list[bytes]) -> None:
