@@ -245,6 +245,10 @@ def _check(settings: Settings) -> None:
     settings.grpc_use_ssl = settings.grpc_use_ssl or settings.grpc_use_ssl_mutual
     if settings.grpc_use_ssl and not (settings.grpc_server_cert and settings.grpc_server_key):
         raise UsageError("--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key")
+    kinds = [kind for group in settings.grpc_restricted_protocol for kind in group]
+    for kind in kinds:
+        if kinds.count(kind) > 1:
+            raise UsageError(f"restricted api '{kind}' can not be specified in multiple config groups")
     for name in ("http_header_forward_pattern", "grpc_header_forward_pattern"):
         try:
             compile_re2(getattr(settings, name))
