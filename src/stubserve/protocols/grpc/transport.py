@@ -22,6 +22,10 @@ UNAVAILABLE = 14
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 
+# What a verbose log says of an RPC's path.
+REQUEST_LINE = "gRPC request: %s"
+CANCELLATION_LINE = "gRPC request cancelled by its client: %s"
+
 Parts = Sequence["bytes | memoryview"]
 Metadata = Sequence[tuple[str, "str | bytes"]]
 

@@ -24,7 +24,17 @@ from stubserve.protocols.grpc.http2.inbox import PREFIX_BYTES, Inbox, Message, R
 from stubserve.protocols.grpc.http2.inflating import STEP_BYTES, Inflation
 from stubserve.protocols.grpc.http2.jobs import LARGE_BYTES, OrderedJobs
 from stubserve.protocols.grpc.http2.sender import Sender
-from stubserve.protocols.grpc.transport import DEADLINE_EXCEEDED, INTERNAL, OK, Handler, Metadata, Method, Parts
+from stubserve.protocols.grpc.transport import (
+    CANCELLATION_LINE,
+    DEADLINE_EXCEEDED,
+    INTERNAL,
+    OK,
+    REQUEST_LINE,
+    Handler,
+    Metadata,
+    Method,
+    Parts,
+)
 from stubserve.protocols.sent_memory import SentMemory
 from stubserve.protocols.serving import Ingress
 from stubserve.protocols.stall import StallWatch
@@ -138,7 +148,7 @@ class Stream:
     def begin(self) -> None:
         """Opens the RPC's handler."""
         if log.isEnabledFor(logging.DEBUG):
-            log.debug("gRPC request: %s", self._head.path)
+            log.debug(REQUEST_LINE, self._head.path)
         if self._head.nbytes > FREE_BYTES:
             self._count()
         if self._head.timeout_s is not None:
@@ -181,7 +191,7 @@ class Stream:
         """The client has cancelled the RPC, or is gone, or broke the protocol."""
         self.half_closed = True
         if self._status is None and log.isEnabledFor(logging.DEBUG):
-            log.debug("gRPC request cancelled by its client: %s", self._head.path)
+            log.debug(CANCELLATION_LINE, self._head.path)
         self._abandon()
 
     def stalled(self) -> None:
