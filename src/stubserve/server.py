@@ -28,7 +28,7 @@ from stubserve.observability.output import output
 from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.app import create_app
-from stubserve.protocols.http.connection import Connection
+from stubserve.protocols.http.connection import HttpConnection
 from stubserve.protocols.http.json_process import JsonProcess
 from stubserve.protocols.http.metrics import create_metrics_app
 from stubserve.protocols.http.shared import Connections
@@ -38,7 +38,7 @@ from stubserve.protocols.pressure import Pressure
 from stubserve.protocols.stall import Pace
 from stubserve.repository.control import ModelControl
 from stubserve.repository.loading import Loader
-from stubserve.repository.registry import UNLOADED, Registry, State
+from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.settings import Settings
 
 log = logging.getLogger("stubserve.server")
@@ -135,7 +135,11 @@ class Server:
             for version in list(entry.versions.values()):
                 if version.reason == UNLOADED:
                     continue
-                if version.state is not State.READY or version.model is None or await version.model.check_ready():
+                if (
+                    version.state is not VersionState.READY
+                    or version.model is None
+                    or await version.model.check_ready()
+                ):
                     return False
         return True
 
@@ -185,7 +189,7 @@ def http_server(server: Server, connections: Connections) -> HttpServer:
     app = create_app(server)
     config = uvicorn.Config(
         app,
-        http=functools.partial(Connection, connections),  # type: ignore[arg-type]
+        http=functools.partial(HttpConnection, connections),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         access_log=False,

@@ -19,7 +19,7 @@ from stubserve.inference.request import Request
 FREE_BYTES = 8 * 1024
 
 
-class Ledger(Protocol):
+class SharedLedger(Protocol):
     """Where committed bytes are counted: the memory of the server. `commit` raises ServeError (503)."""
 
     def commit(self, nbytes: int) -> None: ...
@@ -30,7 +30,7 @@ class Ledger(Protocol):
 class HeapAccount:
     """What all requests together keep in the heap; `taken` is how many bytes that is."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: SharedLedger) -> None:
         self._ledger = ledger
         self.taken = 0
 

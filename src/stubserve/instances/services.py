@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stubserve.instances.bls import Models
-from stubserve.instances.model_control import ModelControl, NoModelControl
+from stubserve.instances.model_control import ControlForModels, NoModelControl
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.logs import LogSettings
 
@@ -17,4 +17,4 @@ class Services:
     models: Models
     log_settings: LogSettings
     metrics: MetricRegistry
-    control: ModelControl = field(default_factory=NoModelControl)
+    control: ControlForModels = field(default_factory=NoModelControl)

@@ -20,7 +20,7 @@ from stubserve.inference.admission import admit, check_strings
 from stubserve.inference.request import Request, Response, unanswered
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
-from stubserve.protocols.placement import Placer
+from stubserve.protocols.placement import BodyPlacer
 from stubserve.protocols.reply_format import ReplyFormat
 
 PLAN_BYTES = 4096
@@ -62,7 +62,7 @@ class RequestPlan:
         # Whether `inline_request` can make its requests: all bytes travel in the message, and none has to be looked at
         self.inline = all(nbytes <= INLINE_BYTES and strings is None for *_, nbytes, strings in self._inputs)
 
-    def apply(self, id: str, tail: int, placer: Placer, model: str) -> Request:
+    def apply(self, id: str, tail: int, placer: BodyPlacer, model: str) -> Request:
         """The request that this description makes of the message's bytes from `tail` on. Raises ServeError."""
         inputs: list[Tensor] = []
         request = self._request(inputs, unanswered, id)

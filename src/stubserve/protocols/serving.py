@@ -12,7 +12,7 @@ from stubserve.inference.signature import Signature
 from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.offload import Offload
-from stubserve.protocols.placement import Placer, Store
+from stubserve.protocols.placement import BodyPlacer, Store
 from stubserve.protocols.pressure import Pressure
 from stubserve.protocols.reply_format import ReplyFormat
 from stubserve.protocols.stall import Pace
@@ -22,7 +22,7 @@ class LargeJson(Protocol):
     """Who reads large JSON, so that nobody has to wait for it."""
 
     async def read_infer(
-        self, text: memoryview, signature: Signature, placer: Placer, max_input_size: int, holds: Block | None
+        self, text: memoryview, signature: Signature, placer: BodyPlacer, max_input_size: int, holds: Block | None
     ) -> tuple[Request, ReplyFormat]: ...
 
     async def read_generate(self, text: bytes, signature: Signature, store: Store) -> Request: ...

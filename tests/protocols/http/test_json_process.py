@@ -18,7 +18,7 @@ from stubserve.inference.tensor import drop_blocks
 from stubserve.instances.memory import Memory
 from stubserve.protocols.http.infer_json import MAX_PARAMETERS, decode_json
 from stubserve.protocols.http.json_process import JsonProcess
-from stubserve.protocols.placement import Placer
+from stubserve.protocols.placement import BodyPlacer
 from tests.inference.models import io, signature
 
 MIB = 1 << 20
@@ -36,7 +36,7 @@ class Reading:
 
     async def infer(self, document: Any, tail: bytes = b"") -> Request:
         text = document if isinstance(document, bytes) else json.dumps(document).encode()
-        placer = Placer(text + tail, None, 0, self.memory.store)
+        placer = BodyPlacer(text + tail, None, 0, self.memory.store)
         request, _ = await self.process.read_infer(memoryview(text), MODEL, placer, 64 * MIB, None)
         return request
 
@@ -82,7 +82,7 @@ def test_it_reads_as_the_server_would() -> None:
     async def act(reading: Reading) -> None:
         for _ in range(2):
             request = await reading.infer(text, binary)
-            placer = Placer(text + binary, None, 0, reading.memory.store)
+            placer = BodyPlacer(text + binary, None, 0, reading.memory.store)
             expected, _, _ = decode_json(text, MODEL, placer, 64 * MIB)
             for name in ("id", "parameters", "correlation_id", "requested_outputs"):
                 assert getattr(request, name) == getattr(expected, name)

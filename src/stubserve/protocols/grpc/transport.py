@@ -30,7 +30,7 @@ Parts = Sequence["bytes | memoryview"]
 Metadata = Sequence[tuple[str, "str | bytes"]]
 
 
-class Call(Protocol):
+class Rpc(Protocol):
     """One RPC, as the service answers it. After `reply` or `finish` nothing further may be sent; cancelled calls
     swallow everything."""
 
@@ -95,7 +95,7 @@ class Method(NamedTuple):
     is done off the event loop, and whose result the handler gets in the message's place.
     """
 
-    open: Callable[[Call], Handler]
+    open: Callable[[Rpc], Handler]
     unary: bool
     infers: bool = False
     prepare: Callable[[bytes | memoryview], Callable[[], bytes] | None] | None = None

@@ -22,8 +22,8 @@ from stubserve.model_config.metadata import model_metadata
 from stubserve.protocols import management
 from stubserve.protocols.http.body import place, refusal
 from stubserve.protocols.http.generate import EventStream, GenerateCall, generate
-from stubserve.protocols.http.head import Head
-from stubserve.protocols.http.infer import InferCall
+from stubserve.protocols.http.head import RequestHead
+from stubserve.protocols.http.infer import HttpInferCall
 from stubserve.protocols.http.infer_encode import encode_error
 from stubserve.protocols.http.json_values import UNSET, find, parse_json
 from stubserve.protocols.http.load_parameters import parse_load_parameters
@@ -148,7 +148,7 @@ class ManagementRoutes:
 class _ArenaBody:
     """A body that is received into the arena by somebody else's reader."""
 
-    def __init__(self, server: ServerFacts, head: Head, request: Request) -> None:
+    def __init__(self, server: ServerFacts, head: RequestHead, request: Request) -> None:
         self._given_up: ServeError | None = None
         self.arrival = place(server, head, request, self)
 
@@ -178,7 +178,7 @@ class InferRoute:
         self._server = server
 
     async def __call__(self, request: Request) -> Response:
-        head = Head()
+        head = RequestHead()
         head.headers = list(request.headers.raw)
         head.accept_encoding = _header(request, "accept-encoding")
         head.content_encoding = _header(request, "content-encoding")
@@ -191,9 +191,9 @@ class InferRoute:
             raise refused
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
 
-        def start(body: bytes | memoryview, block: Block | None, offset: int) -> InferCall:
+        def start(body: bytes | memoryview, block: Block | None, offset: int) -> HttpInferCall:
             model = _find(self._server, request)  # it may have been loaded anew meanwhile
-            call = InferCall(model, head, self._server, lambda reply: answer.set_result(_copied(reply)))
+            call = HttpInferCall(model, head, self._server, lambda reply: answer.set_result(_copied(reply)))
             call.start(body, block, offset)
             return call
 
@@ -244,7 +244,7 @@ class GenerateRoute:
             watching.cancel()
 
 
-async def _cancel_when_gone(request: Request, call: InferCall | GenerateCall) -> None:
+async def _cancel_when_gone(request: Request, call: HttpInferCall | GenerateCall) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     call.cancel()

@@ -7,17 +7,17 @@ from typing import Protocol
 
 from stubserve.inference.heap_account import HeapShare
 from stubserve.inference.memory import Block
-from stubserve.protocols.http.head import Head
+from stubserve.protocols.http.head import RequestHead
 from stubserve.protocols.http.reply import Reply
-from stubserve.protocols.http.state import State
+from stubserve.protocols.http.state import ConnectionState
 
 
 class Exchange(Protocol):
     """One client's requests, one after the other, and their answers."""
 
     transport: asyncio.Transport
-    state: State
-    head: Head
+    state: ConnectionState
+    head: RequestHead
     closing: bool
     write_paused: bool
 

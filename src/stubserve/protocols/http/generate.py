@@ -32,7 +32,7 @@ from stubserve.protocols.http.compression import Keep
 from stubserve.protocols.http.generate_decode import decode_generate
 from stubserve.protocols.http.infer_encode import LARGE_OUTPUT, json_array, json_array_steps
 from stubserve.protocols.http.reply import JSON
-from stubserve.protocols.placement import Placer
+from stubserve.protocols.placement import BodyPlacer
 from stubserve.protocols.serving import Ingress
 
 log = logging.getLogger("stubserve.http")
@@ -68,7 +68,7 @@ class GenerateCall(Call):
 
     def start(self, body: bytes) -> None:
         """Decodes, checks and submits."""
-        placer = Placer(b"", None, 0, self._ingress.store)
+        placer = BodyPlacer(b"", None, 0, self._ingress.store)
         self._submit(decode_generate(body, self.model.signature, placer), len(body))
 
     async def start_in_steps(self, body: bytes) -> None:

@@ -18,19 +18,19 @@ from stubserve.inference.steps import Steps
 from stubserve.inference.tensor import drop_blocks
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.compression import Keep, RestOfContent, choose, compress, compress_steps, decompress
-from stubserve.protocols.http.head import Head
+from stubserve.protocols.http.head import RequestHead
 from stubserve.protocols.http.infer_decode import DecodedInfer, KnownForm, decode, parse_header_length
 from stubserve.protocols.http.infer_encode import encode, encode_error, encode_steps, is_large
 from stubserve.protocols.http.reply import Reply
 from stubserve.protocols.offload import LARGE_BYTES
-from stubserve.protocols.placement import Placer
+from stubserve.protocols.placement import BodyPlacer
 from stubserve.protocols.reply_format import ReplyFormat
 from stubserve.protocols.serving import Ingress
 
 log = logging.getLogger("stubserve.http")
 
 
-class InferCall(Call):
+class HttpInferCall(Call):
     """One call. `start` raises ServeError or ends, then or later, in one `on_reply(reply)`.
 
     The reply's blocks are only promised until `on_reply` returns. A small call is decoded, submitted and encoded at
@@ -39,7 +39,9 @@ class InferCall(Call):
 
     __slots__ = ("_head", "_ingress", "_on_reply", "_reply_format", "_share", "_start_ns", "_task", "form")
 
-    def __init__(self, model: ServedModel, head: Head, ingress: Ingress, on_reply: Callable[[Reply], None]) -> None:
+    def __init__(
+        self, model: ServedModel, head: RequestHead, ingress: Ingress, on_reply: Callable[[Reply], None]
+    ) -> None:
         super().__init__(model)
         self._head = head
         self._ingress = ingress
@@ -123,7 +125,7 @@ class InferCall(Call):
         json_length = parse_header_length(head.header_length, len(body))
         size = len(body) if json_length is None else json_length
         if LARGE_BYTES < size <= ingress.max_input_size:
-            placer = Placer(body, block, offset, ingress.store)
+            placer = BodyPlacer(body, block, offset, ingress.store)
             decoded = DecodedInfer(
                 *await ingress.large_json.read_infer(
                     memoryview(body)[:size], self.model.signature, placer, ingress.max_input_size, block
@@ -208,7 +210,9 @@ def as_answer(error: Exception, model: str) -> ServeError:
     return internal("unexpected error while the request was handled; see the server's log")
 
 
-def reply_to(request: Request, response: Response, model: ServedModel, head: Head, reply_format: ReplyFormat) -> Reply:
+def reply_to(
+    request: Request, response: Response, model: ServedModel, head: RequestHead, reply_format: ReplyFormat
+) -> Reply:
     """The reply that carries a model's response, or says why it cannot."""
     if response.error is not None:
         return encode_error(response.error)
@@ -233,7 +237,7 @@ def reply_steps(
     request: Request,
     response: Response,
     model: ServedModel,
-    head: Head,
+    head: RequestHead,
     reply_format: ReplyFormat,
     blocks: Sequence[Block],
     keep: Keep,

@@ -26,7 +26,7 @@ from stubserve.protocols.http.infer_raw import decode_raw
 from stubserve.protocols.http.json_numbers import is_frame, pack, split
 from stubserve.protocols.http.limits import DEFAULT_MAX_INPUT_SIZE, LIMIT_HINT
 from stubserve.protocols.offload import LARGE_BYTES
-from stubserve.protocols.placement import Placer, Store
+from stubserve.protocols.placement import BodyPlacer, Store
 from stubserve.protocols.plan import PLAN_BYTES, RequestPlan, remember
 from stubserve.protocols.reply_format import ReplyFormat
 
@@ -78,7 +78,7 @@ def decode(
     """
     size = len(body)
     end = size if json_length is None else json_length
-    placer = Placer(body, block, body_offset, store)
+    placer = BodyPlacer(body, block, body_offset, store)
     try:
         if not end:
             return DecodedInfer(*decode_raw(body, signature, placer, max_input_size))
@@ -118,7 +118,7 @@ def _decode_arrays(
     frame: bytes,
     arrays: list[bytes],
     signature: Signature,
-    placer: Placer,
+    placer: BodyPlacer,
     store: Store,
     max_input_size: int,
 ) -> DecodedInfer:
@@ -157,7 +157,7 @@ def _remember(
 
 
 def _decode_numbers(numbers: bytes, plan: RequestPlan, id: str, store: Store, model: str) -> DecodedInfer:
-    placer = Placer(numbers, None, 0, store)
+    placer = BodyPlacer(numbers, None, 0, store)
     try:
         return DecodedInfer(plan.apply(id, 0, placer, model), plan.reply_format)
     except BaseException:

@@ -23,7 +23,7 @@ from stubserve.protocols.http.json_values import (
     parse_json,
 )
 from stubserve.protocols.http.limits import too_large
-from stubserve.protocols.placement import Placer
+from stubserve.protocols.placement import BodyPlacer
 from stubserve.protocols.reply_format import ReplyFormat, Slot
 
 # A million of them would keep a hundred times the memory that their text has.
@@ -40,7 +40,7 @@ _INVALID = DataType(0, "<invalid>", "", 0, None)
 
 
 def decode_json(
-    header: bytes, signature: Signature, placer: Placer, max_input_size: int
+    header: bytes, signature: Signature, placer: BodyPlacer, max_input_size: int
 ) -> tuple[Request, ReplyFormat, bool]:
     """The request that a JSON header and what lies behind it describe, and whether the header has no data in it."""
     document = parse_json(header)

@@ -31,7 +31,7 @@ from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.protocols.http.json_worker import GENERATE, HEAD, INFER
-from stubserve.protocols.placement import Placer, Store
+from stubserve.protocols.placement import BodyPlacer, Store
 from stubserve.protocols.reply_format import ReplyFormat
 
 log = logging.getLogger("stubserve.http")
@@ -50,7 +50,7 @@ class JsonProcess:
         self._idle: asyncio.TimerHandle | None = None
 
     async def read_infer(
-        self, text: memoryview, signature: Signature, placer: Placer, max_input_size: int, holds: Block | None
+        self, text: memoryview, signature: Signature, placer: BodyPlacer, max_input_size: int, holds: Block | None
     ) -> tuple[Request, ReplyFormat]:
         """As `infer_json.decode_json`. `holds` is the block that the text lies in. Raises ServeError."""
         about = SimpleNamespace(model=signature.model)
@@ -60,7 +60,7 @@ class JsonProcess:
     async def read_generate(self, text: bytes, signature: Signature, store: Store) -> Request:
         """As `generate_decode.decode_generate`. Raises ServeError."""
         about = SimpleNamespace(model=signature.model, inputs=signature.inputs, max_batch_size=signature.max_batch_size)
-        placer = Placer(b"", None, 0, store)
+        placer = BodyPlacer(b"", None, 0, store)
         request, _ = await self._read((GENERATE, about, 0, 0), memoryview(text), placer, None)
         return request
 
@@ -77,7 +77,7 @@ class JsonProcess:
             self._process = None
 
     async def _read(
-        self, job: tuple[Any, ...], text: memoryview, placer: Placer, holds: Block | None
+        self, job: tuple[Any, ...], text: memoryview, placer: BodyPlacer, holds: Block | None
     ) -> tuple[Request, Any]:
         if holds is not None:
             holds.hold()

@@ -19,8 +19,8 @@ from stubserve.inference.heap_account import FREE_BYTES
 from stubserve.inference.memory import Block
 from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.grpc.http2 import frames
-from stubserve.protocols.grpc.http2.heads import OPENING, Head, opening, trailers
-from stubserve.protocols.grpc.http2.inbox import PREFIX_BYTES, Inbox, Message, Refusal
+from stubserve.protocols.grpc.http2.heads import OPENING, RpcHead, opening, trailers
+from stubserve.protocols.grpc.http2.inbox import PREFIX_BYTES, Inbox, Message, MessageRefusal
 from stubserve.protocols.grpc.http2.inflating import STEP_BYTES, Inflation
 from stubserve.protocols.grpc.http2.jobs import LARGE_BYTES, OrderedJobs
 from stubserve.protocols.grpc.http2.sender import Sender
@@ -59,7 +59,7 @@ class StreamOwner(Hashable, Protocol):
     send_watch: SendWatch
     compression_level: int
 
-    def compression(self, method: Method, head: Head) -> str | None:
+    def compression(self, method: Method, head: RpcHead) -> str | None:
         """The encoding of a stream's answers, None for none."""
         ...
 
@@ -112,7 +112,7 @@ class Stream:
         "widened",
     )
 
-    def __init__(self, connection: StreamOwner, id: int, head: Head, method: Method) -> None:
+    def __init__(self, connection: StreamOwner, id: int, head: RpcHead, method: Method) -> None:
         self.id = id
         self._connection = connection
         self._sender = connection.sender
@@ -168,7 +168,7 @@ class Stream:
                 if self._status is not None:
                     # Answered by that: a place for what is behind it would be nobody's to give back.
                     break
-        except Refusal as refusal:
+        except MessageRefusal as refusal:
             self._refuse(refusal)
         self._watch_or_not()
         if not self._method.unary or self._inbox.partial:
@@ -443,7 +443,7 @@ class Stream:
                 return
             # What is kept in the heap until its turn has come
             self._keep(turn, len(turn.message.data) if turn.message.block is None else 0)
-        except Refusal:
+        except MessageRefusal:
             _let_go(turn.message)
             raise
         if self._incoming is None:
@@ -470,10 +470,10 @@ class Stream:
             try:
                 self._keep(turn, STEP_BYTES)
                 return made.step
-            except Refusal as refusal:
+            except MessageRefusal as refusal:
                 made = refusal
         message = turn.message
-        if isinstance(made, Refusal):
+        if isinstance(made, MessageRefusal):
             self._refuse(made)
         elif isinstance(made, BaseException):
             log.error("a message could not be prepared", exc_info=made)
@@ -506,7 +506,7 @@ class Stream:
         try:
             self._connection.ingress.heap.take(nbytes)
         except ServeError as error:
-            raise Refusal(error.code.grpc_status, error.message) from None
+            raise MessageRefusal(error.code.grpc_status, error.message) from None
         turn.kept += nbytes
 
     def _take(self, message: Message) -> None:
@@ -561,7 +561,7 @@ class Stream:
         self._clear_outbox()
         self._cut_off(DEADLINE_EXCEEDED, "Deadline Exceeded")
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: MessageRefusal) -> None:
         self._inbox.drop()
         self._cut_off(refusal.status, str(refusal))
 
