@@ -119,6 +119,11 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
         (["m", "--grpc-infer-response-compression-level=max"], "got: max"),
         (["m", "--grpc-restricted-protocol=health"], "--grpc-restricted-protocol option format is"),
         (["m", "--grpc-restricted-protocol=healt:a=b"], "unknown restricted api 'healt'"),
+        (
+            ["m", "--grpc-restricted-protocol=health,trace:a=b", "--grpc-restricted-protocol=trace:c=d"],
+            "restricted api 'trace' can not be specified in multiple config groups",
+        ),
+        (["m", "--grpc-restricted-protocol=health,health:a=b"], "restricted api 'health' can not be specified in"),
     ],
 )
 def test_what_is_wrong_is_said(words: list[str], text: str) -> None:

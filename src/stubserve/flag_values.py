@@ -72,10 +72,13 @@ def parse_restricted(text: str) -> dict[str, tuple[str, str]]:
         raise UsageError(
             "--grpc-restricted-protocol option format is '<protocol>,<protocol>,...:<key>=<value>'. Got " + text
         )
-    for kind in kinds.split(","):
+    names = kinds.split(",")
+    for kind in names:
         if kind not in RESTRICTED_KINDS:
             raise UsageError(f"unknown restricted api '{kind}'")
-    return dict.fromkeys(kinds.split(","), (key, value))
+        if names.count(kind) > 1:
+            raise UsageError(f"restricted api '{kind}' can not be specified in multiple config groups")
+    return dict.fromkeys(names, (key, value))
 
 
 def parse_backend_config(text: str) -> tuple[str, str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from stubserve.flag_table import FLAGS, MISSING, WITHOUT_EFFECT
 from stubserve.flag_values import UsageError, parse_bool
+from stubserve.protocols.re2 import compile_re2
 from stubserve.settings import (
     EXPLICIT,
     NONE,
@@ -124,7 +125,7 @@ def _check(settings: Settings) -> None:
     _check_grpc(settings.grpc)
     for name, group in ("http", settings.http), ("grpc", settings.grpc):
         try:
-            re.compile(group.header_forward_pattern)
+            compile_re2(group.header_forward_pattern)
         except re.error as error:
             raise UsageError(f"--{name}-header-forward-pattern is no regular expression: {error}") from None
     if settings.metrics.interval_ms < 0:
@@ -165,6 +166,10 @@ def _check_grpc(grpc: GrpcSettings) -> None:
         raise UsageError(f"invalid argument for --grpc-infer-response-compression-level, got: {grpc.compression_level}")
     if grpc.tls is not None and not (grpc.server_cert and grpc.server_key):
         raise UsageError("--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key")
+    kinds = [kind for group in grpc.restricted_protocols for kind in group]
+    for kind in kinds:
+        if kinds.count(kind) > 1:
+            raise UsageError(f"restricted api '{kind}' can not be specified in multiple config groups")
 
 
 def _check_ports(settings: Settings) -> None:

@@ -28,21 +28,25 @@ from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.metrics import RESERVED, ServerMetrics
 from stubserve.observability.output import output
 from stubserve.protocols.arrival import Arrivals
-from stubserve.protocols.departure import Departures
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.app import create_app
-from stubserve.protocols.http.connection import Connection
+from stubserve.protocols.http.connection import HttpConnection
+from stubserve.protocols.http.json_process import JsonProcess
 from stubserve.protocols.http.metrics import create_metrics_app
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.listening import explained, listen
+from stubserve.protocols.offload import Offload
 from stubserve.protocols.pressure import Pressure
 from stubserve.protocols.stall import Pace
 from stubserve.repository.control import ModelControl
 from stubserve.repository.loading import Loader
-from stubserve.repository.registry import UNLOADED, Registry, State
+from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.settings import Settings
 
 log = logging.getLogger("stubserve.server")
+
+# How much of --exit-timeout-secs HTTP requests may take to end; the rest is for models to finalize.
+_DRAIN_PART = 0.8
 
 
 class Server:
@@ -64,8 +68,12 @@ class Server:
         self.pressure = Pressure()
         self.memory.make_room = self.pressure.make_room
         self.arrivals = Arrivals(self.memory, self.pressure, settings.connection_share_bytes)
-        self.departures = Departures(self.pressure, settings.clients.send_timeout_secs)
         self.pace = Pace(settings.clients.min_rate, settings.clients.request_timeout_secs)
+        self.send_timeout_s: float = settings.clients.send_timeout_secs
+        self.idle_timeout_s: float = settings.clients.idle_timeout_secs
+        self.grpc_port = 0
+        self.offload = Offload()
+        self.large_json = JsonProcess(self.memory.block)
         self.loaded = False
         self.failed = False
         self.exiting = False
@@ -130,15 +138,21 @@ class Server:
             for version in list(entry.versions.values()):
                 if version.reason == UNLOADED:
                     continue
-                if version.state is not State.READY or version.model is None or await version.model.check_ready():
+                if (
+                    version.state is not VersionState.READY
+                    or version.model is None
+                    or await version.model.check_ready()
+                ):
                     return False
         return True
 
-    async def stop(self) -> None:
-        """Lets running requests finish, finalizes the models, ends the stubs; within --exit-timeout-secs."""
+    async def stop(self, timeout_s: float | None = None) -> None:
+        """Lets running requests finish, finalizes the models, ends the stubs; within --exit-timeout-secs by default."""
         self.exiting = True
-        await self._control.stop(self.settings.exit_timeout_secs)
+        await self._control.stop(self.settings.exit_timeout_secs if timeout_s is None else timeout_s)
         await self._janitor.finish()
+        self.large_json.close()
+        self.offload.close()
 
 
 def _not_started() -> ServeError:
@@ -174,12 +188,12 @@ class HttpServer(uvicorn.Server):
         self._stopping.set()
 
 
-def http_server(server: Server) -> HttpServer:
+def http_server(server: Server, connections: Connections) -> HttpServer:
     """The HTTP front end of a server."""
     app = create_app(server)
     config = uvicorn.Config(
         app,
-        http=functools.partial(Connection, Connections(server)),  # type: ignore[arg-type]
+        http=functools.partial(HttpConnection, connections),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         access_log=False,
@@ -227,10 +241,17 @@ async def serve(settings: Settings) -> int:
         log.warning(notice)
     http, metrics = settings.http, settings.metrics
     fronts: list[tuple[str, HttpServer, socket.socket]] = []
+    connections = Connections(server)
+
+    def log_requests_if_verbose() -> None:
+        connections.log_requests = server.log_settings.verbose
+
+    log_requests_if_verbose()
+    server.log_settings.watchers.add(log_requests_if_verbose)
     try:
         if http.allow:
             protocol, address, port = "http", http.address, http.port
-            fronts.append(("HTTPService", http_server(server), listen(address, port, http.reuse_port)))
+            fronts.append(("HTTPService", http_server(server, connections), listen(address, port, http.reuse_port)))
         if metrics.allow:
             protocol, address, port = "metrics", settings.metrics_address, metrics.port
             fronts.append(("Metrics Service", metrics_server(server), listen(address, port)))
@@ -246,6 +267,7 @@ async def serve(settings: Settings) -> int:
             log.error("failed to start gRPC at '%s': %s", place, explained(error, "grpc"))
             return 1
         await grpc.start()
+        server.grpc_port = grpc.port
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     reaping = loop.create_task(orphans.reap()) if os.getpid() == 1 else None
@@ -274,11 +296,13 @@ async def serve(settings: Settings) -> int:
     if exit_code == 0:
         await stopping
     log.info("Waiting for in-flight requests to complete.")
-    server.exiting = True
+    deadline = loop.time() + settings.exit_timeout_secs
+    stopping_grpc = loop.create_task(grpc.stop(settings.exit_timeout_secs)) if grpc is not None else None
     if http.allow:
         fronts[0][1].stop()
-    stopping_grpc = loop.create_task(grpc.stop(settings.exit_timeout_secs)) if grpc is not None else None
-    await server.stop()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(connections.open.drain(), settings.exit_timeout_secs * _DRAIN_PART)
+    await server.stop(max(deadline - loop.time(), 0))
     if stopping_grpc is not None:
         await stopping_grpc
     for _, front, _ in fronts:

@@ -76,17 +76,6 @@ NEWER_TRITON = (
         "Request for unknown model: ",
     ),
     Accepted(
-        "As above, over gRPC.",
-        (
-            "grpc/model_ready_unknown",
-            "grpc/model_ready_unknown_version",
-            "grpc/model_ready_no_name",
-            "grpc/broken_model_ready",
-        ),
-        "NOT_FOUND",
-        "Request for unknown model: ",
-    ),
-    Accepted(
         "As above, for models that failed to load.",
         ("startup/broken_model_ready", "startup/bad_config_ready"),
         404,
@@ -385,13 +374,15 @@ DECISIONS = (
         "failed to load 'nosuch', failed to poll from model repository: model not found in any model repository",
     ),
     Accepted(
-        "Names of models and files that leave their folder are refused as such; Triton 2.51 takes a name's `..` for a "
-        "folder, and only logs what is wrong with a file.",
-        ("control/traversal", "control/files_outside"),
+        "Names of models and files that leave their folder are refused as such, and so are names of models with two "
+        "dots in a row; Triton 2.51 takes `..` for a folder, and only logs what is wrong with a file.",
+        ("control/traversal", "control/three_dots", "control/files_outside", "control/files_slash_outside"),
         400,
         texts={
             "control/traversal": "model name must not contain path traversal characters",
+            "control/three_dots": "model name must not contain path traversal characters",
             "control/files_outside": "must stay within model directory.",
+            "control/files_slash_outside": "must stay within model directory.",
         },
     ),
     Accepted(
@@ -434,6 +425,28 @@ DECISIONS = (
         "OK",
     ),
     Accepted("As above, for a model that is called by another.", ("calls/statistics_of_stream",), 200),
+    Accepted(
+        "A model that is not decoupled sends a response without the final flag, and fails: the client of a stream gets "
+        "it and nothing else, and stubserve says with it that nothing follows.",
+        ("grpc_stream/sent_then_raise", "grpc_stream/sent_then_return"),
+        "OK",
+    ),
+    Accepted(
+        "As above, for the client of a single answer: Triton writes the response and an error of its own one behind "
+        "the other, which is no JSON; stubserve tells the model's error.",
+        ("behaviour/sender_sent_then_raise", "behaviour/sender_sent_then_return"),
+        500,
+        texts={
+            "behaviour/sender_sent_then_raise": "message: ValueError: after what was sent",
+            "behaviour/sender_sent_then_return": "Non-decoupled model cannot send more than one response.",
+        },
+    ),
+    Accepted(
+        "Each server has looked for the backend in its own folder of backends.",
+        ("broken/config_runtime_gpu", "reload/config_runtime_gpu"),
+        200,
+        "unable to find backend library 'nosuch.py' for model 'config_runtime_gpu', searched: ",
+    ),
     Accepted(
         "A decoupled model lets go of its response sender after some responses and before the final flag: Triton's "
         "client waits for ever; stubserve ends the request and says so in its log.",
@@ -536,8 +549,25 @@ DECISIONS = (
             "http/chunked_bad_size",
             "http/header_no_colon",
             "http/space_in_path",
+            "http/tls_hello",
+            "http/http2_preface",
         ),
         400,
+        texts={
+            "http/tls_hello": "this port speaks HTTP, not HTTPS",
+            "http/http2_preface": "this port speaks HTTP/1.1, not HTTP/2; gRPC is served on port",
+        },
+    ),
+    Accepted(
+        "A request of HTTP/1.1 has one Host header, by RFC 9112; Triton does not look.",
+        ("http/no_host", "http/two_hosts", "http/bad_host"),
+        400,
+        "Request must have one Host header with a valid value",
+    ),
+    Accepted(
+        "A head has at most 64 KiB and 256 fields; Triton closes the connection over the first, and counts no fields.",
+        ("http/head_too_long", "http/too_many_fields"),
+        431,
     ),
     Accepted(
         "Triton accepts what request smuggling is made of (two lengths, a length and chunks, a space before the "
@@ -571,7 +601,7 @@ DECISIONS = (
     ),
     Accepted(
         "Not HTTP: Triton closes at once, stubserve waits for the end of the first line.",
-        ("http/line_feeds_only", "http/tls_hello"),
+        ("http/line_feeds_only",),
     ),
     Accepted(
         "The text of 2.51 contains the compiler's name of a C++ type.",

@@ -58,6 +58,7 @@ CODE = (
     Model("code_initialize_bls", _IO, code=_initialize(
         "pb_utils.InferenceRequest(model_name='good', requested_output_names=[], inputs=[]).exec()",
     )),
+    Model("code_versions", _IO + "version_policy { all {} }\n", code="raise ValueError('either')\n", versions=("1", "2")),
     Model("code_bad_suffix", _IO + 'default_model_filename: "model.txt"\n', files={"1/model.txt": "x = 1\n"}),
     Model("auto_none", None, code=_auto("return None")),
     Model("auto_dict", None, code=_auto("return c.as_dict()")),
@@ -118,6 +119,9 @@ CONFIG = (
     Model("config_backend", _IO, header='backend: "nosuch"\n'),
     Model("config_platform", _IO, header='platform: "nosuch"\n'),
     Model("config_pair", _IO, header='platform: "ensemble"\nbackend: "python"\n'),
+    Model("config_backend_gpu", _IO + "instance_group [ { kind: KIND_GPU } ]\n", header='backend: "nosuch"\n'),
+    Model("config_runtime_gpu", _IO + 'runtime: "nosuch.py"\ninstance_group [ { kind: KIND_GPU } ]\n'),
+    Model("config_gpu_suffix", _IO + 'default_model_filename: "model.txt"\ninstance_group [ { kind: KIND_GPU } ]\n'),
     Model("config_gpu", _IO + "instance_group [ { kind: KIND_GPU } ]\n"),
     Model("config_gpu_id", _IO + "instance_group [ { kind: KIND_GPU gpus: [0] } ]\n"),
     Model("config_cpu_gpus", _IO + "instance_group [ { kind: KIND_CPU gpus: [0] } ]\n"),

@@ -53,6 +53,13 @@ SETUPS = {
         changing_models.MODELS,
         ("--strict-readiness=false", "--model-control-mode=explicit", "--load-model=*"),
     ),
+    "poll_once": (
+        _some(("echo_fp32",)),
+        ("--strict-readiness=false", "--model-control-mode=poll", "--repository-poll-secs=0"),
+    ),
+    # These stay up and serve nothing.
+    "nowhere": ((), ("--strict-readiness=false", "--model-repository=/nowhere/at/all")),
+    "nowhere_strict": ((), ("--strict-readiness=true", "--model-repository=/nowhere/at/all")),
     "strict": (
         (*broken_models.FILELESS, *broken_models.GOOD, serving_models.SELF_DESCRIBED),
         ("--strict-readiness=false", "--model-control-mode=explicit", "--disable-auto-complete-config"),
@@ -116,7 +123,7 @@ def running(name: str, setup: str) -> Iterator[Server]:
         log = home / "log"
         server = _start(name, root, log, flags)
         try:
-            _await_ready(server)
+            _await_ready(server, "/v2" if setup.startswith("nowhere") else "/v2/health/ready")
             yield server
         finally:
             _stop(server)
@@ -149,8 +156,9 @@ def _start(name: str, root: Path, log: Path, flags: tuple[str, ...]) -> Server:
     return Server(name, process, http, grpc, root, log)
 
 
-def _await_ready(server: Server) -> None:
-    request = b"GET /v2/health/ready HTTP/1.1\r\nHost: localhost\r\n\r\n"
+def _await_ready(server: Server, route: str) -> None:
+    """Waits until the server answers this route with 200."""
+    request = f"GET {route} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if not server.alive():

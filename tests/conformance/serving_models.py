@@ -90,6 +90,8 @@ SILENT = (
     "sender_none_element",
     "sender_nothing",
     "sender_raise",
+    "sender_sent_then_raise",
+    "sender_sent_then_return",
     "sender_then_return",
     "sender_twice",
     "sender_two_steps",

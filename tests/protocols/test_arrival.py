@@ -49,7 +49,7 @@ class Server:
 
     @property
     def committed(self) -> int:
-        return sum(self.memory.arena.committed().values())
+        return sum(self.memory.ledger.committed().values())
 
     def receive(self, length: int, connection: object = None, start: int = 0) -> Receiver:
         receiver = Receiver()
@@ -213,3 +213,15 @@ def test_who_takes_a_finished_message_takes_its_share(server: Server) -> None:
     data, share = chunked.arrival.finish()
     assert len(data) == server.memory.heap.taken == MIB
     share.drop()
+
+
+def test_nobody_yields_to_what_never_fits(server: Server, clock: Clock) -> None:
+    slow = server.receive(40 * MIB)
+    fill(slow, 30 * MIB)
+    clock.now += 10
+    with pytest.raises(ServeError, match="--shm-limit"):
+        server.memory.block(LIMIT + MIB)
+    with pytest.raises(ServeError, match="--shm-limit"):
+        server.receive(LIMIT + MIB)
+    assert slow.error is None
+    slow.arrival.drop()

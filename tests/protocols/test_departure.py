@@ -1,98 +1,116 @@
-"""Answers that wait for their clients; the clock and the timers are the test's."""
+"""Connections with something unsent, on a clock of the test's own."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+import asyncio
 
 import pytest
 
 from stubserve.errors import ServeError
 from stubserve.protocols import departure, pressure
-from stubserve.protocols.departure import LOOK_S, Departures
-from stubserve.protocols.pressure import SLOW_RATE, Pressure
+from stubserve.protocols.departure import SendWatch
+from stubserve.protocols.pressure import PAUSE_S, Pressure
 
 
 class Clock:
-    """Time, and the one timer that is set at a time."""
-
     def __init__(self) -> None:
         self.now = 1000.0
-        self.timer: Any = None
 
-    def call_later(self, delay: float, act: Any) -> Any:
-        assert delay == LOOK_S
-        assert self.timer is None
-        self.timer = act
-        return act
-
-    def passes(self, seconds: float) -> None:
-        for _ in range(round(seconds / LOOK_S)):
-            self.now += LOOK_S
-            timer, self.timer = self.timer, None
-            if timer is not None:
-                timer()
+    def __call__(self) -> float:
+        return self.now
 
 
-class Reader:
-    """A client that takes `rate` bytes per second."""
+class Sender:
+    """A connection whose client reads as the test says."""
 
-    def __init__(self, clock: Clock, departures: Departures, rate: float, held: int = 100) -> None:
-        self.error: ServeError | None = None
-        began = clock.now
-        self.departure = departures.begin(self, held, lambda: int((clock.now - began) * rate))
+    def __init__(self, unsent: int) -> None:
+        self.unsent = unsent
+        self.given_up: ServeError | None = None
+        self.timed_out = False
 
     def give_up(self, error: ServeError) -> None:
-        self.error = error
+        self.given_up = error
+
+    def send_timed_out(self) -> None:
+        self.timed_out = True
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(pressure, "monotonic", lambda: clock.now)
-    monkeypatch.setattr(departure, "asyncio", SimpleNamespace(get_running_loop=lambda: clock))
+    monkeypatch.setattr(pressure, "monotonic", clock)
+    monkeypatch.setattr(departure, "monotonic", clock)
     return clock
 
 
-def test_who_reads_nothing_is_given_up_and_who_reads_little_is_not(clock: Clock) -> None:
-    departures = Departures(Pressure(), 60)
-    silent, slow = Reader(clock, departures, 0), Reader(clock, departures, 10)
-    clock.passes(59)
-    assert silent.error is None
-    clock.passes(2)
-    assert silent.error is not None
-    assert "--send-timeout-secs=60" in silent.error.message
-    clock.passes(1000)
-    assert slow.error is None
-    departures.end(slow.departure)
-    clock.passes(1)
-    assert clock.timer is None
+def test_who_takes_nothing_is_closed_and_who_takes_a_byte_is_not(clock: Clock) -> None:
+    async def run() -> None:
+        watch = SendWatch(Pressure(), 60)
+        stuck, slow, done = Sender(1000), Sender(1000), Sender(1000)
+        for sender in (stuck, slow, done):
+            watch.watch(sender)
+        done.unsent = 0
+        for _ in range(14):
+            clock.now += 5
+            slow.unsent -= 1
+            watch.sweep()
+        assert stuck.timed_out
+        assert not slow.timed_out
+        assert not done.timed_out
+
+    asyncio.run(run())
 
 
-def test_without_a_timeout_everybody_may_wait(clock: Clock) -> None:
-    silent = Reader(clock, Departures(Pressure(), 0), 0)
-    clock.passes(10_000)
-    assert silent.error is None
+def test_a_timeout_begins_anew_with_each_answer(clock: Clock) -> None:
+    async def run() -> None:
+        watch = SendWatch(Pressure(), 60)
+        sender = Sender(1000)
+        watch.watch(sender)
+        sender.unsent = 0
+        clock.now += 50
+        watch.sweep()
+        sender.unsent = 500
+        watch.watch(sender)
+        clock.now += 50
+        watch.sweep()
+        assert not sender.timed_out
+
+    asyncio.run(run())
 
 
-def test_when_memory_is_short_the_slowest_yields(clock: Clock) -> None:
-    room = Pressure()
-    departures = Departures(room, 60)
-    silent = [Reader(clock, departures, 0, held) for held in (10, 1000)]
-    slow, quick = Reader(clock, departures, SLOW_RATE / 2), Reader(clock, departures, SLOW_RATE * 2)
-    clock.passes(3)
-    order = []
-    while room.make_room():
-        order.append([one.error is not None for one in (*silent, slow, quick)])
-    assert order == [[False, True, False, False], [True, True, False, False], [True, True, True, False]]
+def test_who_does_not_read_yields_to_who_needs_memory(clock: Clock) -> None:
+    async def run() -> None:
+        pressure = Pressure()
+        watch = SendWatch(pressure, 60)
+        stuck, quick, done = Sender(10 << 20), Sender(1 << 30), Sender(1000)
+        for sender in (stuck, quick, done):
+            watch.watch(sender)
+        done.unsent = 0
+        pressure.make_room()
+        assert stuck.given_up is None  # it has only begun
+        clock.now += PAUSE_S
+        quick.unsent -= 100 << 20
+        assert not pressure.make_room()  # its memory comes back a little later
+        assert stuck.given_up is not None
+        pressure.make_room()
+        assert quick.given_up is None
+        assert done.given_up is None
+
+    asyncio.run(run())
 
 
-def test_what_has_left_yields_nothing(clock: Clock) -> None:
-    room = Pressure()
-    departures = Departures(room, 60)
-    one = Reader(clock, departures, 0)
-    departures.end(one.departure)
-    departures.end(one.departure)
-    clock.passes(100)
-    assert not room.make_room()
-    assert one.error is None
+def test_what_has_left_is_not_looked_at_any_more(clock: Clock) -> None:
+    async def run() -> None:
+        pressure = Pressure()
+        watch = SendWatch(pressure, 60)
+        sender = Sender(1000)
+        watch.watch(sender)
+        watch.unwatch(sender)
+        watch.unwatch(sender)
+        clock.now += 100
+        watch.sweep()
+        pressure.make_room()
+        assert sender.given_up is None
+        assert not sender.timed_out
+
+    asyncio.run(run())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stubserve.errors import ServeError, internal
-from stubserve.instances.instance import State
+from stubserve.instances.instance import InstanceState
 from stubserve.instances.memory import Memory
 from stubserve.repository.candidate import find_candidate
 from stubserve.repository.loading import Loader
@@ -149,7 +149,7 @@ def test_a_stub_that_has_only_imported_becomes_the_first_instance(run: Callable[
         model = await in_time(world.begin(config(3)))
         assert world.launcher.alive == ["m_0_0", "m_0_1", "m_0_2"]
         assert len(world.launcher.stubs) == 3
-        assert [instance.state for instance in model.instances] == [State.READY] * 3
+        assert [instance.state for instance in model.instances] == [InstanceState.READY] * 3
         assert world.launcher.stubs[0].initialized == "m_0_0"
 
     run(scenario)
@@ -198,6 +198,19 @@ def test_nothing_is_left_of_a_load_that_ends_early(
             gate.set_exception(internal("broken") if how == "fails" else KeyError("broken"))
             with pytest.raises(ServeError if how == "fails" else KeyError, match="broken"):
                 await in_time(load)
+        assert world.launcher.alive == []
+
+    run(scenario)
+
+
+def test_the_others_are_not_waited_for_when_one_instance_fails(run: Callable[..., None]) -> None:
+    async def scenario(world: World) -> None:
+        world.launcher.gate("initialize m_0_2")
+        failing = world.launcher.gate("initialize m_0_1")
+        load = world.begin(config(3))
+        await until(lambda: "initialize m_0_2" in world.launcher.reached)
+        failing.set_exception(internal("broken"))
+        assert await refusal(load) == "broken"
         assert world.launcher.alive == []
 
     run(scenario)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stubserve.repository.registry import Registry, State, VersionEntry
+from stubserve.repository.registry import Registry, VersionEntry, VersionState
 from stubserve.repository.retiring import Loaded, Retiring
 from tests.repository.fakes import Disk, FakeModel, in_time, log_lines, states, until
 
@@ -29,7 +29,7 @@ class World:
         self.made = Loaded(replace(self.loaded.candidate, contents=None), [*self.models])
 
     def leaving(self) -> list[VersionEntry]:
-        return [self.registry.set_version("m", version, State.UNLOADING) for version in (1, 2)]
+        return [self.registry.set_version("m", version, VersionState.UNLOADING) for version in (1, 2)]
 
 
 def run(repository: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
@@ -82,7 +82,7 @@ def test_of_what_was_made_of_files_nothing_is_left(repository: Path) -> None:
 def test_an_entry_that_has_been_replaced_is_left_alone(repository: Path) -> None:
     async def scenario(world: World) -> None:
         world.retiring.begin(world.loaded, world.leaving())
-        world.registry.set_version("m", 1, State.LOADING)
+        world.registry.set_version("m", 1, VersionState.LOADING)
         await in_time(world.retiring.finish(30.0))
         assert states(world.registry) == {1: ("LOADING", ""), 2: UNLOADED}
 

@@ -149,6 +149,9 @@ def test_inputs_inside_parameters_and_numbers_too_large(serving: Serving) -> Non
         ({"IN": 3, "a": None}, 400, "parameter 'a' has invalid type. It should be either 'int', 'bool', or 'string'."),
         ({"IN": 3, "parameters": {"IN": 4}}, 400, "Converting keyword: 'parameters': [request id: <id_unknown>] "
          "input 'IN' already exists in request"),
+        (b'{"IN":3,"IN":4}', 400, "[request id: <id_unknown>] input 'IN' already exists in request"),
+        (b'{"parameters":{"IN":3,"IN":4}}', 400, "Converting keyword: 'parameters': [request id: <id_unknown>] "
+         "input 'IN' already exists in request"),
         ({"IN": 3, "parameters": {"parameters": {}}}, 400, "Converting keyword: 'parameters': parameter 'parameters' "
          "has invalid type. It should be either 'int', 'bool', or 'string'."),
         ({"IN": "x"}, 500, "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer"),

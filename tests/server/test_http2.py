@@ -5,22 +5,22 @@ from __future__ import annotations
 import contextlib
 import gzip
 import re
-import socket
 import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hpack import Decoder, Encoder
+from hpack import Encoder
 
 from stubserve.protocols.grpc.http2 import frames
-from stubserve.protocols.grpc.http2.connection import MAX_RESETS, MAX_STREAMS
+from stubserve.protocols.grpc.http2.connection import MAX_IDLE_FRAMES, MAX_RESETS, MAX_STREAMS
 from stubserve.protocols.grpc.http2.frames import frame, rst_stream, window_update
 from stubserve.protocols.grpc.http2.reader import MAX_FRAME_BYTES
 from stubserve.protocols.grpc.http2.stream import RECEIVE_WINDOW
 from stubserve.protocols.grpc.wellknown import message_class
 from tests.server.grpc_calls import SERVICE, connected, request
+from tests.server.http2_client import Raw, data, prefixed
 from tests.serving import Serving, io_config, write_model
 
 PATIENT = """
@@ -60,81 +60,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     write_model(repository, "echo")
     write_model(repository, "patient", PATIENT)
     write_model(repository, "counts", COUNTS, io_config(extra="model_transaction_policy { decoupled: true }"))
-    with Serving(repository, "--shm-limit=64M") as running:
+    with Serving(repository, "--shm-limit=64M", "--http-max-input-size=33554432") as running:
         yield running
-
-
-class Raw:
-    """A client that sends what it is told to, and reads frames."""
-
-    def __init__(self, server: Serving) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", server.grpc_port), timeout=30)
-        self._file = self.socket.makefile("rb")
-        self._encoder = Encoder()
-        self._decoder = Decoder()
-
-    def __enter__(self) -> Raw:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-        self.socket.close()
-
-    def greet(self, settings: dict[int, int] | None = None) -> None:
-        self.socket.sendall(frames.PREFACE + frames.settings(settings or {}))
-
-    def head(
-        self, stream: int, path: str = f"{SERVICE}/ModelInfer", flags: int = frames.END_HEADERS, **more: str
-    ) -> bytes:
-        fields = [(":method", "POST"), (":scheme", "http"), (":path", path), ("content-type", "application/grpc")]
-        block = self._encoder.encode([*fields, *[(name.replace("_", "-"), value) for name, value in more.items()]])
-        return frame(frames.HEADERS, flags, stream, block)
-
-    def read(self) -> tuple[int, int, int, bytes] | None:
-        """Kind, flags, stream and payload; None when the server has closed the connection."""
-        try:
-            head = self._file.read(frames.HEAD_BYTES)
-            if len(head) < frames.HEAD_BYTES:
-                return None
-            word, flags, stream = frames.HEAD.unpack(head)
-            return word & 0xFF, flags, stream, self._file.read(word >> 8)
-        except ConnectionError:
-            return None
-
-    def until(self, kind: int) -> tuple[int, int, int, bytes]:
-        """The next frame of this kind."""
-        while (found := self.read()) is not None:
-            if found[0] == kind:
-                return found
-        raise AssertionError(f"the connection ended without a frame of kind {kind}")
-
-    def goodbye(self) -> tuple[int, str]:
-        """The error code and text with which the server ends the connection."""
-        _, _, _, payload = self.until(frames.GOAWAY)
-        assert self.read() is None
-        return frames.UINT32.unpack(payload[4:8])[0], payload[8:].decode()
-
-    def answer(self) -> tuple[bytes, dict[str, str]]:
-        """The data and all headers of the next stream that ends."""
-        data, headers = b"", {}
-        while True:
-            found = self.read()
-            assert found is not None
-            kind, flags, _, payload = found
-            if kind == frames.DATA:
-                data += payload
-            elif kind == frames.HEADERS:
-                headers |= dict(self._decoder.decode(payload))
-            if kind in (frames.DATA, frames.HEADERS) and flags & frames.END_STREAM:
-                return data, headers
-
-
-def data(stream: int, payload: bytes, flags: int = frames.END_STREAM) -> bytes:
-    return frame(frames.DATA, flags, stream, payload)
-
-
-def prefixed(message: bytes, flag: int = 0) -> bytes:
-    return bytes((flag,)) + len(message).to_bytes(4, "big") + message
 
 
 def still_serves(server: Serving) -> None:
@@ -211,6 +138,12 @@ def test_windows_grow_with_the_settings(server: Serving) -> None:
         (frames.PREFACE + frames.settings({frames.ENABLE_PUSH: 2}), frames.PROTOCOL_ERROR),
         (frames.PREFACE + frames.settings({frames.MAX_FRAME_SIZE: 1}), frames.PROTOCOL_ERROR),
         (frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31}), frames.FLOW_CONTROL_ERROR),
+        (frames.PREFACE + frame(frames.PING, 0, 1, bytes(8)), frames.PROTOCOL_ERROR),
+        (frames.PREFACE + frame(frames.PRIORITY, 0, 0, bytes(5)), frames.PROTOCOL_ERROR),
+        (frames.PREFACE + rst_stream(0, frames.CANCEL), frames.PROTOCOL_ERROR),
+        (frames.PREFACE + rst_stream(1, frames.CANCEL), frames.PROTOCOL_ERROR),
+        (frames.PREFACE + rst_stream(2, frames.CANCEL), frames.PROTOCOL_ERROR),
+        (frames.PREFACE + window_update(1, 1), frames.PROTOCOL_ERROR),
         (frames.PREFACE + window_update(0, 0), frames.PROTOCOL_ERROR),
         (frames.PREFACE + window_update(0, 2**31 - 1), frames.FLOW_CONTROL_ERROR),
         (frames.PREFACE + frame(frames.PING, 0, 0, bytes(8)) * 5, frames.ENHANCE_YOUR_CALM),
@@ -230,6 +163,213 @@ def test_what_breaks_the_protocol_ends_the_connection(server: Serving, sent: byt
             raw.socket.sendall(sent)
         assert raw.goodbye()[0] == code
     still_serves(server)
+
+
+@pytest.mark.parametrize(
+    "useless",
+    [
+        frames.settings({}),
+        frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20}),
+        frame(frames.PRIORITY, 0, 1, bytes(5)),
+        window_update(0, 1),
+        window_update(1, 1),
+        data(1, b"", 0),
+        frame(frames.DATA, frames.PADDED, 1, b"\x03" + bytes(3)),
+        frame(0xBB, 0, 0, b"what?"),
+        frame(frames.GOAWAY, 0, 0, bytes(8)),
+        rst_stream(3, frames.CANCEL),
+    ],
+)
+def test_frames_that_move_nothing_come_to_an_end(server: Serving, useless: bytes) -> None:
+    """The call beside them is one that does not end by itself."""
+    with Raw(server) as raw:
+        raw.greet()
+        raw.socket.sendall(raw.head(1, f"{SERVICE}/ModelStreamInfer"))
+        raw.socket.sendall(raw.head(3) + data(3, prefixed(MESSAGE)))
+        raw.answer()
+        with contextlib.suppress(ConnectionError):
+            raw.socket.sendall(useless * 2 * MAX_IDLE_FRAMES)
+        assert raw.goodbye() == (frames.ENHANCE_YOUR_CALM, "too many frames that move nothing")
+    still_serves(server)
+
+
+def test_frames_that_let_something_through_are_no_flood(server: Serving) -> None:
+    """One byte at a time, and both windows for each."""
+    values = [1.0] * (MAX_IDLE_FRAMES // 2)
+    with Raw(server) as raw:
+        raw.greet({frames.INITIAL_WINDOW_SIZE: 0})
+        raw.socket.sendall(raw.head(1) + data(1, prefixed(request(values=values).SerializeToString())))
+        received = 0
+        while True:
+            raw.socket.sendall(window_update(1, 1) + window_update(0, 1))
+            found = raw.read()
+            while found is not None and found[0] not in (frames.DATA, frames.HEADERS):
+                found = raw.read()
+            assert found is not None
+            if found[0] == frames.HEADERS and found[1] & frames.END_STREAM:
+                break
+            received += len(found[3]) if found[0] == frames.DATA else 0
+        assert received > 4 * len(values)
+
+
+def test_streams_that_are_broken_on_purpose_count_as_cancelled(server: Serving) -> None:
+    """The server resets them, which its client could otherwise have it do as often as it likes."""
+    with Raw(server) as raw:
+        raw.greet()
+        message = prefixed(request("patient").SerializeToString())
+        with contextlib.suppress(ConnectionError):
+            for stream in range(1, 4 * MAX_RESETS, 2):
+                raw.socket.sendall(raw.head(stream) + data(stream, message) + window_update(stream, 0))
+        assert raw.goodbye() == (frames.ENHANCE_YOUR_CALM, "too many cancelled streams")
+    still_serves(server)
+
+
+def long_head(raw: Raw, stream: int, value: str, pieces: int) -> bytes:
+    """A call whose metadata are too long, in one frame or in several."""
+    whole = raw.encode([*CALL, ("content-type", "application/grpc"), ("x-long", value)], huffman=False)
+    size = -(-len(whole) // pieces)
+    parts = [whole[at : at + size] for at in range(0, len(whole), size)]
+    return b"".join(
+        frame(
+            frames.CONTINUATION if number else frames.HEADERS,
+            frames.END_HEADERS if number == len(parts) - 1 else 0,
+            stream,
+            part,
+        )
+        for number, part in enumerate(parts)
+    )
+
+
+@pytest.mark.parametrize("pieces", [1, 10])
+@pytest.mark.parametrize("length", [80_000, 600_000])
+def test_metadata_over_the_limit_cost_their_own_call_only(server: Serving, length: int, pieces: int) -> None:
+    with Raw(server) as raw:
+        raw.greet()
+        for stream in (1, 3):
+            raw.socket.sendall(raw.head(stream, x_name="bystander"))
+        raw.socket.sendall(long_head(raw, 5, "v" * length, pieces))
+        _, headers = raw.answer()
+        assert headers["grpc-status"] == "8"
+        assert "65536 bytes" in headers["grpc-message"]
+        # What was compressed before and after means what it did.
+        for stream in (7, 1, 3):
+            head = raw.head(7, x_name="bystander") if stream == 7 else b""
+            raw.socket.sendall(head + data(stream, prefixed(MESSAGE)))
+            answered, headers = raw.answer()
+            assert headers["grpc-status"] == "0"
+            assert answered.endswith(struct.pack("<2f", 1, 2))
+
+
+def test_too_many_metadata_and_too_large_a_head_of_no_call(server: Serving) -> None:
+    with Raw(server) as raw:
+        raw.greet()
+        raw.socket.sendall(raw.head(1, **{f"x_{number}": "" for number in range(400)}) + data(1, prefixed(MESSAGE)))
+        assert raw.answer()[1]["grpc-status"] == "0"
+        raw.socket.sendall(raw.head(3, **{f"x_{number}": "" for number in range(600)}))
+        assert raw.answer()[1]["grpc-status"] == "8"
+        fields = [(":method", "GET"), (":path", "/"), (":scheme", "http"), ("host", "h"), ("x", "v" * 70_000)]
+        block = Encoder().encode(fields)
+        raw.socket.sendall(frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 5, block))
+        assert raw.answer()[1][":status"] == "431"
+
+
+def test_the_size_of_the_table_may_go_up_and_down(server: Serving) -> None:
+    """Blocks that begin with such a change are no others, however often they were seen."""
+    with Raw(server) as raw:
+        raw.greet()
+        # None of it goes to the table, as if it were secret.
+        block = Encoder().encode([(*field, True) for field in [*CALL, ("content-type", "application/grpc")]])
+        stream = 1
+        for size in (b"\x3f\xe1\x1f", b"\x20", b"\x3f\xe1\x1f"):
+            raw.socket.sendall(frame(frames.HEADERS, frames.END_HEADERS, stream, size + block))
+            raw.socket.sendall(data(stream, prefixed(MESSAGE)))
+            assert raw.answer()[1]["grpc-status"] == "0"
+            stream += 2
+        for literal in (b"\x40\x03x-a\x01b", b"\xbe"):
+            raw.socket.sendall(frame(frames.HEADERS, frames.END_HEADERS, stream, block + literal))
+            raw.socket.sendall(data(stream, prefixed(MESSAGE)))
+            assert raw.answer()[1]["grpc-status"] == "0"
+            stream += 2
+
+
+CALL = [(":method", "POST"), (":scheme", "http"), (":path", f"{SERVICE}/ModelInfer"), (":authority", "test")]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [*CALL, ("Content-Type", "application/grpc")],
+        [*CALL, ("x y", "z")],
+        [*CALL, ("x:y", "z")],
+        [*CALL, ("", "z")],
+        [*CALL, ("x", "a\nb")],
+        [*CALL, ("x", "a\0b")],
+        [*CALL, ("x", " a")],
+        [*CALL, ("connection", "keep-alive")],
+        [*CALL, ("keep-alive", "5")],
+        [*CALL, ("proxy-connection", "close")],
+        [*CALL, ("transfer-encoding", "chunked")],
+        [*CALL, ("upgrade", "h2c")],
+        [*CALL, ("te", "gzip")],
+        [*CALL, (":path", "/again")],
+        [*CALL, (":authority", "test")],
+        [*CALL, (":status", "200")],
+        [*CALL[1:], ("x", "y"), CALL[0]],
+        CALL[1:],
+        [CALL[0], *CALL[2:]],
+        [*CALL[:2], CALL[3]],
+        [*CALL[:2], (":path", ""), CALL[3]],
+        CALL[:3],
+        [*CALL[:3], (":authority", "")],
+        [*CALL[:3], ("host", "a"), ("host", "a")],
+        [*CALL, ("host", "other")],
+    ],
+)
+def test_a_malformed_head_costs_its_stream(server: Serving, fields: list[tuple[str, str]]) -> None:
+    with Raw(server) as raw:
+        raw.greet()
+        bystander = raw.head(1)
+        if "content-type" not in dict(fields):
+            fields = [*fields, ("content-type", "application/grpc")]
+        raw.socket.sendall(bystander + frame(frames.HEADERS, frames.END_HEADERS, 3, raw.encode(fields)))
+        _, _, stream, payload = raw.until(frames.RST_STREAM)
+        assert (stream, frames.UINT32.unpack(payload)[0]) == (3, frames.PROTOCOL_ERROR)
+        raw.socket.sendall(data(1, prefixed(MESSAGE)))
+        assert raw.answer()[1]["grpc-status"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (window_update(1, 0), frames.PROTOCOL_ERROR),
+        (window_update(1, 2**31 - 1), frames.FLOW_CONTROL_ERROR),
+        (frame(frames.PRIORITY, 0, 1, bytes(4)), frames.FRAME_SIZE_ERROR),
+        (data(1, b"") + data(1, b"more"), frames.STREAM_CLOSED),
+        (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x00\x01a\x01b"), frames.PROTOCOL_ERROR),
+        (frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, b"\x82"), frames.PROTOCOL_ERROR),
+    ],
+)
+def test_what_breaks_a_stream_ends_the_stream(server: Serving, sent: bytes, code: int) -> None:
+    with Raw(server) as raw:
+        raw.greet()
+        raw.socket.sendall(raw.head(1, f"{SERVICE}/ModelStreamInfer"))
+        # It stays open: its model does not answer.
+        raw.socket.sendall(data(1, prefixed(request("patient").SerializeToString()), 0) + sent)
+        _, _, stream, payload = raw.until(frames.RST_STREAM)
+        assert (stream, frames.UINT32.unpack(payload)[0]) == (1, code)
+        raw.socket.sendall(raw.head(3) + data(3, prefixed(MESSAGE)))
+        assert raw.answer()[1]["grpc-status"] == "0"
+
+
+def test_trailers_of_a_client_end_its_stream(server: Serving) -> None:
+    with Raw(server) as raw:
+        raw.greet()
+        raw.socket.sendall(raw.head(1, f"{SERVICE}/ModelStreamInfer") + data(1, prefixed(MESSAGE), 0))
+        trailers = raw.encode([("x-sum", "5")])
+        raw.socket.sendall(frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, trailers))
+        answered, headers = raw.answer()
+        assert headers["grpc-status"] == "0"
+        assert answered.endswith(struct.pack("<2f", 1, 2))
 
 
 def test_streams_that_are_opened_to_be_cancelled(server: Serving) -> None:
@@ -337,7 +477,7 @@ def test_compression_that_is_none(server: Serving) -> None:
 def test_what_is_no_grpc(server: Serving) -> None:
     with Raw(server) as raw:
         raw.greet()
-        block = Encoder().encode([(":method", "GET"), (":path", "/"), (":scheme", "http")])
+        block = Encoder().encode([(":method", "GET"), (":path", "/"), (":scheme", "http"), ("host", "test")])
         raw.socket.sendall(frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, block))
         assert raw.answer()[1][":status"] == "415"
 

@@ -18,7 +18,7 @@ from grpc import RpcError, StatusCode
 from tritonclient.grpc import service_pb2
 
 from tests.server.grpc_calls import connected
-from tests.serving import Serving, binary_output, write_model
+from tests.serving import Serving, binary_output, binary_request, write_model
 
 TALKATIVE = """
     import os
@@ -371,3 +371,38 @@ def test_flags_are_refused_by_name(repository: Path, flag: str, text: str) -> No
     )
     assert done.returncode == 1
     assert text in done.stderr
+
+
+def test_an_open_connection_is_served_until_the_requests_under_way_are_answered(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    source = f"""
+        import os, time
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                print("executing", flush=True)
+                while not os.path.exists({str(go)!r}):
+                    time.sleep(0.01)
+                return [pb_utils.InferenceResponse([]) for _ in requests]
+    """
+    write_model(tmp_path / "models", "held", source)
+    write_model(tmp_path / "models", "echo")
+    path, body, headers = binary_request("held", np.zeros(4, np.float32))
+    with Serving(tmp_path / "models") as server:
+        busy, idle = server.connect(), server.connect()
+        idle.request("GET", "/v2/health/live")
+        assert idle.getresponse().read() == b""
+        busy.request("POST", path, body, headers)
+        server.wait_for("executing")
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for("Waiting for in-flight requests")
+        path, body, headers = binary_request("echo", np.zeros(4, np.float32))
+        for _ in range(2):
+            idle.request("POST", path, body, headers)
+            assert idle.getresponse().read().endswith(bytes(16))
+        go.touch()
+        assert busy.getresponse().status == 200
+        assert server.stop() == 0
+        busy.close()
+        idle.close()

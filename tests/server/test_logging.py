@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from tests.server.grpc_calls import connected
-from tests.serving import Answer, Serving, write_model
+from tests.serving import Answer, Serving, binary_request, write_model
 
 TALKS = """
     import triton_python_backend_utils as pb_utils
@@ -287,3 +287,50 @@ def test_what_a_backend_is_told_of_batch_sizes_is_logged(repository: Path, flags
     with Serving(repository, "--log-verbose=1", *flags) as server:
         server.wait_for(text)
         assert "has no effect" not in server.output
+
+
+def test_each_request_has_a_line_at_the_first_verbose_level(tmp_path: Path) -> None:
+    write_model(tmp_path, "echo")
+    path, body, headers = binary_request("echo", np.zeros(4, np.float32))
+    with Serving(tmp_path) as server:
+        connection = server.connect()
+
+        def ask(method: str, path: str, body: bytes | None, headers: dict[str, str]) -> None:
+            connection.request(method, path, body, headers)
+            assert connection.getresponse().read() is not None
+
+        for _ in range(3):  # the last ones are recognised without being read again
+            ask("POST", path, body, headers)
+        assert "HTTP request" not in server.output
+        post(server, {"log_verbose_level": 1})
+        for _ in range(3):
+            ask("POST", path, body, headers)
+        ask("GET", "/v2/health/live", None, {})
+        server.wait_for('"HTTP request: GET /v2/health/live"')
+        assert server.output.count('"HTTP request: POST /v2/models/echo/infer"') == 3
+        post(server, {"log_verbose_level": 0})
+        ask("GET", "/v2/health/ready", None, {})
+        assert "/v2/health/ready" not in server.output
+        connection.close()
+
+
+def test_a_cancellation_has_a_line_at_the_first_verbose_level(tmp_path: Path) -> None:
+    source = """
+        import time
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                print("executing", flush=True)
+                while not requests[0].is_cancelled():
+                    time.sleep(0.01)
+                return [pb_utils.InferenceResponse([]) for _ in requests]
+    """
+    write_model(tmp_path, "waits", source)
+    path, body, headers = binary_request("waits", np.zeros(4, np.float32))
+    with Serving(tmp_path, "--log-verbose=1") as server:
+        connection = server.connect()
+        connection.request("POST", path, body, headers)
+        server.wait_for("executing")
+        connection.close()
+        server.wait_for("cancelling a request to model 'waits': its client has closed the connection")

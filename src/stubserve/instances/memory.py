@@ -82,7 +82,8 @@ class Memory:
             except ArenaFull as full:
                 if full.nbytes and self.reclaim.wait(full.nbytes):
                     continue
-                if not self.make_room():
+                # For what never fits nobody has to go.
+                if nbytes > self.arena.limit or not self.make_room():
                     raise unavailable(f"{full}. {self.usage()}") from None
 
     def _free(self, block: Block) -> None:

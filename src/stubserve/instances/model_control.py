@@ -11,7 +11,7 @@ from stubserve.errors import ServeError, unavailable
 log = logging.getLogger("stubserve.instances")
 
 
-class ModelControl(Protocol):
+class ControlForModels(Protocol):
     """Model control as stubs see it. Both raise ServeError."""
 
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
@@ -36,7 +36,7 @@ def no_model_control() -> ServeError:
     return unavailable("explicit model load / unload is not allowed if polling is enabled")
 
 
-async def change_model(control: ModelControl, wish: dict[str, Any]) -> dict[str, Any]:
+async def change_model(control: ControlForModels, wish: dict[str, Any]) -> dict[str, Any]:
     """Carries out what a model wants; None as "value" when it is done, or why not as "error"."""
     try:
         if wish["question"] == "load_model":

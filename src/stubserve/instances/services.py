@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from stubserve.instances.bls import Models
 from stubserve.instances.janitor import Janitor
-from stubserve.instances.model_control import ModelControl, NoModelControl
+from stubserve.instances.model_control import ControlForModels, NoModelControl
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.logs import LogSettings
 
@@ -21,5 +21,5 @@ class Services:
     models: Models
     log_settings: LogSettings
     metrics: MetricRegistry
-    control: ModelControl = field(default_factory=NoModelControl)
+    control: ControlForModels = field(default_factory=NoModelControl)
     janitor: Janitor | None = None

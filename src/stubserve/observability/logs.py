@@ -76,6 +76,11 @@ class LogSettings:
         """All settings, in upstream's order."""
         return dict(self._values)
 
+    @property
+    def verbose(self) -> bool:
+        """Whether what only matters to who looks closely is logged."""
+        return bool(self._values["log_verbose_level"] > 0)
+
     def model_levels(self) -> int:
         """The levels that are logged of models' lines, as bits by their numbers in the stub's `LogLevel`."""
         names = (*_SWITCHES.values(), "log_verbose_level")
@@ -96,8 +101,7 @@ class LogSettings:
     def apply(self) -> None:
         """Has the process's log follow the settings."""
         self.formatter.iso8601 = self._values["log_format"] == "ISO8601"
-        verbose = self._values["log_verbose_level"] > 0
-        logging.getLogger("stubserve").setLevel(logging.DEBUG if verbose else logging.INFO)
+        logging.getLogger("stubserve").setLevel(logging.DEBUG if self.verbose else logging.INFO)
 
 
 def configure(settings: LoggingSettings) -> LogSettings:

@@ -1,81 +1,98 @@
-"""Answers on their way out: what they hold while their clients do not read, and for how long.
+"""Answers that wait for their clients to read them.
 
-An answer that the client does not take lies in the arena until it does. These rules keep such clients from shutting out
-others, as those of `arrival` do for clients that do not send:
-
-- A departure that is slow yields when memory is short (`pressure`).
-- One that does not move at all for `timeout_s` seconds is given up in any case.
-
-An answer that leaves at once costs nothing: only what has to wait for its client becomes a departure, and only while it
-waits. All departures are looked at every LOOK_S.
+What a client does not take stays in memory: blocks of the arena, text in the heap. A connection that has something
+unsent is watched: it yields when others need the memory and it is slow (`pressure`), and it is closed when its client
+has taken nothing for `--send-timeout-secs`. How much is unsent is only asked when somebody wants to know, so an
+answer that leaves at once pays for one entry in a dictionary, every few seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from time import monotonic
+from typing import Protocol
 
-from stubserve.errors import unavailable
 from stubserve.protocols.pressure import Owner, Pressure, Transfer
 
-LOOK_S = 0.5
+log = logging.getLogger("stubserve.server")
+
+_SWEEP_S = 5.0
+
+
+class Sender(Owner, Protocol):
+    """A connection. What is given up of it is the connection."""
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait for the client."""
+
+    def send_timed_out(self) -> None:
+        """The client has taken nothing for too long."""
 
 
 class Departure(Transfer):
-    """What waits for one client. `sent()` is how many bytes have left so far, `held` what the rest of them holds."""
+    """What one connection has unsent."""
 
-    __slots__ = ("sent", "still_s")
+    __slots__ = ("_sender",)
 
-    def __init__(self, owner: Owner, held: int, sent: Callable[[], int]) -> None:
-        super().__init__(owner)
-        self.held = held
-        self.sent = sent
-        self.has_moved(sent())
-        # For how long nothing has left
-        self.still_s = 0.0
+    # Closing a connection gives its memory back a little later.
+    at_once = False
+
+    def __init__(self, sender: Sender) -> None:
+        super().__init__(sender)
+        self._sender = sender
+        self.held = sender.unsent
+
+    def look(self) -> int:
+        """Notes how far it has come; the bytes that are left."""
+        unsent = self._sender.unsent
+        if unsent < self.held:
+            self.has_moved(self.moved + self.held - unsent)
+        self.held = unsent
+        return unsent
+
+    def rate(self, now: float) -> float:
+        return super().rate(now) if self.look() else float("inf")
 
 
-class Departures:
-    """All answers of a server that wait for their clients. A `timeout_s` of 0 gives nobody up but for others' sake."""
+class SendWatch:
+    """All connections of a protocol that may have something unsent. Without a `timeout_s` none is closed for that."""
 
     def __init__(self, pressure: Pressure, timeout_s: float) -> None:
         self._pressure = pressure
         self._timeout_s = timeout_s
-        self._waiting: set[Departure] = set()
+        self._departures: dict[Sender, Departure] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, owner: Owner, held: int, sent: Callable[[], int]) -> Departure:
-        """Something has to wait for its client from now on, until `end`. It may be given up in between."""
-        departure = Departure(owner, held, sent)
-        self._waiting.add(departure)
-        self._pressure.add(departure)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
-        return departure
+    def watch(self, sender: Sender) -> None:
+        """Something was written to it that may not have left."""
+        if sender not in self._departures:
+            departure = self._departures[sender] = Departure(sender)
+            self._pressure.add(departure)
+            if self._timer is None:
+                self._sweep_later()
 
-    def end(self, departure: Departure) -> None:
-        """It has left, or nobody wants it any more. May be called again."""
-        self._waiting.discard(departure)
-        self._pressure.discard(departure)
+    def unwatch(self, sender: Sender) -> None:
+        """All of it has left, or nobody wants it any more."""
+        departure = self._departures.pop(sender, None)
+        if departure is not None:
+            self._pressure.discard(departure)
 
-    def _look(self) -> None:
+    def sweep(self) -> None:
+        """Looks at all now; the timer calls it."""
         self._timer = None
-        for departure in list(self._waiting):
-            if departure not in self._waiting:
-                continue  # it went with another
-            sent = departure.sent()
-            if sent != departure.moved:
-                departure.has_moved(sent)
-                departure.still_s = 0.0
-                continue
-            departure.still_s += LOOK_S
-            if self._timeout_s and departure.still_s >= self._timeout_s:
-                self.end(departure)
-                departure.owner.give_up(
-                    unavailable(
-                        f"given up after {sent} bytes: the client has read nothing for --send-timeout-secs="
-                        f"{self._timeout_s:g} seconds"
-                    )
-                )
-        if self._waiting:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        now = monotonic()
+        for sender, departure in list(self._departures.items()):
+            if not departure.look():
+                del self._departures[sender]
+                self._pressure.discard(departure)
+            elif self._timeout_s and now - departure.last >= self._timeout_s:
+                log.info("closing a connection whose client has taken nothing of its answer for %d s", self._timeout_s)
+                sender.send_timed_out()
+        if self._departures:
+            self._sweep_later()
+
+    def _sweep_later(self) -> None:
+        pause_s = min(self._timeout_s / 4, _SWEEP_S) if self._timeout_s else _SWEEP_S
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self.sweep)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from stubserve.errors import invalid
+from stubserve.protocols.re2 import compile_re2
 
 _RESERVED = frozenset(
     ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
@@ -13,10 +13,10 @@ _RESERVED = frozenset(
 
 
 class HeaderForwarding:
-    """Forwards the headers whose names the pattern matches anywhere."""
+    """Forwards the headers whose names the pattern (RE2's syntax) matches anywhere."""
 
     def __init__(self, pattern: str) -> None:
-        self._search = re.compile(pattern).search
+        self._search = compile_re2(pattern).search
 
     def parameters(self, headers: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
         """The parameters that these headers make. Raises ServeError for names that mean something to the server."""
@@ -24,7 +24,8 @@ class HeaderForwarding:
         for name, value in headers:
             if not self._search(name):
                 continue
-            if name in _RESERVED or name.startswith("triton_"):
-                raise invalid(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
+            lower = name.lower()
+            if lower in _RESERVED or lower.startswith("triton_"):
+                raise invalid(f"Header '{lower}' is reserved for Triton usage and cannot be forwarded.")
             forwarded[name] = value if isinstance(value, str) else value.decode("utf-8", "replace")
         return forwarded

@@ -27,9 +27,14 @@ class Owner(Protocol):
 
 
 class Transfer:
-    """Bytes on their way from or to a client: `moved` so far, for which `held` bytes of memory are kept."""
+    """Bytes on their way from or to a client: `moved` so far, for which `held` bytes of memory are kept.
 
-    __slots__ = ("_last", "_mark", "_marked", "_rate", "growing", "held", "moved", "owner")
+    `at_once` says whether they are free when it is given up, or only a little later.
+    """
+
+    at_once = True
+
+    __slots__ = ("_mark", "_marked", "_rate", "growing", "held", "last", "moved", "owner")
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
@@ -38,14 +43,14 @@ class Transfer:
         # Whether it is the one that needs memory at the moment
         self.growing = False
         # When it last moved; how much had moved at an earlier time, and how fast it was until then
-        self._last = self._mark = monotonic()
+        self.last = self._mark = monotonic()
         self._marked = 0
         self._rate = float("inf")
 
     def has_moved(self, moved: int) -> None:
         """`moved` bytes in all."""
         self.moved = moved
-        self._last = now = monotonic()
+        self.last = now = monotonic()
         elapsed = now - self._mark
         if elapsed >= RATE_S:
             self._rate = (moved - self._marked) / elapsed
@@ -53,7 +58,7 @@ class Transfer:
 
     def rate(self, now: float) -> float:
         """Bytes per second, of late; infinite for one that has only begun."""
-        if now - self._last >= PAUSE_S:
+        if now - self.last >= PAUSE_S:
             return 0.0
         elapsed = now - self._mark
         rate = (self.moved - self._marked) / max(elapsed, RATE_S)
@@ -69,12 +74,12 @@ class Pressure:
         self.discard = self._transfers.discard
 
     def make_room(self) -> bool:
-        """Gives up the slowest transfer; False where none is slow."""
+        """Gives up the slowest transfer; whether there is more room now. There may be more later though not now."""
         now = monotonic()
         slow = [one for one in self._transfers if not one.growing and one.rate(now) < SLOW_RATE]
         if not slow:
             return False
-        slowest = min(slow, key=lambda one: (one.rate(now), -one.held))
+        slowest = min(slow, key=lambda one: (not one.at_once, one.rate(now), -one.held))
         self.discard(slowest)
         slowest.owner.give_up(
             unavailable(
@@ -82,4 +87,4 @@ class Pressure:
                 "memory; be faster, or raise --shm-limit"
             )
         )
-        return True
+        return slowest.at_once

@@ -1,4 +1,4 @@
-"""Memory of the arena on its way out: it must live until a socket has taken it, and the socket's buffer be bounded."""
+"""Memory on its way out: it lives, and is counted, until a socket has taken it; and the socket's buffer is bounded."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from stubserve.inference.heap_account import HeapShare
 from stubserve.inference.memory import Block
 
 # What the kernel may hold of replies to a client on this machine; measured, see docs/performance.md.
@@ -26,18 +27,25 @@ class SentMemory:
 
     def __init__(self) -> None:
         # By the reference's id: arrays have no hash, and so neither have references to them.
-        self._waiting: dict[int, tuple[weakref.ref[np.ndarray], list[Block]]] = {}
+        self._waiting: dict[int, tuple[weakref.ref[np.ndarray], Sequence[Block | HeapShare]]] = {}
 
     def wrap(self, piece: memoryview, blocks: Sequence[Block]) -> memoryview:
         """The same bytes, in a view whose death drops one hold of each of `blocks` (taken here)."""
+        return self._watched(piece, [block.hold() for block in blocks])
+
+    def wrap_text(self, text: bytes, share: HeapShare) -> memoryview:
+        """The same bytes, in a view whose death drops `share`, in which they are counted."""
+        return self._watched(text, (share,))
+
+    def _watched(self, piece: bytes | memoryview, held: Sequence[Block | HeapShare]) -> memoryview:
         array = np.frombuffer(piece, np.uint8)
         reference = weakref.ref(array, self._sent)
-        self._waiting[id(reference)] = (reference, [block.hold() for block in blocks])
+        self._waiting[id(reference)] = (reference, held)
         return array.data
 
     def _sent(self, reference: weakref.ref[np.ndarray]) -> None:
-        for block in self._waiting.pop(id(reference))[1]:
-            block.drop()
+        for held in self._waiting.pop(id(reference))[1]:
+            held.drop()
 
 
 def keep_sending_warm(transport: asyncio.Transport) -> None:

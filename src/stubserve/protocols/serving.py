@@ -6,21 +6,47 @@ from typing import Protocol
 
 from stubserve.inference.heap_account import HeapAccount
 from stubserve.inference.memory import Block
+from stubserve.inference.request import Request
 from stubserve.inference.served_model import ServedModel
+from stubserve.inference.signature import Signature
 from stubserve.protocols.arrival import Arrivals
-from stubserve.protocols.departure import Departures
 from stubserve.protocols.forwarding import HeaderForwarding
+from stubserve.protocols.offload import Offload
+from stubserve.protocols.placement import BodyPlacer, Store
+from stubserve.protocols.pressure import Pressure
+from stubserve.protocols.reply_format import ReplyFormat
 from stubserve.protocols.stall import Pace
 
 
+class LargeJson(Protocol):
+    """Who reads large JSON, so that nobody has to wait for it."""
+
+    async def read_infer(
+        self, text: memoryview, signature: Signature, placer: BodyPlacer, max_input_size: int, holds: Block | None
+    ) -> tuple[Request, ReplyFormat]: ...
+
+    async def read_generate(self, text: bytes, signature: Signature, store: Store) -> Request: ...
+
+
 class Ingress(Protocol):
-    """The server: finds models, gives memory of the arena, and counts what is kept outside of it."""
+    """The server: finds models, gives memory of the arena, and counts what is kept outside of it.
+
+    `grpc_port` is 0 where gRPC is not served.
+    """
 
     max_input_size: int
+    grpc_port: int
     heap: HeapAccount
     arrivals: Arrivals
-    departures: Departures
     pace: Pace
+    pressure: Pressure
+    send_timeout_s: float
+    idle_timeout_s: float
+    offload: Offload
+
+    @property
+    def large_json(self) -> LargeJson: ...
+
     http_forwarding: HeaderForwarding | None
 
     def find_model(self, name: str, version: str) -> ServedModel: ...

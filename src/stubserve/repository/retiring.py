@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from stubserve.inference.served_model import ServedModel
 from stubserve.repository.candidate import Candidate
-from stubserve.repository.registry import UNLOADED, Registry, State, VersionEntry
+from stubserve.repository.registry import UNLOADED, Registry, VersionEntry, VersionState
 
 log = logging.getLogger("stubserve.repository")
 
@@ -69,7 +69,7 @@ class Retiring:
                 if loaded.candidate.made:
                     self._registry.drop_version(name, entry.version)
                 else:
-                    self._registry.set_version(name, entry.version, State.UNAVAILABLE, UNLOADED)
+                    self._registry.set_version(name, entry.version, VersionState.UNAVAILABLE, UNLOADED)
         for model, complete in zip(loaded.models, ended, strict=True):
             if complete:
                 log.info("successfully unloaded '%s' version %d", name, model.version)

@@ -19,7 +19,7 @@ from stubserve.inference.served_model import Waiter
 from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.work import Work
-from stubserve.instances.instance import Instance, State
+from stubserve.instances.instance import Instance, InstanceState
 from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.factory import create_scheduler
 from stubserve.serving.delivery import Delivery
@@ -181,7 +181,7 @@ class InstanceModel:
         self.config, self.rendered_config = config, rendered_config
         joining, leaving = self._instances.change(instances)
         for instance in joining:
-            if instance.state is State.READY:
+            if instance.state is InstanceState.READY:
                 self.on_ready(instance)
         for instance in leaving:
             self._dispatcher.leave(instance)

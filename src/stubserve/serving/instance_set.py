@@ -9,7 +9,7 @@ from typing import Any
 
 from stubserve.inference.request import Request
 from stubserve.inference.served_model import Waiter
-from stubserve.instances.instance import Instance, State
+from stubserve.instances.instance import Instance, InstanceState
 
 log = logging.getLogger("stubserve.model")
 
@@ -69,7 +69,7 @@ class InstanceSet:
     def why_not_ready(self) -> str:
         """Empty if every member is ready, else the reason of the first that is not."""
         for instance in self.members:
-            if instance.state is not State.READY:
+            if instance.state is not InstanceState.READY:
                 return instance.why_not_ready()
         return ""
 

@@ -87,9 +87,15 @@ class Allocator:
     def reserve(self, nbytes: int) -> int:
         """The arena offset of a block as `allocate` gives it, of which nothing may be touched before `grow` said so.
 
-        Raises ArenaFull where there is no address space for it.
+        Raises ArenaFull where there is no address space for it, and where there could never be memory.
         """
         size = size_class(nbytes)
+        if size > self._arena.limit:
+            raise ArenaFull(
+                "no room for {} bytes in shared memory, which has {} in all; raise --shm-limit".format(
+                    nbytes, self._arena.limit
+                )
+            )
         if size <= SMALL or self._warm.get(size):
             return self.allocate(nbytes)
         offset = self._cut(size)

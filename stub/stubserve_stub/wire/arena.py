@@ -10,10 +10,10 @@ Guarantees:
 - A reader sees what a writer wrote: descriptors are announced through an eventfd (see `ring`), whose lock in the
   kernel orders memory between the two.
 
-Costs: address space, not memory. Each segment spans twice the limit, so that its heap never runs out of room because
-of fragmentation before the limit is reached, but at most MAX_SPAN: the parent maps the segments of all instances, and
-its address space has 128 TiB. Pages are committed when first touched. A process maps a segment when it first needs an
-offset in it.
+Costs: address space, not memory. Each segment spans sixteen times the limit, so that its heap never runs out of room
+because of fragmentation before the limit is reached, nor because of blocks that are reserved and not written yet; but
+at most MAX_SPAN: the parent maps the segments of all instances, and its address space has 128 TiB. Pages are committed
+when first touched. A process maps a segment when it first needs an offset in it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Arena:
         # with a SIGBUS; and where the largest file ends there is nothing to write over.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         os.lseek(fd, (1 << 63) - 1, os.SEEK_SET)
-        span = min(1 << max(2 * ledger.limit - 1, layout.HEAP).bit_length(), MAX_SPAN)
+        span = min(1 << max(16 * ledger.limit - 1, layout.HEAP).bit_length(), MAX_SPAN)
         return cls(fd, ledger.limit, span, ledger)
 
     def facts(self) -> Dict[str, Any]:

@@ -172,4 +172,9 @@ _UPDATE = (
     _update("no_such_gpu", "group_bad", _load("group_bad", _group(1, "KIND_GPU", gpus=[7])), _run("group_bad")),
 )  # fmt: skip
 
-CASES: tuple[Case, ...] = (*_POLL, *_UPDATE)
+_POLL_ONCE = (
+    case("poll/once", get("/v2/models/echo_fp32/ready"), _INDEX, pick="echo_fp32", server="poll_once"),
+    case("poll/once_load_refused", post("/v2/repository/models/echo_fp32/load"), server="poll_once"),
+)
+
+CASES: tuple[Case, ...] = (*_POLL, *_UPDATE, *_POLL_ONCE)

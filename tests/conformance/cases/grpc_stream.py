@@ -92,6 +92,9 @@ CASES: tuple[Case, ...] = (
     *(case(f"grpc_stream/strict_{name}", stream(_echo(1, id="a"), _WRONG[name], _echo(2, id="b"), one_by_one=True,
                                                 metadata=_STRICT, timeout=SILENT_WAIT_S))
       for name in ("unknown_model", "wrong_shape", "model_error", "model_exception")),
+    *(case(f"grpc_stream/{name}", stream(_command(f"sender_{name}", f"behave_sender_{name}", id="q"), timeout=SILENT_WAIT_S),
+           server="senders")
+      for name in ("sent_then_raise", "sent_then_return")),
     case("grpc_stream/strict_fine", stream(_echo(1), _echo(2), metadata=_STRICT)),
     case("grpc_stream/strict_decoupled_error", stream(_stream(-2, id="d"), metadata=_STRICT, timeout=SILENT_WAIT_S)),
     case("grpc_stream/strict_upper_case", stream(_command("code_NOT_FOUND"), metadata=(("triton_grpc_error", "TRUE"),))),

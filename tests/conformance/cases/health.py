@@ -1,8 +1,34 @@
 """Health, metadata and readiness, and which methods and paths the routes know."""
 
+from ..messages import unary
 from ..request import Case, case, get, post, send
 
+# Of a server whose repository is not there
+_NOWHERE = {
+    "live": get("/v2/health/live"),
+    "ready": get("/v2/health/ready"),
+    "model": get("/v2/models/echo_fp32"),
+    "model_ready": get("/v2/models/echo_fp32/ready"),
+    "statistics": get("/v2/models/stats"),
+    "index": post("/v2/repository/index"),
+    "load": post("/v2/repository/models/echo_fp32/load"),
+    "unload": post("/v2/repository/models/echo_fp32/unload"),
+    "infer": post("/v2/models/echo_fp32/infer", '{"inputs":[]}'),
+    "logging": get("/v2/logging"),
+    "rpc_live": unary("ServerLive"),
+    "rpc_ready": unary("ServerReady"),
+    "rpc_index": unary("RepositoryIndex"),
+    "rpc_load": unary("RepositoryModelLoad", {"model_name": "echo_fp32"}),
+    "rpc_statistics": unary("ModelStatistics"),
+    "rpc_model_metadata": unary("ModelMetadata", {"name": "echo_fp32"}),
+}
+
 CASES: tuple[Case, ...] = (
+    *(case(f"nowhere/{name}", step, server="nowhere") for name, step in _NOWHERE.items()),
+    *(
+        case(f"nowhere/strict_{name}", _NOWHERE[name], server="nowhere_strict")
+        for name in ("live", "ready", "rpc_ready")
+    ),
     case("health/live", get("/v2/health/live")),
     case("health/ready", get("/v2/health/ready")),
     case("health/live_with_query", get("/v2/health/live?verbose=1&x=%20")),

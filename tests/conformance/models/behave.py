@@ -162,6 +162,12 @@ def obey(command, request):
     if command == "sender_then_return":
         request.get_response_sender().send(fine("sent"), flags=1)
         return [fine("returned")]
+    if command == "sender_sent_then_raise":
+        request.get_response_sender().send(fine("sent"))
+        raise ValueError("after what was sent")
+    if command == "sender_sent_then_return":
+        request.get_response_sender().send(fine("sent"))
+        return [fine("returned")]
     if command == "sender_two_steps":
         sender = request.get_response_sender()
         sender.send(fine("first, then the flag"))

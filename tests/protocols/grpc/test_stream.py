@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from stubserve.protocols.grpc.http2 import frames
-from stubserve.protocols.grpc.http2.heads import Head
+from stubserve.protocols.grpc.http2.heads import RpcHead
 from stubserve.protocols.grpc.http2.sender import Sender
 from stubserve.protocols.grpc.http2.stream import Stream
 from stubserve.protocols.grpc.transport import Method
+from stubserve.protocols.stall import Pace
 
 
 class Sent(list[bytes]):
@@ -22,26 +23,30 @@ class Sent(list[bytes]):
 
 
 def test_a_client_that_may_not_send_has_not_stalled() -> None:
+    """And the time in which it may not does not count afterwards."""
     sent = Sent()
     watched: set[Any] = set()
     connection = SimpleNamespace(
         ingress=None,
         sender=sent,
         compression=lambda method, head: None,
-        stall_watch=SimpleNamespace(watch=watched.add, unwatch=watched.discard),
+        stall_watch=SimpleNamespace(watch=watched.add, unwatch=watched.discard, pace=Pace()),
         forget=lambda stream: None,
     )
     handler = SimpleNamespace(on_cancel=lambda: None)
-    stream = Stream(cast(Any, connection), 1, Head([]), Method(lambda call: cast(Any, handler), unary=False))
+    stream = Stream(cast(Any, connection), 1, RpcHead([]), Method(lambda call: cast(Any, handler), unary=False))
     stream.begin()
-    stream.pause_reading()
-    stream.data_received(memoryview(b"\0\0\0\0\x0ahalf"))
+    stream.data_received(memoryview(b"\0\0\0\0\x0aha"))
     assert watched == {stream}
-    stream.stalled()
-    assert not sent
+    stream.pause_reading()
+    stream.data_received(memoryview(b"lf"))
+    assert not watched
     stream.resume_reading()
+    assert watched == {stream}
+    assert not sent
     stream.stalled()
     assert sent
+    assert not watched
 
 
 class Waiting:

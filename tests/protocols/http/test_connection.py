@@ -280,22 +280,60 @@ def test_an_absurd_length_is_refused_at_once(server: Serving) -> None:
         assert client.closed()
 
 
+INFER = b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\n"
+LIVE = b"GET /v2/health/live HTTP/1.1\r\n"
+
+
 @pytest.mark.parametrize(
-    "junk",
+    ("junk", "status", "text"),
     [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-        b"GET\r\n\r\n",
-        b"POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: abc\r\n\r\n",
-        b"POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
-        b"POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"POST /v2/models/echo/infer HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n",
-        b"GET / HTTP/1.1\r\nX: " + b"y" * 70_000,
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, ""),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, "this port speaks HTTP, not HTTPS"),
+        (b"\x00", 400, "Invalid request line"),
+        (b"GET\r\n\r\n", 400, ""),
+        (INFER + b"Content-Length: abc\r\n\r\n", 400, ""),
+        (INFER + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", 400, ""),
+        (INFER + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", 400, "Transfer-Encoding"),
+        (INFER + b"Transfer-Encoding: gzip\r\n\r\n", 400, ""),
+        (b"GET / HTTP/1.1\r\nX: " + b"y" * 70_000, 431, "too large"),
+        (LIVE + b"Host: x\r\nX: " + b"y" * 70_000 + b"\r\n\r\n", 431, "too large"),
+        (LIVE + b"Host: x\r\n" + b"x: y\r\n" * 256 + b"\r\n", 431, "257 fields"),
+        (LIVE + b"\r\n", 400, "one Host header"),
+        (LIVE + b"Host: a\r\nHost: a\r\n\r\n", 400, "one Host header"),
+        (LIVE + b"Host: a b\r\n\r\n", 400, "one Host header"),
+        (LIVE + b"Host: a/b\r\n\r\n", 400, "one Host header"),
     ],
 )
-def test_junk_is_refused_and_the_connection_closed(server: Serving, junk: bytes) -> None:
+def test_junk_is_refused_and_the_connection_closed(server: Serving, junk: bytes, status: int, text: str) -> None:
     with Client(server) as client:
         client.send(junk)
-        assert client.answer()[0] == 400
+        got, _, body = client.answer()
+        assert got == status
+        assert text in json.loads(body)["error"]
+        assert client.closed()
+
+
+@pytest.mark.parametrize("host", [b"", b"here", b"here:8000", b"127.0.0.1:80", b"[::1]:8000", b"a-b.c_d"])
+def test_hosts(server: Serving, host: bytes) -> None:
+    with Client(server) as client:
+        client.send(LIVE + b"Host: " + host + b"\r\n\r\n")
+        assert client.answer()[0] == 200
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
+def test_without_a_host_only_the_old_version_is_served(server: Serving, version: bytes) -> None:
+    with Client(server) as client:
+        client.send(b"GET /v2/health/live " + version + b"\r\n\r\n")
+        assert client.answer()[0] == (200 if version == b"HTTP/1.0" else 400)
+
+
+def test_who_speaks_http_2_is_told_the_port_of_grpc(server: Serving) -> None:
+    with Client(server) as client:
+        client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        status, _, body = client.answer()
+        assert status == 400
+        text = f"this port speaks HTTP/1.1, not HTTP/2; gRPC is served on port {server.grpc_port}"
+        assert json.loads(body)["error"] == text
         assert client.closed()
 
 

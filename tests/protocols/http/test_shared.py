@@ -9,13 +9,14 @@ from typing import Any, cast
 import pytest
 
 from stubserve.protocols import stall
-from stubserve.protocols.http.reader import Reader
+from stubserve.protocols.http.reader import RequestReader
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.http.state import HEAD
+from stubserve.protocols.pressure import Pressure
 from stubserve.protocols.stall import Pace
 
 # All of the server that the watch needs
-SERVER = cast(Any, SimpleNamespace(pace=Pace(min_rate=1)))
+SERVER = cast(Any, SimpleNamespace(pace=Pace(min_rate=1), idle_timeout_s=0, send_timeout_s=0, pressure=Pressure()))
 
 
 class Arriving:
@@ -83,7 +84,7 @@ def test_a_request_that_waits_for_the_server_has_not_stalled() -> None:
             watched.append(watched_)
 
     connection = Paused()
-    reader = Reader(cast(Any, connection), Watching(SERVER))
+    reader = RequestReader(cast(Any, connection), Watching(SERVER))
     reader.feed(b"GET /v2 HTTP/1.1\r\n")
     assert connection.paused
     assert not watched

@@ -165,3 +165,12 @@ def test_a_reserved_block_that_is_whole_becomes_warm() -> None:
     again = allocator.reserve(4 * MIB)
     assert again == one
     assert allocator.grow(again, 0) == 4 * MIB
+
+
+def test_many_may_reserve_more_than_there_is_but_none_alone() -> None:
+    arena = Arena.create(Ledger(16 * MIB))
+    allocator = Allocator(arena, 0, retain=MIB)
+    assert len({allocator.reserve(12 * MIB) for _ in range(13)}) == 13
+    assert allocator.allocate(15 * MIB)
+    with pytest.raises(ArenaFull):
+        allocator.reserve(17 * MIB)

@@ -9,17 +9,25 @@ import asyncio
 import errno
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from stubserve.errors import ServeError, internal
 from stubserve.inference.memory import Block
-from stubserve.protocols.grpc.infer_encode import MAX_MESSAGE_BYTES
 from stubserve.protocols.grpc.service import Service
-from stubserve.protocols.grpc.transport import OK, Metadata, Method
+from stubserve.protocols.grpc.transport import (
+    CANCELLATION_LINE,
+    MAX_MESSAGE_BYTES,
+    OK,
+    REQUEST_LINE,
+    Metadata,
+    Method,
+    Parts,
+)
 from stubserve.settings import GrpcSettings
 
 log = logging.getLogger("stubserve.grpc")
@@ -27,7 +35,21 @@ log = logging.getLogger("stubserve.grpc")
 # How much may wait for a client that reads slowly before it is said to be slow.
 OUTBOX_BYTES = 1 << 20
 _ALGORITHMS = {"low": grpc.Compression.Gzip, "medium": grpc.Compression.Deflate, "high": grpc.Compression.Deflate}
+_Waiting = bytes | tuple[Callable[[], Parts], list[Block]]
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def _let_go(item: _Waiting) -> None:
+    for block in () if isinstance(item, bytes) else item[1]:
+        block.drop()
+
+
+def _status_of(error: BaseException) -> tuple[int, str]:
+    """The end of an RPC whose answer could not be made."""
+    if not isinstance(error, ServeError):
+        log.error("an answer could not be made", exc_info=error)
+        error = internal("unexpected error while the answer was encoded; see the server's log")
+    return error.code.grpc_status, error.message
 
 
 class _UnaryCall:
@@ -43,11 +65,28 @@ class _UnaryCall:
         metadata: Metadata = self._context.invocation_metadata()
         return metadata
 
-    def reply(self, parts: Sequence[bytes | memoryview], blocks: Sequence[Block]) -> None:
+    def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
         if not self.answer.done():
             self.answer.set_result(b"".join(parts))
 
-    def send(self, parts: Sequence[bytes | memoryview], blocks: Sequence[Block]) -> bool:
+    def reply_when_done(self, job: Callable[[], Parts], blocks: Sequence[Block]) -> None:
+        held = [block.hold() for block in blocks]
+        made = asyncio.get_running_loop().run_in_executor(None, job)
+        made.add_done_callback(lambda _: self._reply_made(made, held))
+
+    def _reply_made(self, made: asyncio.Future[Parts], held: list[Block]) -> None:
+        error = made.exception()
+        if error is None:
+            self.reply(made.result(), held)
+        else:
+            self.finish(*_status_of(error))
+        for block in held:
+            block.drop()
+
+    def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
+        raise AssertionError("a unary RPC has one reply")
+
+    def send_when_done(self, job: Callable[[], Parts], blocks: Sequence[Block]) -> bool:
         raise AssertionError("a unary RPC has one reply")
 
     def finish(self, status: int, message: str = "") -> None:
@@ -66,7 +105,8 @@ class _StreamCall:
 
     def __init__(self, context: Any) -> None:
         self._context = context
-        self._outbox: deque[bytes] = deque()
+        # Messages, and what is still to be made to one with the blocks that it holds until then
+        self._outbox: deque[_Waiting] = deque()
         self._outbox_bytes = 0
         self._news = asyncio.Event()
         self._may_read = asyncio.Event()
@@ -80,11 +120,15 @@ class _StreamCall:
         metadata: Metadata = self._context.invocation_metadata()
         return metadata
 
-    def reply(self, parts: Sequence[bytes | memoryview], blocks: Sequence[Block]) -> None:
+    def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
         self.send(parts, blocks)
         self.finish(OK)
 
-    def send(self, parts: Sequence[bytes | memoryview], blocks: Sequence[Block]) -> bool:
+    def reply_when_done(self, job: Callable[[], Parts], blocks: Sequence[Block]) -> None:
+        self.send_when_done(job, blocks)
+        self.finish(OK)
+
+    def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
         if self._end is not None:
             return True
         message = b"".join(parts)
@@ -94,6 +138,13 @@ class _StreamCall:
         if self._outbox_bytes > OUTBOX_BYTES:
             self._slow = True
         return not self._slow
+
+    def send_when_done(self, job: Callable[[], Parts], blocks: Sequence[Block]) -> bool:
+        if self._end is None:
+            self._outbox.append((job, [block.hold() for block in blocks]))
+            self._news.set()
+            self._slow = True
+        return False
 
     def finish(self, status: int, message: str = "") -> None:
         if self._end is None:
@@ -114,9 +165,8 @@ class _StreamCall:
         try:
             while True:
                 while self._outbox:
-                    message = self._outbox.popleft()
+                    message = await self._made(self._outbox.popleft())
                     await self._context.write(message)
-                    self._outbox_bytes -= len(message)
                     if self._slow and self._outbox_bytes <= OUTBOX_BYTES // 2:
                         self._slow = False
                         handler.on_writable()
@@ -131,9 +181,25 @@ class _StreamCall:
             raise
         finally:
             reading.cancel()
+            for item in self._outbox:
+                _let_go(item)
         status, text = self._end
         if status != OK:
             await self._context.abort(_STATUS[status], text)
+
+    async def _made(self, item: _Waiting) -> bytes:
+        """The message that waits, made off the event loop if it is still to be."""
+        if isinstance(item, bytes):
+            self._outbox_bytes -= len(item)
+            return item
+        try:
+            return b"".join(await asyncio.get_running_loop().run_in_executor(None, item[0]))
+        except Exception as error:
+            status, text = _status_of(error)
+            await self._context.abort(_STATUS[status], text)
+            raise
+        finally:
+            _let_go(item)
 
     async def _read(self, handler: Any) -> None:
         while True:
@@ -152,7 +218,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
 
     def __init__(self, service: Service, options: GrpcSettings) -> None:
         self._compression = _ALGORITHMS.get(options.compression_level)
-        self._handlers = {path: self._rpc(method) for path, method in service.methods.items()}
+        self._handlers = {path: self._rpc(path, method) for path, method in service.methods.items()}
         self._server = grpc.aio.server(options=_channel_arguments(options))
         self._server.add_generic_rpc_handlers((self,))
         self._service = service
@@ -182,10 +248,11 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         self._service.stop()
         await self._server.stop(grace_s)
 
-    def _rpc(self, method: Method) -> Any:
+    def _rpc(self, path: str, method: Method) -> Any:
         compression = self._compression if method.infers else None
 
         async def unary(_: Any, context: Any) -> bytes:
+            log.debug(REQUEST_LINE, path)
             if compression is not None:
                 context.set_compression(compression)
             message = await context.read()
@@ -198,6 +265,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             try:
                 answer = await call.answer
             except asyncio.CancelledError:
+                log.debug(CANCELLATION_LINE, path)
                 handler.on_cancel()
                 raise
             if isinstance(answer, bytes):
@@ -207,9 +275,14 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             raise AssertionError("not reached")
 
         async def stream(_: Any, context: Any) -> None:
+            log.debug(REQUEST_LINE, path)
             if compression is not None:
                 context.set_compression(compression)
-            await _StreamCall(context).run(method)
+            try:
+                await _StreamCall(context).run(method)
+            except asyncio.CancelledError:
+                log.debug(CANCELLATION_LINE, path)
+                raise
 
         if method.unary:
             # Not grpcio's unary kind: that leaves a client without an answer that ends its call without a message.

@@ -16,10 +16,9 @@ from stubserve.errors import internal, unsupported
 from stubserve.inference.classification import classify
 from stubserve.inference.request import Response
 from stubserve.inference.signature import Signature
+from stubserve.protocols.grpc.transport import MAX_MESSAGE_BYTES
 from stubserve.protocols.grpc.wire import field, packed, varint
 from stubserve.protocols.reply_format import ReplyFormat
-
-MAX_MESSAGE_BYTES = 2**31 - 1
 
 Parts = list["bytes | memoryview"]
 

@@ -14,14 +14,23 @@ from stubserve.inference.memory import Block
 
 OK = 0
 CANCELLED = 1
+DEADLINE_EXCEEDED = 4
+RESOURCE_EXHAUSTED = 8
+UNIMPLEMENTED = 12
 INTERNAL = 13
 UNAVAILABLE = 14
-UNIMPLEMENTED = 12
 
+MAX_MESSAGE_BYTES = 2**31 - 1
+
+# What a verbose log says of an RPC's path.
+REQUEST_LINE = "gRPC request: %s"
+CANCELLATION_LINE = "gRPC request cancelled by its client: %s"
+
+Parts = Sequence["bytes | memoryview"]
 Metadata = Sequence[tuple[str, "str | bytes"]]
 
 
-class Call(Protocol):
+class Rpc(Protocol):
     """One RPC, as the service answers it. After `reply` or `finish` nothing further may be sent; cancelled calls
     swallow everything."""
 
@@ -29,15 +38,23 @@ class Call(Protocol):
         """What the client sent along, keys in lower case."""
         ...
 
-    def reply(self, parts: Sequence[bytes | memoryview], blocks: Sequence[Block]) -> None:
+    def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
         """The one message of a unary RPC, and success. The blocks are only promised until this returns."""
         ...
 
-    def send(self, parts: Sequence[bytes | memoryview], blocks: Sequence[Block]) -> bool:
+    def reply_when_done(self, job: Callable[[], Parts], blocks: Sequence[Block]) -> None:
+        """The same with what the job makes, off the event loop. It may raise ServeError, and the RPC ends in that."""
+        ...
+
+    def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
         """One message of several. False if the client reads slower than this: `on_writable` tells when to go on.
 
         What is sent nevertheless is kept, so who does not wait grows the server.
         """
+        ...
+
+    def send_when_done(self, job: Callable[[], Parts], blocks: Sequence[Block]) -> bool:
+        """The same with what the job makes, off the event loop; what is sent afterwards waits for it."""
         ...
 
     def finish(self, status: int, message: str = "") -> None:
@@ -72,8 +89,14 @@ class Handler(Protocol):
 
 
 class Method(NamedTuple):
-    """One RPC of the service. A `unary` one gets one message; `infers` says that its replies may be compressed."""
+    """One RPC of the service. A `unary` one gets one message; `infers` says that its replies may be compressed.
 
-    open: Callable[[Call], Handler]
+    `prepare` looks at a large message before the handler gets it: where working on it takes long it gives a job, which
+    is done off the event loop, and whose result the handler gets in the message's place.
+    """
+
+    open: Callable[[Rpc], Handler]
     unary: bool
     infers: bool = False
+    prepare: Callable[[bytes | memoryview], Callable[[], bytes] | None] | None = None
+    max_bytes: int = MAX_MESSAGE_BYTES

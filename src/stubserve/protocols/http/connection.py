@@ -21,23 +21,24 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from stubserve.errors import ServeError, internal
+from stubserve.inference.heap_account import FREE_BYTES, HeapShare
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.protocols.http.fallback import Fallback
-from stubserve.protocols.http.head import Head
-from stubserve.protocols.http.infer import InferCall
+from stubserve.protocols.http.head import RequestHead
+from stubserve.protocols.http.infer import HttpInferCall
 from stubserve.protocols.http.infer_encode import encode_error
-from stubserve.protocols.http.reader import Reader
+from stubserve.protocols.http.reader import RequestReader
 from stubserve.protocols.http.repeat import Repeat
 from stubserve.protocols.http.reply import JSON, Reply, reply_head
 from stubserve.protocols.http.shared import Connections
-from stubserve.protocols.http.state import BUSY, CLOSED, HEAD, PASS, State
+from stubserve.protocols.http.state import BUSY, CLOSED, HEAD, PASS, ConnectionState
 from stubserve.protocols.sent_memory import keep_sending_warm
 
 log = logging.getLogger("stubserve.http")
 
 
-class Connection(asyncio.BufferedProtocol):
+class HttpConnection(asyncio.BufferedProtocol):
     """A client's connection."""
 
     def __init__(
@@ -57,23 +58,28 @@ class Connection(asyncio.BufferedProtocol):
         )
         # Per-connection state
         self.transport: asyncio.Transport
-        self._reader = Reader(self, shared)
+        self._reader = RequestReader(self, shared)
         self._fallback: Fallback | None = None
         self.closing = False
         self.write_paused = False
         self._sends_large = False
         self.bytes_received = 0
         # Per-request state
-        self.state: State = HEAD
-        self.head: Head
+        self.state: ConnectionState = HEAD
+        self.head: RequestHead
         self._answered_early = False
-        self._call: InferCall | None = None
+        self._call: HttpInferCall | None = None
         self._repeat: Repeat | None = None
 
     # What the transport tells
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        if not self._shared.open.add(self, transport.get_extra_info("socket").fileno()):
+            self.answer_and_close(503, "out of descriptors; the server's log says what to do")
+            return
+        # What the kernel has not taken is not collected: a client has to read one answer before it gets another.
+        self.transport.set_write_buffer_limits(high=FREE_BYTES)
         self._server_state.connections.add(self)  # type: ignore[arg-type]  # uvicorn lists its own classes
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -109,19 +115,22 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server_state.connections.discard(self)
+        self._shared.open.discard(self)
         self.state = CLOSED
         self._reader.close()
         if self._fallback is not None:
             self._fallback.connection_lost(exc)
         call, self._call = self._call, None
-        if call is not None:
-            call.cancel()
-        repeat, self._repeat = self._repeat, None  # they know each other
-        if repeat is not None:
-            repeat.cancel()
+        repeat, self._repeat = self._repeat, None  # connection and repeat know each other
+        for one in (call, repeat):
+            if one is not None and one.request is not None:
+                log.debug("cancelling a request to model '%s': its client has closed the connection", one.model.name)
+            if one is not None:
+                one.cancel()
 
     def pause_writing(self) -> None:
         self.write_paused = True
+        self._shared.send_watch.watch(self)
         if self._fallback is not None:
             self._fallback.pause_writing()
 
@@ -132,10 +141,33 @@ class Connection(asyncio.BufferedProtocol):
         self._reader.go_on()
 
     def shutdown(self) -> None:
-        """uvicorn is shutting down: no further request, but the one that is being answered gets its answer."""
+        """uvicorn is shutting down; whether and when that ends a connection is `OpenConnections.drain`'s to say."""
+
+    # For the lists of connections
+
+    @property
+    def idle(self) -> bool:
+        return self.state is HEAD
+
+    def close_idle(self) -> None:
         self.closing = True
-        if self.state is HEAD:
-            self.transport.close()
+        self.state = CLOSED
+        self.transport.close()
+
+    def close_after_answer(self) -> None:
+        self.closing = True
+
+    @property
+    def unsent(self) -> int:
+        return self.transport.get_write_buffer_size()
+
+    def send_timed_out(self) -> None:
+        self.transport.abort()
+
+    def give_up(self, error: ServeError) -> None:
+        """Others need the memory of the answer that its client does not read."""
+        log.info("closing a connection whose answer was %s", error)
+        self.transport.abort()
 
     def stalled(self) -> None:
         """The client does not send the rest of its request, or too slowly."""
@@ -153,6 +185,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def pass_on(self, data: bytes, last: bool) -> None:
         """Passes on the bytes of a request that is not inference, or some of them."""
+        if self._shared.log_requests and self.state is HEAD:
+            self._log_request()
         if self._fallback is None:
             self._fallback = self._make_fallback()
             self._fallback.attach(self.transport, self._done)
@@ -183,6 +217,8 @@ class Connection(asyncio.BufferedProtocol):
         """The shortest way: a request that differs from the one before in its tensors only."""
         self.head = head = repeat.head
         assert head.infer is not None
+        if self._shared.log_requests:
+            self._log_request()
         try:
             model = self._ingress.find_model(*head.infer)
             if model is not repeat.model:  # loaded anew since then
@@ -193,37 +229,41 @@ class Connection(asyncio.BufferedProtocol):
                 return False
             self.state = BUSY
             repeat.submit(request)
-        except Exception as raised:
-            self.state = BUSY
-            self._refuse(raised)
+        except ServeError as error:
+            self._fail(error)
+        except Exception:
+            self._fail(self._unexpected())
         return True
 
     # Inference
 
-    def infer(self, body: bytes | memoryview, block: Block | None, offset: int) -> InferCall | None:
+    def infer(
+        self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None = None
+    ) -> HttpInferCall | None:
         """Starts the call of `head` with its complete body, which may lie in the arena: in `block`, at `offset`.
 
-        None where it is answered already, with an error.
+        What is counted of it in the heap's account, in `share`, is the call's from now on. None where it is answered
+        already, with an error.
         """
         assert self.head.infer is not None
+        if self._shared.log_requests:
+            self._log_request()
         try:
-            model = self._ingress.find_model(*self.head.infer)
-            call = InferCall(model, self.head, self._ingress, self._on_reply)
+            try:
+                model = self._ingress.find_model(*self.head.infer)
+            except ServeError:
+                if share is not None:
+                    share.drop()
+                raise
+            call = HttpInferCall(model, self.head, self._ingress, self._on_reply)
             self._call = call
-            call.start(body, block, offset)
+            call.start(body, block, offset, share)
             return call
-        except Exception as raised:
-            self._call = None
-            self._refuse(raised)
+        except ServeError as error:
+            self._fail(error)
+        except Exception:
+            self._fail(self._unexpected())
         return None
-
-    def _refuse(self, raised: Exception) -> None:
-        if isinstance(raised, ServeError):
-            self.reply(encode_error(raised))
-            return
-        assert self.head.infer is not None
-        log.error("a request to model '%s' failed inside the server", self.head.infer[0], exc_info=raised)
-        self.reply(encode_error(internal("unexpected error while the request was handled; see the server's log")))
 
     def _on_reply(self, reply: Reply) -> None:
         self._call = None
@@ -234,12 +274,31 @@ class Connection(asyncio.BufferedProtocol):
         repeat = self._repeat
         if self.state is not BUSY or repeat is None:
             return
-        reply = repeat.reply(request, response, self.closing)
+        try:
+            reply = repeat.reply(request, response, self.closing)
+        except Exception:
+            self._fail(self._unexpected())
+            return
         if isinstance(reply, bytes):
             self.transport.write(reply)
             self._done()
         else:
             self.reply(reply)
+
+    def _log_request(self) -> None:
+        log.debug("HTTP request: %s %s", self.head.method.decode("latin-1"), self.head.target.decode("latin-1"))
+
+    def _unexpected(self) -> ServeError:
+        """Logs what is a fault of ours, from within an exception's handler; what the client is told of it."""
+        assert self.head.infer is not None
+        log.exception("a request to model '%s' failed inside the server", self.head.infer[0])
+        return internal("unexpected error while the request was handled; see the server's log")
+
+    def _fail(self, error: ServeError) -> None:
+        """The request at hand does not reach its model."""
+        self.state = BUSY
+        self._call = None
+        self.reply(encode_error(error))
 
     # Answering
 
@@ -247,14 +306,14 @@ class Connection(asyncio.BufferedProtocol):
         keep_alive = self.head.keep_alive and not self.closing
         total = sum(map(len, reply.parts))
         head = reply_head(reply.status, reply.content_type, total, reply.json_length, reply.headers, keep_alive)
-        if reply.blocks:
-            if not self._sends_large:
-                self._sends_large = True
-                keep_sending_warm(self.transport)
-            wrap = self._shared.sent_memory.wrap
-            self.transport.writelines(
-                [head, *(part if isinstance(part, bytes) else wrap(part, reply.blocks) for part in reply.parts)]
-            )
+        if reply.blocks or total > FREE_BYTES:
+            try:
+                parts = [self._kept(part, reply) for part in reply.parts]
+            except ServeError as error:
+                self.reply(encode_error(error))
+                return
+            self.transport.writelines([head, *parts])
+            self._shared.send_watch.watch(self)
         else:
             self.transport.write(b"".join([head, *reply.parts]))
         if keep_alive:
@@ -262,6 +321,20 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self.state = CLOSED
             self.transport.close()
+
+    def _kept(self, part: bytes | memoryview, reply: Reply) -> bytes | memoryview:
+        """A part of a large reply, held and counted until the client has taken it. Raises ServeError."""
+        sent_memory = self._shared.sent_memory
+        if not isinstance(part, bytes):
+            if not self._sends_large:
+                self._sends_large = True
+                keep_sending_warm(self.transport)
+            return sent_memory.wrap(part, reply.blocks)
+        if len(part) <= FREE_BYTES:
+            return part
+        share = self._ingress.heap.share()
+        share.add(len(part))
+        return sent_memory.wrap_text(part, share)
 
     def answer_and_close(self, status: int, message: str) -> None:
         body = b'{"error":"' + message.encode().replace(b'"', b'\\"') + b'"}'

@@ -12,13 +12,13 @@ from stubserve.inference.admission import duplicate_input
 from stubserve.inference.request import Request, unanswered
 from stubserve.inference.signature import Signature, TensorSignature
 from stubserve.protocols.http import json_data
-from stubserve.protocols.http.json_values import UNSET, as_string, find, is_int, parse_json
-from stubserve.protocols.placement import Placer, Store
+from stubserve.protocols.http.json_values import UNSET, as_string, find, is_int, parse_json, repeated_names
+from stubserve.protocols.placement import BodyPlacer
 
 NESTED = "parameters"
 
 
-def decode_generate(body: bytes, signature: Signature, store: Store) -> Request:
+def decode_generate(body: bytes, signature: Signature, placer: BodyPlacer) -> Request:
     """The request, not yet admitted; its tensors hold their blocks. Raises ServeError, and then nothing is held."""
     document = parse_json(body)
     if not isinstance(document, dict):
@@ -27,9 +27,9 @@ def decode_generate(body: bytes, signature: Signature, store: Store) -> Request:
     id = find(document, "id")
     if id is not UNSET:
         request.id = as_string(id, "id")
-    placer = Placer(b"", None, 0, store)
     parameters: dict[str, Any] = {}
     try:
+        _refuse_repeated(document, request, signature)
         for name, value in document.items():
             if name != NESTED:
                 _take(request, parameters, name, value, signature, placer)
@@ -41,6 +41,7 @@ def decode_generate(body: bytes, signature: Signature, store: Store) -> Request:
                     f"Expected JSON object for keyword: '{NESTED}': attempt to access JSON non-object as object"
                 )
             try:
+                _refuse_repeated(value, request, signature)
                 for inner, inner_value in value.items():
                     _take(request, parameters, inner, inner_value, signature, placer)
             except ServeError as error:
@@ -52,8 +53,15 @@ def decode_generate(body: bytes, signature: Signature, store: Store) -> Request:
     return request
 
 
+def _refuse_repeated(document: dict[str, Any], request: Request, signature: Signature) -> None:
+    """An input may come once; of parameters with one name the first counts."""
+    for name in sorted(repeated_names(document)):
+        if name in signature.inputs:
+            raise duplicate_input(request, name)
+
+
 def _take(
-    request: Request, parameters: dict[str, Any], name: str, value: Any, signature: Signature, placer: Placer
+    request: Request, parameters: dict[str, Any], name: str, value: Any, signature: Signature, placer: BodyPlacer
 ) -> None:
     known = signature.inputs.get(name)
     if known is not None:

@@ -14,18 +14,31 @@ import httptools
 from stubserve.protocols.http import compression
 
 MAX_HEAD_BYTES = 64 * 1024
+MAX_FIELDS = 256
 _CACHED_HEADS = 1024
 _CACHED_HEAD_BYTES = 1024
 
 _INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?/infer")
 
 
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
+# What a request line can begin with
+_METHOD_LETTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&'*+-.^_`|~0123456789\r\n")
+_TLS_HANDSHAKE = 0x16
+# RFC 3986, but for what is inside of the brackets of an address
+_HOST = re.compile(rb"(?:\[[^\]\s]*\]|[\w.~!$&'()*+,;=%-]*)(?::[0-9]*)?", re.ASCII)
+
+
 class BadRequest(Exception):
-    """The bytes are no HTTP/1 request that can be answered and followed by another."""
+    """The bytes are no HTTP/1 request that can be answered and followed by another; `status` is that of the answer."""
+
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
 
 
-class Head:
-    """What a request says before its body. Header values are bytes as sent, None where absent."""
+class RequestHead:
+    """What a request says before its body. Header names and values are bytes as sent, None where absent."""
 
     __slots__ = (
         "accept_encoding",
@@ -65,12 +78,34 @@ class Head:
         self.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        self.headers.append((name, value))
 
 
-def parse_head(data: bytes) -> Head:
-    """Parses a head that ends with its empty line. Raises BadRequest."""
-    head = Head()
+class Http2Preface(Exception):
+    """The client speaks HTTP/2, as gRPC does."""
+
+
+def check_beginning(data: bytes, position: int) -> None:
+    """Refuses what will never be a request, without waiting for the end of its head. Raises BadRequest."""
+    if data[position] not in _METHOD_LETTERS:
+        if data[position] == _TLS_HANDSHAKE:
+            raise BadRequest("this port speaks HTTP, not HTTPS")
+        raise BadRequest("Invalid request line")
+    if len(data) - position > MAX_HEAD_BYTES:
+        raise too_large_head()
+
+
+def too_large_head() -> BadRequest:
+    return BadRequest(f"Request head is too large: it may have {MAX_HEAD_BYTES} bytes", 431)
+
+
+def parse_head(data: bytes) -> RequestHead:
+    """Parses a head that ends with its empty line. Raises BadRequest, Http2Preface."""
+    if len(data) > MAX_HEAD_BYTES:
+        raise too_large_head()
+    if data == _HTTP2_PREFACE:
+        raise Http2Preface
+    head = RequestHead()
     parser = httptools.HttpRequestParser(head)
     try:
         parser.feed_data(data)
@@ -79,10 +114,16 @@ def parse_head(data: bytes) -> Head:
     except httptools.HttpParserError as error:
         raise BadRequest(str(error)) from None
     head.method = parser.get_method()
+    if len(head.headers) > MAX_FIELDS:
+        raise BadRequest(f"Request head has {len(head.headers)} fields; it may have {MAX_FIELDS}", 431)
+    fields = [(name.lower(), value) for name, value in head.headers]
+    hosts = [value for name, value in fields if name == b"host"]
+    if (not hosts and parser.get_http_version() == "1.1") or len(hosts) > 1 or not all(map(_HOST.fullmatch, hosts)):
+        raise BadRequest("Request must have one Host header with a valid value")
     # A client of HTTP/1.0 takes a connection for closing unless the answer says otherwise, which ours do not.
     head.keep_alive = parser.get_http_version() != "1.0" and parser.should_keep_alive()
     length: bytes | None = None
-    for name, value in head.headers:
+    for name, value in fields:
         if name == b"content-length":
             length = value
         elif name == b"transfer-encoding":
@@ -115,14 +156,14 @@ class HeadCache:
     """Parsed heads by their bytes."""
 
     def __init__(self) -> None:
-        self._heads: dict[bytes, Head] = {}
+        self._heads: dict[bytes, RequestHead] = {}
 
-    def known(self, data: bytes) -> Head | None:
+    def known(self, data: bytes) -> RequestHead | None:
         """The parsed head if it was seen before."""
         return self._heads.get(data)
 
-    def get(self, data: bytes) -> Head:
-        """The parsed head, from memory if it was seen before. Raises BadRequest."""
+    def get(self, data: bytes) -> RequestHead:
+        """The parsed head, from memory if it was seen before. Raises BadRequest, Http2Preface."""
         head = self._heads.get(data)
         if head is None:
             head = parse_head(data)

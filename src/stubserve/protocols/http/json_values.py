@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any, Final
 
 import orjson
@@ -49,8 +50,27 @@ def _members(value: Any) -> int:
     return count
 
 
+class WithRepeated(dict[str, Any]):
+    """An object in which names occurred more than once: the first of each counts, and `repeated` are those names."""
+
+    __slots__ = ("repeated",)
+
+    repeated: frozenset[str]
+
+
 def _first_of_each(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    return dict(reversed(members))
+    first = dict(reversed(members))
+    if len(first) == len(members):
+        return first
+    found = WithRepeated(first)
+    counts = Counter(name for name, _ in members)
+    found.repeated = frozenset(name for name, count in counts.items() if count > 1)
+    return found
+
+
+def repeated_names(value: Any) -> frozenset[str]:
+    """The names that occur more than once in an object."""
+    return value.repeated if isinstance(value, WithRepeated) else frozenset()
 
 
 def find(value: Any, name: str) -> Any:

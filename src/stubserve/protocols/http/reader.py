@@ -12,26 +12,22 @@ client that does not read its answers can make the server collect memory.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stubserve.errors import ServeError, invalid
 from stubserve.inference.heap_account import FREE_BYTES
 from stubserve.protocols.arrival import ArenaArrival, HeapArrival
 from stubserve.protocols.http.body import MAX_BODY_BYTES, place, refusal
 from stubserve.protocols.http.chunked import ChunkedBody, TooManyChunks
-from stubserve.protocols.http.head import MAX_HEAD_BYTES, BadRequest, Head
+from stubserve.protocols.http.exchange import Exchange
+from stubserve.protocols.http.head import BadRequest, Http2Preface, RequestHead, check_beginning
 from stubserve.protocols.http.infer_encode import encode_error
 from stubserve.protocols.http.shared import SCRATCH_BYTES, Connections
 from stubserve.protocols.http.state import BODY, BUSY, CLOSED, HEAD, PASS, SKIP
 
-if TYPE_CHECKING:
-    from stubserve.protocols.http.connection import Connection
 
-
-class Reader:
+class RequestReader:
     """One connection's. `inbox` is where the next read goes, unless there is an `arena_body`: then into its rest."""
 
-    def __init__(self, connection: Connection, shared: Connections) -> None:
+    def __init__(self, connection: Exchange, shared: Connections) -> None:
         self._connection = connection
         self._shared = shared
         self._ingress = shared.ingress
@@ -127,8 +123,8 @@ class Reader:
                         position += 2
                     split = data.find(b"\r\n\r\n", position)
                     if split < 0:
-                        if end - position > MAX_HEAD_BYTES:
-                            raise BadRequest("Request head is too large")
+                        if position < end:
+                            check_beginning(data, position)
                         break
                     head_end = split + 4
                     raw = data[position:head_end]
@@ -137,7 +133,13 @@ class Reader:
                     position = self._take_body(data, position)
                 else:
                     break
-        except (BadRequest, TooManyChunks) as error:
+        except BadRequest as error:
+            connection.answer_and_close(error.status, str(error))
+            return
+        except Http2Preface:
+            connection.answer_and_close(400, self._shared.where_http2_is())
+            return
+        except TooManyChunks as error:
             connection.answer_and_close(400, str(error))
             return
         if position < end and connection.state is not CLOSED:
@@ -148,7 +150,7 @@ class Reader:
                 connection.transport.pause_reading()
         self._watch_or_not()
 
-    def _begin(self, head: Head, raw: bytes, data: bytes, position: int) -> int:
+    def _begin(self, head: RequestHead, raw: bytes, data: bytes, position: int) -> int:
         """A head is complete: decides what to do with its body. Returns the position behind what it used of it."""
         connection = self._connection
         connection.head = head
@@ -182,7 +184,7 @@ class Reader:
                 self._body = self._ingress.arrivals.into_heap(connection, self)
         return position
 
-    def _begin_in_arena(self, head: Head, data: bytes, position: int) -> int:
+    def _begin_in_arena(self, head: RequestHead, data: bytes, position: int) -> int:
         try:
             arena_body = place(self._ingress, head, self._connection, self)
         except ServeError as error:
@@ -246,10 +248,7 @@ class Reader:
             else:
                 arrival, self._body = self._body, None
                 body, share = arrival.finish()
-                try:
-                    connection.infer(body, None, 0)
-                finally:
-                    share.drop()
+                connection.infer(body, None, 0, share)
         return position
 
     def _keep(self, pieces: list[bytes]) -> None:

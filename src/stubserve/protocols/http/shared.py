@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.http.head import HeadCache
+from stubserve.protocols.open_connections import OpenConnections
 from stubserve.protocols.sent_memory import SentMemory
 from stubserve.protocols.serving import Ingress
 from stubserve.protocols.stall import StallWatch
@@ -13,7 +15,11 @@ HEAD_BYTES = 4 * 1024
 
 
 class Connections(StallWatch):
-    """What the connections of one server share: scratch buffer, known heads, memory being sent, the stall watch."""
+    """What the connections of one server share.
+
+    That is the scratch buffer, known heads, memory being sent, the list of those that are open, and the watches over
+    what arrives and what is sent.
+    """
 
     def __init__(self, ingress: Ingress) -> None:
         super().__init__(ingress.pace)
@@ -23,3 +29,13 @@ class Connections(StallWatch):
         self.head_view = self.scratch_view[:HEAD_BYTES]
         self.heads = HeadCache()
         self.sent_memory = SentMemory()
+        # Whether each request gets a line in the log
+        self.log_requests = False
+        self.open = OpenConnections(ingress.idle_timeout_s)
+        self.send_watch = SendWatch(ingress.pressure, ingress.send_timeout_s)
+
+    def where_http2_is(self) -> str:
+        """For clients that speak it here."""
+        port = self.ingress.grpc_port
+        where = f"gRPC is served on port {port}" if port else "gRPC is not served (--allow-grpc)"
+        return f"this port speaks HTTP/1.1, not HTTP/2; {where}"

@@ -74,21 +74,24 @@ class PythonBackend(Backend):
         received = ModelBatch(batch.memory, self._senders, batch.number, batch.requests, list(self._instance.outputs))
         self._current = received
         # After `_current` is set: `cancel` may run at any moment, and has told the batch first.
-        received.cancel(batch.cancelled)
+        if batch.cancelled:
+            received.cancel(batch.cancelled)
         try:
-            entries = self._start(received) if self._instance.decoupled else self._run(batch, received)
+            if self._instance.decoupled:
+                entries = self._start(received)
+            else:
+                result = self._model.execute(list(received.requests))
+                batch.computed()
+                entries = received.encode(received.check(result))
         except BaseException as raised:
             if os.getpid() == self._process:  # else in one that the model has forked, where nothing of this is its own
                 received.give_up_senders(self.host.failure_text(describe(raised)))
-                self._release(received)
+                self._current = None
+                received.release()
             raise
-        self._release(received)
+        self._current = None
+        received.release()
         return entries
-
-    def _run(self, batch: WireBatch, received: ModelBatch) -> Sequence[Entry]:
-        result = self._model.execute(list(received.requests))
-        batch.computed()
-        return received.encode(received.check(result))
 
     def _start(self, received: ModelBatch) -> Sequence[Entry]:
         """Runs a decoupled model on a batch; a coroutine is only started, and may outlive many batches."""
@@ -103,10 +106,6 @@ class PythonBackend(Backend):
         if future is not None:
             future.add_done_callback(functools.partial(self._on_coroutine_end, received.senders()))
         return entries
-
-    def _release(self, received: ModelBatch) -> None:
-        self._current = None
-        received.release()
 
     def _on_coroutine_end(self, senders: "List[weakref.ref[InferenceResponseSender]]", future: Any) -> None:
         raised = raised_by(future)

@@ -161,16 +161,17 @@ class ModelBatch:
     def release(self) -> None:
         """Lets go of every object that the model was given, and tells the batch's memory how to know who has not."""
         if self._tensors:
-            lent = {
+            memory = self._memory
+            lent = [
                 id(tensor)
                 for request in self.requests
                 if request._sender is not None and not request._sender._revoked
                 for tensor in request._inputs
-            }
+            ]
             for offset, tensor in self._tensors:
-                if id(tensor) in lent:
-                    self._memory.lend(offset)
+                if lent and id(tensor) in lent:
+                    memory.lend(offset)
                 else:
-                    self._memory.watch(offset, tensor._watch())
+                    memory.watch(offset, tensor._watch())
         self.requests = []
         self._tensors = []

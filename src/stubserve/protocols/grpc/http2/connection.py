@@ -3,70 +3,103 @@
 Why there is one: `grpc.aio` serves 2,300 small requests per second where real Triton serves 6,600, as every RPC crosses
 between its C core's threads and the event loop several times, and copies large messages three times. A gRPC server
 needs little of HTTP/2: no priorities, no push, no dynamic table of its own. What it needs is here: `reader` takes bytes
-apart to frames, `heads` knows header blocks, `stream` is one RPC, `sender` what leaves, `pings` keep the connection.
+apart to frames, `fields` and `heads` know header blocks, `stream` is one RPC, `sender` what leaves, `pings` keep the
+connection.
 
 Guarantees:
 - what arrives is parsed where it lies and copied once: small messages to bytes, large ones to the arena;
 - everything that one turn of the event loop makes to be sent leaves in one write;
 - windows are honoured both ways, and a client that does not read its socket is not read from either;
-- what a client can make the server hold or do without asking for inference is bounded: header blocks
-  (`reader.MAX_BLOCK_BYTES`), open streams (MAX_STREAMS), streams that it opens only to cancel them (MAX_RESETS), pings
-  (the `--grpc-http2-*` flags). Beyond that the connection ends with a GOAWAY that says why.
+- what breaks the protocol costs what RFC 9113 says: one stream where the others can go on, else the connection, with a
+  GOAWAY that says why;
+- what a client can make the server hold or do without asking for inference is bounded: header blocks (`fields`,
+  `reader.MAX_BLOCK_BYTES`), open streams (MAX_STREAMS), streams that it opens only to end them or to break them
+  (MAX_RESETS), pings (the `--grpc-http2-*` flags), and frames that move nothing (MAX_IDLE_FRAMES): settings, window
+  updates that nobody waits for, empty DATA, priorities, what is not known. Beyond that the connection ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
+from stubserve.errors import ServeError
+from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.grpc.http2 import frames
-from stubserve.protocols.grpc.http2.frames import ConnectionFault
-from stubserve.protocols.grpc.http2.heads import (
-    ACCEPTED,
-    MAX_HEADER_LIST_BYTES,
-    NOT_GRPC,
-    OPENING,
-    Head,
-    HeadDecoder,
-    trailers,
-)
+from stubserve.protocols.grpc.http2.fields import MAX_FIELDS, MAX_LIST_BYTES
+from stubserve.protocols.grpc.http2.frames import ConnectionFault, StreamFault
+from stubserve.protocols.grpc.http2.heads import ACCEPTED, NOT_GRPC, OPENING, TOO_LARGE, RpcHead, trailers
 from stubserve.protocols.grpc.http2.pings import Pings
-from stubserve.protocols.grpc.http2.reader import MAX_FRAME_BYTES, Reader
+from stubserve.protocols.grpc.http2.reader import MAX_FRAME_BYTES, FrameReader
 from stubserve.protocols.grpc.http2.sender import Sender
 from stubserve.protocols.grpc.http2.stream import RECEIVE_WINDOW, Stream
-from stubserve.protocols.grpc.transport import UNIMPLEMENTED, Method
-
-if TYPE_CHECKING:
-    from stubserve.protocols.grpc.http2.server import Http2Transport
+from stubserve.protocols.grpc.transport import RESOURCE_EXHAUSTED, UNIMPLEMENTED, Method
+from stubserve.protocols.sent_memory import SentMemory
+from stubserve.protocols.serving import Ingress
+from stubserve.protocols.stall import StallWatch
+from stubserve.settings import GrpcSettings
 
 log = logging.getLogger("stubserve.grpc")
 
 MAX_STREAMS = 1024
 MAX_RESETS = 1000
+MAX_IDLE_FRAMES = 1000
+# A stream that is opened, or data that a window update lets out, excuse so many frames that move nothing.
+_EXCUSED = 8
+
+_TOO_LARGE_TEXT = f"the metadata of a call may have {MAX_FIELDS} fields and {MAX_LIST_BYTES} bytes"
 
 
-class Connection(asyncio.BufferedProtocol):
+class SharedByConnections(Protocol):
+    """What the connections of a transport have in common."""
+
+    ingress: Ingress
+    options: GrpcSettings
+    methods: dict[str, Method]
+    response_encoding: str | None
+    compression_level: int
+    scratch_view: memoryview
+    sent_memory: SentMemory
+    stall_watch: StallWatch
+    send_watch: SendWatch
+
+    def add(self, connection: Http2Connection, descriptor: int) -> bool:
+        """A client has connected; False where there is no descriptor for it."""
+        ...
+
+    def forget(self, connection: Http2Connection) -> None:
+        """A connection is closed."""
+        ...
+
+
+class Http2Connection(asyncio.BufferedProtocol):
     """One connection of a transport."""
 
-    def __init__(self, shared: Http2Transport) -> None:
+    def __init__(self, shared: SharedByConnections) -> None:
         # Global state
         self._shared = shared
         self.ingress = shared.ingress
         self.sent_memory = shared.sent_memory
         self.stall_watch = shared.stall_watch
+        self.send_watch = shared.send_watch
         self.compression_level = shared.compression_level
         self._loop = asyncio.get_running_loop()
         # The two ways; what sends and pings is there when the transport is
         self._transport: asyncio.Transport
         self.sender: Sender
         self._pings: Pings
-        self._reader = Reader(self)
-        self._heads = HeadDecoder()
+        self._reader = FrameReader(self)
         # Streams: those open, and the last that the client opened
         self.streams: dict[int, Stream] = {}
+        self.stream = self.streams.get
         self.last_id = 0
+        # What the client does that is of no use
         self._resets = 0
+        self._idle_frames = 0
+        self._data_frames = 0
+        self.bytes_received = 0
+        self._watched = False
         # Its end
         self._age: asyncio.TimerHandle | None = None
         self._closing = False
@@ -75,7 +108,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._shared.connections.add(self)
+        if not self._shared.add(self, transport.get_extra_info("socket").fileno()):
+            self._transport.abort()
         options = self._shared.options
         self.sender = Sender(self._transport, self._loop)
         self._pings = Pings(self._transport, self._loop, self.sender, options, self.streams)
@@ -87,17 +121,19 @@ class Connection(asyncio.BufferedProtocol):
                     frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
                     frames.INITIAL_WINDOW_SIZE: RECEIVE_WINDOW,
                     frames.MAX_FRAME_SIZE: MAX_FRAME_BYTES,
-                    frames.MAX_HEADER_LIST_SIZE: MAX_HEADER_LIST_BYTES,
+                    frames.MAX_HEADER_LIST_SIZE: MAX_LIST_BYTES,
                 }
             )
             + frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW)
         )
+        self._watch_or_not()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._shared.scratch_view
 
     def buffer_updated(self, nbytes: int) -> None:
         self._pings.heard = self._loop.time()
+        self.bytes_received += nbytes
         try:
             self._reader.feed(self._shared.scratch_view[:nbytes])
         except ConnectionFault as fault:
@@ -105,13 +141,22 @@ class Connection(asyncio.BufferedProtocol):
         except Exception:
             log.exception("a gRPC connection failed inside the server")
             self._fail(frames.INTERNAL_ERROR, "")
+        if self._reader.unfinished != self._watched:
+            self._watch_or_not()
         self.sender.flush()
+
+    def _watch_or_not(self) -> None:
+        """The client has to go on where it has begun what keeps all else waiting."""
+        self._watched = self._reader.unfinished and not self._closing
+        (self.stall_watch.watch if self._watched else self.stall_watch.unwatch)(self)
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.sender.lose()
+        self.send_watch.unwatch(self)
+        self.stall_watch.unwatch(self)
         self._pings.stop()
         self._shared.forget(self)
         if self._age is not None:
@@ -121,12 +166,27 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self.sender.pause()
+        self.send_watch.watch(self)
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
+        self.send_watch.unwatch(self)
         if not self._transport.is_closing():
             self._transport.resume_reading()
         self.sender.resume()
+
+    @property
+    def unsent(self) -> int:
+        """What the socket has not taken."""
+        return self._transport.get_write_buffer_size()
+
+    def give_up(self, error: ServeError) -> None:
+        """The client does not read what was sent to it, and others need the memory."""
+        log.info("closing a gRPC connection: %s", error.message)
+        self._transport.abort()
+
+    def send_timed_out(self) -> None:
+        self._transport.abort()
 
     # For the transport
 
@@ -141,9 +201,23 @@ class Connection(asyncio.BufferedProtocol):
     def close(self) -> None:
         self.sender.close()
 
+    @property
+    def idle(self) -> bool:
+        return not self.streams and not self._reader.unfinished
+
+    def close_idle(self) -> None:
+        self.go_away()
+
+    def close_after_answer(self) -> None:
+        self.go_away()
+
+    def stalled(self) -> None:
+        """The client has not said that it speaks HTTP/2, or has not ended a header block."""
+        self._fail(frames.ENHANCE_YOUR_CALM, "the preface or a header block did not arrive completely")
+
     # For streams
 
-    def compression(self, method: Method, head: Head) -> str | None:
+    def compression(self, method: Method, head: RpcHead) -> str | None:
         """The encoding of a stream's answers, None for none."""
         wanted = self._shared.response_encoding
         return wanted if wanted is not None and method.infers and wanted in head.accepts else None
@@ -158,22 +232,82 @@ class Connection(asyncio.BufferedProtocol):
 
     # For the reader
 
-    def take_block(self, id: int, block: bytes, ends: bool) -> None:
-        """A complete header block; with `ends` its stream has nothing else. Raises ConnectionFault."""
-        head = self._heads.decode(block)
+    def take_head(self, id: int, head: RpcHead, ends: bool) -> None:
         stream = self.streams.get(id)
-        if stream is not None or id <= self.last_id:
+        if stream is not None:
             # Trailers, which gRPC clients do not have, end the stream all the same.
-            if stream is not None and ends and not stream.half_closed:
-                stream.ended_by_client()
+            if stream.half_closed:
+                raise StreamFault(id, frames.STREAM_CLOSED, "headers on a stream that is closed")
+            if not ends or head.trailer_fault:
+                raise StreamFault(
+                    id, frames.PROTOCOL_ERROR, head.trailer_fault or "trailers that do not end the stream"
+                )
+            stream.ended_by_client()
+            return
+        if id <= self.last_id:
+            # Of a stream that was open: they may have been on their way when it ended.
+            self.take_idle_frame()
             return
         self.last_id = id
+        self._idle_frames = max(self._idle_frames - _EXCUSED, 0)
         if self._closing or len(self.streams) >= MAX_STREAMS:
             self.sender.write(frames.rst_stream(id, frames.REFUSED_STREAM))
-            return
-        if not head.is_grpc:
+        elif head.too_large:
+            block = OPENING + trailers(RESOURCE_EXHAUSTED, _TOO_LARGE_TEXT) if head.is_grpc else TOO_LARGE
+            self._refuse(id, block, ends)
+        elif head.fault:
+            raise StreamFault(id, frames.PROTOCOL_ERROR, head.fault)
+        elif not head.is_grpc:
             self._refuse(id, NOT_GRPC, ends)
-            return
+        else:
+            self._begin(id, head, ends)
+
+    def take_frame(self, kind: int, flags: int, id: int, payload: memoryview) -> None:
+        if kind == frames.WINDOW_UPDATE:
+            self._widen(id, _uint32(payload) & 0x7FFF_FFFF)
+        elif kind == frames.SETTINGS:
+            self.take_idle_frame()
+            if id:
+                raise ConnectionFault(frames.PROTOCOL_ERROR, "settings of a stream")
+            if not flags & frames.ACK:
+                self.sender.apply(payload, self.streams.values())
+            elif payload:
+                raise ConnectionFault(frames.FRAME_SIZE_ERROR, "acknowledged settings of a wrong length")
+        elif kind == frames.PING:
+            if id:
+                raise ConnectionFault(frames.PROTOCOL_ERROR, "a ping of a stream")
+            self._pings.answer(flags, payload)
+        elif kind == frames.RST_STREAM:
+            _uint32(payload)
+            self._must_not_be_idle(id, "the end")
+            self._reset(id)
+        elif kind == frames.PRIORITY:
+            self.take_idle_frame()
+            if not id:
+                raise ConnectionFault(frames.PROTOCOL_ERROR, "a priority of no stream")
+            if len(payload) != 5 and id in self.streams:
+                raise StreamFault(id, frames.FRAME_SIZE_ERROR, "a priority of a wrong length")
+        else:
+            raise ConnectionFault(frames.PROTOCOL_ERROR, "a client cannot push")
+
+    def take_idle_frame(self) -> None:
+        self._idle_frames += 1
+        if self._idle_frames > MAX_IDLE_FRAMES:
+            raise ConnectionFault(frames.ENHANCE_YOUR_CALM, "too many frames that move nothing")
+
+    def fail_stream(self, fault: StreamFault) -> None:
+        # It costs its client as much as a reset of its own: otherwise it could have the server reset its streams.
+        log.debug("a gRPC stream breaks the protocol: %s", fault)
+        self._count_reset()
+        self.sender.write(frames.rst_stream(fault.stream, fault.code))
+        stream = self.streams.get(fault.stream)
+        if stream is not None:
+            stream.reset_by_client()
+
+    def grant(self, nbytes: int) -> None:
+        self.sender.write(frames.window_update(0, nbytes))
+
+    def _begin(self, id: int, head: RpcHead, ends: bool) -> None:
         method = self._shared.methods.get(head.path)
         if method is None:
             self._refuse(id, OPENING + ACCEPTED + trailers(UNIMPLEMENTED, ""), ends)
@@ -184,51 +318,50 @@ class Connection(asyncio.BufferedProtocol):
         if ends and not stream.closed:
             stream.ended_by_client()
 
-    def take_frame(self, kind: int, flags: int, id: int, payload: memoryview) -> None:
-        """A complete frame that is neither DATA nor of a header block. Raises ConnectionFault."""
-        if kind == frames.WINDOW_UPDATE:
-            self._widen(id, _uint32(payload) & 0x7FFF_FFFF)
-        elif kind == frames.SETTINGS:
-            if id:
-                raise ConnectionFault(frames.PROTOCOL_ERROR, "settings of a stream")
-            if not flags & frames.ACK:
-                self.sender.apply(payload, self.streams.values())
-            elif payload:
-                raise ConnectionFault(frames.FRAME_SIZE_ERROR, "acknowledged settings of a wrong length")
-        elif kind == frames.PING:
-            self._pings.answer(flags, payload)
-        elif kind == frames.RST_STREAM:
-            _uint32(payload)
-            self._reset(id)
-        elif kind == frames.PUSH_PROMISE:
-            raise ConnectionFault(frames.PROTOCOL_ERROR, "a client cannot push")
-        # GOAWAY: the client opens no more streams. PRIORITY and unknown types mean nothing here.
-
     def _refuse(self, id: int, block: bytes, ends: bool) -> None:
         self.sender.write(frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, id, block))
         if not ends:
             self.sender.write(frames.rst_stream(id, frames.NO_ERROR))
 
     def _widen(self, id: int, increment: int) -> None:
-        if not increment:
-            raise ConnectionFault(frames.PROTOCOL_ERROR, "a window that does not grow")
-        if id == 0:
-            self.sender.widen(increment)
-            return
         stream = self.streams.get(id)
-        if stream is not None:
-            stream.widened += increment
-            if self.sender.stream_window + stream.widened > frames.MAX_WINDOW:
-                raise ConnectionFault(frames.FLOW_CONTROL_ERROR, f"the window of stream {id} is too large")
-            stream.pump()
+        if id:
+            self._must_not_be_idle(id, "a window")
+            if not increment:
+                raise StreamFault(id, frames.PROTOCOL_ERROR, "a window that does not grow")
+            if stream is not None:
+                stream.widened += increment
+                if self.sender.stream_window + stream.widened > frames.MAX_WINDOW:
+                    raise StreamFault(id, frames.FLOW_CONTROL_ERROR, "the window is too large")
+                stream.pump()
+        elif increment:
+            self.sender.widen(increment)
+        else:
+            raise ConnectionFault(frames.PROTOCOL_ERROR, "a window that does not grow")
+        sent = self.sender.data_frames
+        if sent == self._data_frames:
+            self.take_idle_frame()
+        else:
+            self._data_frames = sent
+            self._idle_frames = max(self._idle_frames - _EXCUSED, 0)
+
+    def _must_not_be_idle(self, id: int, what: str) -> None:
+        if id % 2 == 0 or id > self.last_id:
+            raise ConnectionFault(frames.PROTOCOL_ERROR, f"{what} of stream {id}, which was never open")
 
     def _reset(self, id: int) -> None:
         stream = self.streams.get(id)
-        if stream is not None:
-            self._resets += 2
-            if self._resets > MAX_RESETS:
-                raise ConnectionFault(frames.ENHANCE_YOUR_CALM, "too many cancelled streams")
+        if stream is None:
+            self.take_idle_frame()
+        else:
+            self._count_reset()
             stream.reset_by_client()
+
+    def _count_reset(self) -> None:
+        # A stream that ends takes one back: half of all may end so.
+        self._resets += 2
+        if self._resets > MAX_RESETS:
+            raise ConnectionFault(frames.ENHANCE_YOUR_CALM, "too many cancelled streams")
 
     # The end
 

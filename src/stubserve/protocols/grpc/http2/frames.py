@@ -63,6 +63,15 @@ class ConnectionFault(Exception):
         self.code = code
 
 
+class StreamFault(Exception):
+    """The peer broke the protocol in a way that ends one stream, with `code`; the connection goes on."""
+
+    def __init__(self, stream: int, code: int, text: str) -> None:
+        super().__init__(text)
+        self.stream = stream
+        self.code = code
+
+
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return HEAD.pack(len(payload) << 8 | kind, flags, stream) + payload
 
@@ -86,17 +95,3 @@ def rst_stream(stream: int, code: int) -> bytes:
 
 def goaway(last_stream: int, code: int, text: str = "") -> bytes:
     return frame(GOAWAY, 0, 0, UINT32.pack(last_stream) + UINT32.pack(code) + text.encode())
-
-
-def unpadded(payload: memoryview, flags: int) -> memoryview:
-    """A HEADERS frame's block, without padding and priority. Raises ConnectionFault."""
-    start, end = 0, len(payload)
-    if flags & PADDED:
-        if not end:
-            raise ConnectionFault(FRAME_SIZE_ERROR, "empty padded frame")
-        start, end = 1, end - payload[0]
-    if flags & HAS_PRIORITY:
-        start += 5
-    if start > end:
-        raise ConnectionFault(PROTOCOL_ERROR, "more padding than frame")
-    return payload[start:end]

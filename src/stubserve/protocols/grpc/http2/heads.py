@@ -1,8 +1,10 @@
-"""Header blocks: those of requests, decoded once and remembered; those of answers, written without state.
+"""Heads: those of requests, read once and remembered; those of answers, written without state.
 
 A client compresses the headers of its second request to a few references to its first. Such a block means the same
-until the dynamic table changes, so it is decoded once, by `hpack`, and looked up from then on. Answers use literals
-only: no table of ours has to be kept in step with the client's.
+until the table of the connection changes, so it is decoded once, by `fields`, and looked up from then on. Answers use
+literals only: no table of ours has to be kept in step with the client's.
+
+A request whose fields break RFC 9113 (section 8) is malformed: `fault` says how, and costs it its stream.
 """
 
 from __future__ import annotations
@@ -11,39 +13,60 @@ import base64
 import binascii
 import functools
 import re
-from typing import Any
 
-from hpack import Decoder
-from hpack.exceptions import HPACKError
-
-from stubserve.protocols.grpc.http2.frames import COMPRESSION_ERROR, ConnectionFault
+from stubserve.protocols.grpc.http2.fields import FIELD_BYTES, TABLE_BYTES, Field, FieldDecoder
 from stubserve.protocols.grpc.transport import Metadata
 
-MAX_HEADER_LIST_BYTES = 64 * 1024
 _REMEMBERED = 64
 _REMEMBERED_BYTES = 1024
-_TABLE_BYTES = 4096
 _MESSAGE_BYTES = 6 * 1024
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])").fullmatch
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _UNPRINTABLE = re.compile(rb"[^ -$&-~]")
+# Names: no upper case, no controls, no space, no colon but the first of a pseudo-header, ASCII.
+_NAME = re.compile(rb":?[!-9;-@\[-~]+").fullmatch
+# Values: not these anywhere, and no white space around them.
+_BAD_VALUE = re.compile(rb"[\0\r\n]|^[ \t]|[ \t]$").search
+# What belongs to a connection has no meaning in HTTP/2, and two servers in a row may differ about it.
+_OF_CONNECTIONS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
+_PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 
 
-class Head:
-    """What a request says before its messages. `timeout_s` is None without a deadline."""
+class RpcHead:
+    """What a request says before its messages. `timeout_s` is None without a deadline.
 
-    __slots__ = ("accepts", "encoding", "is_grpc", "metadata", "path", "timeout_s")
+    `nbytes` is its size as HTTP/2 counts it. `fault` is what makes it malformed as a request, "" for nothing, and
+    `trailer_fault` the same where it stands behind the messages. `too_large` says that not all fields are
+    kept.
+    """
 
-    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
+    __slots__ = (
+        "accepts",
+        "encoding",
+        "fault",
+        "is_grpc",
+        "metadata",
+        "nbytes",
+        "path",
+        "timeout_s",
+        "too_large",
+        "trailer_fault",
+    )
+
+    def __init__(self, fields: list[Field], too_large: bool = False) -> None:
         self.path = ""
         self.is_grpc = False
         self.timeout_s: float | None = None
         self.encoding = "identity"
         self.accepts = ""
+        self.nbytes = 0
+        self.too_large = too_large
+        self.fault, self.trailer_fault = _faults(fields)
         metadata: list[tuple[str, str | bytes]] = []
         post = False
-        for raw_name, raw_value in headers:
+        for raw_name, raw_value in fields:
             name, value = _text(raw_name), _text(raw_value)
+            self.nbytes += len(raw_name) + len(raw_value) + FIELD_BYTES
             if name == ":path":
                 self.path = value
             elif name == ":method":
@@ -63,29 +86,76 @@ class Head:
 
 
 class HeadDecoder:
-    """One connection's."""
+    """One connection's. A block comes whole (`decode`), or in pieces: `begin`, `feed` and `end`."""
 
     def __init__(self) -> None:
-        self._decoder = Decoder(MAX_HEADER_LIST_BYTES)
-        self._known: dict[bytes, Head] = {}
+        self._decoder = FieldDecoder()
+        self._known: dict[bytes, RpcHead] = {}
+        # The decoder's when the last block ended, and whether that block was the one that had changed it
+        self._changes = 0
+        self._changed = False
+        self.begin = self._decoder.begin
+        self.feed = self._decoder.feed
 
-    def decode(self, block: bytes) -> Head:
+    def decode(self, block: bytes) -> RpcHead:
         """Raises ConnectionFault: after a block that cannot be decoded nothing else can be."""
         head = self._known.get(block)
         if head is not None:
             return head
-        entries: Any = self._decoder.header_table.dynamic_entries
-        newest, count = entries[0] if entries else None, len(entries)
-        try:
-            headers = self._decoder.decode(block, raw=True)
-        except HPACKError as error:
-            raise ConnectionFault(COMPRESSION_ERROR, str(error)) from None
-        head = Head([(name, value) for name, value in headers])
-        if (entries[0] if entries else None) is not newest or len(entries) != count:
-            self._known.clear()
-        elif len(self._known) < _REMEMBERED and len(block) <= _REMEMBERED_BYTES:
+        self.begin()
+        self.feed(block)
+        head = self.end()
+        if len(block) <= _REMEMBERED_BYTES and len(self._known) < _REMEMBERED and not self._changed:
             self._known[block] = head
         return head
+
+    def end(self) -> RpcHead:
+        """The head that the pieces make. Raises ConnectionFault."""
+        head = RpcHead(*self._decoder.end())
+        changes = self._decoder.changes
+        self._changed = changes != self._changes
+        if self._changed:
+            self._changes = changes
+            self._known.clear()
+        return head
+
+
+def _faults(fields: list[Field]) -> tuple[str, str]:
+    """What is wrong with a request's head, and with trailers, that have these fields."""
+    seen: dict[bytes, bytes] = {}
+    hosts: set[bytes] = set()
+    regular = False
+    for name, value in fields:
+        if not _NAME(name):
+            return (f"the header name {name[:100]!a} is not allowed",) * 2
+        if _BAD_VALUE(value):
+            return (f"the value of the header {name[:100]!a} is not allowed",) * 2
+        if name[0] == 0x3A:
+            if regular:
+                return ("a pseudo-header stands behind a header",) * 2
+            if name not in _PSEUDO:
+                return (f"there is no pseudo-header {name[:100]!a}",) * 2
+            if name in seen:
+                return (f"the pseudo-header {name.decode()} is there twice",) * 2
+            seen[name] = value
+            continue
+        regular = True
+        if name in _OF_CONNECTIONS or (name == b"te" and value != b"trailers"):
+            return (f"the header '{name.decode()}' belongs to a connection of HTTP/1.1",) * 2
+        if name == b"host":
+            if hosts:
+                return ("the header 'host' is there twice",) * 2
+            hosts.add(value)
+    in_trailers = "a pseudo-header stands in trailers" if seen else ""
+    for name in (b":method", b":scheme", b":path"):
+        if not seen.get(name):
+            return f"the pseudo-header {name.decode()} is missing", in_trailers
+    authority = seen.get(b":authority")
+    if not authority and not any(hosts):
+        return "there is neither :authority nor 'host'", in_trailers
+    if authority is not None and hosts and hosts != {authority}:
+        return "':authority' and 'host' differ", in_trailers
+    return "", in_trailers
 
 
 @functools.lru_cache(maxsize=1024)
@@ -95,7 +165,7 @@ def _short_text(raw: bytes) -> str:
 
 def _text(raw: bytes) -> str:
     """A name or value. Those that fit the table of a client, which needs a byte for each time, are kept once."""
-    return _short_text(raw) if len(raw) <= _TABLE_BYTES else raw.decode("latin-1")
+    return _short_text(raw) if len(raw) <= TABLE_BYTES else raw.decode("latin-1")
 
 
 def _timeout(value: str) -> float | None:
@@ -131,6 +201,7 @@ def _literal(name: bytes, value: bytes) -> bytes:
 _TYPE = _literal(b"content-type", b"application/grpc")
 OPENING = b"\x88" + _TYPE
 NOT_GRPC = _literal(b":status", b"415")
+TOO_LARGE = _literal(b":status", b"431")
 ACCEPTED = _literal(b"grpc-accept-encoding", b"identity, deflate, gzip")
 
 

@@ -12,16 +12,13 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.frames import ConnectionFault
 from stubserve.protocols.grpc.http2.heads import OPENING, trailers
 from stubserve.protocols.grpc.transport import OK
 from stubserve.protocols.sent_memory import keep_sending_warm
-
-if TYPE_CHECKING:
-    from stubserve.protocols.grpc.http2.stream import Stream
 
 # Longer answers are not put together with their frames' heads, but sent from where they lie.
 MAX_WHOLE_BYTES = 64 * 1024
@@ -31,6 +28,17 @@ _JOINED_BYTES = 256 * 1024
 _END = frames.END_HEADERS | frames.END_STREAM
 # What ends every plain unary answer.
 _CLOSING = trailers(OK, "")
+
+
+class Sending(Protocol):
+    """What the sender needs of a stream. `widened` is what the client takes beyond its initial window."""
+
+    id: int
+    widened: int
+
+    def pump(self) -> None:
+        """Sends what may be sent."""
+        ...
 
 
 class Sender:
@@ -51,9 +59,9 @@ class Sender:
         self._pump_is_due = False
         # Streams that have more to send than it takes, the longest waiting first; who waits for a window of its own is
         # not among them: each of a client's window updates must cost no more than what it lets through.
-        self.waiting: OrderedDict[Stream, None] = OrderedDict()
-        # Whether there was DATA since whoever reads this last set it to False
-        self.has_sent_data = False
+        self.waiting: OrderedDict[Sending, None] = OrderedDict()
+        # Frames of DATA so far
+        self.data_frames = 0
 
     def write(self, *pieces: bytes | memoryview) -> None:
         """Puts bytes into what leaves at the end of this turn of the event loop."""
@@ -95,17 +103,17 @@ class Sender:
 
     def send_data(self, stream: int, length: int, pieces: Sequence[bytes | memoryview]) -> None:
         self._window -= length
-        self.has_sent_data = True
+        self.data_frames += 1
         self.write(frames.data_head(length, stream), *pieces)
 
-    def send_whole(self, stream: Stream, size: int, parts: Sequence[bytes | memoryview]) -> bool:
+    def send_whole(self, stream: Sending, size: int, parts: Sequence[bytes | memoryview]) -> bool:
         """Sends a unary RPC's whole answer, if nothing stands against sending it in one frame."""
         length = size + 5
         limit = min(self._max_frame, MAX_WHOLE_BYTES, self._window, self.stream_window + stream.widened)
         if length > limit or self._paused:
             return False
         self._window -= length
-        self.has_sent_data = True
+        self.data_frames += 1
         id = stream.id
         opening = frames.HEAD.pack(len(OPENING) << 8 | frames.HEADERS, frames.END_HEADERS, id)
         data = frames.HEAD.pack(length << 8, 0, id)
@@ -132,7 +140,7 @@ class Sender:
             raise ConnectionFault(frames.FLOW_CONTROL_ERROR, "the connection's window is too large")
         self._pump()
 
-    def apply(self, settings: memoryview, streams: Iterable[Stream]) -> None:
+    def apply(self, settings: memoryview, streams: Iterable[Sending]) -> None:
         """Keeps to the client's settings from here on, on its open streams too. Raises ConnectionFault."""
         if len(settings) % frames.SETTING.size:
             raise ConnectionFault(frames.FRAME_SIZE_ERROR, "settings of a wrong length")
@@ -155,7 +163,7 @@ class Sender:
             self._loop.call_soon(self._pump_all, streams)
         self.stream_window = window
 
-    def _pump_all(self, streams: Iterable[Stream]) -> None:
+    def _pump_all(self, streams: Iterable[Sending]) -> None:
         self._pump_is_due = False
         for stream in list(streams):
             stream.pump()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from stubserve.protocols.grpc.http2.connection import Connection
+from stubserve.protocols.departure import SendWatch
+from stubserve.protocols.grpc.http2.connection import Http2Connection
 from stubserve.protocols.grpc.service import Service
 from stubserve.protocols.listening import listen
+from stubserve.protocols.open_connections import OpenConnections
 from stubserve.protocols.sent_memory import SentMemory
 from stubserve.protocols.serving import Ingress
 from stubserve.protocols.stall import StallWatch
@@ -35,8 +37,10 @@ class Http2Transport:
         # What connections share
         self.scratch_view = memoryview(bytearray(SCRATCH_BYTES))
         self.sent_memory = SentMemory()
-        self.stall_watch = StallWatch()
-        self.connections: set[Connection] = set()
+        self.stall_watch = StallWatch(ingress.pace)
+        self.send_watch = SendWatch(ingress.pressure, ingress.send_timeout_s)
+        self.connections: set[Http2Connection] = set()
+        self._open = OpenConnections(ingress.idle_timeout_s)
         self._service = service
         self._tls = None if options.tls is None else _context(options.tls)
         self._listener = listen(options.address, options.port, options.reuse_port)
@@ -46,7 +50,7 @@ class Http2Transport:
 
     async def start(self) -> None:
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(self), sock=self._listener, ssl=self._tls
+            lambda: Http2Connection(self), sock=self._listener, ssl=self._tls
         )
 
     async def stop(self, grace_s: float) -> None:
@@ -67,9 +71,15 @@ class Http2Transport:
             self._gone.clear()
             await self._gone.wait()
 
-    def forget(self, connection: Connection) -> None:
+    def add(self, connection: Http2Connection, descriptor: int) -> bool:
+        """A client has connected; False where there is no descriptor for it."""
+        self.connections.add(connection)
+        return self._open.add(connection, descriptor)
+
+    def forget(self, connection: Http2Connection) -> None:
         """A connection is closed."""
         self.connections.discard(connection)
+        self._open.discard(connection)
         self._gone.set()
 
 

@@ -1,22 +1,43 @@
-"""One RPC on a connection: a `transport.Call` for the service, and the two directions of an HTTP/2 stream."""
+"""One RPC on a connection: a `transport.Call` for the service, and the two directions of an HTTP/2 stream.
+
+What is long takes no time of the event loop: compressed messages, those that the method wants prepared, and answers
+that are to be compressed or written go through `jobs`, each direction in order.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import zlib
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
 
+from stubserve.errors import ServeError, internal, unavailable
+from stubserve.inference.heap_account import FREE_BYTES
 from stubserve.inference.memory import Block
+from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.grpc.http2 import frames
-from stubserve.protocols.grpc.http2.heads import OPENING, Head, opening, trailers
-from stubserve.protocols.grpc.http2.inbox import PREFIX_BYTES, Inbox, Message, Refusal
-from stubserve.protocols.grpc.transport import INTERNAL, OK, Handler, Metadata, Method
-
-if TYPE_CHECKING:
-    from stubserve.protocols.grpc.http2.connection import Connection
+from stubserve.protocols.grpc.http2.heads import OPENING, RpcHead, opening, trailers
+from stubserve.protocols.grpc.http2.inbox import PREFIX_BYTES, Inbox, Message, MessageRefusal
+from stubserve.protocols.grpc.http2.inflating import STEP_BYTES, Inflation
+from stubserve.protocols.grpc.http2.jobs import LARGE_BYTES, OrderedJobs
+from stubserve.protocols.grpc.http2.sender import Sender
+from stubserve.protocols.grpc.transport import (
+    CANCELLATION_LINE,
+    DEADLINE_EXCEEDED,
+    INTERNAL,
+    OK,
+    REQUEST_LINE,
+    Handler,
+    Metadata,
+    Method,
+    Parts,
+)
+from stubserve.protocols.sent_memory import SentMemory
+from stubserve.protocols.serving import Ingress
+from stubserve.protocols.stall import StallWatch
 
 log = logging.getLogger("stubserve.grpc")
 
@@ -25,9 +46,36 @@ OUTBOX_BYTES = 1 << 20
 # How much a client may send on a stream before the server has taken it.
 RECEIVE_WINDOW = 2 << 20
 
-_DEADLINE_EXCEEDED = 4
 _GZIP_FORMAT = 16 + zlib.MAX_WBITS
-Parts = Sequence["bytes | memoryview"]
+
+
+class StreamOwner(Hashable, Protocol):
+    """What a stream needs of its connection."""
+
+    ingress: Ingress
+    sender: Sender
+    sent_memory: SentMemory
+    stall_watch: StallWatch
+    send_watch: SendWatch
+    compression_level: int
+
+    def compression(self, method: Method, head: RpcHead) -> str | None:
+        """The encoding of a stream's answers, None for none."""
+        ...
+
+    def forget(self, stream: Stream) -> None:
+        """Both sides of a stream are closed."""
+        ...
+
+
+class _Turn:
+    """A message that waits for its turn, and what is counted for it in the heap until then."""
+
+    __slots__ = ("kept", "message")
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.kept = 0
 
 
 class Stream:
@@ -38,18 +86,24 @@ class Stream:
         "_asked",
         "_compress_with",
         "_connection",
+        "_counted",
         "_deadline",
+        "_end_is_due",
         "_handler",
         "_head",
+        "_heap_bytes",
         "_inbox",
+        "_incoming",
         "_method",
         "_opened",
         "_outbox",
         "_outbox_bytes",
+        "_outgoing",
         "_reading",
         "_sender",
         "_slow",
         "_status",
+        "_waits",
         "_watched",
         "closed",
         "half_closed",
@@ -58,7 +112,7 @@ class Stream:
         "widened",
     )
 
-    def __init__(self, connection: Connection, id: int, head: Head, method: Method) -> None:
+    def __init__(self, connection: StreamOwner, id: int, head: RpcHead, method: Method) -> None:
         self.id = id
         self._connection = connection
         self._sender = connection.sender
@@ -67,7 +121,9 @@ class Stream:
         self._handler: Handler | None = None
         self._deadline: asyncio.TimerHandle | None = None
         # From the client
-        self._inbox = Inbox(connection.ingress, head.encoding)
+        self._inbox = Inbox(connection.ingress, connection, self, head.encoding, method.max_bytes)
+        self._incoming: OrderedJobs | None = None
+        self._end_is_due = False
         self.receive_window = RECEIVE_WINDOW
         self._reading = True
         self._watched = False
@@ -76,16 +132,25 @@ class Stream:
         # To the client
         self.widened = 0
         self._compress_with = connection.compression(method, head)
+        self._outgoing: OrderedJobs | None = None
         self._opened = False
         self._outbox: deque[bytes | memoryview] = deque()
         self._outbox_bytes = 0
+        self._waits = False
         self._slow = False
         self._status: tuple[int, str] | None = None
+        # Bytes in the outbox that lie in the heap, and what its account has been told of
+        self._heap_bytes = 0
+        self._counted = 0
         # Both ways at an end
         self.closed = False
 
     def begin(self) -> None:
         """Opens the RPC's handler."""
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug(REQUEST_LINE, self._head.path)
+        if self._head.nbytes > FREE_BYTES:
+            self._count()
         if self._head.timeout_s is not None:
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(self._head.timeout_s, self._expire)
@@ -99,19 +164,14 @@ class Stream:
             return
         try:
             for message in self._inbox.feed(data):
-                self._take(message)
+                self._arrived(message)
                 if self._status is not None:
                     # Answered by that: a place for what is behind it would be nobody's to give back.
                     break
-        except Refusal as refusal:
-            self._inbox.drop()
-            self._cut_off(refusal.status, str(refusal))
-        partial = self._inbox.partial and self._status is None
-        if partial != self._watched:
-            self._watched = partial
-            watch = self._connection.stall_watch
-            (watch.watch if partial else watch.unwatch)(self)
-        if not self._method.unary or partial:
+        except MessageRefusal as refusal:
+            self._refuse(refusal)
+        self._watch_or_not()
+        if not self._method.unary or self._inbox.partial:
             self._grant()
 
     def ended_by_client(self) -> None:
@@ -119,6 +179,8 @@ class Stream:
         self.half_closed = True
         if self._status is not None:
             self._maybe_close()
+        elif self._incoming is not None and self._incoming.busy:
+            self._end_is_due = True
         elif self._handler is not None:
             if self._inbox.partial or (self._method.unary and not self._asked):
                 self._cut_off(INTERNAL, "Unable to parse request")
@@ -126,16 +188,43 @@ class Stream:
                 self._handler.on_half_close()
 
     def reset_by_client(self) -> None:
-        """The client has cancelled the RPC, or is gone."""
+        """The client has cancelled the RPC, or is gone, or broke the protocol."""
         self.half_closed = True
+        if self._status is None and log.isEnabledFor(logging.DEBUG):
+            log.debug(CANCELLATION_LINE, self._head.path)
         self._abandon()
 
     def stalled(self) -> None:
-        """The client has begun a message and sent nothing of it for too long."""
-        if not self._reading:
-            return  # it may not: the server does not take any more at the moment
-        log.info("ending an RPC whose message did not arrive completely")
-        self._cut_off(_DEADLINE_EXCEEDED, "the request did not arrive completely")
+        """The client has begun a message and does not send the rest of it, or too slowly."""
+        log.info(
+            "ending an RPC whose message did not arrive completely: it fell behind --request-min-rate=%d or took "
+            "longer than --request-timeout-secs=%d",
+            *self._connection.stall_watch.pace,
+        )
+        self._cut_off(DEADLINE_EXCEEDED, "the request did not arrive completely")
+
+    def give_up(self, error: ServeError) -> None:
+        """Others need the memory that the message at hand holds, or the answer that is not read."""
+        if self.closed:
+            return
+        log.info("ending an RPC: %s", error.message)
+        self._inbox.drop()
+        self._clear_outbox()
+        if self._status is None:
+            self._cut_off(error.code.grpc_status, error.message)
+        else:
+            # All was said; now something else is.
+            self._drop_jobs()
+            self._status = (error.code.grpc_status, error.message)
+            self.pump()
+
+    @property
+    def unsent(self) -> int:
+        """What the client has not taken, or not let in."""
+        return self._outbox_bytes
+
+    def send_timed_out(self) -> None:
+        self.give_up(unavailable("the client has read nothing of the answer for --send-timeout-secs"))
 
     @property
     def bytes_received(self) -> int:
@@ -149,7 +238,7 @@ class Stream:
     def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
         if self._status is not None:
             return
-        if self._compress_with is None:
+        if self._compress_with is None and self._outgoing is None:
             size = sum(map(len, parts))
             if self._sender.send_whole(self, size, parts):
                 self._status = (OK, "")
@@ -158,41 +247,40 @@ class Stream:
         self.send(parts, blocks)
         self.finish(OK)
 
+    def reply_when_done(self, job: Callable[[], Parts], blocks: Sequence[Block]) -> None:
+        if self._status is None:
+            self.send_when_done(job, blocks)
+            self.finish(OK)
+
     def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
         if self._status is not None:
             return True
-        size = sum(map(len, parts))
-        flag = b"\0"
+        if self._outgoing is not None and self._outgoing.busy:
+            return self._send_later(lambda: parts, blocks)
         if self._compress_with is not None:
-            wbits = _GZIP_FORMAT if self._compress_with == "gzip" else zlib.MAX_WBITS
-            stream = zlib.compressobj(self._connection.compression_level, wbits=wbits)
-            parts = [*[stream.compress(part) for part in parts], stream.flush()]
-            blocks = ()
-            size = sum(map(len, parts))
-            flag = b"\1"
-        self._outbox.append(flag + size.to_bytes(4, "big"))
-        self._outbox_bytes += PREFIX_BYTES + size
-        wrap = self._connection.sent_memory.wrap
-        for part in parts:
-            if part:
-                self._outbox.append(part if isinstance(part, bytes) else wrap(part, blocks))
-        self.pump()
-        if self._outbox_bytes > OUTBOX_BYTES:
-            self._slow = True
+            if sum(map(len, parts)) > LARGE_BYTES:
+                return self._send_later(lambda: parts, blocks)
+            parts, blocks = self._compressed(parts), ()
+        self._put(parts, blocks)
         return not self._slow
+
+    def send_when_done(self, job: Callable[[], Parts], blocks: Sequence[Block]) -> bool:
+        return self._status is not None or self._send_later(job, blocks)
 
     def finish(self, status: int, message: str = "") -> None:
         if self._status is None:
             self._status = (status, message)
             if status != OK and self._method.unary:
-                self._outbox.clear()
+                self._clear_outbox()
             self.pump()
 
     def pause_reading(self) -> None:
         self._reading = False
+        self._watch_or_not()
 
     def resume_reading(self) -> None:
         self._reading = True
+        self._watch_or_not()
         self._grant()
 
     # Sending
@@ -211,6 +299,8 @@ class Stream:
             length = 0
             while outbox and length < room:
                 piece = outbox.popleft()
+                if type(piece) is bytes:
+                    self._heap_bytes -= len(piece)
                 if length + len(piece) > room:
                     rest = memoryview(piece)
                     outbox.appendleft(rest[room - length :])
@@ -224,6 +314,14 @@ class Stream:
         if outbox:
             if sender.stream_window + self.widened > 0:
                 sender.waiting[self] = None
+            if not self._waits:
+                self._waits = True
+                self._connection.send_watch.watch(self)
+            return
+        self._wait_no_more()
+        if self._counted:
+            self._count()
+        if self._outgoing is not None and self._outgoing.busy:
             return
         if self._status is not None:
             self._open_or_not()
@@ -232,6 +330,63 @@ class Stream:
             self._slow = False
             if self._handler is not None:
                 asyncio.get_running_loop().call_soon(self._writable)
+
+    def _put(self, parts: Parts, blocks: Sequence[Block]) -> None:
+        """Sends a message, or has it wait in the outbox."""
+        size = sum(map(len, parts))
+        flag = b"\0" if self._compress_with is None else b"\1"
+        self._outbox.append(flag + size.to_bytes(4, "big"))
+        self._outbox_bytes += PREFIX_BYTES + size
+        self._heap_bytes += PREFIX_BYTES
+        wrap = self._connection.sent_memory.wrap
+        for part in parts:
+            if isinstance(part, bytes):
+                self._outbox.append(part)
+                self._heap_bytes += len(part)
+            elif part:
+                self._outbox.append(wrap(part, blocks))
+        self.pump()
+        if self._outbox:
+            self._count()
+        if self._outbox_bytes > OUTBOX_BYTES:
+            self._slow = True
+
+    def _send_later(self, job: Callable[[], Parts], blocks: Sequence[Block]) -> bool:
+        """Sends what the job makes, compressed where it is to be, in its turn. Says that the client is behind."""
+        held = [block.hold() for block in blocks]
+        if self._outgoing is None:
+            self._outgoing = OrderedJobs()
+        self._slow = True
+        work = job if self._compress_with is None else lambda: self._compressed(job())
+        self._outgoing.add(work, functools.partial(self._send_made, held))
+        return False
+
+    def _send_made(self, held: list[Block], made: Any) -> None:
+        if made is not None and not self.closed:
+            if isinstance(made, BaseException):
+                self._fail(made)
+            else:
+                self._put(made, held if self._compress_with is None else ())
+        for block in held:
+            block.drop()
+        if self._outgoing is not None and not self._outgoing.busy:
+            self.pump()
+
+    def _fail(self, error: BaseException) -> None:
+        """A job has ended in an error; what was to follow is not sent any more."""
+        if not isinstance(error, ServeError):
+            log.error("an answer could not be made", exc_info=error)
+            error = internal("unexpected error while the answer was encoded; see the server's log")
+        self._clear_outbox()
+        if self._status is None:
+            self._cut_off(error.code.grpc_status, error.message)
+        else:
+            self._status = (error.code.grpc_status, error.message)
+
+    def _compressed(self, parts: Parts) -> Parts:
+        wbits = _GZIP_FORMAT if self._compress_with == "gzip" else zlib.MAX_WBITS
+        stream = zlib.compressobj(self._connection.compression_level, wbits=wbits)
+        return [*[stream.compress(part) for part in parts], stream.flush()]
 
     def _writable(self) -> None:
         if self._handler is not None and not self._slow and self._status is None:
@@ -259,46 +414,162 @@ class Stream:
         self._connection.forget(self)
 
     def _maybe_close(self) -> None:
-        if not self._outbox:
+        if not self._outbox and not (self._outgoing is not None and self._outgoing.busy):
             self._release()
             self._connection.forget(self)
 
+    def _clear_outbox(self) -> None:
+        self._outbox.clear()
+        self._outbox_bytes = self._heap_bytes = 0
+        self._wait_no_more()
+
+    def _wait_no_more(self) -> None:
+        if self._waits:
+            self._waits = False
+            self._connection.send_watch.unwatch(self)
+
     # Receiving
+
+    def _arrived(self, message: Message) -> None:
+        """A message is complete; it goes to the handler in its turn, and when it has been prepared."""
+        if self._incoming is None and not message.compressed and len(message.data) <= LARGE_BYTES:
+            self._take(message)
+            return
+        turn = _Turn(message)
+        try:
+            job = self._preparation(turn)
+            if self._incoming is None and job is None:
+                self._take(turn.message)
+                return
+            # What is kept in the heap until its turn has come
+            self._keep(turn, len(turn.message.data) if turn.message.block is None else 0)
+        except MessageRefusal:
+            _let_go(turn.message)
+            raise
+        if self._incoming is None:
+            self._incoming = OrderedJobs()
+        self._incoming.add(job, functools.partial(self._prepared, turn))
+
+    def _preparation(self, turn: _Turn) -> Callable[[], Any] | None:
+        """What is to be done to a message off the event loop. Raises Refusal."""
+        message = turn.message
+        if message.compressed:
+            inflation = Inflation(message.data, self._connection.ingress.max_input_size)
+            if inflation.content is None:
+                self._keep(turn, STEP_BYTES)
+                return inflation.step
+            _let_go(message)
+            turn.message = message = Message(inflation.content)
+        return None if self._method.prepare is None else self._method.prepare(message.data)
+
+    def _prepared(self, turn: _Turn, made: Any) -> Callable[[], Any] | None:
+        """A job has made something of a message, or there was none and its turn has come (None)."""
+        if self._status is not None:
+            made = None
+        if isinstance(made, Inflation) and made.content is None:
+            try:
+                self._keep(turn, STEP_BYTES)
+                return made.step
+            except MessageRefusal as refusal:
+                made = refusal
+        message = turn.message
+        if isinstance(made, MessageRefusal):
+            self._refuse(made)
+        elif isinstance(made, BaseException):
+            log.error("a message could not be prepared", exc_info=made)
+            self._cut_off(INTERNAL, "unexpected error while the request was handled; see the server's log")
+        elif isinstance(made, Inflation):
+            assert made.content is not None
+            _let_go(message)
+            message = turn.message = Message(made.content)
+            if self._method.prepare is not None:
+                job = self._method.prepare(message.data)
+                if job is not None:
+                    return job
+        elif made is not None:
+            _let_go(message)
+            message = Message(made)
+        # Nothing is taken where the RPC has ended.
+        self._take(message)
+        self._connection.ingress.heap.give_back(turn.kept)
+        if self._incoming is not None and not self._incoming.busy:
+            self._incoming = None
+            if self._end_is_due:
+                self._end_is_due = False
+                self.ended_by_client()
+            else:
+                self._grant()
+        return None
+
+    def _keep(self, turn: _Turn, nbytes: int) -> None:
+        """Counts what a message that is being prepared has in the heap. Raises Refusal."""
+        try:
+            self._connection.ingress.heap.take(nbytes)
+        except ServeError as error:
+            raise MessageRefusal(error.code.grpc_status, error.message) from None
+        turn.kept += nbytes
 
     def _take(self, message: Message) -> None:
         handler = self._handler
         try:
             if handler is not None and self._status is None and not (self._method.unary and self._asked):
                 self._asked = True
-                handler.on_message(*message)
+                handler.on_message(message.data, message.block, message.offset)
         finally:
-            if message.block is not None:
-                message.block.drop()
+            _let_go(message)
+
+    def _watch_or_not(self) -> None:
+        """The client has to go on with a message that it has begun, where it may."""
+        partial = self._inbox.partial and self._reading and self._status is None
+        if partial != self._watched:
+            self._watched = partial
+            watch = self._connection.stall_watch
+            (watch.watch if partial else watch.unwatch)(self)
 
     def _grant(self) -> None:
         """Lets the client send more, once it has used half of what it may.
 
         It may send the whole of a large message at once: there is a place for that already.
         """
-        if self._reading and not self.half_closed and self._status is None:
+        if self._reading and not self.half_closed and self._status is None and self._incoming is None:
             window = min(RECEIVE_WINDOW + self._inbox.missing, frames.MAX_WINDOW)
             more = window - self.receive_window
             if more >= RECEIVE_WINDOW // 2:
                 self._sender.write(frames.window_update(self.id, more))
                 self.receive_window = window
 
+    def _count(self) -> None:
+        """Has the heap's account follow what the stream keeps: its metadata, and answers that wait. Raises nothing:
+        where there is no memory for it the RPC ends, but not before whoever sends has returned."""
+        kept = self._head.nbytes + self._heap_bytes
+        more = (kept if kept > FREE_BYTES else 0) - self._counted
+        heap = self._connection.ingress.heap
+        if more < 0:
+            heap.give_back(-more)
+        elif more:
+            try:
+                heap.take(more)
+            except ServeError as error:
+                asyncio.get_running_loop().call_soon(self.give_up, error)
+                return
+        self._counted += more
+
     # The end
 
     def _expire(self) -> None:
         self._deadline = None
-        self._outbox.clear()
-        self._outbox_bytes = 0
-        self._cut_off(_DEADLINE_EXCEEDED, "Deadline Exceeded")
+        self._clear_outbox()
+        self._cut_off(DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    def _refuse(self, refusal: MessageRefusal) -> None:
+        self._inbox.drop()
+        self._cut_off(refusal.status, str(refusal))
 
     def _cut_off(self, status: int, message: str) -> None:
         """Ends the RPC although its handler has not. The status first: a cancelled request may answer at once."""
         handler = self._handler
         if self._status is None:
+            self._drop_jobs()
             self.finish(status, message)
             if handler is not None:
                 handler.on_cancel()
@@ -315,11 +586,26 @@ class Stream:
     def _release(self) -> None:
         self.closed = True
         self._handler = None
-        self._outbox.clear()
+        self._clear_outbox()
         self._inbox.drop()
+        self._drop_jobs()
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
         if self._watched:
             self._watched = False
             self._connection.stall_watch.unwatch(self)
+        if self._counted:
+            self._connection.ingress.heap.give_back(self._counted)
+            self._counted = 0
+
+    def _drop_jobs(self) -> None:
+        outgoing, self._outgoing = self._outgoing, None
+        for jobs in (outgoing, self._incoming):
+            if jobs is not None:
+                jobs.drop()
+
+
+def _let_go(message: Message) -> None:
+    if message.block is not None:
+        message.block.drop()

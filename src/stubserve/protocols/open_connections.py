@@ -1,0 +1,128 @@
+"""The connections that are open: the idle ones among them are closed after a time, when descriptors run out, and at the
+server's end.
+
+Descriptors: a connection's own number tells how many are in use, for the system gives the lowest that is free. The last
+RESERVE below the limit are kept for the server itself (stubs, files, the health answer of a new connection): a
+connection that gets one of these closes idle ones, and where none is idle and the last half of the reserve has begun,
+itself. So the server does not come to the point where it cannot accept.
+
+At the server's end idle connections stay open, and are served, until the requests are answered that were under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from time import monotonic
+from typing import Protocol
+
+log = logging.getLogger("stubserve.server")
+
+RESERVE = 64
+# So many idle connections are closed at once, so that not every new one looks at all.
+_CLOSED_AT_ONCE = 32
+_LOG_PAUSE_S = 60.0
+
+
+class OpenConnection(Protocol):
+    """A connection of any protocol."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way on it; the beginning of a request's head is none."""
+
+    @property
+    def bytes_received(self) -> int: ...
+
+    def close_idle(self) -> None: ...
+
+    def close_after_answer(self) -> None:
+        """No further request is taken."""
+
+
+class _Mark:
+    """How much a connection had received when it was last seen to have received more."""
+
+    __slots__ = ("at", "seen")
+
+    def __init__(self) -> None:
+        self.at = monotonic()
+        self.seen = 0
+
+
+class OpenConnections:
+    """The connections of one protocol; without an `idle_timeout_s` none is closed for being idle."""
+
+    def __init__(self, idle_timeout_s: float) -> None:
+        self._idle_timeout_s = idle_timeout_s
+        self._open: dict[OpenConnection, _Mark] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_log = float("-inf")
+        # At the end: whose requests are waited for
+        self._awaited: set[OpenConnection] = set()
+        self._answered = asyncio.Event()
+
+    def add(self, connection: OpenConnection, descriptor: int) -> bool:
+        """A new connection; False where there is no descriptor for it, and it is to be refused."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if descriptor >= limit - RESERVE and not self._make_room(descriptor, limit):
+            return False
+        self._open[connection] = _Mark()
+        if self._timer is None and self._idle_timeout_s:
+            self._sweep_later()
+        return True
+
+    def discard(self, connection: OpenConnection) -> None:
+        """It is closed."""
+        self._open.pop(connection, None)
+        if self._awaited:
+            self._awaited.discard(connection)
+            if not self._awaited:
+                self._answered.set()
+
+    async def drain(self) -> None:
+        """Waits until the requests are answered that are under way now; then, or when cancelled, has all closed."""
+        for connection in self._open:
+            if not connection.idle:
+                self._awaited.add(connection)
+                connection.close_after_answer()
+        try:
+            if self._awaited:
+                await self._answered.wait()
+        finally:
+            for connection in list(self._open):
+                (connection.close_idle if connection.idle else connection.close_after_answer)()
+
+    def sweep(self) -> None:
+        """Closes who has been idle for too long; the timer calls it."""
+        self._timer = None
+        now = monotonic()
+        for connection, mark in list(self._open.items()):
+            if not connection.idle or connection.bytes_received != mark.seen:
+                mark.at, mark.seen = now, connection.bytes_received
+            elif now - mark.at >= self._idle_timeout_s:
+                connection.close_idle()
+        if self._open:
+            self._sweep_later()
+
+    def _sweep_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._idle_timeout_s / 4, self.sweep)
+
+    def _make_room(self, descriptor: int, limit: int) -> bool:
+        """Closes idle connections, first those that never asked anything; whether a new one may stay."""
+        idle = [connection for connection in self._open if connection.idle]
+        idle.sort(key=lambda connection: (connection.bytes_received > 0, self._open[connection].at))
+        for connection in idle[:_CLOSED_AT_ONCE]:
+            connection.close_idle()
+        now = monotonic()
+        if now - self._last_log >= _LOG_PAUSE_S:
+            self._last_log = now
+            log.warning(
+                "out of descriptors: %d of %d are in use, %d by connections; %s. Raise the limit (ulimit -n)",
+                descriptor,
+                limit,
+                len(self._open),
+                "idle ones are closed" if idle else "none of them is idle, so new ones are refused",
+            )
+        return bool(idle) or descriptor < limit - RESERVE // 2

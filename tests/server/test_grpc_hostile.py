@@ -1,0 +1,185 @@
+"""Clients of gRPC that want more than their part: others are served all the same."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from stubserve.protocols.grpc.http2 import frames
+from stubserve.protocols.grpc.http2.frames import frame, window_update
+from tests.server.grpc_calls import SERVICE, connected, request
+from tests.server.http2_client import Raw, data, prefixed
+from tests.serving import Serving, write_model
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "echo")
+    with Serving(repository, "--shm-limit=256M", "--http-max-input-size=400000000") as running:
+        yield running
+
+
+def claim(stream: int, nbytes: int, sent: bytes = b"x") -> bytes:
+    """The beginning of a message of `nbytes`."""
+    return data(stream, b"\0" + nbytes.to_bytes(4, "big") + sent, 0)
+
+
+def infer_large(server: Serving, size: int) -> None:
+    """A request of that many bytes, and its answer."""
+    values = np.arange(size // 4, dtype=np.float32)
+    with connected(server) as calls:
+        answer = calls.infer(request(raw=[values.tobytes()], shape=[len(values)]))
+        assert np.array_equal(np.frombuffer(answer.raw_output_contents[0], np.float32), values)
+
+
+def until_served(server: Serving, size: int) -> None:
+    """The same, until there is memory for it: who is slow is so only after a second."""
+    message = request(raw=[bytes(size)], shape=[size // 4])
+    with connected(server) as calls:
+        while True:
+            outcome = calls.stub.ModelInfer.future(message, timeout=60)
+            error = outcome.exception()
+            if error is None:
+                return
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            assert "--shm-limit" in error.details()
+
+
+def ask_for_much(raw: Raw, stream: int, size: int) -> None:
+    """A request of `size` bytes, whose answer is as long."""
+    message = prefixed(request(raw=[bytes(size)], shape=[size // 4]).SerializeToString())
+    raw.socket.sendall(raw.head(stream) + data(stream, message[:1000], 0))
+    at = 1000
+    while raw.until(frames.WINDOW_UPDATE)[2] != stream:
+        pass
+    while at < len(message):
+        piece = message[at : at + MIB]
+        at += len(piece)
+        raw.socket.sendall(data(stream, piece, frames.END_STREAM if at == len(message) else 0))
+
+
+def test_what_streams_only_announce_takes_no_memory_from_others(server: Serving) -> None:
+    with Raw(server) as raw:
+        raw.greet()
+        streams = range(1, 27, 2)
+        raw.socket.sendall(b"".join(raw.head(stream) + claim(stream, 200 * MIB) for stream in streams))
+        raw.socket.sendall(frame(frames.PING, 0, 0, bytes(8)))
+        raw.until(frames.PING)
+        infer_large(server, 96 * MIB)
+
+
+def test_unfinished_messages_of_one_connection_share(server: Serving) -> None:
+    """What the first holds is nobody's business; those beside it have --connection-share together with it."""
+    with Raw(server) as raw:
+        raw.greet()
+        for stream in (1, 3):
+            raw.socket.sendall(raw.head(stream) + claim(stream, 150 * MIB, b"x" * 1000))
+        # The windows grow as soon as the lengths are known.
+        assert {raw.until(frames.WINDOW_UPDATE)[2] for _ in range(3)} == {0, 1, 3}
+        for stream in (1, 3):
+            for _ in range(80):
+                raw.socket.sendall(data(stream, bytes(MIB), 0))
+        _, headers = raw.answer()
+        assert headers["grpc-status"] == "14"
+        assert "--connection-share" in headers["grpc-message"]
+
+
+def test_who_stops_after_much_yields_to_who_needs_the_memory(server: Serving) -> None:
+    with Raw(server) as raw:
+        raw.greet()
+        raw.socket.sendall(raw.head(1) + claim(1, 230 * MIB, b"x" * 1000))
+        assert {raw.until(frames.WINDOW_UPDATE)[2] for _ in range(2)} == {0, 1}
+        for _ in range(200):
+            raw.socket.sendall(data(1, bytes(MIB), 0))
+        until_served(server, 60 * MIB)
+        _, headers = raw.answer()
+        assert headers["grpc-status"] == "14"
+        assert "slowly" in headers["grpc-message"]
+        # The connection goes on.
+        raw.socket.sendall(raw.head(3) + data(3, prefixed(request().SerializeToString())))
+        assert raw.answer()[1]["grpc-status"] == "0"
+
+
+@pytest.mark.parametrize("window", [10, frames.MAX_WINDOW])
+def test_who_does_not_read_yields_to_who_needs_the_memory(server: Serving, window: int) -> None:
+    """Whether its windows are closed or its socket is full."""
+    with Raw(server) as raw:
+        raw.greet({frames.INITIAL_WINDOW_SIZE: window})
+        raw.socket.sendall(window_update(0, 1 << 30))
+        ask_for_much(raw, 1, 200 * MIB)
+        raw.until(frames.DATA)
+        until_served(server, 60 * MIB)
+
+
+def test_who_reads_nothing_is_given_up_in_any_case(repository: Path) -> None:
+    write_model(repository, "echo")
+    with Serving(repository, "--send-timeout-secs=1") as server:
+        with Raw(server) as raw:
+            raw.greet({frames.INITIAL_WINDOW_SIZE: 10})
+            ask_for_much(raw, 1, 50 * MIB)
+            # The stream, for the connection is read.
+            _, headers = raw.answer()
+            assert headers["grpc-status"] == "14"
+            assert "--send-timeout-secs" in headers["grpc-message"]
+        with Raw(server) as raw:
+            raw.greet({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW})
+            raw.socket.sendall(window_update(0, 1 << 30))
+            ask_for_much(raw, 1, 50 * MIB)
+            server.wait_for("(?s)taken nothing of its answer.*taken nothing of its answer")
+
+
+def test_an_idle_connection_is_closed_with_a_word(repository: Path) -> None:
+    write_model(repository, "echo")
+    with Serving(repository, "--idle-timeout-secs=1") as server, Raw(server) as raw:
+        raw.greet()
+        raw.socket.sendall(raw.head(1) + data(1, prefixed(request().SerializeToString())))
+        assert raw.answer()[1]["grpc-status"] == "0"
+        assert raw.goodbye() == (frames.NO_ERROR, "")
+
+
+def test_compressed_messages_are_made_off_the_event_loop(server: Serving) -> None:
+    """While some megabytes' worth are decompressed, others are answered; and what they become goes to the model."""
+    values = np.zeros(60 * MIB // 4, np.float32)
+    message = prefixed(gzip.compress(request(raw=[values.tobytes()], shape=[len(values)]).SerializeToString(), 1), 1)
+    with Raw(server) as raw:
+        raw.greet({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW})
+        raw.socket.sendall(window_update(0, 1 << 30))
+        small = prefixed(request().SerializeToString())
+        # On the same stream they keep their order, though the second would be there first.
+        head = raw.head(1, f"{SERVICE}/ModelStreamInfer", grpc_encoding="gzip")
+        raw.socket.sendall(head + data(1, message, 0) + data(1, small))
+        answered, headers = raw.answer()
+        assert headers["grpc-status"] == "0"
+        assert len(answered) > values.nbytes
+        assert answered.endswith(struct.pack("<2f", 1, 2))
+
+
+def test_bombs_are_counted_before_they_are_made(server: Serving) -> None:
+    bomb = prefixed(gzip.compress(bytes(390 * MIB), 1), 1)
+    with Raw(server) as raw:
+        raw.greet()
+        assert len(bomb) < 2 * MIB
+        raw.socket.sendall(raw.head(1, grpc_encoding="gzip") + data(1, bomb[:MIB], 0) + data(1, bomb[MIB:]))
+        _, headers = raw.answer()
+        assert headers["grpc-status"] == "14"
+        assert "--shm-limit" in headers["grpc-message"]
+
+
+def test_many_that_do_not_read_do_not_stop_others(server: Serving) -> None:
+    """34 connections, each with an answer that would hold its part of the arena for ever."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(34):
+            raw = stack.enter_context(Raw(server))
+            raw.greet({frames.INITIAL_WINDOW_SIZE: 0})
+            ask_for_much(raw, 1, 7 * MIB)
+        until_served(server, 60 * MIB)

@@ -1,0 +1,34 @@
+"""The backend in docs/developing.md does what is said of it there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stubserve_stub.backends.base import InstanceFacts
+from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.wire_batch import WireBatch
+
+from tests.stub.runtime.stub_memory import stub_memory
+
+PAGE = Path(__file__).parents[3] / "docs" / "developing.md"
+
+
+def test_the_example() -> None:
+    found = re.search(r"## Adding a backend\n.*?```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert found is not None
+    names: dict[str, Any] = {}
+    exec(found[1], names)
+    backend = names["DoubleBackend"]()
+    backend.instance_initialize(InstanceFacts("m_0", {"model_config": "{}"}, ["OUTPUT0"], False))
+    array = np.arange(1000, dtype=np.float32)
+    with stub_memory() as stub:
+        place = stub.give(array.tobytes())
+        request: Any = ("", 0, 0, 0, None, None, [("INPUT0", 11, (1000,), tuple(place))])
+        ((error, outputs, _),) = backend.execute(WireBatch(1, [request], BatchMemory(stub.channel)))
+        assert error is None
+        ((name, datatype, shape, where),) = outputs
+        assert (name, datatype, shape) == ("OUTPUT0", 11, (1000,))
+        assert stub.read(where) == (array * 2).tobytes()
