@@ -93,6 +93,8 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
         ([], "--model-repository must be specified"),
         (["m", "--shm-limit=0"], "positive number of bytes"),
         (["m", "--http-port=99999999999"], "Provided option value is out of bound. Got 99999999999"),
+        (["m", "--execute-timeout-secs=soon"], "--execute-timeout-secs: a time is a number of seconds, from 0 on. Got"),
+        (["m", "--execute-timeout-secs=-1"], "--execute-timeout-secs: a time is a number of seconds, from 0 on. Got"),
         (["m", "--http-port=8o"], "--http-port: Invalid option value. Got 8o"),
         (["m", "--grpc-port=65536"], "--grpc-port must be a number from 0 (any that is free) to 65535. Got 65536"),
         (["m", "--log-info=maybe"], "--log-info: invalid value for bool option: maybe"),
@@ -117,6 +119,11 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
         (["m", "--grpc-infer-response-compression-level=max"], "got: max"),
         (["m", "--grpc-restricted-protocol=health"], "--grpc-restricted-protocol option format is"),
         (["m", "--grpc-restricted-protocol=healt:a=b"], "unknown restricted api 'healt'"),
+        (
+            ["m", "--grpc-restricted-protocol=health,trace:a=b", "--grpc-restricted-protocol=trace:c=d"],
+            "restricted api 'trace' can not be specified in multiple config groups",
+        ),
+        (["m", "--grpc-restricted-protocol=health,health:a=b"], "restricted api 'health' can not be specified in"),
     ],
 )
 def test_what_is_wrong_is_said(words: list[str], text: str) -> None:

@@ -18,6 +18,7 @@ from stubserve.flag_values import (
     parse_int,
     parse_metrics_config,
     parse_restricted,
+    parse_seconds,
     parse_size,
 )
 
@@ -258,6 +259,12 @@ FLAGS = (
         "instances.restart_limit",
         parse_int,
         "Restarts in a row of a stub that dies; 0 turns restarting off (10).",
+    ),
+    Flag(
+        "execute-timeout-secs",
+        "instances.execute_timeout_secs",
+        parse_seconds,
+        "Time that one execute may take, where the model's EXECUTE_TIMEOUT_SECS does not say; 0 for no limit (0).",
     ),
     Flag(
         "environment-cache",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 # What can be restricted, as Triton calls it.
@@ -43,6 +44,17 @@ def parse_int(text: str) -> int:
     return value
 
 
+def parse_seconds(text: str) -> float:
+    """A time in seconds, from 0 on, with a fraction if you like. Raises UsageError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not (math.isfinite(value) and value >= 0):
+        raise UsageError(f"a time is a number of seconds, from 0 on. Got {text}")
+    return value
+
+
 def parse_size(text: str) -> int:
     """Bytes, as a number with an optional suffix: 512M, 8G. Raises UsageError."""
     units = {"K": 10, "M": 20, "G": 30, "T": 40}
@@ -60,10 +72,13 @@ def parse_restricted(text: str) -> dict[str, tuple[str, str]]:
         raise UsageError(
             "--grpc-restricted-protocol option format is '<protocol>,<protocol>,...:<key>=<value>'. Got " + text
         )
-    for kind in kinds.split(","):
+    names = kinds.split(",")
+    for kind in names:
         if kind not in RESTRICTED_KINDS:
             raise UsageError(f"unknown restricted api '{kind}'")
-    return dict.fromkeys(kinds.split(","), (key, value))
+        if names.count(kind) > 1:
+            raise UsageError(f"restricted api '{kind}' can not be specified in multiple config groups")
+    return dict.fromkeys(names, (key, value))
 
 
 def parse_backend_config(text: str) -> tuple[str, str, str]:

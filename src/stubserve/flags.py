@@ -166,6 +166,10 @@ def _check_grpc(grpc: GrpcSettings) -> None:
         raise UsageError(f"invalid argument for --grpc-infer-response-compression-level, got: {grpc.compression_level}")
     if grpc.tls is not None and not (grpc.server_cert and grpc.server_key):
         raise UsageError("--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key")
+    kinds = [kind for group in grpc.restricted_protocols for kind in group]
+    for kind in kinds:
+        if kinds.count(kind) > 1:
+            raise UsageError(f"restricted api '{kind}' can not be specified in multiple config groups")
 
 
 def _check_ports(settings: Settings) -> None:

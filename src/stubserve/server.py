@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import resource
 import signal
 import socket
@@ -15,27 +16,31 @@ from typing import Protocol
 import uvicorn
 import uvloop
 
-from stubserve import __version__
+from stubserve import __version__, orphans
 from stubserve.errors import ServeError, unavailable
 from stubserve.inference.served_model import ServedModel
+from stubserve.instances.janitor import Janitor
 from stubserve.instances.memory import Memory
 from stubserve.instances.services import Services
 from stubserve.observability import logs
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.metrics import RESERVED, ServerMetrics
+from stubserve.observability.output import output
 from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.app import create_app
-from stubserve.protocols.http.connection import Connection
+from stubserve.protocols.http.connection import HttpConnection
+from stubserve.protocols.http.json_process import JsonProcess
 from stubserve.protocols.http.metrics import create_metrics_app
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.listening import explained, listen
+from stubserve.protocols.offload import Offload
 from stubserve.protocols.pressure import Pressure
 from stubserve.protocols.stall import Pace
 from stubserve.repository.control import ModelControl
 from stubserve.repository.loading import Loader
-from stubserve.repository.registry import UNLOADED, Registry, State
+from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.settings import Settings
 
 log = logging.getLogger("stubserve.server")
@@ -67,6 +72,8 @@ class Server:
         self.send_timeout_s: float = settings.clients.send_timeout_secs
         self.idle_timeout_s: float = settings.clients.idle_timeout_secs
         self.grpc_port = 0
+        self.offload = Offload()
+        self.large_json = JsonProcess(self.memory.block)
         self.loaded = False
         self.failed = False
         self.exiting = False
@@ -80,7 +87,8 @@ class Server:
             completes=not settings.repository.disable_auto_complete,
             latencies=measured.latencies if measured.allow else None,
         )
-        services = Services(self._registry, self.log_settings, custom)
+        self._janitor = Janitor()
+        services = Services(self._registry, self.log_settings, custom, janitor=self._janitor)
         self._control = ModelControl(settings.repository, loader, self._registry, services, settings.exit_timeout_secs)
 
     async def load(self) -> bool:
@@ -130,7 +138,11 @@ class Server:
             for version in list(entry.versions.values()):
                 if version.reason == UNLOADED:
                     continue
-                if version.state is not State.READY or version.model is None or await version.model.check_ready():
+                if (
+                    version.state is not VersionState.READY
+                    or version.model is None
+                    or await version.model.check_ready()
+                ):
                     return False
         return True
 
@@ -138,6 +150,9 @@ class Server:
         """Lets running requests finish, finalizes the models, ends the stubs; within --exit-timeout-secs by default."""
         self.exiting = True
         await self._control.stop(self.settings.exit_timeout_secs if timeout_s is None else timeout_s)
+        await self._janitor.finish()
+        self.large_json.close()
+        self.offload.close()
 
 
 def _not_started() -> ServeError:
@@ -178,7 +193,7 @@ def http_server(server: Server, connections: Connections) -> HttpServer:
     app = create_app(server)
     config = uvicorn.Config(
         app,
-        http=functools.partial(Connection, connections),  # type: ignore[arg-type]
+        http=functools.partial(HttpConnection, connections),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         access_log=False,
@@ -255,6 +270,7 @@ async def serve(settings: Settings) -> int:
         server.grpc_port = grpc.port
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    reaping = loop.create_task(orphans.reap()) if os.getpid() == 1 else None
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     serving = [loop.create_task(front.serve([listener])) for _, front, listener in fronts]
@@ -293,6 +309,8 @@ async def serve(settings: Settings) -> int:
         front.stop()
     await asyncio.gather(*serving)
     stopping.cancel()
+    if reaping is not None:
+        reaping.cancel()
     return exit_code
 
 
@@ -309,7 +327,10 @@ def run(settings: Settings) -> int:
     _raise_descriptor_limit()
     # Whoever started the server may ignore it, which is inherited, and then nobody learns how a child has ended.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    return uvloop.run(serve(settings))
+    try:
+        return uvloop.run(serve(settings))
+    finally:
+        output.finish()
 
 
 def _raise_descriptor_limit() -> None:

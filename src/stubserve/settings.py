@@ -52,6 +52,7 @@ class InstanceSettings:
     environment_cache: Path | None = None
     debug_models: tuple[str, ...] = ()
     restart_limit: int = 10
+    execute_timeout_secs: float = 0.0
 
     def backend_setting(self, backend: str, setting: str) -> str | None:
         """What a backend's models are told: the last value for this backend, else the last for all of them."""

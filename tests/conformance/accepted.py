@@ -88,17 +88,6 @@ NEWER_TRITON = (
         "Request for unknown model: ",
     ),
     Accepted(
-        "As above, over gRPC.",
-        (
-            "grpc/model_ready_unknown",
-            "grpc/model_ready_unknown_version",
-            "grpc/model_ready_no_name",
-            "grpc/broken_model_ready",
-        ),
-        "NOT_FOUND",
-        "Request for unknown model: ",
-    ),
-    Accepted(
         "As above, for models that failed to load.",
         ("startup/broken_model_ready", "startup/bad_config_ready"),
         404,

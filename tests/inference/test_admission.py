@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pytest
 
 from stubserve.errors import Code, ServeError
-from stubserve.inference.admission import admit, reshape_outputs
+from stubserve.inference.admission import admit, admit_steps, reshape_outputs
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
+from stubserve.inference.steps import finish
 from stubserve.inference.tensor import Tensor
 from tests.inference.models import echo, io, request, signature, zeros
 
@@ -277,3 +279,20 @@ def test_correlation_ids_that_pass(kind: str, id: int | str) -> None:
     made = request(zeros("IN", [1, 1]), correlation_id=id)
     admit(made, echo("seq", "FP32", "1", SEQUENCE % kind))
     assert made.admitted
+
+
+@pytest.mark.parametrize("count", [0, 1, 199, 200, 201])
+@pytest.mark.parametrize("element", [b"abc", b"a\0\0\0\0c", None])
+@pytest.mark.parametrize("end", [b"", b"\1", b"\2\0\0\0a", b"\2\0\0\0ab"])
+def test_in_steps_as_at_once(element: bytes | None, end: bytes, count: int) -> None:
+    model = signature("m", io("input", "IN", "STRING", "-1") + io("output", "OUT", "STRING", "-1"))
+    data = pack(*(element or b"x" * number for number in range(200))) + end
+
+    def outcome(act: Callable[[Request], None]) -> str:
+        try:
+            act(strings([count], data))
+        except ServeError as error:
+            return error.message
+        return ""
+
+    assert outcome(lambda made: finish(admit_steps(made, model))) == outcome(lambda made: admit(made, model))

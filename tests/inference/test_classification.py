@@ -88,3 +88,18 @@ def test_too_many_elements() -> None:
 def test_bytes_that_do_not_fill_the_shape() -> None:
     with pytest.raises(ServeError, match=r"^output tensor shape does not match size of output for 'OUT'$"):
         classify(Tensor("OUT", 11, [1, 3], bytes(8)), 1, True)
+
+
+@pytest.mark.parametrize("kind", ["FP32", "INT8", "UINT64"])
+@pytest.mark.parametrize("count", [1, 5, 100, 999, 1000])
+def test_the_greatest_are_those_of_a_whole_sort(kind: str, count: int) -> None:
+    random = np.random.default_rng(7)
+    for spread in (3, 100):  # many equal values, and few
+        values = random.integers(0, spread, 1000).astype(BY_NAME[kind].numpy)
+        if kind == "FP32":
+            values[::50] = np.nan
+        found = [
+            int(text.split(":")[1]) for text in texts(classify(tensor(kind, [1000], values.tolist()), count, False))
+        ]
+        order = np.argsort(values[::-1], kind="stable")[::-1][:count]
+        assert found == (999 - order).tolist()

@@ -74,13 +74,6 @@ class Process:
             os.close(doorbell)
 
 
-class Health:
-    """Of a stub that has just begun to execute."""
-
-    def state(self) -> tuple[str, float]:
-        return "executing", 0.0
-
-
 class Model:
     """A model that is called: remembers its requests. Its answers come from the test, through `answer`."""
 
@@ -161,8 +154,7 @@ class Stub:
         self.models = models or {}
         self.owner = Owner()
         process: Any = self.process
-        health: Any = Health()
-        self.work = StubWork(process, self.memory, self.outputs, self, health)
+        self.work = StubWork(process, self.memory, self.outputs, self)
         self.work.owner = self.owner
         arena = self.memory.arena
         self.channel = Channel(

@@ -32,6 +32,9 @@ class FakeModel(InstanceModel):
         self.idle = asyncio.Event()
         self.idle.set()
         self.stopped_within: list[float] = []
+        # Whether a batch does not end, and how long that was waited for
+        self.hangs = False
+        self.patience_s = 0.0
         self.stop_error: Exception | None = None
         # What its instances became
         self.configs: list[Any] = []
@@ -48,8 +51,10 @@ class FakeModel(InstanceModel):
     def why_not_ready(self) -> str:
         return ""
 
-    async def drained(self) -> None:
+    async def drained(self, patience_s: float = 0.0) -> bool:
+        self.patience_s = patience_s
         await self.idle.wait()
+        return not self.hangs
 
     async def stop(self, timeout_s: float) -> None:
         self.stopped_within.append(timeout_s)

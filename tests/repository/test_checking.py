@@ -161,6 +161,12 @@ def test_a_models_source(source: str, expected: list[str], repository: Path) -> 
         assert text in problem
 
 
+def test_a_time_limit_that_is_none(repository: Path) -> None:
+    write_model(repository, "m", config=io_config(extra='parameters { key: "EXECUTE_TIMEOUT_SECS" value {} }'))
+    (problem,) = found(repository)
+    assert "parameter 'EXECUTE_TIMEOUT_SECS' of model 'm' must be a number of seconds" in problem
+
+
 def test_what_is_not_offered(repository: Path) -> None:
     write_model(repository, "m", config=io_config(extra='parameters { key: "THREADS_PER_INSTANCE" value {} }'))
     (problem,) = found(repository)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stubserve.errors import ServeError, internal
-from stubserve.instances.instance import State
+from stubserve.instances.instance import InstanceState
 from stubserve.instances.memory import Memory
 from stubserve.repository.candidate import find_candidate
 from stubserve.repository.loading import Loader
@@ -149,7 +149,7 @@ def test_a_stub_that_has_only_imported_becomes_the_first_instance(run: Callable[
         model = await in_time(world.begin(config(3)))
         assert world.launcher.alive == ["m_0_0", "m_0_1", "m_0_2"]
         assert len(world.launcher.stubs) == 3
-        assert [instance.state for instance in model.instances] == [State.READY] * 3
+        assert [instance.state for instance in model.instances] == [InstanceState.READY] * 3
         assert world.launcher.stubs[0].initialized == "m_0_0"
 
     run(scenario)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stubserve.repository.registry import Registry, State, VersionEntry
+from stubserve.repository.registry import Registry, VersionEntry, VersionState
 from stubserve.repository.retiring import Loaded, Retiring
 from tests.repository.fakes import Disk, FakeModel, in_time, log_lines, states, until
 
@@ -29,7 +29,7 @@ class World:
         self.made = Loaded(replace(self.loaded.candidate, contents=None), [*self.models])
 
     def leaving(self) -> list[VersionEntry]:
-        return [self.registry.set_version("m", version, State.UNLOADING) for version in (1, 2)]
+        return [self.registry.set_version("m", version, VersionState.UNLOADING) for version in (1, 2)]
 
 
 def run(repository: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
@@ -55,6 +55,19 @@ def test_each_ends_when_it_is_idle_and_the_entries_when_all_have(repository: Pat
     run(repository, scenario)
 
 
+def test_a_model_that_hangs_is_ended_where_nobody_is_patient(repository: Path) -> None:
+    async def scenario(world: World) -> None:
+        first, second = world.models
+        first.hangs = True
+        world.retiring.begin(world.loaded, world.leaving(), patient=False)
+        await in_time(world.retiring.finish(30.0))
+        assert (first.patience_s, first.stopped_within) == (4.0, [1.0])
+        assert (second.patience_s, second.stopped_within) == (4.0, [5.0])
+        assert states(world.registry) == {1: UNLOADED, 2: UNLOADED}
+
+    run(repository, scenario)
+
+
 def test_of_what_was_made_of_files_nothing_is_left(repository: Path) -> None:
     async def scenario(world: World) -> None:
         world.retiring.begin(world.made, world.leaving())
@@ -69,7 +82,7 @@ def test_of_what_was_made_of_files_nothing_is_left(repository: Path) -> None:
 def test_an_entry_that_has_been_replaced_is_left_alone(repository: Path) -> None:
     async def scenario(world: World) -> None:
         world.retiring.begin(world.loaded, world.leaving())
-        world.registry.set_version("m", 1, State.LOADING)
+        world.registry.set_version("m", 1, VersionState.LOADING)
         await in_time(world.retiring.finish(30.0))
         assert states(world.registry) == {1: ("LOADING", ""), 2: UNLOADED}
 

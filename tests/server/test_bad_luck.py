@@ -190,7 +190,81 @@ def test_a_request_that_never_ends_does_not_hold_up_the_exit(tmp_path: Path) -> 
         server.wait_for("Exit timeout expired")
         waiting.join(10)
         assert answers[0].status == 500
-        assert "it was killed by signal 9 (SIGKILL)" in answers[0].error
+        assert "the server has killed it, because it had not stopped 1 s after it was told to" in answers[0].error
+
+
+@pytest.mark.parametrize("where", ["flag", "parameter", "model goes first"])
+def test_an_execute_that_takes_too_long_is_ended(tmp_path: Path, where: str) -> None:
+    parameter = 'parameters { key: "EXECUTE_TIMEOUT_SECS" value { string_value: "0.5" } }'
+    config = io_config("STRING", "1", extra="" if where == "flag" else parameter)
+    write_model(tmp_path, "obedient", OBEDIENT, config)
+    flags = {"flag": ["--execute-timeout-secs=0.5"], "parameter": [], "model goes first": ["--execute-timeout-secs=0"]}
+    with Serving(tmp_path, *flags[where]) as server:
+        answer = order(server, "hang")
+        assert answer.status == 500
+        assert answer.error.startswith("Stub process 'obedient_0' is not healthy: the server has killed it, because ")
+        assert (
+            "it has been executing a batch of 1 requests for longer than the 0.5 s that EXECUTE_TIMEOUT_SECS allows"
+        ) in answer.error
+        wait_ready(server)
+        assert order(server, "fine").status == 200
+
+
+def test_a_limit_counts_what_is_executed_not_what_is_answered_later(tmp_path: Path) -> None:
+    """The limit passes several times while a sender waits, and while requests come one after the other."""
+    write_model(
+        tmp_path,
+        "later",
+        """
+        import threading
+        import time
+        import triton_python_backend_utils as pb_utils
+
+        def answer(sender, array):
+            time.sleep(1.5)
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]), 1)
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                for request in requests:
+                    arguments = (request.get_response_sender(), request.inputs()[0].as_numpy())
+                    threading.Thread(target=answer, args=arguments).start()
+                return [None] * len(requests)
+        """,
+        io_config(extra='parameters { key: "EXECUTE_TIMEOUT_SECS" value { string_value: "0.4" } }'),
+    )
+    with Serving(tmp_path) as server:
+        array = np.arange(3, dtype=np.float32)
+        np.testing.assert_array_equal(binary_output(server.infer_array("later", array)), array)
+        assert server.get("/v2/models/later/ready").status == 200
+        assert "is not healthy" not in server.output
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf", ""])
+def test_a_limit_that_is_none_fails_the_load(repository: Path, text: str) -> None:
+    parameter = f'parameters {{ key: "EXECUTE_TIMEOUT_SECS" value {{ string_value: "{text}" }} }}'
+    write_model(repository, "obedient", OBEDIENT, io_config("STRING", "1", extra=parameter))
+    with Serving(repository, "--exit-on-error=false") as server:
+        (row,) = server.request("POST", "/v2/repository/index").json()
+        assert "'EXECUTE_TIMEOUT_SECS' of model 'obedient' must be a number of seconds" in row["reason"]
+        assert f"Got '{text}'" in row["reason"]
+
+
+def test_a_hung_model_can_be_unloaded(tmp_path: Path) -> None:
+    write_model(tmp_path, "obedient", OBEDIENT, CONFIG)
+    flags = ("--exit-timeout-secs=2", "--model-control-mode=explicit", "--load-model=obedient")
+    with Serving(tmp_path, *flags) as server:
+        answers: list[Answer] = []
+        waiting = threading.Thread(target=lambda: answers.append(order(server, "hang")))
+        waiting.start()
+        server.wait_for(r"hanging \d+")
+        assert server.request("POST", "/v2/repository/models/obedient/unload").status == 200
+        server.wait_for("successfully unloaded 'obedient' version 1")
+        waiting.join(10)
+        assert "the server has killed it, because it had not stopped 1 s after it was told to" in answers[0].error
+        assert not server.stub_pids()
+        assert server.request("POST", "/v2/repository/models/obedient/load", b"{}").status == 200
+        assert order(server, "fine").status == 200
 
 
 def test_of_several_instances_one_may_die(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import tritonclient.http
 import uvloop
 
 from stubserve.flags import parse_arguments
+from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.listening import listen
 from stubserve.server import Server, grpc_server, http_server
 from tests.server.grpc_calls import SERVICE, request
@@ -180,7 +181,7 @@ async def serving(repository: Path) -> AsyncIterator[tuple[Server, int]]:
     )
     server = Server(settings)
     listener = listen("127.0.0.1", 0)
-    http = http_server(server)
+    http = http_server(server, Connections(server))
     running = asyncio.ensure_future(http.serve([listener]))
     try:
         assert await server.load()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import threading
 from collections.abc import Iterator
@@ -411,6 +412,16 @@ def test_every_rpc_answers(triton: Grpc) -> None:
     assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.parametrize(("name", "version"), [("nobody", ""), ("", ""), ("echo", "7")])
+def test_a_model_that_is_not_there_is_not_ready(triton: Grpc, name: str, version: str) -> None:
+    """An answer, not an error; of a version that is no number it is an error."""
+    ask = service_pb2.ModelReadyRequest(name=name, version=version)
+    assert not triton.stub.ModelReady(ask).ready
+    with pytest.raises(grpc.RpcError) as error:
+        triton.stub.ModelReady(service_pb2.ModelReadyRequest(name="echo", version="one"))
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 def test_restricted_rpcs_need_their_key(triton: Grpc) -> None:
     ask = service_pb2.ModelStatisticsRequest(name="echo")
     with pytest.raises(grpc.RpcError) as error:
@@ -424,6 +435,24 @@ def test_restricted_rpcs_need_their_key(triton: Grpc) -> None:
 
 
 # Servers of their own
+
+
+@pytest.mark.parametrize("transport", ["native", "grpcio"])
+def test_each_request_and_cancellation_is_a_line_when_verbose(repository: Path, transport: str) -> None:
+    write_model(repository, "echo")
+    write_model(repository, "patient", PATIENT)
+    flags = ("--log-verbose=1", f"--grpc-transport={transport}")
+    with Serving(repository, *flags) as server, connected(server) as calls:
+        calls.infer(request())
+        calls.stub.ServerLive(service_pb2.ServerLiveRequest())
+        waiting = calls.stub.ModelInfer.future(request("patient"))
+        server.wait_for("executing")
+        waiting.cancel()
+        server.wait_for("gRPC request cancelled by its client: /inference.GRPCInferenceService/ModelInfer")
+        calls.stub.LogSettings(service_pb2.LogSettingsRequest(settings={"log_verbose_level": {"uint32_param": 0}}))
+        calls.infer(request())
+        lines = re.findall(r"gRPC request: /inference.GRPCInferenceService/(\w+)", server.output)
+        assert lines == ["ModelInfer", "ServerLive", "ModelInfer", "LogSettings"]
 
 
 @pytest.mark.parametrize("transport", ["native", "grpcio"])

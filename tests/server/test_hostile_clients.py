@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+import json
 import resource
+import selectors
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
-from tests.serving import Serving, binary_output, binary_request, write_model
+from tests.serving import Serving, binary_output, binary_request, io_config, write_model
 
 MIB = 1 << 20
 
@@ -126,3 +131,124 @@ def test_http_2_on_the_port_of_http_does_not_hold_up_the_exit(tmp_path: Path) ->
         client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         answer_of(client)
         assert server.stop(10) == 0
+
+
+def test_ids_are_not_kept(tmp_path: Path) -> None:
+    write_model(tmp_path, "echo")
+    data = {"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}
+    with Serving(tmp_path, "--shm-limit=256M") as server:
+        process = psutil.Process(server.process.pid)
+
+        def ask(number: int) -> int:
+            body = {"id": "x" * 10_000_000, "parameters": {"p": number}, "inputs": [data]}
+            answer = server.request("POST", "/v2/models/echo/infer", json.dumps(body).encode())
+            assert (answer.status, len(answer.json()["id"])) == (200, 10_000_000)
+            return process.memory_info().rss
+
+        before = [ask(number) for number in range(3)][-1]
+        assert [ask(number) for number in range(3, 13)][-1] < before + (40 << 20)
+
+
+HELD = """
+    import os, time
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            while not os.path.exists({go!r}):
+                time.sleep(0.01)
+            return [
+                pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy())])
+                for request in requests
+            ]
+"""
+
+
+def test_what_waits_for_a_busy_model_is_bounded(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    write_model(tmp_path / "models", "held", HELD.format(go=str(go)))
+    write_model(tmp_path / "models", "echo")
+    text = json.dumps(
+        {"id": "x" * 20_000_000, "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}]}
+    )
+    body = gzip.compress(text.encode())
+    assert len(body) < 30_000
+    with Serving(tmp_path / "models", "--shm-limit=64M") as server:
+        process = psutil.Process(server.process.pid)
+        clients = [server.connect() for _ in range(12)]
+        for client in clients:
+            client.request("POST", "/v2/models/held/infer", body, {"Content-Encoding": "gzip"})
+        # Those for which there is no room are told at once.
+        refused = selectors.DefaultSelector()
+        for client in clients:
+            refused.register(client.sock, selectors.EVENT_READ, client)
+        answered: list[int] = []
+        while len(answered) < 9:
+            events = refused.select(60)
+            assert events
+            for key, _ in events:
+                refused.unregister(key.fileobj)
+                response = key.data.getresponse()
+                assert b"--shm-limit" in response.read()
+                answered.append(response.status)
+        assert set(answered) == {503}
+        assert process.memory_info().rss < (64 + 150) * MIB
+        assert server.infer_array("echo", np.zeros(4, np.float32)).status == 200
+        go.touch()
+        # Served or refused, every one is answered.
+        for key in list(refused.get_map().values()):
+            assert key.data.getresponse().status in (200, 503)
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.parametrize("coding", [None, "gzip"])
+def test_large_answers_and_requests_are_whole_in_every_form(tmp_path: Path, coding: str | None) -> None:
+    write_model(tmp_path, "echo")
+    write_model(tmp_path, "texts", config=io_config("STRING"))
+    values = np.random.default_rng(1).random(200_000).astype(np.float32)
+    texts = [f"text {number}" for number in range(50_000)]
+    accept = {"Accept-Encoding": coding} if coding else {}
+    with Serving(tmp_path) as server:
+        connection = server.connect()
+
+        def ask(model: str, item: dict[str, Any], **more: Any) -> dict[str, Any]:
+            body = json.dumps({"id": "one", "inputs": [item], **more}).encode()
+            headers = dict(accept)
+            if coding:
+                body = gzip.compress(body)
+                headers["Content-Encoding"] = coding
+            connection.request("POST", f"/v2/models/{model}/infer", body, headers)
+            response = connection.getresponse()
+            data = response.read()
+            assert response.headers.get("Content-Encoding") == coding
+            document: dict[str, Any] = json.loads(gzip.decompress(data) if coding else data)
+            assert (response.status, document["id"]) == (200, "one"), document
+            return document["outputs"][0]
+
+        numbers = {"name": "INPUT0", "datatype": "FP32", "shape": [len(values)], "data": values.tolist()}
+        output = ask("echo", numbers)
+        assert output["shape"] == [len(values)]
+        np.testing.assert_array_equal(np.array(output["data"], np.float32), values)
+        strings = {"name": "INPUT0", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
+        assert ask("texts", strings)["data"] == texts
+        classes = ask("echo", numbers, outputs=[{"name": "OUTPUT0", "parameters": {"classification": 100_000}}])
+        order = [int(text.split(":")[1]) for text in classes["data"]]
+        np.testing.assert_array_equal(values[order], np.sort(values)[::-1][:100_000])
+        connection.close()
+
+
+def test_a_client_that_goes_while_its_answer_is_made_leaves_nothing(tmp_path: Path) -> None:
+    write_model(tmp_path, "big", BIG)
+    body = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [4_000_000]}]}
+    with Serving(tmp_path, "--shm-limit=64M") as server:
+        for _ in range(12):
+            connection = server.connect()
+            connection.request("POST", "/v2/models/big/infer", json.dumps(body).encode())
+            # Another's request is answered while the large answer is made, or before.
+            assert server.get("/v2/health/live").status == 200
+            connection.close()
+        answer = server.infer_json("big", body["inputs"])
+        while answer.status == 503:  # the memory of those that are gone comes back as their connections are closed
+            answer = server.infer_json("big", body["inputs"])
+        assert answer.json()["outputs"][0]["data"] == [0.0] * 4_000_000

@@ -295,10 +295,10 @@ def test_a_large_tensor_is_not_copied(tmp_path: Path) -> None:
     async def measure() -> None:
         nonlocal in_parent, committed
         async with serving(tmp_path) as (server, port):
-            arena = server.memory.arena
+            ledger = server.memory.ledger
             client = Client(port)
             tracemalloc.start()
-            before = sum(arena.committed().values())
+            before = ledger.total
             answer = memoryview(b"")
 
             def ask() -> None:
@@ -306,7 +306,7 @@ def test_a_large_tensor_is_not_copied(tmp_path: Path) -> None:
                 answer = client.infer(message)
 
             in_parent = await most_allocated(ask)
-            committed = sum(arena.committed().values()) - before
+            committed = ledger.total - before
             assert answer[-TENSOR_BYTES:] == array.data.cast("B")
             client.close()
 

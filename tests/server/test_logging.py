@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +54,59 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     write_model(repository, "talks", TALKS)
     with Serving(repository) as running:
         yield running
+
+
+NOISY = """
+    import os
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            for request in requests:
+                for _ in range(int(request.inputs()[0].as_numpy()[0])):
+                    os.write(2, b"x" * 65535 + b"\\n")
+                    pb_utils.Logger.log_error("y" * 1000)
+            outputs = [pb_utils.Tensor("OUTPUT0", np.zeros(1, np.float32)) for _ in requests]
+            return [pb_utils.InferenceResponse([output]) for output in outputs]
+"""
+
+
+class UnreadServing(Serving):
+    """A server whose stderr is a pipe that nobody reads."""
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            self.command, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def stop(self, timeout: float = 30.0) -> int:
+        code = super().stop(timeout)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+
+def test_a_log_that_nobody_reads_stops_no_model(tmp_path: Path) -> None:
+    write_model(tmp_path, "noisy", NOISY)
+    write_model(tmp_path, "echo")
+    with UnreadServing(tmp_path) as server:
+        # More than the pipes and all queues hold together
+        assert server.infer_array("noisy", np.array([40], np.float32)).status == 200
+        assert server.get("/v2/health/ready").status == 200
+        assert server.infer_array("echo", np.zeros(10, np.float32)).status == 200
+        assert server.stop() == 0
+
+
+def test_a_log_that_is_read_late_says_what_is_missing(tmp_path: Path) -> None:
+    write_model(tmp_path, "noisy", NOISY)
+    with UnreadServing(tmp_path) as server:
+        assert server.infer_array("noisy", np.array([40], np.float32)).status == 200
+        assert server.process.stderr is not None
+        lines = iter(server.process.stderr.readline, b"")
+        assert any(re.search(rb"\d+ bytes that stub 'noisy_0' wrote were dropped", line) for line in lines)
 
 
 def post(server: Serving, body: Any) -> Answer:

@@ -9,7 +9,7 @@ import pytest
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.request import BACKEND_FAILURE, OTHER_FAILURE, REJECTED, Response
 from stubserve.inference.work import Work
-from stubserve.instances.instance import State
+from stubserve.instances.instance import InstanceState
 
 from .fakes import Blocks, Script, Served
 
@@ -118,7 +118,7 @@ def test_a_death_fails_what_the_stub_had_and_no_more() -> None:
         # The execution of what was open had been counted.
         assert served.model.statistics.failures[BACKEND_FAILURE] == 1
         assert not served.model.down()
-        assert first.state is State.FAILED
+        assert first.state is InstanceState.FAILED
         assert "'m_0'" in served.model.why_not_ready()
         two.finish()
         assert served.reader.ids == ["a", "c", "b"] or served.reader.ids == ["c", "a", "b"]
@@ -276,7 +276,7 @@ def test_a_fault_of_the_scheduler_is_not_blamed_on_the_stub(caplog: pytest.LogCa
         served.stubs["m_0"].finish(a=Response(error=internal("what the model says")))
         assert served.reader.error("a").message == "what the model says"
         assert served.reader.error("b").code is Code.INTERNAL
-        assert instance.state is State.READY
+        assert instance.state is InstanceState.READY
 
     with caplog.at_level(logging.ERROR):
         run(scenario)
@@ -303,7 +303,7 @@ def test_other_instances_join_and_leave_in_one_step() -> None:
         assert served.model.rendered_config == {"new": True}
         served.submit("d")
         await turn()
-        assert goes.state is State.LEAVING
+        assert goes.state is InstanceState.LEAVING
         assert served.stubs["m_1"].batches == [["b"]]
         assert not served.stubs["m_1"].stopped.is_set()
         assert served.model.memory_usage()[0]["byte_size"] == 3000

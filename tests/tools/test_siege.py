@@ -15,7 +15,9 @@ SECONDS = 2.0
 # Several kinds at a time, for a test that is over soon; `make siege` has them one by one.
 UNMENDED = pytest.mark.xfail(strict=False, reason="issue 11: idle stubs keep memory, HTTP/2 on HTTP's port leaks")
 GROUPS = [
-    pytest.param(["claims", "trickles", "never-reads"], id="memory", marks=UNMENDED),
+    pytest.param(["claims", "trickles"], id="claims"),
+    # Alone: others would ask the stub for other things afterwards, which frees what it keeps.
+    pytest.param(["never-reads"], id="never-reads", marks=UNMENDED),
     pytest.param(["gzip-bombs", "long-ids", "json-bombs", "tiny-fields"], id="bombs"),
     pytest.param(["classes", "floats", "strings"], id="answers"),
     pytest.param(["connections", "wrong-port", "metadata", "floods"], id="connections", marks=UNMENDED),

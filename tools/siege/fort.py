@@ -20,7 +20,7 @@ SHM_LIMIT = 256 * MIB
 # What an operator's shell gives a server before it asks for more.
 DESCRIPTORS = 1024
 SAMPLE_S = 0.02
-WHOLE_WITHIN_S = 15.0
+WHOLE_WITHIN_S = 30.0
 
 
 def server(models: Path, log: Path) -> Server:

@@ -17,7 +17,7 @@ from . import grpc_attacks, http_attacks
 from .attack import Attempt, Target, run
 
 NICENESS = 10
-END_TIMEOUT_S = 10
+END_TIMEOUT_S = 60
 
 # Kind -> attempts, and how many clients make each at the same time
 KINDS: dict[str, list[tuple[Attempt, int]]] = {

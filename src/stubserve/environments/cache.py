@@ -34,7 +34,7 @@ _SAMPLES = 64
 _SAMPLE_BYTES = 1 << 16
 
 
-class Lease:
+class CacheLease:
     """Keeps an entry of the cache from being removed, until this object dies."""
 
     def __init__(self, folder: Path, descriptor: int) -> None:
@@ -76,7 +76,7 @@ def key_of(archive: Path) -> str:
     return digest.hexdigest()
 
 
-def lease(cache: Path, key: str) -> Lease | None:
+def lease(cache: Path, key: str) -> CacheLease | None:
     """The entry if it is complete, None if it is not or somebody is at it. Raises OSError."""
     record = cache / f"{key}.json"
     try:
@@ -99,7 +99,7 @@ def lease(cache: Path, key: str) -> Lease | None:
         os.close(descriptor)
         return None
     os.utime(descriptor)
-    return Lease(cache / key, descriptor)
+    return CacheLease(cache / key, descriptor)
 
 
 class Entry:

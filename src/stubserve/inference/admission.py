@@ -11,7 +11,8 @@ a second `admit` is free. A request that fails is left as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from math import prod
 from struct import Struct
 from struct import error as StructError
@@ -22,11 +23,16 @@ from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
 from stubserve.errors import Code, ServeError, invalid
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature, TensorSignature
+from stubserve.inference.steps import Steps, finish
 from stubserve.inference.tensor import Tensor
 
 _LENGTH = Struct("<I")
 # Bytes per element above which walking from one to the next is quicker than looking at all bytes.
 _SHORT = 64
+# How many elements are walked in one step.
+_STRINGS = 4096
+# The product of a longer shape is a number that may take long to work out.
+_MAX_DIMS = 64
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
@@ -35,8 +41,11 @@ _BATCH_NOTE = (
 )
 
 
-def admit(request: Request, signature: Signature) -> None:
-    """Checks a request against its model and makes it ready to be queued. Raises ServeError (INVALID_ARG)."""
+def admit(request: Request, signature: Signature, walks: Mapping[str, StringWalk] | None = None) -> None:
+    """Checks a request against its model and makes it ready to be queued. Raises ServeError (INVALID_ARG).
+
+    `walks` are the inputs whose strings have been walked through already.
+    """
     if request.admitted:
         return
     inputs = request.inputs
@@ -53,7 +62,7 @@ def admit(request: Request, signature: Signature) -> None:
     batch_size = _batch_size(request, signature) if signature.max_batch_size else 1
     shapes = [_model_shape(request, tensor, known[tensor.name], signature) for tensor in reversed(inputs)]
     for tensor in reversed(inputs):
-        _check_size(request, tensor, known[tensor.name], signature)
+        _check_size(request, tensor, known[tensor.name], signature, walks)
     if signature.correlation_control is not None:
         _check_correlation_id(request, signature, *signature.correlation_control)
     for tensor, shape in zip(reversed(inputs), shapes, strict=True):
@@ -99,7 +108,97 @@ def check_strings(request: Request, tensor: Tensor, expected: int, model: str) -
     except StructError:
         count = -1
     if at != size or count != expected:
-        raise _wrong_strings(request, tensor, expected, model)
+        raise finish(_walk(data)).refusal(request, tensor, expected, model)
+
+
+def admit_steps(request: Request, signature: Signature) -> Steps[None]:
+    """As `admit`, in steps, for requests with large inputs."""
+    walks = {}
+    for tensor in request.inputs:
+        if tensor.datatype == BYTES and tensor.name in signature.inputs and tensor.nbytes > strings.SMALL:
+            walks[tensor.name] = yield from _walk_quickly(tensor)
+    admit(request, signature, walks)
+
+
+def _walk_quickly(tensor: Tensor) -> Steps[StringWalk]:
+    data = tensor.buffer
+    walk = StringWalk(len(data))
+    rows = yield partial(strings.of_one_length, data)
+    count = 0 if rows is None else len(rows)
+    if rows is None and len(tensor.shape) <= _MAX_DIMS:
+        expected = prod(tensor.shape)
+        if len(data) < expected * _SHORT and (yield partial(strings.is_short_text, data, expected)):
+            count = expected
+    if not count:
+        return (yield from _walk(data))
+    walk.at, walk.count = walk.size, count
+    return walk
+
+
+class StringWalk:
+    """What walking through the elements of a BYTES tensor has found.
+
+    There are `count` of them in `size` bytes, the last of which is said to end `at`; it begins at `start` and has
+    `length` bytes. Where fewer than four bytes are left for another length, `at` is where they begin.
+    """
+
+    __slots__ = ("at", "count", "length", "size", "start")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.at = self.count = self.length = self.start = 0
+
+    def holds(self, expected: int) -> bool:
+        """Whether there are so many whole elements and nothing else."""
+        return self.at == self.size and self.count == expected
+
+    def refusal(self, request: Request, tensor: Tensor, expected: int, model: str) -> ServeError:
+        """Why a tensor that does not hold `expected` elements is refused; the first fault counts."""
+        if self.count > expected or (self.count == expected and self.at < self.size):
+            return request.refuse(
+                Code.INVALID_ARG,
+                f"unexpected number of string elements {expected + 1} for inference input '{tensor.name}' "
+                f"for model '{model}', expecting {expected}",
+            )
+        if self.at < self.size:
+            return request.refuse(
+                Code.INVALID_ARG,
+                f"incomplete string length indicator for inference input '{tensor.name}' for model '{model}', "
+                f"expecting 4 bytes but only {self.size - self.at} bytes available. "
+                "Please make sure the string length indicator is in one buffer.",
+            )
+        if self.count != expected:
+            return request.refuse(
+                Code.INVALID_ARG,
+                f"expected {expected} string elements for inference input '{tensor.name}' for model '{model}', "
+                f"got {self.count}",
+            )
+        return invalid(
+            f"incomplete string data for inference input '{tensor.name}', expecting string of length {self.length} "
+            f"but only {self.size - self.start} bytes available"
+        )
+
+
+def _walk(data: bytes | memoryview) -> Steps[StringWalk]:
+    """Walks from each element to the next, in steps."""
+    size = len(data)
+    walk = StringWalk(size)
+    length_at = _LENGTH.unpack_from
+    at = count = length = start = 0
+    try:
+        while at < size:
+            for _ in range(_STRINGS):
+                (length,) = length_at(data, at)
+                start = at + 4
+                at = start + length
+                count += 1
+                if at >= size:
+                    break
+            yield None
+    except StructError:
+        pass
+    walk.at, walk.count, walk.length, walk.start = at, count, length, start
+    return walk
 
 
 def reshape_outputs(response: Response, signature: Signature) -> None:
@@ -210,48 +309,25 @@ def _unspecified(request: Request, tensor: Tensor, signature: Signature) -> Serv
     )
 
 
-def _check_size(request: Request, tensor: Tensor, known: TensorSignature, signature: Signature) -> None:
+def _check_size(
+    request: Request,
+    tensor: Tensor,
+    known: TensorSignature,
+    signature: Signature,
+    walks: Mapping[str, StringWalk] | None,
+) -> None:
     elements = prod(tensor.shape)
     if not elements and signature.max_batch_size and not tensor.nbytes and not tensor.shape[0]:
         # Upstream takes an empty batch for no batch dimension at all, and so misses the bytes of one item.
         elements = prod(tensor.shape[1:])
-    if known.is_bytes:
+    if known.is_bytes and walks is not None and tensor.name in walks:
+        walk = walks[tensor.name]
+        if not walk.holds(elements):
+            raise walk.refusal(request, tensor, elements, signature.model)
+    elif known.is_bytes:
         check_strings(request, tensor, elements, signature.model)
     elif tensor.nbytes != elements * known.itemsize:
         raise size_mismatch(request, tensor.name, signature, elements * known.itemsize, tensor.nbytes)
-
-
-def _wrong_strings(request: Request, tensor: Tensor, expected: int, model: str) -> ServeError:
-    data = tensor.buffer
-    size = len(data)
-    at = count = length = start = 0
-    while at < size:
-        if count == expected:
-            return request.refuse(
-                Code.INVALID_ARG,
-                f"unexpected number of string elements {count + 1} for inference input '{tensor.name}' "
-                f"for model '{model}', expecting {expected}",
-            )
-        if size - at < 4:
-            return request.refuse(
-                Code.INVALID_ARG,
-                f"incomplete string length indicator for inference input '{tensor.name}' for model '{model}', "
-                f"expecting 4 bytes but only {size - at} bytes available. "
-                "Please make sure the string length indicator is in one buffer.",
-            )
-        (length,) = _LENGTH.unpack_from(data, at)
-        start = at + 4
-        at = start + length
-        count += 1
-    if count != expected:
-        return request.refuse(
-            Code.INVALID_ARG,
-            f"expected {expected} string elements for inference input '{tensor.name}' for model '{model}', got {count}",
-        )
-    return invalid(
-        f"incomplete string data for inference input '{tensor.name}', expecting string of length {length} "
-        f"but only {size - start} bytes available"
-    )
 
 
 def _check_correlation_id(request: Request, signature: Signature, control: str, datatype: int) -> None:

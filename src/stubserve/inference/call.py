@@ -16,11 +16,13 @@ A base class: its two attributes and three methods cost a request one Python cal
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from stubserve.errors import ServeError, internal
 from stubserve.inference.admission import admit
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
+from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import drop_blocks
 
 log = logging.getLogger("stubserve.inference")
@@ -32,7 +34,7 @@ class Call:
     __slots__ = ("model", "request")
 
     # How its requests are admitted
-    _check = staticmethod(admit)
+    _check: Callable[[Request, Signature], None] = staticmethod(admit)
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
+from typing import Any
 
 import numpy as np
+from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BF16, BOOL, BY_NUMBER, BYTES, FP16
 
 from stubserve.errors import internal, invalid
+from stubserve.inference.steps import Steps, finish
 from stubserve.inference.tensor import Tensor
 
 MAX_ELEMENTS = 1_000_000
+
+# How many texts are made in one step.
+_TEXTS = 256
 
 _UNSUPPORTED = frozenset((BOOL, FP16, BF16, BYTES))
 
@@ -23,6 +30,11 @@ def classify(tensor: Tensor, count: int, batching: bool, labels: Sequence[str] =
     Upstream's sort leaves the order of equal values open; here the lower index comes first.
     Raises ServeError (INVALID_ARG) for types without an order, and for more than a million elements per item.
     """
+    return finish(classify_steps(tensor, count, batching, labels))
+
+
+def classify_steps(tensor: Tensor, count: int, batching: bool, labels: Sequence[str] = ()) -> Steps[Tensor]:
+    """As `classify`, in steps."""
     if tensor.datatype in _UNSUPPORTED:
         raise invalid(
             f"class result not available for output due to unsupported type '{BY_NUMBER[tensor.datatype].name}'"
@@ -42,13 +54,29 @@ def classify(tensor: Tensor, count: int, batching: bool, labels: Sequence[str] =
     items = np.frombuffer(tensor.buffer, kind.numpy).reshape(batch_size, elements)
     parts: list[bytes] = []
     for values in items:
-        # Sorted backwards and read backwards: that way the sort's stability keeps equal values in their order.
-        ascending = np.argsort(values[::-1], kind="stable")[::-1][:count]
-        for index in (elements - 1 - ascending).tolist():
-            text = _class_text(values[index].item(), index, labels)
-            parts.append(len(text).to_bytes(4, "little"))
-            parts.append(text)
+        greatest = yield partial(_greatest, values, count)
+        for start in range(0, count, _TEXTS):
+            texts = [
+                _class_text(values[index].item(), index, labels) for index in greatest[start : start + _TEXTS].tolist()
+            ]
+            parts.append(strings.join(texts))
+            yield None
     return Tensor(tensor.name, BYTES, shape, b"".join(parts))
+
+
+def _greatest(values: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
+    """The indices of the `count` greatest values, greatest first, of equal ones the lower first; NaN is greatest."""
+    if count < len(values) // 8:
+        # Only what is no less than the last of them is sorted: with ties that may be more than `count`.
+        least = np.partition(values, len(values) - count)[len(values) - count]
+        (among,) = (~(values < least)).nonzero()
+    else:
+        among = np.arange(len(values))
+    # Sorted backwards and read backwards: that way the sort's stability keeps equal values in their order.
+    chosen = values[among]
+    ascending = np.argsort(chosen[::-1], kind="stable")[::-1][:count]
+    found: np.ndarray[Any, Any] = among[len(chosen) - 1 - ascending]
+    return found
 
 
 def _class_text(value: float, index: int, labels: Sequence[str]) -> bytes:

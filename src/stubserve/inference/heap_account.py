@@ -11,12 +11,15 @@ Not thread-safe: the account belongs to the event loop.
 
 from __future__ import annotations
 
+import sys
 from typing import Protocol
+
+from stubserve.inference.request import Request
 
 FREE_BYTES = 8 * 1024
 
 
-class Ledger(Protocol):
+class SharedLedger(Protocol):
     """Where committed bytes are counted: the memory of the server. `commit` raises ServeError (503)."""
 
     def commit(self, nbytes: int) -> None: ...
@@ -27,7 +30,7 @@ class Ledger(Protocol):
 class HeapAccount:
     """What all requests together keep in the heap; `taken` is how many bytes that is."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: SharedLedger) -> None:
         self._ledger = ledger
         self.taken = 0
 
@@ -70,3 +73,11 @@ class HeapShare:
             self._account.give_back(self._counted)
             self._counted = 0
         self._kept = 0
+
+
+def kept_by(request: Request) -> int:
+    """About how many bytes a request keeps until it is answered, beside its tensors: ids and parameters."""
+    kept = sys.getsizeof(request.id) + sys.getsizeof(request.correlation_id)
+    for name, value in (request.parameters or {}).items():
+        kept += sys.getsizeof(name) + sys.getsizeof(value)
+    return kept

@@ -49,7 +49,7 @@ class Response:
         return f"<Response {self.error or self.outputs}>"
 
 
-class Stream:
+class ResponseStream:
     """What is known of a request that is answered by more than one response, or slowly read.
 
     `responses` that have been counted, and when the model sent the last of them; `owed` is what to do when the reader
@@ -136,7 +136,7 @@ class Request:
         self.admitted = False
         self.cancelled = False
         self.outcome: str | None = None
-        self.stream: Stream | None = None
+        self.stream: ResponseStream | None = None
         # When what happened
         self.request_start_ns = 0
         self.queue_start_ns = 0
@@ -167,10 +167,10 @@ class Request:
         else:
             act()
 
-    def streamed(self) -> Stream:
+    def streamed(self) -> ResponseStream:
         """Its state as a stream, made when it is first asked for."""
         if self.stream is None:
-            self.stream = Stream()
+            self.stream = ResponseStream()
         return self.stream
 
     @property

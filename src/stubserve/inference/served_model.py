@@ -78,8 +78,11 @@ class ServedModel(Protocol):
 
     # The end
 
-    async def drained(self) -> None:
-        """Waits until nothing is queued or executing, and nobody waits for `check_ready` to submit something."""
+    async def drained(self, patience_s: float = 0.0) -> bool:
+        """Waits until nothing is queued or executing, and nobody waits for `check_ready` to submit something.
+
+        With a patience no longer than some batch has been executing for all of that time; False then.
+        """
 
     async def stop(self, timeout_s: float) -> None:
         """Finalizes and ends what it runs on, by force after `timeout_s`; no request is taken from now on."""

@@ -92,6 +92,11 @@ class Signature:
         )
         self.memo: dict[str, Any] = {}
 
+    @property
+    def has_strings(self) -> bool:
+        """Whether an input holds strings, whose bytes have to be looked at."""
+        return any(tensor.is_bytes for tensor in self.inputs.values())
+
     def __repr__(self) -> str:
         return f"<Signature {self.model!r} version {self.version}: {list(self.inputs)} -> {list(self.outputs)}>"
 

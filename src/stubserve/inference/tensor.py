@@ -14,7 +14,8 @@ class Tensor:
 
     `datatype` is the number in Triton's DataType enum, `shape` includes the batch dimension. The bytes (little-endian,
     row-major; BYTES elements behind 4-byte lengths) are either `data` itself, for small tensors, or, where `data` is
-    None, the `nbytes` at arena offset `offset` inside `span`: all of it, where these two are not given.
+    None, the `nbytes` at arena offset `offset` inside `span`: all of it, where these two are not given. Only a tensor
+    that has no place yet has neither.
     """
 
     __slots__ = ("data", "datatype", "name", "nbytes", "offset", "shape", "span")
@@ -35,8 +36,8 @@ class Tensor:
         self.data = data
         self.span = span
         if span is None:
-            self.offset = 0
-            self.nbytes = 0 if data is None else len(data)
+            self.offset = offset or 0
+            self.nbytes = (nbytes or 0) if data is None else len(data)
         else:
             self.offset = span.offset if offset is None else offset
             self.nbytes = span.nbytes if nbytes is None else nbytes

@@ -25,7 +25,7 @@ from stubserve.model_config.complete import InstanceSpec
 log = logging.getLogger("stubserve.instances")
 
 
-class State(enum.Enum):
+class InstanceState(enum.Enum):
     STARTING = "starting"
     READY = "ready"
     RESTARTING = "restarting"
@@ -68,7 +68,7 @@ class Instance:
         self.spec = spec
         self.name = spec.name
         self.passive = spec.passive
-        self.state = State.STARTING
+        self.state = InstanceState.STARTING
         self.stub: Stub | None = None
         self.policy = policy
         self.last_error = ""
@@ -98,15 +98,15 @@ class Instance:
 
     def why_not_ready(self) -> str:
         """Empty if the instance is ready, else the reason for people."""
-        if self.state is State.READY:
+        if self.state is InstanceState.READY:
             return ""
-        if self.state is State.STARTING:
+        if self.state is InstanceState.STARTING:
             return f"instance '{self.name}' is starting"
-        if self.state is State.LEAVING or self.state is State.STOPPED:
+        if self.state is InstanceState.LEAVING or self.state is InstanceState.STOPPED:
             return f"instance '{self.name}' is {self.state.value}"
         restarting = (
             "it is being restarted"
-            if self.state is State.RESTARTING
+            if self.state is InstanceState.RESTARTING
             else (f"it died {self.policy.restarts + 1} times in a row and is not restarted (--stub-restart-limit)")
         )
         return f"{self.last_error} {restarting[0].upper()}{restarting[1:]}."
@@ -114,7 +114,7 @@ class Instance:
     @property
     def waiter(self) -> Waiter | None:
         """The instance as one that calls may wait for; None if it takes none, now and later."""
-        if self.passive or self.state is State.FAILED or self.state is State.STOPPED:
+        if self.passive or self.state is InstanceState.FAILED or self.state is InstanceState.STOPPED:
             return None
         return waiting.Starting(self.name) if self.stub is None else self.stub.work
 
@@ -136,7 +136,7 @@ class Instance:
 
     def leave(self) -> None:
         """Takes no batch any more, and is not restarted."""
-        self.state = State.LEAVING
+        self.state = InstanceState.LEAVING
         self._finished = asyncio.Event()
         if self._restart is not None:
             self._restart.cancel()
@@ -153,7 +153,7 @@ class Instance:
 
     async def stop(self, timeout_s: float) -> None:
         """Finalizes the model and ends the stub, by force after `timeout_s`."""
-        self.state = State.STOPPED
+        self.state = InstanceState.STOPPED
         if self._restart is not None:
             self._restart.cancel()
             await asyncio.gather(self._restart, return_exceptions=True)
@@ -183,17 +183,17 @@ class Instance:
         assert stub is not None
         error = self._unhealthy(stub, cause)
         self._look_for_end()
-        if self.state is State.LEAVING or self.state is State.STOPPED:
+        if self.state is InstanceState.LEAVING or self.state is InstanceState.STOPPED:
             if unfinished or open_:
                 self._owner.on_death(self, error, unfinished, open_)
             return
         self.last_error = error.message
         delay = self.policy.next_delay(self._ready_at, time.monotonic())
         if delay is None:
-            self.state = State.FAILED
+            self.state = InstanceState.FAILED
             log.error("%s It has died too often and is not restarted.", error)
         else:
-            self.state = State.RESTARTING
+            self.state = InstanceState.RESTARTING
             log.error("%s It is restarted in %.1f s.", error, delay)
             self._restart = asyncio.get_running_loop().create_task(self._start_again(delay))
         self._owner.on_death(self, error, unfinished, open_)
@@ -210,7 +210,7 @@ class Instance:
     def _adopt(self, stub: Stub) -> None:
         self.stub = stub
         stub.work.owner = self
-        self.state = State.READY
+        self.state = InstanceState.READY
         self._ready_at = time.monotonic()
         self._owner.on_ready(self)
 
@@ -229,7 +229,7 @@ class Instance:
                 self.last_error = error.message
                 next_delay = self.policy.next_delay(None, time.monotonic())
                 if next_delay is None:
-                    self.state = State.FAILED
+                    self.state = InstanceState.FAILED
                     log.error("restart of instance '%s' failed and is not tried again: %s", self.name, error)
                     return
                 delay = next_delay

@@ -13,6 +13,7 @@ from stubserve.environments.environment import Environment
 from stubserve.instances.memory import Memory
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
+from stubserve.instances.time_limit import execute_timeout
 from stubserve.model_config.complete import InstanceSpec
 
 
@@ -37,6 +38,7 @@ class Launcher:
     """Makes stubs for the model version in `version_dir`.
 
     `threads` limits onnxruntime's threads (0: not at all); for other libraries the environment's variables do.
+    `execute_timeout_s` is how long an `execute` may take where the model does not say (0: as long as it likes).
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Launcher:
         services: Services,
         terminal: bool = False,
         threads: int = 0,
+        execute_timeout_s: float = 0.0,
     ) -> None:
         self._memory = memory
         self._environment = environment
@@ -58,6 +61,7 @@ class Launcher:
         self._services = services
         self._terminal = terminal
         self._threads = threads
+        self._execute_timeout_s = execute_timeout_s
 
     def boot(self, instance: str) -> Stub:
         """A stub that is importing the model. Raises ServeError if no process can be started."""
@@ -87,7 +91,9 @@ class Launcher:
         arguments = initialize_arguments(spec, config.name, config_json, self._model_dir, self._version_dir.name)
         outputs = [output.name for output in config.output]
         decoupled = config.model_transaction_policy.decoupled
+        limit = execute_timeout(config, self._execute_timeout_s)
         await stub.handshake.initialize(spec.name, arguments, outputs, decoupled)
+        stub.work.watch.limit(limit)
 
 
 def initialize_arguments(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from stubserve.errors import ServeError, unavailable
 
+log = logging.getLogger("stubserve.instances")
 
-class ModelControl(Protocol):
+
+class ControlForModels(Protocol):
     """Model control as stubs see it. Both raise ServeError."""
 
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
@@ -33,7 +36,7 @@ def no_model_control() -> ServeError:
     return unavailable("explicit model load / unload is not allowed if polling is enabled")
 
 
-async def change_model(control: ModelControl, wish: dict[str, Any]) -> dict[str, Any]:
+async def change_model(control: ControlForModels, wish: dict[str, Any]) -> dict[str, Any]:
     """Carries out what a model wants; None as "value" when it is done, or why not as "error"."""
     try:
         if wish["question"] == "load_model":
@@ -42,4 +45,8 @@ async def change_model(control: ModelControl, wish: dict[str, Any]) -> dict[str,
             await control.unload(wish["model"])
     except ServeError as error:
         return {"error": error.message}
+    except Exception as raised:
+        # The model waits for an answer, and it is no fault of its stub's.
+        log.exception("unexpected error while a model's wish was carried out: %s", wish.get("question"))
+        return {"error": f"unexpected error in the server: {raised!r}"}
     return {"value": None}

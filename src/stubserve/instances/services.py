@@ -5,16 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stubserve.instances.bls import Models
-from stubserve.instances.model_control import ModelControl, NoModelControl
+from stubserve.instances.janitor import Janitor
+from stubserve.instances.model_control import ControlForModels, NoModelControl
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.logs import LogSettings
 
 
 @dataclass(frozen=True)
 class Services:
-    """What a stub's model may call (`models`), load and unload (`control`), and where its metrics live (`metrics`)."""
+    """What a stub's model may call (`models`), load and unload (`control`), and where its metrics live (`metrics`).
+
+    `janitor` ends what models have started when the server is gone; without one it is left over.
+    """
 
     models: Models
     log_settings: LogSettings
     metrics: MetricRegistry
-    control: ModelControl = field(default_factory=NoModelControl)
+    control: ControlForModels = field(default_factory=NoModelControl)
+    janitor: Janitor | None = None

@@ -56,19 +56,27 @@ class Stub:
             segment = memory.arena.segment(outputs.index)
             self._words = segment.parent_words
             self._process = StubProcess(
-                name, environment, memory.arena.fd, self._on_message, self._on_process_death, terminal
+                name,
+                environment,
+                memory.arena.fd,
+                self._on_message,
+                self._on_process_death,
+                terminal,
+                {} if services.janitor is None else services.janitor.variables,
             )
         except OSError as error:
             if outputs is not None:
                 outputs.close()
             raise internal(f"Stub process '{name}' cannot be started: {explain_start(environment, error)}") from None
+        if services.janitor is not None:
+            services.janitor.adopt(self._process.pid)
         self._memory = memory
         self._spare = Spare(self._process, outputs)
         memory.reclaim.stubs.add(self._spare)
         self.health = Health(self._process.pid, segment.stub_words)
         self.handshake = Handshake(self._process, environment, self.health)
-        self.work = StubWork(self._process, memory, self._outputs, services.models, self.health)
-        self.work.on_idle = self._spare.on_idle
+        self.work = StubWork(self._process, memory, self._outputs, services.models)
+        self.work.watch.on_idle = self._spare.on_idle
         self._metrics = StubMetrics(services.metrics)
         services.metrics.sources.add(self._process.read_messages)
         services.log_settings.watchers.add(self._tell_log_levels)
@@ -101,7 +109,8 @@ class Stub:
             self.work.finish()
             await asyncio.wait_for(self._gone.wait(), timeout_s)
         except (ServeError, asyncio.TimeoutError):
-            await self.kill()
+            self._process.condemn(f"it had not stopped {timeout_s:g} s after it was told to")
+            await self._gone.wait()
             return False
         return True
 
@@ -171,6 +180,8 @@ class Stub:
         self.death = cause
         for answering in self._answering:
             answering.cancel()
+        if self._services.janitor is not None:
+            self._services.janitor.forget(self._process.pid)
         self._metrics.close()
         self._services.metrics.sources.discard(self._process.read_messages)
         self._memory.reclaim.stubs.discard(self._spare)

@@ -1,7 +1,8 @@
 """One stub as an operating-system process: started with its descriptors, watched, its stderr kept, ended.
 
 Death is noticed through a pidfd in the event loop: at once, without polling and without SIGCHLD. What the stub writes
-to stderr is passed on to the server's and its last part kept, so that an error can quote it. stdout is inherited.
+to stderr is passed on to the server's, no faster than that is read (`observability.output`), and its last part kept, so
+that an error can quote it. stdout is inherited.
 
 What comes from a stub is a model's work, and a model may write to descriptors that are not its own, close them, or
 become another program. So nothing here trusts what it reads: a stub that cannot be talked to any more is ended
@@ -12,19 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stubserve_stub.wire.messages import Unframer, frame
 
 from stubserve.environments.environment import Environment
 from stubserve.instances.death import cause_of_death, oom_kills
+from stubserve.observability.output import output
 
 _TAIL_BYTES = 4096
 
@@ -34,6 +36,9 @@ _MOST_READS = 64
 # A process that ends closes its descriptors first, and is gone at once.
 _ENDING_S = 1.0
 
+# How long nothing is read of what a stub writes faster than the log is read.
+_STDERR_PAUSE_S = 0.05
+
 log = logging.getLogger("stubserve.stub")
 
 
@@ -42,7 +47,8 @@ class StubProcess:
 
     `on_message` gets each control message, `on_death` is called once with the cause when the process is gone and its
     last messages and stderr have been read. `doorbell_out` wakes the stub, `answer_doorbell` whoever waits in it for an
-    answer to a request of its model; `doorbell_in` is the event loop's to watch.
+    answer to a request of its model; `doorbell_in` is the event loop's to watch. `variables` are more of its
+    environment.
 
     Raises OSError if no process can be started, or there is no descriptor left for it.
     """
@@ -55,6 +61,7 @@ class StubProcess:
         on_message: Callable[[dict[str, Any]], None],
         on_death: Callable[[str], None],
         terminal: bool = False,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.stderr_tail = b""
@@ -66,6 +73,7 @@ class StubProcess:
         self._dead = False
         self._condemned = ""
         self._ending: asyncio.TimerHandle | None = None
+        self._stderr_pause: asyncio.TimerHandle | None = None
         self._terminal = terminal
         self._oom_kills_before = oom_kills()
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
@@ -82,7 +90,7 @@ class StubProcess:
             os.set_blocking(self._stderr, False)
             self._process = subprocess.Popen(
                 environment.command(arena, control.fileno(), doorbells),
-                env=environment.process_variables(),
+                env={**environment.process_variables(), **(variables or {})},
                 stdin=None if terminal else subprocess.DEVNULL,
                 stderr=None if terminal else stderr,
                 pass_fds=(arena, control.fileno(), *doorbells),
@@ -97,7 +105,7 @@ class StubProcess:
             ours.pop_all()
         self._loop.add_reader(self._pidfd, self._reap)
         self._loop.add_reader(self._control, self._read_control)
-        self._loop.add_reader(self._stderr, self._read_stderr)
+        self._loop.add_reader(self._stderr, self._on_stderr)
 
     def send(self, kind: str, **fields: Any) -> None:
         """Sends a control message; never blocks, keeps the order, does nothing once the stub is dead."""
@@ -175,6 +183,23 @@ class StubProcess:
             return False
         return True
 
+    @property
+    def _source(self) -> str:
+        return f"stub '{self.name}'"
+
+    def _on_stderr(self) -> None:
+        """Reads no faster than the server's own stderr is read; where that stands still, slowly."""
+        if output.is_full(self._source):
+            self._pause_stderr()
+            return
+        if self._read_stderr() and output.is_stuck:
+            self._pause_stderr()
+
+    def _pause_stderr(self) -> None:
+        self._loop.remove_reader(self._stderr)
+        go_on = functools.partial(self._loop.add_reader, self._stderr, self._on_stderr)
+        self._stderr_pause = self._loop.call_later(_STDERR_PAUSE_S, go_on)
+
     def _read_stderr(self) -> bool:
         try:
             data = os.read(self._stderr, 1 << 16)
@@ -184,11 +209,7 @@ class StubProcess:
             self._loop.remove_reader(self._stderr)
             return False
         self.stderr_tail = (self.stderr_tail + data)[-_TAIL_BYTES:]
-        try:
-            sys.stderr.buffer.write(data)
-            sys.stderr.buffer.flush()
-        except (OSError, ValueError):
-            log.debug("stub %s: stderr of the server is closed", self.name)
+        output.write(2, data, self._source)
         return True
 
     def _reap(self) -> None:
@@ -200,6 +221,8 @@ class StubProcess:
             # Before the wait: until then the number of the group cannot be given to another.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
+        if self._stderr_pause is not None:
+            self._stderr_pause.cancel()
         code = self._process.wait()
         os.close(self._pidfd)
         # A grandchild may keep the other ends open for ever, so this does not wait for the end of the streams.

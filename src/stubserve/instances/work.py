@@ -26,16 +26,13 @@ from stubserve.inference.work import Work
 from stubserve.instances.answer_ring import AnswerRing
 from stubserve.instances.batch import Batch, hold_inputs, pack_batch, read_response, read_result
 from stubserve.instances.bls import Models, StubCall, StubCalls
-from stubserve.instances.health import Health
+from stubserve.instances.execution_watch import ExecutionWatch
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub_memory import StubMemory
 from stubserve.instances.stub_process import StubProcess
 
 log = logging.getLogger("stubserve.instances")
 
-_PATIENCE_S = 30.0
-# How often a stub that gets batches is looked at. Without one between two looks it is idle.
-_WATCH_S = 5.0
 _QUESTION = "does its model write to memory of others?"
 
 # From this size on, moving a request's bytes takes longer than a stub would look for the next one.
@@ -74,14 +71,11 @@ class StubWork:
     It is also the stub as one that may wait for others (`waiting.Waiter`).
     """
 
-    def __init__(
-        self, process: StubProcess, memory: Memory, outputs: StubMemory, models: Models, health: Health
-    ) -> None:
+    def __init__(self, process: StubProcess, memory: Memory, outputs: StubMemory, models: Models) -> None:
         self.owner: WorkOwner | None = None
         self._process = process
         self._memory = memory
         self._outputs = outputs
-        self._health = health
         self._loop = asyncio.get_running_loop()
         segment = memory.arena.segment(outputs.index)
         self._words = segment.parent_words
@@ -102,14 +96,11 @@ class StubWork:
         self._open_extras: dict[tuple[int, int], Sequence[Tensor]] = {}
         # Groups of responses that have been passed on, of which the stub is still to be told
         self._passed_on: list[tuple[int, int]] = []
-        self._batches = 0
+        self.batches = 0
         self._announced = 0
         # Nothing more is taken from the stub, nor should it be given anything
         self.over = False
-        self._watch: asyncio.TimerHandle | None = None
-        self._batches_at_watch = 0
-        # Called when the stub has had nothing to do for a while
-        self.on_idle: Callable[[], None] = lambda: None
+        self.watch = ExecutionWatch(process, self)
         # Not through the ring: the stub's main thread may be busy for long, and these may be many.
         outputs.on_many_frees = functools.partial(self._loop.call_soon, self._acknowledge)
         self._loop.add_reader(process.doorbell_in, self._on_doorbell)
@@ -119,7 +110,7 @@ class StubWork:
 
         Where it raises anything the stub has not got the batch.
         """
-        number = self._batches = self._batches + 1
+        number = self.batches = self.batches + 1
         frees = self._outputs.take_frees()
         spilled = None
         flags = 0
@@ -140,8 +131,15 @@ class StubWork:
         # Only now: whoever gets an exception answers the requests.
         self._in_flight[number] = Batch(work, spilled)
         self._memory.batches_in_flight += 1
-        if self._watch is None:
-            self._watch = self._loop.call_later(_WATCH_S, self._look)
+        if self.watch.is_asleep:
+            self.watch.wake()
+
+    @property
+    def running(self) -> tuple[int, int] | None:
+        """The batch that the stub executes: (number, how many requests); None if it has none."""
+        for number, batch in self._in_flight.items():
+            return number, len(batch.work.requests)
+        return None
 
     @property
     def is_empty(self) -> bool:
@@ -176,8 +174,7 @@ class StubWork:
             self._on_doorbell()
         self._loop.remove_reader(self._process.doorbell_in)
         self.calls.close()
-        if self._watch is not None:
-            self._watch.cancel()
+        self.watch.close()
         unfinished: list[Request] = []
         for batch in self._in_flight.values():
             unfinished.extend(batch.unanswered())
@@ -191,21 +188,6 @@ class StubWork:
         self._memory.batches_in_flight -= len(self._in_flight)
         self._in_flight.clear()
         return unfinished, open_
-
-    def _look(self) -> None:
-        """Tells the log about a batch that takes long, and whoever cares when there are no more; sleeps while idle."""
-        self._watch = None
-        if not self._in_flight and self._batches == self._batches_at_watch:
-            self.on_idle()
-            return
-        self._batches_at_watch = self._batches
-        doing, seconds = self._health.state()
-        if self._in_flight and doing == "executing" and seconds >= _PATIENCE_S and seconds % _PATIENCE_S < _WATCH_S:
-            log.warning(
-                "stub '%s' has been executing a batch of %d requests for %.0f s; 'py-spy dump --pid %d' shows where",
-                self.name, len(next(iter(self._in_flight.values())).work.requests), seconds, self._process.pid,
-            )  # fmt: skip
-        self._watch = self._loop.call_later(_WATCH_S, self._look)
 
     def _put(self, data: bytes, flags: int) -> None:
         try:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from stubserve.observability.output import QueuedStream, output
 from stubserve.settings import LoggingSettings
 
 FORMATS = ("default", "ISO8601")
@@ -111,9 +112,9 @@ def configure(settings: LoggingSettings) -> LogSettings:
         # As on stderr, what UTF-8 cannot say (names of files may be any bytes) must not cost the line.
         handlers = [logging.FileHandler(settings.file, encoding="utf-8", errors="backslashreplace")]
     else:
-        out = logging.StreamHandler(sys.stdout)
+        out = logging.StreamHandler(QueuedStream(sys.stdout, output))
         out.addFilter(_BelowWarning())
-        err = logging.StreamHandler(sys.stderr)
+        err = logging.StreamHandler(QueuedStream(sys.stderr, output))
         err.setLevel(logging.WARNING)
         handlers = [out, err]
     for handler in handlers:

@@ -12,7 +12,7 @@ from stubserve.inference.tensor import Tensor
 Store = Callable[["bytes | memoryview"], Block]
 
 
-class Placer:
+class BodyPlacer:
     """Makes tensors of parts of the body, and remembers the blocks that they hold."""
 
     __slots__ = ("_block", "_body", "_body_offset", "_held", "_store", "size")

@@ -20,7 +20,7 @@ from stubserve.inference.admission import admit, check_strings
 from stubserve.inference.request import Request, Response, unanswered
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
-from stubserve.protocols.placement import Placer
+from stubserve.protocols.placement import BodyPlacer
 from stubserve.protocols.reply_format import ReplyFormat
 
 PLAN_BYTES = 4096
@@ -33,7 +33,7 @@ class RequestPlan:
     with the inputs' sizes they make up `tail_bytes`. `kinds` are the inputs' (datatype, nbytes).
     """
 
-    __slots__ = ("_inputs", "_template", "inline", "kinds", "reply_format", "tail_bytes")
+    __slots__ = ("_inputs", "_template", "has_strings", "inline", "kinds", "reply_format", "tail_bytes")
 
     def __init__(self, request: Request, reply_format: ReplyFormat, gaps: list[int] | None = None) -> None:
         self.reply_format = reply_format
@@ -58,10 +58,11 @@ class RequestPlan:
             at += tensor.nbytes
         self.tail_bytes = at
         self.kinds = [(tensor.datatype, tensor.nbytes) for tensor in request.inputs]
+        self.has_strings = any(strings is not None for *_, strings in self._inputs)
         # Whether `inline_request` can make its requests: all bytes travel in the message, and none has to be looked at
         self.inline = all(nbytes <= INLINE_BYTES and strings is None for *_, nbytes, strings in self._inputs)
 
-    def apply(self, id: str, tail: int, placer: Placer, model: str) -> Request:
+    def apply(self, id: str, tail: int, placer: BodyPlacer, model: str) -> Request:
         """The request that this description makes of the message's bytes from `tail` on. Raises ServeError."""
         inputs: list[Tensor] = []
         request = self._request(inputs, unanswered, id)
@@ -110,7 +111,10 @@ def remember(
     signature: Signature,
     gaps: list[int] | None = None,
 ) -> None:
-    """Makes a plan of a request that was read the long way, if the request is admissible."""
+    """Makes a plan of a request that was read the long way, if the request is admissible.
+
+    An id that is no part of `key` must not be in the request: it is nobody else's, and a plan would keep it.
+    """
     try:
         admit(request, signature)
     except ServeError:

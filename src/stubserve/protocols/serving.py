@@ -6,11 +6,26 @@ from typing import Protocol
 
 from stubserve.inference.heap_account import HeapAccount
 from stubserve.inference.memory import Block
+from stubserve.inference.request import Request
 from stubserve.inference.served_model import ServedModel
+from stubserve.inference.signature import Signature
 from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.forwarding import HeaderForwarding
+from stubserve.protocols.offload import Offload
+from stubserve.protocols.placement import BodyPlacer, Store
 from stubserve.protocols.pressure import Pressure
+from stubserve.protocols.reply_format import ReplyFormat
 from stubserve.protocols.stall import Pace
+
+
+class LargeJson(Protocol):
+    """Who reads large JSON, so that nobody has to wait for it."""
+
+    async def read_infer(
+        self, text: memoryview, signature: Signature, placer: BodyPlacer, max_input_size: int, holds: Block | None
+    ) -> tuple[Request, ReplyFormat]: ...
+
+    async def read_generate(self, text: bytes, signature: Signature, store: Store) -> Request: ...
 
 
 class Ingress(Protocol):
@@ -27,6 +42,11 @@ class Ingress(Protocol):
     pressure: Pressure
     send_timeout_s: float
     idle_timeout_s: float
+    offload: Offload
+
+    @property
+    def large_json(self) -> LargeJson: ...
+
     http_forwarding: HeaderForwarding | None
 
     def find_model(self, name: str, version: str) -> ServedModel: ...

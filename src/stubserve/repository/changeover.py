@@ -28,7 +28,7 @@ from stubserve.instances.services import Services
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import available_versions
 from stubserve.repository.instance_update import InstanceUpdate
-from stubserve.repository.registry import UNLOADED, Registry, State
+from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.repository.retiring import Loaded, Retiring
 from stubserve.serving.instance_model import InstanceModel
 
@@ -88,7 +88,7 @@ class Changeover:
             staying = {}
         for version in versions:
             if not self._registry.serves(name, version):
-                self._registry.set_version(name, version, State.LOADING)
+                self._registry.set_version(name, version, VersionState.LOADING)
         starts = {
             version: asyncio.ensure_future(self._start(candidate, version, staying.get(version), services))
             for version in versions
@@ -136,7 +136,8 @@ class Changeover:
         if loaded is not None:
             self._retiring.begin(
                 loaded,
-                [self._registry.set_version(name, model.version, State.UNLOADING) for model in loaded.models],
+                [self._registry.set_version(name, model.version, VersionState.UNLOADING) for model in loaded.models],
+                patient=False,
             )
 
     async def end_all(self, timeout_s: float) -> None:
@@ -198,14 +199,14 @@ class Changeover:
         entry = self._registry.entry(name)
         entry.reason = ""
         for model in loaded.models:
-            self._registry.set_version(name, model.version, State.READY, model=model)
+            self._registry.set_version(name, model.version, VersionState.READY, model=model)
         leaving = []
         for version, other in list(entry.versions.items()):
             if other.model is not None and other.model not in loaded.models:
-                leaving.append(self._registry.set_version(name, version, State.UNLOADING))
-            elif other.state is State.UNAVAILABLE and version in on_disk:
+                leaving.append(self._registry.set_version(name, version, VersionState.UNLOADING))
+            elif other.state is VersionState.UNAVAILABLE and version in on_disk:
                 other.reason = UNLOADED  # it may have failed an earlier load
-            elif other.state is State.UNAVAILABLE:
+            elif other.state is VersionState.UNAVAILABLE:
                 self._registry.drop_version(name, version)
         old = self._loaded.get(name)
         self._loaded[name] = loaded
@@ -232,9 +233,9 @@ class Changeover:
                 self._registry.models[name].versions[version].reason = error.status_text
             elif not self._registry.serves(name, version):
                 reason = _GIVEN_UP if error is None else error.status_text
-                self._registry.set_version(name, version, State.UNAVAILABLE, reason)
+                self._registry.set_version(name, version, VersionState.UNAVAILABLE, reason)
         leaving = [
-            self._registry.set_version(name, model.version, State.UNLOADING)
+            self._registry.set_version(name, model.version, VersionState.UNLOADING)
             for model in loaded.models
             if not self._registry.serves(name, model.version)
         ]

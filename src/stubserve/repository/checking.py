@@ -19,6 +19,7 @@ from stubserve.environments.probe import EnvironmentUnusable, inspect_file
 from stubserve.environments.resolve import PARAMETER, place_of
 from stubserve.errors import ServeError, internal
 from stubserve.instances.threads import threads_per_instance
+from stubserve.instances.time_limit import execute_timeout
 from stubserve.model_config.complete import normalise
 from stubserve.model_config.parse import decode_text
 from stubserve.model_config.proto import ModelConfig
@@ -126,6 +127,7 @@ class _Check:
             # These build on a configuration that is right so far.
             self._attempt(create_scheduler, config)
             self._attempt(threads_per_instance, config, 1, os.environ)
+            self._attempt(execute_timeout, config, 0.0)
         for part, words in missing_parts(config):
             self._warn(words, (part,))
         return self._found

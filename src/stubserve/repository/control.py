@@ -25,10 +25,10 @@ from stubserve.instances.services import Services
 from stubserve.repository.candidate import Candidate, check_parameters, find_candidate, make_candidate
 from stubserve.repository.changeover import Changeover, Starter, as_load_error
 from stubserve.repository.folder import DUPLICATE_REASON, check_model_name, list_names, survey
-from stubserve.repository.registry import UNLOADED, Registry, State
+from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.repository.stub_control import StubControl
 from stubserve.repository.turns import Turn, Turns
-from stubserve.repository.watch import Watch
+from stubserve.repository.watch import RepositoryWatch
 from stubserve.settings import ALL_MODELS, EXPLICIT, POLL, RepositorySettings
 
 log = logging.getLogger("stubserve.repository")
@@ -57,7 +57,7 @@ class ModelControl:
         self._changeover = Changeover(starter, registry, self._slots, stop_timeout_s)
         self._turns = Turns()
         self._changes: set[asyncio.Task[Any]] = set()
-        self._watch = Watch(settings.paths, self._load_known, lambda name: self._unload(name, None))
+        self._watch = RepositoryWatch(settings.paths, self._load_known, lambda name: self._unload(name, None))
         self._watching: asyncio.Task[None] | None = None
         self._exiting = False
 
@@ -123,7 +123,7 @@ class ModelControl:
         for name in names.keys() - known:
             row = {"name": name}
             if not names[name]:
-                row |= {"state": State.UNAVAILABLE.value, "reason": DUPLICATE_REASON}
+                row |= {"state": VersionState.UNAVAILABLE.value, "reason": DUPLICATE_REASON}
             rows.append(row)
         return sorted(rows, key=lambda row: row["name"])
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stubserve.instances.instance import Instance, State
+from stubserve.instances.instance import Instance, InstanceState
 from stubserve.model_config.complete import InstanceSpec
 from stubserve.model_config.render import to_json_dict
 from stubserve.serving.instance_model import InstanceModel
@@ -25,7 +25,7 @@ def assign(instances: Sequence[Instance], specs: Sequence[InstanceSpec]) -> list
     """For each of `specs` an instance that may stay for it, else itself. Instances that are not ready do not stay."""
     spare: dict[Any, list[Instance]] = {}
     for instance in instances:
-        if instance.state is State.READY:
+        if instance.state is InstanceState.READY:
             spare.setdefault(instance.spec.traits, []).append(instance)
     return [spare[spec.traits].pop() if spare.get(spec.traits) else spec for spec in specs]
 

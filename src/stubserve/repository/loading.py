@@ -141,6 +141,7 @@ class Loader:
             services,
             name in self._settings.debug_models,
             threads,
+            self._settings.execute_timeout_secs,
         )
         return launcher, config
 

@@ -14,7 +14,7 @@ from stubserve.inference.version import parse_version
 UNLOADED = "unloaded"
 
 
-class State(enum.Enum):
+class VersionState(enum.Enum):
     """The state of one version, as the repository index names it."""
 
     LOADING = "LOADING"
@@ -28,7 +28,7 @@ class VersionEntry:
     """One version: its state, the reason for it (text for people), and the model while it serves."""
 
     version: int
-    state: State
+    state: VersionState
     reason: str = ""
     model: ServedModel | None = None
 
@@ -55,7 +55,7 @@ class Registry:
         return self.models.setdefault(name, ModelEntry(name))
 
     def set_version(
-        self, name: str, version: int, state: State, reason: str = "", model: ServedModel | None = None
+        self, name: str, version: int, state: VersionState, reason: str = "", model: ServedModel | None = None
     ) -> VersionEntry:
         self._found.clear()
         entry = self.entry(name).versions[version] = VersionEntry(version, state, reason, model)
@@ -135,13 +135,13 @@ class Registry:
             if not entry.versions and not only_ready:
                 row = {"name": name}
                 if entry.reason:
-                    row |= {"state": State.UNAVAILABLE.value, "reason": entry.reason}
+                    row |= {"state": VersionState.UNAVAILABLE.value, "reason": entry.reason}
                 rows.append(row)
             for number, version in sorted(entry.versions.items()):
                 state, reason = version.state, version.reason
                 if version.model is not None and version.model.down():
-                    state, reason = State.UNAVAILABLE, version.model.why_not_ready()
-                if only_ready and state is not State.READY:
+                    state, reason = VersionState.UNAVAILABLE, version.model.why_not_ready()
+                if only_ready and state is not VersionState.READY:
                     continue
                 row = {"name": name, "version": str(number), "state": state.value}
                 if reason:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from stubserve.inference.served_model import ServedModel
 from stubserve.repository.candidate import Candidate
-from stubserve.repository.registry import UNLOADED, Registry, State, VersionEntry
+from stubserve.repository.registry import UNLOADED, Registry, VersionEntry, VersionState
 
 log = logging.getLogger("stubserve.repository")
 
@@ -36,9 +36,13 @@ class Retiring:
         self._stop_timeout_s = stop_timeout_s
         self._tasks: dict[asyncio.Task[None], Loaded] = {}
 
-    def begin(self, loaded: Loaded, leaving: Sequence[VersionEntry] = ()) -> None:
-        """Lets models finish what they have, and go; `leaving` are the entries that wait for it."""
-        task = asyncio.get_running_loop().create_task(self._retire(loaded, leaving))
+    def begin(self, loaded: Loaded, leaving: Sequence[VersionEntry] = (), *, patient: bool = True) -> None:
+        """Lets models finish what they have, and go; `leaving` are the entries that wait for it.
+
+        One that is not `patient` is ended where a batch takes as long as stubs have to finalize.
+        """
+        patience_s = 0.0 if patient else max(self._stop_timeout_s - _MODEL_GRACE_S, _MODEL_GRACE_S)
+        task = asyncio.get_running_loop().create_task(self._retire(loaded, leaving, patience_s))
         self._tasks[task] = loaded
         task.add_done_callback(self._tasks.pop)
 
@@ -56,23 +60,24 @@ class Retiring:
             await asyncio.gather(*(_stop(model, _MODEL_GRACE_S) for loaded in hurried for model in loaded.models))
             await asyncio.gather(*(_discard(loaded.candidate) for loaded in hurried))
 
-    async def _retire(self, loaded: Loaded, leaving: Sequence[VersionEntry]) -> None:
+    async def _retire(self, loaded: Loaded, leaving: Sequence[VersionEntry], patience_s: float) -> None:
         name = loaded.candidate.folder.name
-        ended = await asyncio.gather(*(self._end(model) for model in loaded.models))
+        ended = await asyncio.gather(*(self._end(model, patience_s) for model in loaded.models))
         await _discard(loaded.candidate)
         for entry in leaving:
             if self._registry.has(name, entry):
                 if loaded.candidate.made:
                     self._registry.drop_version(name, entry.version)
                 else:
-                    self._registry.set_version(name, entry.version, State.UNAVAILABLE, UNLOADED)
+                    self._registry.set_version(name, entry.version, VersionState.UNAVAILABLE, UNLOADED)
         for model, complete in zip(loaded.models, ended, strict=True):
             if complete:
                 log.info("successfully unloaded '%s' version %d", name, model.version)
 
-    async def _end(self, model: ServedModel) -> bool:
-        await model.drained()
-        return await _stop(model, self._stop_timeout_s)
+    async def _end(self, model: ServedModel, patience_s: float) -> bool:
+        if await model.drained(patience_s):
+            return await _stop(model, self._stop_timeout_s)
+        return await _stop(model, _MODEL_GRACE_S)
 
 
 async def _stop(model: ServedModel, timeout_s: float) -> bool:

@@ -15,7 +15,7 @@ from stubserve.repository.contents import Contents, contents_of
 from stubserve.repository.folder import survey
 
 
-class Watch:
+class RepositoryWatch:
     """`load` says whether a model could be loaded."""
 
     def __init__(

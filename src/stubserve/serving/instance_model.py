@@ -19,7 +19,7 @@ from stubserve.inference.served_model import Waiter
 from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.work import Work
-from stubserve.instances.instance import Instance, State
+from stubserve.instances.instance import Instance, InstanceState
 from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.factory import create_scheduler
 from stubserve.serving.delivery import Delivery
@@ -181,7 +181,7 @@ class InstanceModel:
         self.config, self.rendered_config = config, rendered_config
         joining, leaving = self._instances.change(instances)
         for instance in joining:
-            if instance.state is State.READY:
+            if instance.state is InstanceState.READY:
                 self.on_ready(instance)
         for instance in leaving:
             self._dispatcher.leave(instance)
@@ -225,9 +225,25 @@ class InstanceModel:
         finally:
             self._draining.end()
 
-    async def drained(self) -> None:
-        """Waits until nothing is queued or executing, and nobody waits for `check_ready` to submit something."""
-        await self._draining.drained()
+    async def drained(self, patience_s: float = 0.0) -> bool:
+        """Waits until nothing is queued or executing, and nobody waits for `check_ready` to submit something.
+
+        With a patience no longer than some batch has been executing for all of that time; False then.
+        """
+        if not patience_s:
+            await self._draining.drained()
+            return True
+        while True:
+            before = self._instances.running()
+            try:
+                await asyncio.wait_for(self._draining.drained(), patience_s)
+            except asyncio.TimeoutError:
+                hung = [name for name, batch in self._instances.running().items() if before.get(name) == batch]
+                if hung:
+                    log.error("instance '%s' has not finished a batch for %.1f s and is ended", hung[0], patience_s)
+                    return False
+            else:
+                return True
 
     async def stop(self, timeout_s: float) -> None:
         """Finalizes and ends every instance; no request is taken from now on."""

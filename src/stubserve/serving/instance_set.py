@@ -9,7 +9,7 @@ from typing import Any
 
 from stubserve.inference.request import Request
 from stubserve.inference.served_model import Waiter
-from stubserve.instances.instance import Instance, State
+from stubserve.instances.instance import Instance, InstanceState
 
 log = logging.getLogger("stubserve.model")
 
@@ -58,10 +58,18 @@ class InstanceSet:
 
     # What they are like
 
+    def running(self) -> dict[str, int]:
+        """The numbers of the batches that are being executed, by instance."""
+        return {
+            instance.name: running[0]
+            for instance in self.everyone
+            if instance.stub is not None and (running := instance.stub.work.running) is not None
+        }
+
     def why_not_ready(self) -> str:
         """Empty if every member is ready, else the reason of the first that is not."""
         for instance in self.members:
-            if instance.state is not State.READY:
+            if instance.state is not InstanceState.READY:
                 return instance.why_not_ready()
         return ""
 

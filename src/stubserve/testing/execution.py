@@ -20,7 +20,7 @@ from stubserve.testing.request import Prepared
 _COROUTINE = "coroutine"
 
 
-class Executor:
+class LocalExecutor:
     """Executes batches on one initialized model."""
 
     def __init__(self, model: Model, instance: str, decoupled: bool) -> None:

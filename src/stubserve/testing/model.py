@@ -15,7 +15,7 @@ from stubserve.inference.signature import Signature
 from stubserve.testing.answer import Answer
 from stubserve.testing.calls import LocalCalls, Target
 from stubserve.testing.checks import check_response
-from stubserve.testing.execution import Executor
+from stubserve.testing.execution import LocalExecutor
 from stubserve.testing.request import Request, prepare
 from stubserve.testing.surroundings import Surroundings
 
@@ -44,7 +44,7 @@ class LoadedModel:
         self._signature = signature
         self._surroundings = surroundings
         self._check = check
-        self._executor = Executor(model, arguments["model_instance_name"], signature.decoupled)
+        self._executor = LocalExecutor(model, arguments["model_instance_name"], signature.decoupled)
         self._closed = False
         surroundings.allow(LocalCalls(targets, self._executor.channel))
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import asyncio
 
     # What they import, msgpack, is not there where only the public module is wanted.
-    from stubserve_stub.runtime.calls import Call, Calls
+    from stubserve_stub.runtime.calls import Calls, OpenCall
     from stubserve_stub.runtime.channel import Channel
     from stubserve_stub.wire.messages import WireResponse, WireTensor
 
@@ -115,7 +115,7 @@ def async_execute(target: Target, request: Request, decoupled: bool) -> "asyncio
     if _relay is not None:
         return loop.run_in_executor(None, execute, target, request, decoupled)
     future: "asyncio.Future[Any]" = loop.create_future()
-    call: Optional[Call] = None
+    call: Optional[OpenCall] = None
 
     def done() -> None:
         assert calls is not None
@@ -188,7 +188,7 @@ class ResponseIterator:
 
     _calls: Calls
     # None once the last response has come
-    _call: Optional[Call]
+    _call: Optional[OpenCall]
     _responses: List[InferenceResponse]
     _next: int
     # Taken since the server was told last
@@ -199,7 +199,7 @@ class ResponseIterator:
         raise TypeError("ResponseIterator: No constructor defined!")
 
     @staticmethod
-    def _of(calls: Calls, call: Optional[Call], first: InferenceResponse, final: bool) -> ResponseIterator:
+    def _of(calls: Calls, call: Optional[OpenCall], first: InferenceResponse, final: bool) -> ResponseIterator:
         self = object.__new__(ResponseIterator)
         self._calls = calls
         self._call = None if final else call
@@ -256,7 +256,7 @@ class ResponseIterator:
 
 def _open(
     calls: Calls, target: Target, request: Request, decoupled: bool, on_answer: Optional[Callable[[], None]] = None
-) -> Call:
+) -> OpenCall:
     """Sends a request. Raises ArenaFull, and has taken no memory then."""
     *head, names, tensors = request
     inputs: List[WireTensor] = []

@@ -35,7 +35,7 @@ WATCH_S = 0.5
 _PYTHONS_WAITS = threading.Condition.wait.__code__.co_filename
 
 
-class Call:
+class OpenCall:
     """One request under way. `answers` are those that have come and that nobody has taken: (response, final)."""
 
     __slots__ = ("answers", "blocking", "number", "on_answer", "opened_at", "promoted", "waiter")
@@ -58,13 +58,13 @@ class Calls:
     def __init__(self, channel: Channel, decode: Callable[[Channel, Optional[WireResponse]], Any]) -> None:
         self.channel = channel
         self._decode = decode
-        self._open: Dict[int, Call] = {}
+        self._open: Dict[int, OpenCall] = {}
         self._numbers = itertools.count(1)
         self._main_thread = threading.main_thread().ident
         self._guard = threading.Lock()
         # Under the guard: whether somebody has the reader's part, and who waits meanwhile
         self._reading = False
-        self._followers: List[Call] = []
+        self._followers: List[OpenCall] = []
         # What event loops watch in place of the doorbell: uvloop makes what it watches non-blocking.
         self._arrivals = select.epoll()
         self._arrivals.register(channel.answer_doorbell, select.EPOLLIN)
@@ -78,10 +78,10 @@ class Calls:
         decoupled: bool,
         request: WireRequest,
         on_answer: Optional[Callable[[], None]] = None,
-    ) -> Call:
+    ) -> OpenCall:
         """Sends a request to version `target[1]` (-1 for any) of model `target[0]`. Raises ArenaFull."""
         blocking = on_answer is None and threading.get_ident() == self._main_thread
-        call = Call(next(self._numbers), blocking, on_answer)
+        call = OpenCall(next(self._numbers), blocking, on_answer)
         self._open[call.number] = call
         try:
             self.channel.send_and_report(
@@ -94,7 +94,7 @@ class Calls:
             self._watch(call)
         return call
 
-    def wait(self, call: Call) -> Tuple[Any, bool]:
+    def wait(self, call: OpenCall) -> Tuple[Any, bool]:
         """The next answer to a call that is not finished: (response, final). Blocks this thread."""
         while not call.answers:
             waiter = None
@@ -123,15 +123,15 @@ class Calls:
                 self._pass_on_reading()
         return call.answers.popleft()
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: OpenCall) -> None:
         """Asks the model that was called to stop."""
         self.channel.send(messages.pack_cancel(call.number))
 
-    def taken(self, call: Call, count: int, nbytes: int) -> None:
+    def taken(self, call: OpenCall, count: int, nbytes: int) -> None:
         """Tells how many answers to a call, and how much of them, have been taken since the last time."""
         self.channel.send(messages.pack_taken(call.number, count, nbytes))
 
-    def discard(self, call: Call) -> None:
+    def discard(self, call: OpenCall) -> None:
         """Nobody takes further answers. Safe to call from a finalizer."""
         if self._open.pop(call.number, None) is not None:
             self.channel.send_later(messages.pack_discard(call.number))
@@ -156,7 +156,7 @@ class Calls:
             if told is not None:
                 told()
 
-    def _leave(self, call: Call) -> None:
+    def _leave(self, call: OpenCall) -> None:
         """Who waited for `call` does not any more, and may just have been given the reader's part."""
         with self._guard:
             call.waiter = None
@@ -209,7 +209,7 @@ class Calls:
 
     # What holds up the instance
 
-    def _watch(self, call: Call) -> None:
+    def _watch(self, call: OpenCall) -> None:
         call.opened_at = time.monotonic()
         with self._guard:
             if self._watching is None:

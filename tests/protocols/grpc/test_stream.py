@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from stubserve.protocols.grpc.http2 import frames
-from stubserve.protocols.grpc.http2.heads import Head
+from stubserve.protocols.grpc.http2.heads import RpcHead
 from stubserve.protocols.grpc.http2.sender import Sender
 from stubserve.protocols.grpc.http2.stream import Stream
 from stubserve.protocols.grpc.transport import Method
@@ -34,7 +34,7 @@ def test_a_client_that_may_not_send_has_not_stalled() -> None:
         forget=lambda stream: None,
     )
     handler = SimpleNamespace(on_cancel=lambda: None)
-    stream = Stream(cast(Any, connection), 1, Head([]), Method(lambda call: cast(Any, handler), unary=False))
+    stream = Stream(cast(Any, connection), 1, RpcHead([]), Method(lambda call: cast(Any, handler), unary=False))
     stream.begin()
     stream.data_received(memoryview(b"\0\0\0\0\x0aha"))
     assert watched == {stream}

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import gzip
+import random
 import zlib
 
 import pytest
 
 from stubserve.errors import Code, ServeError
-from stubserve.protocols.http.compression import choose, compress, decompress
+from stubserve.inference.steps import finish
+from stubserve.protocols.http import compression
+from stubserve.protocols.http.compression import choose, compress
 
 CONTENT = b"some content " * 100
 LIMIT = 1 << 20
+
+
+def decompress(body: bytes, encoding: bytes, limit: int, large: int = LIMIT) -> bytes | memoryview | bytearray:
+    """All of the content, whichever part of it is made in steps."""
+    content, rest = compression.decompress(body, encoding, limit, large)
+    if rest is None:
+        return content
+    kept: list[int] = []
+    whole = finish(rest(kept.append))
+    assert sum(kept) == len(whole)
+    return whole
 
 
 @pytest.mark.parametrize(
@@ -45,10 +59,22 @@ def test_choose(header: str, expected: str | None) -> None:
     assert choose(header.encode()) == expected
 
 
+@pytest.mark.parametrize("large", [0, 10, len(CONTENT) - 1, len(CONTENT), LIMIT])
 @pytest.mark.parametrize("encoding", [b"gzip", b"deflate"])
 @pytest.mark.parametrize("body", [gzip.compress(CONTENT), zlib.compress(CONTENT), gzip.compress(CONTENT) + b"xxxx"])
-def test_decompress(encoding: bytes, body: bytes) -> None:
-    assert decompress(body, encoding, LIMIT) == CONTENT
+def test_decompress(encoding: bytes, body: bytes, large: int) -> None:
+    assert decompress(body, encoding, LIMIT, large) == CONTENT
+
+
+def test_many_pieces_of_a_large_body() -> None:
+    content = random.Random(5).randbytes(5 << 20)
+    assert decompress(zlib.compress(content), b"gzip", 1 << 30, 1000) == content
+    assert decompress(zlib.compress(bytes(5 << 20)), b"gzip", 1 << 30, 1000) == bytes(5 << 20)
+    for large in (1000, 4 << 20):
+        with pytest.raises(ServeError, match="exceeds the maximum allowed value"):
+            decompress(zlib.compress(content), b"gzip", (5 << 20) - 1, large)
+        with pytest.raises(ServeError, match="the compressed data ends early"):
+            decompress(zlib.compress(content)[:-5], b"gzip", 1 << 30, large)
 
 
 @pytest.mark.parametrize("encoding", [b"", b"identity"])
@@ -70,10 +96,11 @@ def test_empty_body() -> None:
 
 
 @pytest.mark.parametrize("body", [b"abcdefgh", gzip.compress(CONTENT)[:-12], gzip.compress(CONTENT)[:5]])
-def test_damaged(body: bytes) -> None:
+@pytest.mark.parametrize("large", [0, 10, LIMIT])
+def test_damaged(body: bytes, large: int) -> None:
     # 2.51 goes on with what it could decompress, even if that is nothing.
     with pytest.raises(ServeError, match=r"^unable to decompress the request body: ") as caught:
-        decompress(body, b"gzip", LIMIT)
+        decompress(body, b"gzip", LIMIT, large)
     assert caught.value.code == Code.INVALID_ARG
 
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, cast
 
 from stubserve.errors import invalid
+from stubserve.inference.heap_account import HeapAccount
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.model_config.proto import ModelConfig
@@ -25,6 +26,7 @@ class Nowhere:
     """Memory that nobody needs."""
 
     store = None
+    heap = HeapAccount(cast(Any, None))
 
 
 def test_a_client_that_goes_when_its_answer_is_there() -> None:

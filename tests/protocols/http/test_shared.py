@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from stubserve.protocols import stall
-from stubserve.protocols.http.reader import Reader
+from stubserve.protocols.http.reader import RequestReader
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.http.state import HEAD
 from stubserve.protocols.pressure import Pressure
@@ -84,7 +84,7 @@ def test_a_request_that_waits_for_the_server_has_not_stalled() -> None:
             watched.append(watched_)
 
     connection = Paused()
-    reader = Reader(cast(Any, connection), Watching(SERVER))
+    reader = RequestReader(cast(Any, connection), Watching(SERVER))
     reader.feed(b"GET /v2 HTTP/1.1\r\n")
     assert connection.paused
     assert not watched

@@ -16,7 +16,7 @@ from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
 from stubserve.instances.memory import Memory
 from stubserve.protocols.arrival import Arrivals
-from stubserve.protocols.http.connection import Connection
+from stubserve.protocols.http.connection import HttpConnection
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.pressure import Pressure
 from stubserve.protocols.stall import Pace
@@ -80,7 +80,7 @@ class Model:
         pass
 
 
-def serve() -> tuple[Model, Connection, Transport, Connections]:
+def serve() -> tuple[Model, HttpConnection, Transport, Connections]:
     memory, pressure = Memory(1 << 20), Pressure()
     model = Model(signature("echo", io("input", "INPUT0", "FP32", "-1") + io("output", "OUTPUT0", "FP32", "-1")))
     server = SimpleNamespace(
@@ -98,7 +98,7 @@ def serve() -> tuple[Model, Connection, Transport, Connections]:
         block=memory.block,
     )
     shared = Connections(cast(Any, server))
-    connection = Connection(shared, cast(Any, None), cast(Any, SimpleNamespace(connections=set())), {})
+    connection = HttpConnection(shared, cast(Any, None), cast(Any, SimpleNamespace(connections=set())), {})
     transport = Transport()
     connection.connection_made(cast(Any, transport))
     return model, connection, transport, shared
@@ -125,7 +125,7 @@ def test_a_repeated_request_that_meets_a_fault_is_answered(caplog: pytest.LogCap
         status, text = ask()
         assert status == 500
         assert "unexpected error" in json.loads(text)["error"]
-        assert ("could not be submitted" if where == "submit" else "could not be encoded") in caplog.text
+        assert ("could not be submitted" if where == "submit" else "failed inside the server") in caplog.text
         model.fault, model.answer_fault = None, False
         assert ask()[0] == 200
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from stubserve_stub.runtime import calls as calls_module
-from stubserve_stub.runtime.calls import Call, Calls
+from stubserve_stub.runtime.calls import Calls, OpenCall
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.arena import ArenaFull
 
@@ -87,7 +87,7 @@ class Waiting:
     """A thread that makes a call and waits for its answer."""
 
     def __init__(self, calls: Calls) -> None:
-        self.call: Call = None  # type: ignore[assignment]
+        self.call: OpenCall = None  # type: ignore[assignment]
         self.got: Any = None
         self._calls = calls
         self._opened = threading.Event()

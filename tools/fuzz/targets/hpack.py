@@ -9,11 +9,11 @@ from hpack import Decoder, Encoder
 from hpack.exceptions import HPACKError
 
 from stubserve.protocols.grpc.http2.frames import ConnectionFault
-from stubserve.protocols.grpc.http2.heads import MAX_HEADER_LIST_BYTES, Head, HeadDecoder
+from stubserve.protocols.grpc.http2.heads import MAX_HEADER_LIST_BYTES, HeadDecoder, RpcHead
 
 from ..finding import Finding, same
 
-FIELDS = [name for name in Head.__slots__ if not name.startswith("_")]
+FIELDS = [name for name in RpcHead.__slots__ if not name.startswith("_")]
 
 
 def fuzz_one(data: bytes) -> None:
@@ -25,7 +25,7 @@ def fuzz_one(data: bytes) -> None:
         at += 2 + length
         for _ in range(2):
             try:
-                expected = Head([(name, value) for name, value in reference.decode(block, raw=True)])
+                expected = RpcHead([(name, value) for name, value in reference.decode(block, raw=True)])
             except HPACKError:
                 try:
                     ours.decode(block)
@@ -39,7 +39,7 @@ def fuzz_one(data: bytes) -> None:
             same(_said(head), _said(expected), "a block is remembered wrongly", repr(block))
 
 
-def _said(head: Head) -> list[object]:
+def _said(head: RpcHead) -> list[object]:
     return [getattr(head, name, None) for name in FIELDS]
 
 

@@ -17,8 +17,8 @@ from stubserve.protocols.grpc.options import GrpcOptions
 
 from stubserve.inference.memory import Block
 from stubserve.protocols.grpc.http2 import frames
-from stubserve.protocols.grpc.http2.connection import Connection
-from stubserve.protocols.grpc.transport import OK, Call, Method
+from stubserve.protocols.grpc.http2.connection import Http2Connection
+from stubserve.protocols.grpc.transport import OK, Method, Rpc
 from stubserve.protocols.sent_memory import SentMemory
 from stubserve.protocols.stall import StallWatch
 
@@ -32,7 +32,7 @@ OPTIONS = GrpcOptions("127.0.0.1", 0, False, None, "none", 7_200_000, 20_000, Fa
 class Echo:
     """An RPC that sends back what it is sent."""
 
-    def __init__(self, unary: bool, call: Call) -> None:
+    def __init__(self, unary: bool, call: Rpc) -> None:
         self._unary = unary
         self._call = call
 
@@ -102,7 +102,7 @@ async def _answers(pieces: list[bytes]) -> bytes:
         connections=set(),
         forget=lambda connection: None,
     )
-    sent = await deliver(Connection(cast(Any, shared)), Transport(), pieces)
+    sent = await deliver(Http2Connection(cast(Any, shared)), Transport(), pieces)
     if ingress.held:
         raise Finding("blocks are held by a connection that is gone", str(ingress.held))
     if _ADDRESS.search(sent):

@@ -14,7 +14,7 @@ from typing import Any
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from stubserve.protocols.http.connection import Connection
+from stubserve.protocols.http.connection import HttpConnection
 from stubserve.protocols.http.head import BadRequest, parse_head
 from stubserve.protocols.http.shared import Connections
 
@@ -85,7 +85,7 @@ def _told(sent: bytes) -> bytes:
 
 async def _answers(pieces: list[bytes]) -> bytes:
     ingress = Ingress()
-    connection = Connection(Connections(ingress), CONFIG, ServerState(), {}, asyncio.get_running_loop())
+    connection = HttpConnection(Connections(ingress), CONFIG, ServerState(), {}, asyncio.get_running_loop())
     sent = await deliver(connection, Transport(), pieces)
     if ingress.held:
         raise Finding("blocks are held by a connection that is gone", str(ingress.held))

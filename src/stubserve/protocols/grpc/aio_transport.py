@@ -19,7 +19,15 @@ import grpc.aio
 from stubserve.errors import ServeError, internal
 from stubserve.inference.memory import Block
 from stubserve.protocols.grpc.service import Service
-from stubserve.protocols.grpc.transport import MAX_MESSAGE_BYTES, OK, Metadata, Method, Parts
+from stubserve.protocols.grpc.transport import (
+    CANCELLATION_LINE,
+    MAX_MESSAGE_BYTES,
+    OK,
+    REQUEST_LINE,
+    Metadata,
+    Method,
+    Parts,
+)
 from stubserve.settings import GrpcSettings
 
 log = logging.getLogger("stubserve.grpc")
@@ -210,7 +218,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
 
     def __init__(self, service: Service, options: GrpcSettings) -> None:
         self._compression = _ALGORITHMS.get(options.compression_level)
-        self._handlers = {path: self._rpc(method) for path, method in service.methods.items()}
+        self._handlers = {path: self._rpc(path, method) for path, method in service.methods.items()}
         self._server = grpc.aio.server(options=_channel_arguments(options))
         self._server.add_generic_rpc_handlers((self,))
         self._service = service
@@ -240,10 +248,11 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         self._service.stop()
         await self._server.stop(grace_s)
 
-    def _rpc(self, method: Method) -> Any:
+    def _rpc(self, path: str, method: Method) -> Any:
         compression = self._compression if method.infers else None
 
         async def unary(_: Any, context: Any) -> bytes:
+            log.debug(REQUEST_LINE, path)
             if compression is not None:
                 context.set_compression(compression)
             message = await context.read()
@@ -256,6 +265,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             try:
                 answer = await call.answer
             except asyncio.CancelledError:
+                log.debug(CANCELLATION_LINE, path)
                 handler.on_cancel()
                 raise
             if isinstance(answer, bytes):
@@ -265,9 +275,14 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             raise AssertionError("not reached")
 
         async def stream(_: Any, context: Any) -> None:
+            log.debug(REQUEST_LINE, path)
             if compression is not None:
                 context.set_compression(compression)
-            await _StreamCall(context).run(method)
+            try:
+                await _StreamCall(context).run(method)
+            except asyncio.CancelledError:
+                log.debug(CANCELLATION_LINE, path)
+                raise
 
         if method.unary:
             # Not grpcio's unary kind: that leaves a client without an answer that ends its call without a message.

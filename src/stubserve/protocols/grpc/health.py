@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from stubserve.inference.memory import Block
-from stubserve.protocols.grpc.transport import UNAVAILABLE, Call
+from stubserve.protocols.grpc.transport import UNAVAILABLE, Rpc
 from stubserve.protocols.grpc.wellknown import HEALTH, message_class
 from stubserve.protocols.management import ServerFacts, refuse_while_exiting
 
@@ -25,10 +25,10 @@ async def check(server: ServerFacts) -> Any:
     return _RESPONSE(status=_SERVING if await server.ready() else _NOT_SERVING)
 
 
-class Watch:
+class HealthWatch:
     """The handler of a Watch: the status now, and again whenever it changes, until the client has enough."""
 
-    def __init__(self, server: ServerFacts, call: Call, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep):
+    def __init__(self, server: ServerFacts, call: Rpc, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep):
         self._server = server
         self._call = call
         self._sleep = sleep

@@ -14,7 +14,7 @@ from stubserve.inference.served_model import ServedModel
 from stubserve.protocols.grpc.envelope import Envelope, split
 from stubserve.protocols.grpc.infer_decode import decode
 from stubserve.protocols.grpc.infer_encode import Parts, encode
-from stubserve.protocols.grpc.transport import INTERNAL, Call
+from stubserve.protocols.grpc.transport import INTERNAL, Rpc
 from stubserve.protocols.grpc.wire import Malformed
 from stubserve.protocols.reply_format import ReplyFormat
 from stubserve.protocols.serving import Ingress
@@ -24,12 +24,12 @@ log = logging.getLogger("stubserve.grpc")
 MALFORMED_TEXT = "Unable to parse request"
 
 
-class InferCall(inference.Call):
+class GrpcInferCall(inference.Call):
     """One request, under way to its model and back. `on_response(call, response)` is called once per response."""
 
     __slots__ = ("_on_response", "envelope", "reply_format")
 
-    def __init__(self, envelope: Envelope, model: ServedModel, on_response: Callable[[InferCall, Response], None]):
+    def __init__(self, envelope: Envelope, model: ServedModel, on_response: Callable[[GrpcInferCall, Response], None]):
         super().__init__(model)
         self.envelope = envelope
         self.reply_format: ReplyFormat
@@ -86,11 +86,11 @@ class ModelInfer:
 
     __slots__ = ("_call", "_forwarded", "_infer", "_ingress")
 
-    def __init__(self, ingress: Ingress, call: Call, forwarded: Mapping[str, str] | None) -> None:
+    def __init__(self, ingress: Ingress, call: Rpc, forwarded: Mapping[str, str] | None) -> None:
         self._ingress = ingress
         self._call = call
         self._forwarded = forwarded
-        self._infer: InferCall | None = None
+        self._infer: GrpcInferCall | None = None
 
     def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
         try:
@@ -98,7 +98,7 @@ class ModelInfer:
             model = self._ingress.find_model(envelope.model_name, envelope.model_version)
             if model.signature.decoupled:
                 raise unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
-            self._infer = InferCall(envelope, model, self._on_response)
+            self._infer = GrpcInferCall(envelope, model, self._on_response)
             self._infer.start(data, self._ingress, self._forwarded, block, offset)
         except ServeError as error:
             self._fail(error)
@@ -120,7 +120,7 @@ class ModelInfer:
         if infer is not None:
             infer.cancel()
 
-    def _on_response(self, infer: InferCall, response: Response) -> None:
+    def _on_response(self, infer: GrpcInferCall, response: Response) -> None:
         self._infer = None
         try:
             if response.error is not None:

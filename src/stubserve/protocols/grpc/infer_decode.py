@@ -22,7 +22,7 @@ from stubserve.protocols.grpc import contents
 from stubserve.protocols.grpc.envelope import Envelope
 from stubserve.protocols.grpc.messages import service_pb2
 from stubserve.protocols.grpc.wire import Malformed
-from stubserve.protocols.placement import Placer, Store
+from stubserve.protocols.placement import BodyPlacer, Store
 from stubserve.protocols.plan import PLAN_BYTES, RequestPlan, remember
 from stubserve.protocols.reply_format import ReplyFormat, Slot
 
@@ -45,7 +45,7 @@ def decode(
 
     Where `block` is given the message lies in it at arena `offset`, and raw contents stay there.
     """
-    placer = Placer(data, block, offset, store)
+    placer = BodyPlacer(data, block, offset, store)
     plans: dict[bytes, RequestPlan] = signature.memo.setdefault("grpc-plans", {})
     try:
         plan = plans.get(envelope.key)
@@ -65,7 +65,7 @@ def decode(
         raise
 
 
-def _decode(envelope: Envelope, signature: Signature, placer: Placer) -> tuple[Request, ReplyFormat, bool]:
+def _decode(envelope: Envelope, signature: Signature, placer: BodyPlacer) -> tuple[Request, ReplyFormat, bool]:
     try:
         message = service_pb2.ModelInferRequest.FromString(envelope.description)
     except DecodeError:
@@ -84,7 +84,7 @@ def _decode(envelope: Envelope, signature: Signature, placer: Placer) -> tuple[R
     return request, ReplyFormat(slots, True, empty_final), plannable
 
 
-def _read_inputs(request: Request, inputs: Any, envelope: Envelope, signature: Signature, placer: Placer) -> bool:
+def _read_inputs(request: Request, inputs: Any, envelope: Envelope, signature: Signature, placer: BodyPlacer) -> bool:
     """Puts the inputs into the request; whether all of them are raw."""
     all_raw = True
     raw = iter(envelope.raw)

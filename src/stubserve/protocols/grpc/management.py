@@ -6,7 +6,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from stubserve.errors import invalid
+from stubserve.errors import Code, ServeError, invalid
 from stubserve.inference.served_model import ServedModel
 from stubserve.model_config.metadata import model_metadata
 from stubserve.observability.logs import FORMATS
@@ -33,7 +33,14 @@ class ManagementRpcs:
         return service_pb2.ServerReadyResponse(ready=await self._server.ready())
 
     async def model_ready(self, request: Any) -> Any:
-        return service_pb2.ModelReadyResponse(ready=not await self._model(request).check_ready())
+        try:
+            ready = not await self._model(request).check_ready()
+        except ServeError as error:
+            # Of a model that is not there, or not ready, it is an answer; over HTTP it is an error.
+            if error.code not in (Code.NOT_FOUND, Code.UNAVAILABLE):
+                raise
+            ready = False
+        return service_pb2.ModelReadyResponse(ready=ready)
 
     # Metadata
 

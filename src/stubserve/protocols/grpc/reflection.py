@@ -9,7 +9,7 @@ from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import DecodeError
 
 from stubserve.inference.memory import Block
-from stubserve.protocols.grpc.transport import INTERNAL, OK, UNAVAILABLE, UNIMPLEMENTED, Call
+from stubserve.protocols.grpc.transport import INTERNAL, OK, UNAVAILABLE, UNIMPLEMENTED, Rpc
 from stubserve.protocols.grpc.wellknown import POOL, message_class
 
 _NOT_FOUND = 5
@@ -19,7 +19,7 @@ _RESOURCE_EXHAUSTED = 8
 class Reflection:
     """The handler of ServerReflectionInfo of `package`; `services` are the full names of what is served."""
 
-    def __init__(self, call: Call, package: str, services: list[str]) -> None:
+    def __init__(self, call: Rpc, package: str, services: list[str]) -> None:
         self._call = call
         self._services = services
         self._request_class = message_class(f"{package}.ServerReflectionRequest")

@@ -14,7 +14,7 @@ from stubserve.protocols.grpc.infer import ModelInfer
 from stubserve.protocols.grpc.management import METHODS, SERVICE, ManagementRpcs
 from stubserve.protocols.grpc.messages import service_pb2
 from stubserve.protocols.grpc.stream import ModelStreamInfer
-from stubserve.protocols.grpc.transport import Call, Handler, Method
+from stubserve.protocols.grpc.transport import Handler, Method, Rpc
 from stubserve.protocols.grpc.unary import Unary
 from stubserve.protocols.management import ServerFacts
 
@@ -31,7 +31,7 @@ class _Endless(Protocol):
 class Refused:
     """The handler of an RPC that is answered with an error whatever it says."""
 
-    def __init__(self, call: Call, error: ServeError) -> None:
+    def __init__(self, call: Rpc, error: ServeError) -> None:
         call.finish(error.code.grpc_status, error.message)
 
     def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
@@ -87,16 +87,16 @@ class Service:
             method = method._replace(open=functools.partial(_guarded, method, *required))
         self.methods[path] = method
 
-    def _forwarded(self, call: Call) -> dict[str, str] | None:
+    def _forwarded(self, call: Rpc) -> dict[str, str] | None:
         return None if self._forwarding is None else self._forwarding.parameters(call.metadata())
 
-    def _model_infer(self, call: Call) -> Handler:
+    def _model_infer(self, call: Rpc) -> Handler:
         try:
             return ModelInfer(self._server, call, self._forwarded(call))
         except ServeError as error:
             return Refused(call, error)
 
-    def _model_stream_infer(self, call: Call) -> Handler:
+    def _model_stream_infer(self, call: Rpc) -> Handler:
         strict = any(key == "triton_grpc_error" and value == "true" for key, value in call.metadata())
         try:
             stream = ModelStreamInfer(self._server, call, self._forwarded(call), strict)
@@ -107,19 +107,19 @@ class Service:
 
     # The messages of the other two services cost a start 20 ms, so they are made when somebody asks for them.
 
-    def _check(self, call: Call) -> Handler:
+    def _check(self, call: Rpc) -> Handler:
         from stubserve.protocols.grpc import health
 
         return Unary(call, health.REQUEST, lambda _: health.check(self._server))
 
-    def _watch(self, call: Call) -> Handler:
+    def _watch(self, call: Rpc) -> Handler:
         from stubserve.protocols.grpc import health
 
-        watch = health.Watch(self._server, call)
+        watch = health.HealthWatch(self._server, call)
         self._endless.add(watch)
         return watch
 
-    def _reflect(self, package: str, call: Call) -> Handler:
+    def _reflect(self, package: str, call: Rpc) -> Handler:
         from stubserve.protocols.grpc.reflection import Reflection
 
         services = [SERVICE, f"{HEALTH}.Health", *(f"{package}.ServerReflection" for package in REFLECTION)]
@@ -128,7 +128,7 @@ class Service:
         return reflection
 
 
-def _guarded(method: Method, key: str, value: str, call: Call) -> Handler:
+def _guarded(method: Method, key: str, value: str, call: Rpc) -> Handler:
     key = _RESTRICTED_PREFIX + key
     if (key, value) in call.metadata():
         return method.open(call)

@@ -23,9 +23,9 @@ from stubserve.errors import ServeError, internal
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Response
 from stubserve.protocols.grpc.envelope import Envelope, split
-from stubserve.protocols.grpc.infer import MALFORMED_TEXT, InferCall, held_blocks
+from stubserve.protocols.grpc.infer import MALFORMED_TEXT, GrpcInferCall, held_blocks
 from stubserve.protocols.grpc.infer_encode import Parts, encode_empty_final, encode_in_stream, encode_stream_error
-from stubserve.protocols.grpc.transport import INTERNAL, OK, UNAVAILABLE, Call
+from stubserve.protocols.grpc.transport import INTERNAL, OK, UNAVAILABLE, Rpc
 from stubserve.protocols.grpc.wire import Malformed
 from stubserve.protocols.serving import Ingress
 
@@ -48,13 +48,13 @@ class _Turn:
 class ModelStreamInfer:
     """The handler of a ModelStreamInfer RPC. `strict` is the mode of `triton_grpc_error`."""
 
-    def __init__(self, ingress: Ingress, call: Call, forwarded: Mapping[str, str] | None, strict: bool) -> None:
+    def __init__(self, ingress: Ingress, call: Rpc, forwarded: Mapping[str, str] | None, strict: bool) -> None:
         self._ingress = ingress
         self._call = call
         self._forwarded = forwarded
         self._strict = strict
         # Requests under way; of those whose model is not decoupled also their turns, in order
-        self._under_way: dict[InferCall, _Turn | None] = {}
+        self._under_way: dict[GrpcInferCall, _Turn | None] = {}
         self._turns: deque[_Turn] = deque()
         # Where the stream stands
         self._closed = False
@@ -73,10 +73,10 @@ class ModelStreamInfer:
         except Malformed:
             self._close(INTERNAL, MALFORMED_TEXT)
             return
-        infer: InferCall | None = None
+        infer: GrpcInferCall | None = None
         try:
             model = self._ingress.find_model(envelope.model_name, envelope.model_version)
-            infer = InferCall(envelope, model, self._on_response)
+            infer = GrpcInferCall(envelope, model, self._on_response)
             turn = None if model.signature.decoupled else _Turn()
             self._under_way[infer] = turn
             if turn is not None:
@@ -115,7 +115,7 @@ class ModelStreamInfer:
 
     # Responses
 
-    def _refuse(self, infer: InferCall | None, envelope: Envelope, error: ServeError) -> None:
+    def _refuse(self, infer: GrpcInferCall | None, envelope: Envelope, error: ServeError) -> None:
         """A request that never got to its model."""
         turn = self._under_way.pop(infer, None) if infer is not None else None
         parts = encode_stream_error(error.message, envelope.id, None, True)
@@ -126,7 +126,7 @@ class ModelStreamInfer:
         self._pass_on(turn, parts, [])
         self._end_if_done()
 
-    def _on_response(self, infer: InferCall, response: Response) -> None:
+    def _on_response(self, infer: GrpcInferCall, response: Response) -> None:
         if self._closed:
             return
         turn = self._under_way.pop(infer) if response.final else self._under_way[infer]

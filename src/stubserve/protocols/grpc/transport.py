@@ -22,11 +22,15 @@ UNAVAILABLE = 14
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 
+# What a verbose log says of an RPC's path.
+REQUEST_LINE = "gRPC request: %s"
+CANCELLATION_LINE = "gRPC request cancelled by its client: %s"
+
 Parts = Sequence["bytes | memoryview"]
 Metadata = Sequence[tuple[str, "str | bytes"]]
 
 
-class Call(Protocol):
+class Rpc(Protocol):
     """One RPC, as the service answers it. After `reply` or `finish` nothing further may be sent; cancelled calls
     swallow everything."""
 
@@ -91,7 +95,7 @@ class Method(NamedTuple):
     is done off the event loop, and whose result the handler gets in the message's place.
     """
 
-    open: Callable[[Call], Handler]
+    open: Callable[[Rpc], Handler]
     unary: bool
     infers: bool = False
     prepare: Callable[[bytes | memoryview], Callable[[], bytes] | None] | None = None

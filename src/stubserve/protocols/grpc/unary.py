@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from stubserve.errors import ServeError
 from stubserve.inference.memory import Block
-from stubserve.protocols.grpc.transport import INTERNAL, Call
+from stubserve.protocols.grpc.transport import INTERNAL, Rpc
 
 log = logging.getLogger("stubserve.grpc")
 
@@ -19,7 +19,7 @@ log = logging.getLogger("stubserve.grpc")
 class Unary:
     """Answers with `respond(request)`, which raises ServeError or returns a message."""
 
-    def __init__(self, call: Call, request_class: Any, respond: Callable[[Any], Awaitable[Any]]) -> None:
+    def __init__(self, call: Rpc, request_class: Any, respond: Callable[[Any], Awaitable[Any]]) -> None:
         self._call = call
         self._request_class = request_class
         self._respond = respond

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -21,8 +22,8 @@ from stubserve.model_config.metadata import model_metadata
 from stubserve.protocols import management
 from stubserve.protocols.http.body import place, refusal
 from stubserve.protocols.http.generate import EventStream, GenerateCall, generate
-from stubserve.protocols.http.head import Head
-from stubserve.protocols.http.infer import InferCall
+from stubserve.protocols.http.head import RequestHead
+from stubserve.protocols.http.infer import HttpInferCall
 from stubserve.protocols.http.infer_encode import encode_error
 from stubserve.protocols.http.json_values import UNSET, find, parse_json
 from stubserve.protocols.http.load_parameters import parse_load_parameters
@@ -30,6 +31,7 @@ from stubserve.protocols.http.log_settings import parse_log_settings
 from stubserve.protocols.http.reply import Reply
 from stubserve.protocols.http.shared import SCRATCH_BYTES
 from stubserve.protocols.management import ServerFacts
+from stubserve.protocols.offload import LARGE_BYTES
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -103,8 +105,8 @@ class ManagementRoutes:
         return json_response({"model_stats": rows})
 
     async def index(self, request: Request) -> Response:
-        body = await read_body(request, self._server.max_input_size)
-        only_ready = find(parse_json(body), "ready") if body else UNSET
+        async with body_of(request, self._server) as body:
+            only_ready = find(parse_json(body), "ready") if body else UNSET
         if only_ready is UNSET:
             only_ready = False
         elif not isinstance(only_ready, bool):
@@ -115,14 +117,15 @@ class ManagementRoutes:
         raise management.no_repository_name()
 
     async def load(self, request: Request) -> Response:
-        body = await read_body(request, self._server.max_input_size)
-        config, files = await asyncio.to_thread(parse_load_parameters, body)
+        async with body_of(request, self._server) as body:
+            config, files = await asyncio.to_thread(parse_load_parameters, body)
         await self._server.control.load(request.path_params["model"], config, files)
         return Response(b"")
 
     async def unload(self, request: Request) -> Response:
         # What its body may say is about ensembles; upstream does not mind one that is no JSON either.
-        await read_body(request, self._server.max_input_size)
+        async with body_of(request, self._server):
+            pass
         await self._server.control.unload(request.path_params["model"])
         return Response(b"")
 
@@ -130,7 +133,8 @@ class ManagementRoutes:
         return json_response(self._server.log_settings.to_dict())
 
     async def update_log_settings(self, request: Request) -> Response:
-        changes = parse_log_settings(await read_body(request, self._server.max_input_size))
+        async with body_of(request, self._server) as body:
+            changes = parse_log_settings(body)
         self._server.log_settings.update(changes)
         return await self.log_settings(request)
 
@@ -144,7 +148,7 @@ class ManagementRoutes:
 class _ArenaBody:
     """A body that is received into the arena by somebody else's reader."""
 
-    def __init__(self, server: ServerFacts, head: Head, request: Request) -> None:
+    def __init__(self, server: ServerFacts, head: RequestHead, request: Request) -> None:
         self._given_up: ServeError | None = None
         self.arrival = place(server, head, request, self)
 
@@ -174,7 +178,7 @@ class InferRoute:
         self._server = server
 
     async def __call__(self, request: Request) -> Response:
-        head = Head()
+        head = RequestHead()
         head.headers = list(request.headers.raw)
         head.accept_encoding = _header(request, "accept-encoding")
         head.content_encoding = _header(request, "content-encoding")
@@ -187,9 +191,9 @@ class InferRoute:
             raise refused
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
 
-        def start(body: bytes | memoryview, block: Block | None, offset: int) -> InferCall:
+        def start(body: bytes | memoryview, block: Block | None, offset: int) -> HttpInferCall:
             model = _find(self._server, request)  # it may have been loaded anew meanwhile
-            call = InferCall(model, head, self._server, lambda reply: answer.set_result(_copied(reply)))
+            call = HttpInferCall(model, head, self._server, lambda reply: answer.set_result(_copied(reply)))
             call.start(body, block, offset)
             return call
 
@@ -203,7 +207,8 @@ class InferRoute:
             finally:
                 arena_body.drop()
         else:
-            call = start(await read_body(request, max(self._server.max_input_size, SCRATCH_BYTES)), None, 0)
+            async with body_of(request, self._server, max(self._server.max_input_size, SCRATCH_BYTES)) as body:
+                call = start(body, None, 0)
         watching = asyncio.ensure_future(_cancel_when_gone(request, call))
         try:
             return await answer
@@ -222,10 +227,14 @@ class GenerateRoute:
         _find(self._server, request)
         if request.headers.get("content-encoding", "identity") not in ("identity", ""):
             raise invalid("Unsupported content-encoding, only 'identity' is supported.")
-        body = await read_body(request, self._server.max_input_size)
-        model = _find(self._server, request)  # it may have been loaded anew meanwhile
-        call = GenerateCall(model, self._server, self._streamed)
-        call.start(body)
+        async with body_of(request, self._server) as body:
+            model = _find(self._server, request)  # it may have been loaded anew meanwhile
+            call = GenerateCall(model, self._server, self._streamed)
+            if len(body) > LARGE_BYTES:
+                await call.start_in_steps(body)
+            else:
+                call.start(body)
+            del body
         watching = asyncio.ensure_future(_cancel_when_gone(request, call))
         if self._streamed:
             return EventStream(call, watching)
@@ -235,7 +244,7 @@ class GenerateRoute:
             watching.cancel()
 
 
-async def _cancel_when_gone(request: Request, call: InferCall | GenerateCall) -> None:
+async def _cancel_when_gone(request: Request, call: HttpInferCall | GenerateCall) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     call.cancel()
@@ -257,21 +266,33 @@ def _copied(reply: Reply) -> Response:
     return response
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The request's body. Raises ServeError as soon as it is longer than `limit` bytes."""
+@contextlib.asynccontextmanager
+async def body_of(request: Request, server: ServerFacts, limit: int | None = None) -> AsyncIterator[bytes]:
+    """The request's body, counted in the heap's account as long as the context lasts.
+
+    Raises ServeError as soon as it is longer than `limit` bytes (--http-max-input-size), or there is no memory for it.
+    """
+    share = server.heap.share()
+    limit = server.max_input_size if limit is None else limit
     declared = request.headers.get("content-length", "")
     body = bytearray()
-    if not declared.isdecimal() or int(declared) <= limit:
-        async for piece in request.stream():
-            body += piece
-            if len(body) > limit:
-                break
-        else:
-            return bytes(body)
-    raise invalid(
-        f"request JSON size of {declared or len(body)} bytes exceeds the maximum allowed input size of {limit} bytes. "
-        "Use --http-max-input-size to increase the limit."
-    )
+    try:
+        too_long = declared.isdecimal() and int(declared) > limit
+        if not too_long:
+            async for piece in request.stream():
+                share.add(len(piece))
+                body += piece
+                if len(body) > limit:
+                    too_long = True
+                    break
+        if too_long:
+            raise invalid(
+                f"request JSON size of {declared or len(body)} bytes exceeds the maximum allowed input size of {limit} "
+                "bytes. Use --http-max-input-size to increase the limit."
+            )
+        yield bytes(body)
+    finally:
+        share.drop()
 
 
 class _Methods:

@@ -8,7 +8,7 @@ from stubserve_stub.wire.layout import ALIGNMENT
 
 from stubserve.errors import ServeError, invalid
 from stubserve.protocols.arrival import ArenaArrival
-from stubserve.protocols.http.head import Head
+from stubserve.protocols.http.head import RequestHead
 from stubserve.protocols.http.limits import LIMIT_HINT
 from stubserve.protocols.pressure import Owner
 from stubserve.protocols.serving import Ingress
@@ -17,7 +17,7 @@ from stubserve.protocols.serving import Ingress
 MAX_BODY_BYTES = 2**31 - 1
 
 
-def place(ingress: Ingress, head: Head, connection: Hashable, owner: Owner) -> ArenaArrival:
+def place(ingress: Ingress, head: RequestHead, connection: Hashable, owner: Owner) -> ArenaArrival:
     """Where a body of known length is received in the arena.
 
     The JSON header's length is known before the first byte, so the body is placed such that what follows the header,
@@ -28,7 +28,7 @@ def place(ingress: Ingress, head: Head, connection: Hashable, owner: Owner) -> A
     return ingress.arrivals.into_arena(connection, owner, head.content_length, -json_length % ALIGNMENT)
 
 
-def refusal(head: Head, ingress: Ingress) -> ServeError | None:
+def refusal(head: RequestHead, ingress: Ingress) -> ServeError | None:
     """Whether a body that is still to come can only end in an error; then there is no reason to collect it."""
     assert head.infer is not None
     if head.content_length > MAX_BODY_BYTES:

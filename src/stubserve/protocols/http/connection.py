@@ -21,24 +21,24 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from stubserve.errors import ServeError, internal
-from stubserve.inference.heap_account import FREE_BYTES
+from stubserve.inference.heap_account import FREE_BYTES, HeapShare
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.protocols.http.fallback import Fallback
-from stubserve.protocols.http.head import Head
-from stubserve.protocols.http.infer import InferCall
+from stubserve.protocols.http.head import RequestHead
+from stubserve.protocols.http.infer import HttpInferCall
 from stubserve.protocols.http.infer_encode import encode_error
-from stubserve.protocols.http.reader import Reader
+from stubserve.protocols.http.reader import RequestReader
 from stubserve.protocols.http.repeat import Repeat
 from stubserve.protocols.http.reply import JSON, Reply, reply_head
 from stubserve.protocols.http.shared import Connections
-from stubserve.protocols.http.state import BUSY, CLOSED, HEAD, PASS, State
+from stubserve.protocols.http.state import BUSY, CLOSED, HEAD, PASS, ConnectionState
 from stubserve.protocols.sent_memory import keep_sending_warm
 
 log = logging.getLogger("stubserve.http")
 
 
-class Connection(asyncio.BufferedProtocol):
+class HttpConnection(asyncio.BufferedProtocol):
     """A client's connection."""
 
     def __init__(
@@ -58,17 +58,17 @@ class Connection(asyncio.BufferedProtocol):
         )
         # Per-connection state
         self.transport: asyncio.Transport
-        self._reader = Reader(self, shared)
+        self._reader = RequestReader(self, shared)
         self._fallback: Fallback | None = None
         self.closing = False
         self.write_paused = False
         self._sends_large = False
         self.bytes_received = 0
         # Per-request state
-        self.state: State = HEAD
-        self.head: Head
+        self.state: ConnectionState = HEAD
+        self.head: RequestHead
         self._answered_early = False
-        self._call: InferCall | None = None
+        self._call: HttpInferCall | None = None
         self._repeat: Repeat | None = None
 
     # What the transport tells
@@ -237,19 +237,27 @@ class Connection(asyncio.BufferedProtocol):
 
     # Inference
 
-    def infer(self, body: bytes | memoryview, block: Block | None, offset: int) -> InferCall | None:
+    def infer(
+        self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None = None
+    ) -> HttpInferCall | None:
         """Starts the call of `head` with its complete body, which may lie in the arena: in `block`, at `offset`.
 
-        None where it is answered already, with an error.
+        What is counted of it in the heap's account, in `share`, is the call's from now on. None where it is answered
+        already, with an error.
         """
         assert self.head.infer is not None
         if self._shared.log_requests:
             self._log_request()
         try:
-            model = self._ingress.find_model(*self.head.infer)
-            call = InferCall(model, self.head, self._ingress, self._on_reply)
+            try:
+                model = self._ingress.find_model(*self.head.infer)
+            except ServeError:
+                if share is not None:
+                    share.drop()
+                raise
+            call = HttpInferCall(model, self.head, self._ingress, self._on_reply)
             self._call = call
-            call.start(body, block, offset)
+            call.start(body, block, offset, share)
             return call
         except ServeError as error:
             self._fail(error)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from stubserve.inference.heap_account import HeapShare
 from stubserve.inference.memory import Block
-from stubserve.protocols.http.head import Head
+from stubserve.protocols.http.head import RequestHead
 from stubserve.protocols.http.reply import Reply
-from stubserve.protocols.http.state import State
+from stubserve.protocols.http.state import ConnectionState
 
 
 class Exchange(Protocol):
     """One client's requests, one after the other, and their answers."""
 
     transport: asyncio.Transport
-    state: State
-    head: Head
+    state: ConnectionState
+    head: RequestHead
     closing: bool
     write_paused: bool
 
@@ -28,8 +29,13 @@ class Exchange(Protocol):
     def can_read(self) -> bool:
         """Whether another request may be read."""
 
-    def infer(self, body: bytes | memoryview, block: Block | None, offset: int) -> object:
-        """Starts the call of `head` with its complete body, which may lie in the arena: in `block`, at `offset`."""
+    def infer(
+        self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None = None
+    ) -> object:
+        """Starts the call of `head` with its complete body, which may lie in the arena: in `block`, at `offset`.
+
+        What is counted of it in the heap's account, in `share`, is the call's from now on.
+        """
 
     def pass_on(self, data: bytes, last: bool) -> None:
         """Passes on the bytes of a request that is not inference, or some of them."""

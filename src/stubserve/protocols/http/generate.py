@@ -12,24 +12,33 @@ import asyncio
 import functools
 import logging
 import time
+from collections import deque
 
 from starlette.responses import Response as HttpResponse
 from starlette.types import Receive, Scope, Send
 
 from stubserve.errors import ServeError, internal, unsupported
+from stubserve.inference.admission import admit_steps
 from stubserve.inference.call import Call
+from stubserve.inference.heap_account import FREE_BYTES, kept_by
+from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.signature import Signature
+from stubserve.inference.steps import Steps
+from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.protocols.http import json_text
+from stubserve.protocols.http.compression import Keep
 from stubserve.protocols.http.generate_decode import decode_generate
-from stubserve.protocols.http.infer_encode import json_array
+from stubserve.protocols.http.infer_encode import LARGE_OUTPUT, json_array, json_array_steps
 from stubserve.protocols.http.reply import JSON
+from stubserve.protocols.placement import BodyPlacer
 from stubserve.protocols.serving import Ingress
 
 log = logging.getLogger("stubserve.http")
 
 PENDING_BYTES = 64 << 10
+PIECE_BYTES = 256 << 10
 
 _NOT_ONE = (
     b'{"error":"generate expects model to produce exactly 1 response, use generate stream for model that generates '
@@ -44,9 +53,13 @@ class GenerateCall(Call):
         super().__init__(model)
         self._ingress = ingress
         self._streamed = streamed
+        self._share = ingress.heap.share()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._responses = 0
+        # Responses that wait for their turn to be encoded, because one of them is large
+        self._waiting: deque[tuple[Request, Response, list[Block]]] = deque()
+        self._encoding: asyncio.Task[None] | None = None
         # HTTP status by the first response, 0 before it
         self.status = 0
         self.complete = False
@@ -55,15 +68,42 @@ class GenerateCall(Call):
 
     def start(self, body: bytes) -> None:
         """Decodes, checks and submits."""
-        request = decode_generate(body, self.model.signature, self._ingress.store)
+        placer = BodyPlacer(b"", None, 0, self._ingress.store)
+        self._submit(decode_generate(body, self.model.signature, placer), len(body))
+
+    async def start_in_steps(self, body: bytes) -> None:
+        """As `start`, for a large body."""
+        ingress = self._ingress
+        request = await ingress.large_json.read_generate(body, self.model.signature, ingress.store)
+        try:
+            await ingress.offload.run(admit_steps(request, self.model.signature))
+        except BaseException:
+            drop_blocks(request.inputs)
+            raise
+        self._submit(request, len(body))
+
+    def _submit(self, request: Request, size: int) -> None:
         request.on_response = self.on_response
         request.request_start_ns = time.monotonic_ns()
-        self.submit(request)
+        try:
+            if size > FREE_BYTES:
+                self._share.add(kept_by(request))
+        except BaseException:
+            self.give_up(request)
+            raise
+        try:
+            self.submit(request)
+        except BaseException:
+            self._share.drop()
+            raise
 
     def cancel(self) -> None:
         """The client is gone."""
         self.gone = True
         self._pending.clear()
+        self._share.drop()
+        if self._encoding is not None:
+            self._encoding.cancel()
         self.news.set()
         super().cancel()
 
@@ -73,6 +113,8 @@ class GenerateCall(Call):
         data = b"".join(self._pending)
         self._pending.clear()
         self._pending_bytes = 0
+        if self.request is None and self._encoding is None:
+            self._share.drop()
         return data
 
     def caught_up(self) -> None:
@@ -82,36 +124,83 @@ class GenerateCall(Call):
 
     def answer(self) -> bytes:
         """The body of `generate`, once it is complete."""
+        self._share.drop()
         return self._pending[0] if self._responses == 1 else _NOT_ONE
 
     def respond(self, request: Request, response: Response) -> None:
         if response.error is not None and response.outputs and self._streamed:
             # What the model had sent before it failed is an event of its own.
             self.respond(request, Response(response.outputs, response.parameters, final=False))
+        if self._waiting or (_is_large(response) and not self.gone):
+            blocks = [tensor.block.hold() for tensor in response.outputs if tensor.block is not None]
+            self._waiting.append((request, response, blocks))
+            request.pause()
+            if self._encoding is None:
+                self._encoding = asyncio.ensure_future(self._encode_in_turn())
+            return
+        document: bytes | Exception = b""
+        if self._is_wanted(response):
+            try:
+                document = encode_document(request, response, self.model.signature)
+            except Exception as error:
+                document = error
+        self._take_response(request, response, document)
+
+    async def _encode_in_turn(self) -> None:
+        """Encodes the responses that wait, and takes them, in their order."""
+        offload = self._ingress.offload
+        try:
+            while self._waiting:
+                request, response, blocks = self._waiting[0]
+                document: bytes | Exception = b""
+                if self._is_wanted(response):
+                    try:
+                        steps = document_steps(request, response, self.model.signature, self._share.add)
+                        document = await offload.run(steps)
+                    except Exception as error:
+                        document = error
+                self._waiting.popleft()
+                self._take_response(request, response, document)
+                for block in blocks:
+                    block.drop()
+        finally:
+            self._encoding = None
+            while self._waiting:
+                for block in self._waiting.popleft()[2]:
+                    block.drop()
+
+    def _is_wanted(self, response: Response) -> bool:
+        # Of one answer only the first response is of interest, and whether there were more.
+        return (
+            response.error is None and not response.empty and not self.gone and (self._streamed or not self._responses)
+        )
+
+    def _take_response(self, request: Request, response: Response, document: bytes | Exception) -> None:
+        """A response has come, and this is what it is in JSON, or why there is nothing."""
         if response.final:
             self.complete = True
         if not response.empty and not self.gone:
             self._responses += 1
-            error: ServeError | None = response.error
-            document = b""
-            # Of one answer only the first response is of interest, and whether there were more.
+            error = response.error
+            if isinstance(document, Exception):
+                error = self._as_answer(document)
             if self._streamed or self._responses == 1:
-                try:
-                    if error is None:
-                        document = encode_document(request, response, self.model.signature)
-                except ServeError as unfit:
-                    error = unfit
-                except Exception:
-                    log.exception("a response of model '%s' could not be encoded", self.model.signature.model)
-                    error = internal("unexpected error while the answer was encoded; see the server's log")
                 if error is not None:
                     document = b'{"error":%b}' % json_text.string(error.message)
+                assert isinstance(document, bytes)
                 self._add(request, document)
             # Upstream has one status for all that goes wrong from here on.
             self.status = self.status or (200 if error is None else 400)
         elif response.final:
             self.status = self.status or 200
         self.news.set()
+
+    def _as_answer(self, error: Exception) -> ServeError:
+        if isinstance(error, ServeError):
+            return error
+        model = self.model.signature.model
+        log.error("a response of model '%s' could not be encoded", model, exc_info=error)
+        return internal("unexpected error while the answer was encoded; see the server's log")
 
     def _add(self, request: Request, document: bytes) -> None:
         if not self._streamed:
@@ -125,6 +214,29 @@ class GenerateCall(Call):
 
 def encode_document(request: Request, response: Response, signature: Signature) -> bytes:
     """A response as a flat JSON object, members in alphabetical order. Raises ServeError for what JSON cannot say."""
+    members = _members(request, response, signature)
+    for tensor in response.outputs:
+        array = json_array(tensor)
+        members[tensor.name] = array[1:-1] if _is_single(tensor) else array
+    return _joined(members)
+
+
+def document_steps(request: Request, response: Response, signature: Signature, keep: Keep) -> Steps[bytes]:
+    """As `encode_document`, in steps; calls `keep(nbytes)` with what is made."""
+    members = _members(request, response, signature)
+    for tensor in response.outputs:
+        pieces: list[bytes] = []
+        for piece in json_array_steps(tensor):
+            keep(len(piece))
+            pieces.append(piece)
+            yield None
+        array = b"".join(pieces)
+        members[tensor.name] = array[1:-1] if _is_single(tensor) else array
+    return _joined(members)
+
+
+def _members(request: Request, response: Response, signature: Signature) -> dict[str, bytes]:
+    """All but the outputs."""
     members = {"model_name": _string(signature.model), "model_version": b'"%d"' % signature.version}
     if request.id:
         members["id"] = json_text.string(request.id)
@@ -132,14 +244,19 @@ def encode_document(request: Request, response: Response, signature: Signature) 
         if not isinstance(value, str | bool | int | float):
             raise unsupported("Response parameter of type 'TRITONSERVER_PARAMETER_BYTES' is not currently supported")
         members[name] = json_text.scalar(value)
-    for tensor in response.outputs:
-        array = json_array(tensor)
-        single = True
-        for size in tensor.shape:
-            if size != 1:
-                single = False
-        members[tensor.name] = array[1:-1] if single else array
+    return members
+
+
+def _joined(members: dict[str, bytes]) -> bytes:
     return b"{%b}" % b",".join([b"%b:%b" % (_string(name), members[name]) for name in sorted(members)])
+
+
+def _is_single(tensor: Tensor) -> bool:
+    return all(size == 1 for size in tensor.shape)
+
+
+def _is_large(response: Response) -> bool:
+    return any(tensor.nbytes > LARGE_OUTPUT for tensor in response.outputs)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -179,7 +296,11 @@ class EventStream(HttpResponse):
                 complete = call.complete
                 data = call.take()
                 if data or complete:
-                    await send({"type": "http.response.body", "body": data, "more_body": not complete})
+                    # In pieces, because the server below copies each as a whole.
+                    for at in range(0, max(len(data), 1), PIECE_BYTES):
+                        last = complete and at + PIECE_BYTES >= len(data)
+                        piece = data[at : at + PIECE_BYTES]
+                        await send({"type": "http.response.body", "body": piece, "more_body": not last})
                     call.caught_up()
                 else:
                     await call.news.wait()

@@ -13,12 +13,12 @@ from stubserve.inference.request import Request, unanswered
 from stubserve.inference.signature import Signature, TensorSignature
 from stubserve.protocols.http import json_data
 from stubserve.protocols.http.json_values import UNSET, as_string, find, is_int, parse_json, repeated_names
-from stubserve.protocols.placement import Placer, Store
+from stubserve.protocols.placement import BodyPlacer
 
 NESTED = "parameters"
 
 
-def decode_generate(body: bytes, signature: Signature, store: Store) -> Request:
+def decode_generate(body: bytes, signature: Signature, placer: BodyPlacer) -> Request:
     """The request, not yet admitted; its tensors hold their blocks. Raises ServeError, and then nothing is held."""
     document = parse_json(body)
     if not isinstance(document, dict):
@@ -27,7 +27,6 @@ def decode_generate(body: bytes, signature: Signature, store: Store) -> Request:
     id = find(document, "id")
     if id is not UNSET:
         request.id = as_string(id, "id")
-    placer = Placer(b"", None, 0, store)
     parameters: dict[str, Any] = {}
     try:
         _refuse_repeated(document, request, signature)
@@ -62,7 +61,7 @@ def _refuse_repeated(document: dict[str, Any], request: Request, signature: Sign
 
 
 def _take(
-    request: Request, parameters: dict[str, Any], name: str, value: Any, signature: Signature, placer: Placer
+    request: Request, parameters: dict[str, Any], name: str, value: Any, signature: Signature, placer: BodyPlacer
 ) -> None:
     known = signature.inputs.get(name)
     if known is not None:

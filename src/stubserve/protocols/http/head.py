@@ -37,7 +37,7 @@ class BadRequest(Exception):
         self.status = status
 
 
-class Head:
+class RequestHead:
     """What a request says before its body. Header names and values are bytes as sent, None where absent."""
 
     __slots__ = (
@@ -99,13 +99,13 @@ def too_large_head() -> BadRequest:
     return BadRequest(f"Request head is too large: it may have {MAX_HEAD_BYTES} bytes", 431)
 
 
-def parse_head(data: bytes) -> Head:
+def parse_head(data: bytes) -> RequestHead:
     """Parses a head that ends with its empty line. Raises BadRequest, Http2Preface."""
     if len(data) > MAX_HEAD_BYTES:
         raise too_large_head()
     if data == _HTTP2_PREFACE:
         raise Http2Preface
-    head = Head()
+    head = RequestHead()
     parser = httptools.HttpRequestParser(head)
     try:
         parser.feed_data(data)
@@ -156,13 +156,13 @@ class HeadCache:
     """Parsed heads by their bytes."""
 
     def __init__(self) -> None:
-        self._heads: dict[bytes, Head] = {}
+        self._heads: dict[bytes, RequestHead] = {}
 
-    def known(self, data: bytes) -> Head | None:
+    def known(self, data: bytes) -> RequestHead | None:
         """The parsed head if it was seen before."""
         return self._heads.get(data)
 
-    def get(self, data: bytes) -> Head:
+    def get(self, data: bytes) -> RequestHead:
         """The parsed head, from memory if it was seen before. Raises BadRequest, Http2Preface."""
         head = self._heads.get(data)
         if head is None:

@@ -2,63 +2,173 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from stubserve.errors import ServeError, internal, unsupported
+from stubserve.inference.admission import admit_steps
 from stubserve.inference.call import Call
+from stubserve.inference.heap_account import FREE_BYTES, HeapShare, kept_by
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
+from stubserve.inference.steps import Steps
+from stubserve.inference.tensor import drop_blocks
 from stubserve.protocols.forwarding import HeaderForwarding
-from stubserve.protocols.http import compression
-from stubserve.protocols.http.head import Head
-from stubserve.protocols.http.infer_decode import KnownForm, decode, parse_header_length
-from stubserve.protocols.http.infer_encode import encode, encode_error
+from stubserve.protocols.http.compression import Keep, RestOfContent, choose, compress, compress_steps, decompress
+from stubserve.protocols.http.head import RequestHead
+from stubserve.protocols.http.infer_decode import DecodedInfer, KnownForm, decode, parse_header_length
+from stubserve.protocols.http.infer_encode import encode, encode_error, encode_steps, is_large
 from stubserve.protocols.http.reply import Reply
+from stubserve.protocols.offload import LARGE_BYTES
+from stubserve.protocols.placement import BodyPlacer
 from stubserve.protocols.reply_format import ReplyFormat
 from stubserve.protocols.serving import Ingress
 
 log = logging.getLogger("stubserve.http")
 
 
-class InferCall(Call):
+class HttpInferCall(Call):
     """One call. `start` raises ServeError or ends, then or later, in one `on_reply(reply)`.
 
-    The reply's blocks are only promised until `on_reply` returns.
+    The reply's blocks are only promised until `on_reply` returns. A small call is decoded, submitted and encoded at
+    once; what is large is done in steps, or elsewhere, by a task of the call's own (see `protocols.offload`).
     """
 
-    __slots__ = ("_head", "_ingress", "_on_reply", "_reply_format", "_start_ns", "form")
+    __slots__ = ("_head", "_ingress", "_on_reply", "_reply_format", "_share", "_start_ns", "_task", "form")
 
-    def __init__(self, model: ServedModel, head: Head, ingress: Ingress, on_reply: Callable[[Reply], None]) -> None:
+    def __init__(
+        self, model: ServedModel, head: RequestHead, ingress: Ingress, on_reply: Callable[[Reply], None]
+    ) -> None:
         super().__init__(model)
         self._head = head
         self._ingress = ingress
         self._on_reply = on_reply
         self._start_ns = time.monotonic_ns()
+        # What is long about it is done by a task, and what it keeps in the heap is counted
+        self._task: asyncio.Task[None] | None = None
+        self._share: HeapShare | None = None
         # How the body is made, for who wants to recognise it the next time
         self.form: KnownForm | None = None
 
-    def start(self, body: bytes | memoryview, block: Block | None, offset: int) -> None:
-        """Decodes, checks and submits. `body` is complete; if it lies in the arena, in `block` at arena `offset`."""
+    def start(self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None = None) -> None:
+        """Decodes, checks and submits. `body` is complete; if it lies in the arena, in `block` at arena `offset`.
+
+        If it is counted in the heap's account, in `share`, which belongs to the call from now on.
+        """
         head = self._head
-        signature = self.model.signature
-        if signature.decoupled:
-            raise unsupported("HTTP end point doesn't support models with decoupled transaction policy")
-        if head.content_encoding is not None:
-            content = compression.decompress(body, head.content_encoding, self._ingress.max_input_size)
-            if content is not body:
-                body, block, offset = content, None, 0
+        self._share = share
+        try:
+            if self.model.signature.decoupled:
+                raise unsupported("HTTP end point doesn't support models with decoupled transaction policy")
+            rest: RestOfContent | None = None
+            if head.content_encoding is not None:
+                content, rest = decompress(body, head.content_encoding, self._ingress.max_input_size, LARGE_BYTES)
+                if rest is not None or content is not body:
+                    body, block, offset = content, None, 0
+            if rest is not None or len(body) > LARGE_BYTES:
+                json_length = None if rest is not None else parse_header_length(head.header_length, len(body))
+                if rest is not None or self._is_long_to_read(body, json_length):
+                    if block is not None:
+                        block.hold()
+                    self._task = asyncio.ensure_future(self._start_in_steps(body, block, offset, rest))
+                    return
+            self._submit(self._decode(body, block, offset), len(body))
+        except BaseException:
+            self._forget()
+            raise
+
+    def cancel(self) -> None:
+        """The client is gone."""
+        if self._task is not None:
+            self._task.cancel()
+        super().cancel()
+
+    def _is_long_to_read(self, body: bytes | memoryview, json_length: int | None) -> bool:
+        """Whether a body is one that takes long to read: much JSON, or many strings."""
+        text = len(body) if json_length is None else json_length
+        return text > LARGE_BYTES or self.model.signature.has_strings
+
+    def _decode(self, body: bytes | memoryview, block: Block | None, offset: int) -> DecodedInfer:
+        ingress = self._ingress
+        json_length = parse_header_length(self._head.header_length, len(body))
+        return decode(body, json_length, self.model.signature, block, offset, ingress.store, ingress.max_input_size)
+
+    async def _start_in_steps(
+        self, body: bytes | memoryview, block: Block | None, offset: int, rest: RestOfContent | None
+    ) -> None:
+        try:
+            decoded = await self._decode_in_steps(body, block, offset, rest)
+            self._task = None
+            self._submit(decoded)
+        except asyncio.CancelledError:
+            self._forget()
+            raise
+        except Exception as error:
+            self._forget()
+            self._on_reply(encode_error(as_answer(error, self.model.signature.model)))
+        finally:
+            if block is not None:
+                block.drop()
+
+    async def _decode_in_steps(
+        self, body: bytes | memoryview, block: Block | None, offset: int, rest: RestOfContent | None
+    ) -> DecodedInfer:
+        """The request, admitted. Raises ServeError, and then nothing is held."""
+        ingress = self._ingress
+        head = self._head
+        if rest is not None:
+            self._share = self._share or ingress.heap.share()
+            body = memoryview(await ingress.offload.run(rest(self._share.add)))
         json_length = parse_header_length(head.header_length, len(body))
-        decoded = decode(body, json_length, signature, block, offset, self._ingress.store, self._ingress.max_input_size)
+        size = len(body) if json_length is None else json_length
+        if LARGE_BYTES < size <= ingress.max_input_size:
+            placer = BodyPlacer(body, block, offset, ingress.store)
+            decoded = DecodedInfer(
+                *await ingress.large_json.read_infer(
+                    memoryview(body)[:size], self.model.signature, placer, ingress.max_input_size, block
+                )
+            )
+        else:
+            decoded = self._decode(body, block, offset)
+        request = decoded.request(self.on_response)
+        try:
+            if head.infer is not None:
+                self.model = ingress.find_model(*head.infer)  # it may have been loaded anew meanwhile
+            await ingress.offload.run(admit_steps(request, self.model.signature))
+        except BaseException:
+            drop_blocks(request.inputs)
+            raise
+        return decoded
+
+    def _submit(self, decoded: DecodedInfer, size: int = LARGE_BYTES) -> None:
+        """Raises ServeError, and then nothing is held. `size` is that of the body."""
         request = decoded.request(self.on_response)
         request.request_start_ns = self._start_ns
         self._reply_format = decoded.reply_format
         self.form = decoded.form
-        if self._ingress.http_forwarding is not None:
-            self._forward_headers(request, self._ingress.http_forwarding)
+        try:
+            if self._ingress.http_forwarding is not None:
+                self._forward_headers(request, self._ingress.http_forwarding)
+            if size > FREE_BYTES:
+                # From here on it keeps what it is made of, and no longer what that was read from.
+                if self._share is None:
+                    self._share = self._ingress.heap.share()
+                self._share.drop()
+                self._share.add(kept_by(request))
+        except BaseException:
+            self.give_up(request)
+            raise
         self.submit(request)
+
+    def _forget(self) -> None:
+        """Nothing of the request is kept any longer."""
+        self._task = None
+        share, self._share = self._share, None
+        if share is not None:
+            share.drop()
 
     def _forward_headers(self, request: Request, forwarding: HeaderForwarding) -> None:
         headers = [(name.decode("latin-1"), value) for name, value in self._head.headers]
@@ -66,10 +176,43 @@ class InferCall(Call):
         self.form = None  # a known form does not know of them
 
     def respond(self, request: Request, response: Response) -> None:
+        if response.error is None and is_large(request, response, self._reply_format, self._head.accept_encoding):
+            blocks = [tensor.block.hold() for tensor in response.outputs if tensor.block is not None]
+            self._task = asyncio.ensure_future(self._reply_in_steps(request, response, blocks))
+            return
+        if self._share is not None:
+            self._forget()
         self._on_reply(reply_to(request, response, self.model, self._head, self._reply_format))
 
+    async def _reply_in_steps(self, request: Request, response: Response, blocks: list[Block]) -> None:
+        share = self._share = self._share or self._ingress.heap.share()
+        steps = reply_steps(request, response, self.model, self._head, self._reply_format, blocks, share.add)
+        try:
+            reply = await self._ingress.offload.run(steps)
+            self._forget()
+            self._on_reply(reply)
+        except asyncio.CancelledError:
+            self._forget()
+            raise
+        except Exception as error:
+            self._forget()
+            self._on_reply(encode_error(as_answer(error, self.model.signature.model)))
+        finally:
+            for block in blocks:
+                block.drop()
 
-def reply_to(request: Request, response: Response, model: ServedModel, head: Head, reply_format: ReplyFormat) -> Reply:
+
+def as_answer(error: Exception, model: str) -> ServeError:
+    """What a client is told of an error; what is a fault of ours is logged. Called while the error is handled."""
+    if isinstance(error, ServeError):
+        return error
+    log.exception("a request to model '%s' failed inside the server", model)
+    return internal("unexpected error while the request was handled; see the server's log")
+
+
+def reply_to(
+    request: Request, response: Response, model: ServedModel, head: RequestHead, reply_format: ReplyFormat
+) -> Reply:
     """The reply that carries a model's response, or says why it cannot."""
     if response.error is not None:
         return encode_error(response.error)
@@ -77,9 +220,9 @@ def reply_to(request: Request, response: Response, model: ServedModel, head: Hea
         reply = encode(request, response, model.signature, reply_format)
         reply.blocks = [tensor.span.block for tensor in response.outputs if tensor.span is not None]
         if head.accept_encoding is not None:
-            coding = compression.choose(head.accept_encoding)
+            coding = choose(head.accept_encoding)
             if coding is not None:
-                reply.parts = compression.compress(reply.parts, coding)
+                reply.parts = compress(reply.parts, coding)
                 reply.headers = (("Content-Encoding", coding),)
                 reply.blocks = ()
     except ServeError as error:
@@ -87,4 +230,27 @@ def reply_to(request: Request, response: Response, model: ServedModel, head: Hea
     except Exception:
         log.exception("the answer of model '%s' could not be encoded", model.signature.model)
         return encode_error(internal("unexpected error while the answer was encoded; see the server's log"))
+    return reply
+
+
+def reply_steps(
+    request: Request,
+    response: Response,
+    model: ServedModel,
+    head: RequestHead,
+    reply_format: ReplyFormat,
+    blocks: Sequence[Block],
+    keep: Keep,
+) -> Steps[Reply]:
+    """The reply that carries a large response, which lies in `blocks`; calls `keep(nbytes)` for what it makes.
+
+    Raises ServeError.
+    """
+    reply = yield from encode_steps(request, response, model.signature, reply_format, keep)
+    reply.blocks = blocks
+    coding = None if head.accept_encoding is None else choose(head.accept_encoding)
+    if coding is not None:
+        reply.parts = yield from compress_steps(reply.parts, coding, keep)
+        reply.headers = (("Content-Encoding", coding),)
+        reply.blocks = ()
     return reply

@@ -25,7 +25,8 @@ from stubserve.protocols.http.infer_json import decode_json
 from stubserve.protocols.http.infer_raw import decode_raw
 from stubserve.protocols.http.json_numbers import is_frame, pack, split
 from stubserve.protocols.http.limits import DEFAULT_MAX_INPUT_SIZE, LIMIT_HINT
-from stubserve.protocols.placement import Placer, Store
+from stubserve.protocols.offload import LARGE_BYTES
+from stubserve.protocols.placement import BodyPlacer, Store
 from stubserve.protocols.plan import PLAN_BYTES, RequestPlan, remember
 from stubserve.protocols.reply_format import ReplyFormat
 
@@ -77,7 +78,7 @@ def decode(
     """
     size = len(body)
     end = size if json_length is None else json_length
-    placer = Placer(body, block, body_offset, store)
+    placer = BodyPlacer(body, block, body_offset, store)
     try:
         if not end:
             return DecodedInfer(*decode_raw(body, signature, placer, max_input_size))
@@ -98,12 +99,14 @@ def decode(
         id, rest = _split_id(header)
         plans: dict[bytes, RequestPlan] = signature.memo.setdefault("http-plans", {})
         plan = plans.get(rest)
-        if plan is not None and plan.tail_bytes == size - end:
+        # Many strings are walked through in steps, by whoever admits the request; a plan would walk at once.
+        many_strings = size > LARGE_BYTES and signature.has_strings
+        if plan is not None and plan.tail_bytes == size - end and not many_strings:
             request = plan.apply(id, end, placer, signature.model)
             return DecodedInfer(request, plan.reply_format, None if id else KnownForm(plan, end, size, False))
         request, reply_format, plannable = decode_json(header, signature, placer, max_input_size)
-        if plannable and plan is None:
-            remember(plans, rest, request, reply_format, signature)
+        if plannable and plan is None and not many_strings:
+            _remember(plans, rest, id, request, reply_format, signature)
         return DecodedInfer(request, reply_format)
     except BaseException:
         placer.undo()
@@ -115,7 +118,7 @@ def _decode_arrays(
     frame: bytes,
     arrays: list[bytes],
     signature: Signature,
-    placer: Placer,
+    placer: BodyPlacer,
     store: Store,
     max_input_size: int,
 ) -> DecodedInfer:
@@ -133,12 +136,28 @@ def _decode_arrays(
             return decoded
     request, reply_format, _ = decode_json(text, signature, placer, max_input_size)
     if plan is None and len(rest) <= PLAN_BYTES and is_frame(frame, request.inputs, arrays):
-        remember(plans, rest, request, reply_format, signature)
+        _remember(plans, rest, id, request, reply_format, signature)
     return DecodedInfer(request, reply_format)
 
 
+def _remember(
+    plans: dict[bytes, RequestPlan],
+    rest: bytes,
+    id: str,
+    request: Request,
+    reply_format: ReplyFormat,
+    signature: Signature,
+) -> None:
+    """Makes a plan of a request; its id is no part of what is remembered where it was found in front of the rest."""
+    own = request.id
+    if id:
+        request.id = ""
+    remember(plans, rest, request, reply_format, signature)
+    request.id = own
+
+
 def _decode_numbers(numbers: bytes, plan: RequestPlan, id: str, store: Store, model: str) -> DecodedInfer:
-    placer = Placer(numbers, None, 0, store)
+    placer = BodyPlacer(numbers, None, 0, store)
     try:
         return DecodedInfer(plan.apply(id, 0, placer, model), plan.reply_format)
     except BaseException:

@@ -6,11 +6,12 @@ outputs are not copied; the reply's parts are views of where they lie.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
 from struct import Struct
 from struct import error as StructError
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -18,16 +19,27 @@ from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BF16, BOOL, BY_NUMBER, BYTES, FP16
 
 from stubserve.errors import ServeError, internal, invalid, unsupported
-from stubserve.inference.classification import classify
+from stubserve.inference.classification import classify, classify_steps
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
+from stubserve.inference.steps import Steps
 from stubserve.inference.tensor import Tensor
 from stubserve.protocols.http import compression, json_text
+from stubserve.protocols.http.compression import Keep
 from stubserve.protocols.http.reply import BINARY, JSON, Reply
-from stubserve.protocols.reply_format import ReplyFormat
+from stubserve.protocols.reply_format import ReplyFormat, Slot
 
 _LENGTH = Struct("<I")
 _FLOATS = frozenset((11, 12))
+
+# A larger output that becomes text, classes or compressed is encoded in steps; the text is two to five times as long.
+LARGE_OUTPUT = 64 * 1024
+# What becomes text in one step: numbers, and bytes of strings. Numbers that rapidjson writes in its own way take 1.5 µs
+# each; of the others, many at once take ten times as long, for their text is moved again and again as it grows.
+_NUMBERS = 512
+_STRING_BYTES = 32 * 1024
+# How large the parts of a large reply are.
+_PART_BYTES = 256 * 1024
 
 
 def encode(request: Request, response: Response, signature: Signature, reply_format: ReplyFormat) -> Reply:
@@ -55,16 +67,101 @@ def encode(request: Request, response: Response, signature: Signature, reply_for
                 parts.append(tensor.buffer)
         else:
             fragments.append(b'%b,"data":%b}' % (head, json_array(tensor)))
-    json = b'{%b%b%b,"outputs":[%b]}' % (
-        b'"id":%b,' % json_text.string(request.id) if request.id else b"",
-        _model(signature.model, signature.version),
-        _parameters(response.parameters) if response.parameters else b"",
-        b",".join(fragments),
-    )
+    json = b"%b%b]}" % (_front(request, response, signature), b",".join(fragments))
     parts[0] = json
     if len(parts) == 1:
         return Reply(200, JSON, None, parts)
     return Reply(200, BINARY, len(json), parts)
+
+
+def is_large(request: Request, response: Response, reply_format: ReplyFormat, accept_encoding: bytes | None) -> bool:
+    """Whether a response should be encoded in steps: because it is much text, many classes or much to compress."""
+    if len(request.id) > LARGE_OUTPUT:
+        return True
+    for tensor in response.outputs:
+        if tensor.nbytes > LARGE_OUTPUT:
+            slot = _slot(tensor, reply_format)
+            if slot is not None and (not slot.binary or slot.classification):
+                return True
+            if accept_encoding is not None and compression.choose(accept_encoding) is not None:
+                return True
+    return False
+
+
+def encode_steps(
+    request: Request, response: Response, signature: Signature, reply_format: ReplyFormat, keep: Keep
+) -> Steps[Reply]:
+    """As `encode`, in steps; the JSON is several parts. Calls `keep(nbytes)` before so much more of it is kept."""
+    text = _Text(keep)
+    binaries: list[bytes | memoryview] = []
+    text.add(b"{")
+    if request.id:
+        text.add(b'"id":"')
+        id = request.id.encode("utf-8", "surrogateescape")
+        for at in range(0, len(id), _STRING_BYTES):
+            text.add(json_text.string_of_bytes(id[at : at + _STRING_BYTES])[1:-1])
+            yield None
+        text.add(b'",')
+    text.add(_model(signature.model, signature.version))
+    if response.parameters:
+        text.add(_parameters(response.parameters))
+    between = b',"outputs":['
+    for tensor in response.outputs:
+        slot = _slot(tensor, reply_format)
+        if slot is None:
+            continue
+        if slot.classification:
+            labels = signature.labels.get(tensor.name, ())
+            tensor = yield from classify_steps(tensor, slot.classification, signature.max_batch_size > 0, labels)
+            keep(tensor.nbytes)
+        text.add(between)
+        between = b","
+        text.add(_output_head(tensor.name, tensor.datatype, tuple(tensor.shape)))
+        if slot.binary:
+            text.add(b',"parameters":{"binary_data_size":%d}}' % tensor.nbytes)
+            if tensor.nbytes:
+                binaries.append(tensor.buffer)
+            continue
+        text.add(b',"data":')
+        for piece in json_array_steps(tensor):
+            text.add(piece)
+            yield None
+        text.add(b"}")
+    text.add(b"]}" if between == b"," else b',"outputs":[]}')
+    json = text.finish()
+    if not binaries:
+        return Reply(200, JSON, None, json)
+    return Reply(200, BINARY, sum(map(len, json)), [*json, *binaries])
+
+
+class _Text:
+    """Text that is put together from small pieces to parts of _PART_BYTES; `keep` is told of each."""
+
+    def __init__(self, keep: Keep) -> None:
+        self._keep = keep
+        self._parts: list[bytes] = []
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def add(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._size += len(piece)
+        if self._size >= _PART_BYTES:
+            self.finish()
+
+    def finish(self) -> list[bytes]:
+        """All parts."""
+        self._keep(self._size)
+        self._parts.append(b"".join(self._pieces))
+        self._pieces = []
+        self._size = 0
+        return self._parts
+
+
+def _slot(tensor: Tensor, reply_format: ReplyFormat) -> Slot | None:
+    """How an output goes into the reply; None where it was not asked for."""
+    slots = reply_format.slots
+    return Slot(reply_format.default_binary, 0) if slots is None else slots.get(tensor.name)
 
 
 def encode_error(error: ServeError) -> Reply:
@@ -73,6 +170,15 @@ def encode_error(error: ServeError) -> Reply:
     if error.message == compression.UNSUPPORTED_TEXT:
         reply.headers = (("Accept-Encoding", compression.SUPPORTED),)
     return reply
+
+
+def _front(request: Request, response: Response, signature: Signature) -> bytes:
+    """A reply's JSON up to its outputs."""
+    return b'{%b%b%b,"outputs":[' % (
+        b'"id":%b,' % json_text.string(request.id) if request.id else b"",
+        _model(signature.model, signature.version),
+        _parameters(response.parameters) if response.parameters else b"",
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -101,22 +207,52 @@ def _parameters(parameters: dict[str, object]) -> bytes:
 
 def json_array(tensor: Tensor) -> bytes:
     """A tensor's elements as a flat JSON array."""
+    elements = _check_for_json(tensor)
+    if tensor.datatype == BYTES:
+        return json_text.strings(_elements(tensor, elements))
+    # A copy, for a buffer may begin anywhere.
+    return _numbers(tensor.datatype, np.frombuffer(tensor.buffer, BY_NUMBER[tensor.datatype].numpy).copy())
+
+
+def json_array_steps(tensor: Tensor) -> Iterator[bytes]:
+    """As `json_array`, in pieces, each of little work; some are empty."""
+    elements = _check_for_json(tensor)
+    if not elements:
+        yield b"[]"
+        return
+    front = b"["
+    if tensor.datatype == BYTES:
+        for strings_ in _element_steps(tensor, elements):
+            if strings_:
+                yield front + json_text.strings(strings_)[1:-1]
+                front = b","
+    else:
+        values = np.frombuffer(tensor.buffer, BY_NUMBER[tensor.datatype].numpy)
+        for at in range(0, elements, _NUMBERS):
+            yield front + _numbers(tensor.datatype, values[at : at + _NUMBERS].copy())[1:-1]
+            front = b","
+    yield b"]"
+
+
+def _check_for_json(tensor: Tensor) -> int:
+    """How many elements a tensor has. Raises ServeError where it has no form in JSON."""
     kind = BY_NUMBER[tensor.datatype]
     if tensor.datatype in (FP16, BF16):
         raise invalid(
             f"sending {kind.name} data via JSON is not supported. Please use the binary data format for output"
         )
     elements = prod(tensor.shape)
-    if tensor.datatype == BYTES:
-        return json_text.strings(_elements(tensor, elements))
-    if tensor.nbytes != elements * kind.itemsize:
+    if tensor.datatype != BYTES and tensor.nbytes != elements * kind.itemsize:
         raise _size_error(tensor)
-    if tensor.datatype == BOOL:
-        return orjson.dumps([byte != 0 for byte in tensor.buffer])
-    # A copy, for a buffer may begin anywhere.
-    if tensor.datatype in _FLOATS:
-        return json_text.floats(np.frombuffer(tensor.buffer, kind.numpy).astype(np.float64))
-    return json_text.integers(np.frombuffer(tensor.buffer, kind.numpy).astype(kind.numpy))
+    return elements
+
+
+def _numbers(datatype: int, values: np.ndarray[Any, Any]) -> bytes:
+    if datatype == BOOL:
+        return orjson.dumps((values != 0).tolist())
+    if datatype in _FLOATS:
+        return json_text.floats(values.astype(np.float64))
+    return json_text.integers(values)
 
 
 def _elements(tensor: Tensor, count: int) -> list[bytes]:
@@ -136,6 +272,28 @@ def _elements(tensor: Tensor, count: int) -> list[bytes]:
     if at > len(data):
         raise _size_error(tensor)
     return elements
+
+
+def _element_steps(tensor: Tensor, count: int) -> Iterator[list[bytes]]:
+    """As `_elements`, some at a time."""
+    data = tensor.buffer
+    elements: list[bytes] = []
+    at = size = 0
+    try:
+        for _ in range(count):
+            start = at + 4
+            at = start + _LENGTH.unpack_from(data, at)[0]
+            elements.append(bytes(data[start:at]))
+            size += at - start + 16
+            if size > _STRING_BYTES:
+                yield elements
+                elements = []
+                size = 0
+    except StructError:
+        raise _size_error(tensor) from None
+    if at > len(data):
+        raise _size_error(tensor)
+    yield elements
 
 
 def _size_error(tensor: Tensor) -> ServeError:

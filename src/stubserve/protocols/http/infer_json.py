@@ -23,8 +23,11 @@ from stubserve.protocols.http.json_values import (
     parse_json,
 )
 from stubserve.protocols.http.limits import too_large
-from stubserve.protocols.placement import Placer
+from stubserve.protocols.placement import BodyPlacer
 from stubserve.protocols.reply_format import ReplyFormat, Slot
+
+# A million of them would keep a hundred times the memory that their text has.
+MAX_PARAMETERS = 10_000
 
 _MAX_ELEMENTS = (1 << 63) - 1
 _MAX_BYTES = (1 << 64) - 1
@@ -37,7 +40,7 @@ _INVALID = DataType(0, "<invalid>", "", 0, None)
 
 
 def decode_json(
-    header: bytes, signature: Signature, placer: Placer, max_input_size: int
+    header: bytes, signature: Signature, placer: BodyPlacer, max_input_size: int
 ) -> tuple[Request, ReplyFormat, bool]:
     """The request that a JSON header and what lies behind it describe, and whether the header has no data in it."""
     document = parse_json(header)
@@ -92,6 +95,8 @@ def _read_parameters(request: Request, parameters: Any) -> bool:
         return False
     if not isinstance(parameters, dict):
         raise internal("failed to get request params.: attempt to get members for non-object")
+    if len(parameters) > MAX_PARAMETERS:
+        raise invalid(f"request has {len(parameters)} parameters; it may have {MAX_PARAMETERS}")
     binary = False
     others: dict[str, Any] = {}
     for key, value in parameters.items():

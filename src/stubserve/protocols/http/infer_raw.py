@@ -11,7 +11,7 @@ from stubserve.inference.admission import size_mismatch
 from stubserve.inference.request import Request, unanswered
 from stubserve.inference.signature import Signature
 from stubserve.protocols.http.limits import too_large
-from stubserve.protocols.placement import Placer
+from stubserve.protocols.placement import BodyPlacer
 from stubserve.protocols.reply_format import ReplyFormat
 
 # How upstream names the input in what it says about its size.
@@ -19,7 +19,7 @@ RAW_INPUT = "raw_input"
 
 
 def decode_raw(
-    body: bytes | memoryview, signature: Signature, placer: Placer, max_input_size: int
+    body: bytes | memoryview, signature: Signature, placer: BodyPlacer, max_input_size: int
 ) -> tuple[Request, ReplyFormat]:
     """The request that a body without JSON makes: the bytes of the model's only input, its shape worked out."""
     request = Request([], unanswered)

@@ -18,13 +18,13 @@ from stubserve.protocols.arrival import ArenaArrival, HeapArrival
 from stubserve.protocols.http.body import MAX_BODY_BYTES, place, refusal
 from stubserve.protocols.http.chunked import ChunkedBody, TooManyChunks
 from stubserve.protocols.http.exchange import Exchange
-from stubserve.protocols.http.head import BadRequest, Head, Http2Preface, check_beginning
+from stubserve.protocols.http.head import BadRequest, Http2Preface, RequestHead, check_beginning
 from stubserve.protocols.http.infer_encode import encode_error
 from stubserve.protocols.http.shared import SCRATCH_BYTES, Connections
 from stubserve.protocols.http.state import BODY, BUSY, CLOSED, HEAD, PASS, SKIP
 
 
-class Reader:
+class RequestReader:
     """One connection's. `inbox` is where the next read goes, unless there is an `arena_body`: then into its rest."""
 
     def __init__(self, connection: Exchange, shared: Connections) -> None:
@@ -150,7 +150,7 @@ class Reader:
                 connection.transport.pause_reading()
         self._watch_or_not()
 
-    def _begin(self, head: Head, raw: bytes, data: bytes, position: int) -> int:
+    def _begin(self, head: RequestHead, raw: bytes, data: bytes, position: int) -> int:
         """A head is complete: decides what to do with its body. Returns the position behind what it used of it."""
         connection = self._connection
         connection.head = head
@@ -184,7 +184,7 @@ class Reader:
                 self._body = self._ingress.arrivals.into_heap(connection, self)
         return position
 
-    def _begin_in_arena(self, head: Head, data: bytes, position: int) -> int:
+    def _begin_in_arena(self, head: RequestHead, data: bytes, position: int) -> int:
         try:
             arena_body = place(self._ingress, head, self._connection, self)
         except ServeError as error:
@@ -248,10 +248,7 @@ class Reader:
             else:
                 arrival, self._body = self._body, None
                 body, share = arrival.finish()
-                try:
-                    connection.infer(body, None, 0)
-                finally:
-                    share.drop()
+                connection.infer(body, None, 0, share)
         return position
 
     def _keep(self, pieces: list[bytes]) -> None:

@@ -22,7 +22,7 @@ from stubserve.inference.call import Call
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.tensor import Tensor
-from stubserve.protocols.http.head import Head
+from stubserve.protocols.http.head import RequestHead
 from stubserve.protocols.http.infer import reply_to
 from stubserve.protocols.http.infer_decode import KnownForm
 from stubserve.protocols.http.infer_encode import json_array
@@ -56,7 +56,7 @@ class Repeat(Call):
 
     def __init__(
         self,
-        head: Head,
+        head: RequestHead,
         model: ServedModel,
         form: KnownForm,
         data: bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 
-class State(enum.Enum):
+class ConnectionState(enum.Enum):
     HEAD = enum.auto()
     """Collecting a head."""
     BODY = enum.auto()
@@ -20,4 +20,4 @@ class State(enum.Enum):
 
 
 # Bound once: in Python 3.10 and 3.11 looking up a member of an enum costs as much as a function call.
-HEAD, BODY, SKIP, PASS, BUSY, CLOSED = State
+HEAD, BODY, SKIP, PASS, BUSY, CLOSED = ConnectionState

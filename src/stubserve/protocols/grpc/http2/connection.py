@@ -29,9 +29,9 @@ from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.fields import MAX_FIELDS, MAX_LIST_BYTES
 from stubserve.protocols.grpc.http2.frames import ConnectionFault, StreamFault
-from stubserve.protocols.grpc.http2.heads import ACCEPTED, NOT_GRPC, OPENING, TOO_LARGE, Head, trailers
+from stubserve.protocols.grpc.http2.heads import ACCEPTED, NOT_GRPC, OPENING, TOO_LARGE, RpcHead, trailers
 from stubserve.protocols.grpc.http2.pings import Pings
-from stubserve.protocols.grpc.http2.reader import MAX_FRAME_BYTES, Reader
+from stubserve.protocols.grpc.http2.reader import MAX_FRAME_BYTES, FrameReader
 from stubserve.protocols.grpc.http2.sender import Sender
 from stubserve.protocols.grpc.http2.stream import RECEIVE_WINDOW, Stream
 from stubserve.protocols.grpc.transport import RESOURCE_EXHAUSTED, UNIMPLEMENTED, Method
@@ -64,16 +64,16 @@ class SharedByConnections(Protocol):
     stall_watch: StallWatch
     send_watch: SendWatch
 
-    def add(self, connection: Connection, descriptor: int) -> bool:
+    def add(self, connection: Http2Connection, descriptor: int) -> bool:
         """A client has connected; False where there is no descriptor for it."""
         ...
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: Http2Connection) -> None:
         """A connection is closed."""
         ...
 
 
-class Connection(asyncio.BufferedProtocol):
+class Http2Connection(asyncio.BufferedProtocol):
     """One connection of a transport."""
 
     def __init__(self, shared: SharedByConnections) -> None:
@@ -89,7 +89,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self.sender: Sender
         self._pings: Pings
-        self._reader = Reader(self)
+        self._reader = FrameReader(self)
         # Streams: those open, and the last that the client opened
         self.streams: dict[int, Stream] = {}
         self.stream = self.streams.get
@@ -217,7 +217,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # For streams
 
-    def compression(self, method: Method, head: Head) -> str | None:
+    def compression(self, method: Method, head: RpcHead) -> str | None:
         """The encoding of a stream's answers, None for none."""
         wanted = self._shared.response_encoding
         return wanted if wanted is not None and method.infers and wanted in head.accepts else None
@@ -232,7 +232,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # For the reader
 
-    def take_head(self, id: int, head: Head, ends: bool) -> None:
+    def take_head(self, id: int, head: RpcHead, ends: bool) -> None:
         stream = self.streams.get(id)
         if stream is not None:
             # Trailers, which gRPC clients do not have, end the stream all the same.
@@ -307,7 +307,7 @@ class Connection(asyncio.BufferedProtocol):
     def grant(self, nbytes: int) -> None:
         self.sender.write(frames.window_update(0, nbytes))
 
-    def _begin(self, id: int, head: Head, ends: bool) -> None:
+    def _begin(self, id: int, head: RpcHead, ends: bool) -> None:
         method = self._shared.methods.get(head.path)
         if method is None:
             self._refuse(id, OPENING + ACCEPTED + trailers(UNIMPLEMENTED, ""), ends)

@@ -32,7 +32,7 @@ _OF_CONNECTIONS = frozenset((b"connection", b"proxy-connection", b"keep-alive", 
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 
 
-class Head:
+class RpcHead:
     """What a request says before its messages. `timeout_s` is None without a deadline.
 
     `nbytes` is its size as HTTP/2 counts it. `fault` is what makes it malformed as a request, "" for nothing, and
@@ -90,14 +90,14 @@ class HeadDecoder:
 
     def __init__(self) -> None:
         self._decoder = FieldDecoder()
-        self._known: dict[bytes, Head] = {}
+        self._known: dict[bytes, RpcHead] = {}
         # The decoder's when the last block ended, and whether that block was the one that had changed it
         self._changes = 0
         self._changed = False
         self.begin = self._decoder.begin
         self.feed = self._decoder.feed
 
-    def decode(self, block: bytes) -> Head:
+    def decode(self, block: bytes) -> RpcHead:
         """Raises ConnectionFault: after a block that cannot be decoded nothing else can be."""
         head = self._known.get(block)
         if head is not None:
@@ -109,9 +109,9 @@ class HeadDecoder:
             self._known[block] = head
         return head
 
-    def end(self) -> Head:
+    def end(self) -> RpcHead:
         """The head that the pieces make. Raises ConnectionFault."""
-        head = Head(*self._decoder.end())
+        head = RpcHead(*self._decoder.end())
         changes = self._decoder.changes
         self._changed = changes != self._changes
         if self._changed:

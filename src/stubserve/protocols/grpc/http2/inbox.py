@@ -25,7 +25,7 @@ PREFIX_BYTES = 5
 SMALL_BYTES = 4 * 1024
 
 
-class Refusal(Exception):
+class MessageRefusal(Exception):
     """The stream's messages cannot be taken; ends the RPC with `status`."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -114,7 +114,7 @@ class Inbox:
                 length = int.from_bytes(prefix[1:], "big")
                 self._compressed = self._is_compressed(prefix[0])
                 if length > self._max_bytes:
-                    raise Refusal(
+                    raise MessageRefusal(
                         RESOURCE_EXHAUSTED, f"Received message larger than max ({length} vs. {self._max_bytes})"
                     )
                 if length <= end - at:
@@ -145,11 +145,13 @@ class Inbox:
 
     def _is_compressed(self, flag: int) -> bool:
         if flag > 1:
-            raise Refusal(INTERNAL, f"a message begins with the byte {flag}, where 0 means plain and 1 compressed")
+            raise MessageRefusal(
+                INTERNAL, f"a message begins with the byte {flag}, where 0 means plain and 1 compressed"
+            )
         if flag and self._encoding == "identity":
-            raise Refusal(INTERNAL, "a message is marked as compressed, but the call has no grpc-encoding")
+            raise MessageRefusal(INTERNAL, "a message is marked as compressed, but the call has no grpc-encoding")
         if flag and self._encoding not in ("gzip", "deflate"):
-            raise Refusal(UNIMPLEMENTED, f"Unsupported grpc-encoding: {self._encoding}")
+            raise MessageRefusal(UNIMPLEMENTED, f"Unsupported grpc-encoding: {self._encoding}")
         return flag == 1
 
     def _begin(self, length: int, beginning: memoryview) -> None:
@@ -185,5 +187,5 @@ class Inbox:
         return message
 
 
-def _refused(error: ServeError) -> Refusal:
-    return Refusal(error.code.grpc_status, error.message)
+def _refused(error: ServeError) -> MessageRefusal:
+    return MessageRefusal(error.code.grpc_status, error.message)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 
-from stubserve.protocols.grpc.http2.inbox import Refusal
+from stubserve.protocols.grpc.http2.inbox import MessageRefusal
 from stubserve.protocols.grpc.http2.jobs import LARGE_BYTES
 from stubserve.protocols.grpc.transport import INTERNAL, RESOURCE_EXHAUSTED
 
@@ -38,12 +38,12 @@ class Inflation:
         try:
             piece = self._stream.decompress(self._rest, most)
         except zlib.error as error:
-            raise Refusal(INTERNAL, f"a message cannot be decompressed: {error}") from None
+            raise MessageRefusal(INTERNAL, f"a message cannot be decompressed: {error}") from None
         self._rest = self._stream.unconsumed_tail
         self._size += len(piece)
         self._pieces.append(piece)
         if self._size > self._limit:
-            raise Refusal(
+            raise MessageRefusal(
                 RESOURCE_EXHAUSTED,
                 f"Decompressed data size exceeds the maximum allowed value of {self._limit} bytes. "
                 "Use --http-max-input-size to increase the limit.",
@@ -51,4 +51,4 @@ class Inflation:
         if self._stream.eof:
             self.content = b"".join(self._pieces)
         elif not self._rest and len(piece) < most:
-            raise Refusal(INTERNAL, "a message cannot be decompressed: the compressed data ends early")
+            raise MessageRefusal(INTERNAL, "a message cannot be decompressed: the compressed data ends early")

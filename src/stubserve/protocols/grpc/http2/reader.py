@@ -14,7 +14,7 @@ from typing import Protocol
 
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.frames import ConnectionFault, StreamFault
-from stubserve.protocols.grpc.http2.heads import Head, HeadDecoder
+from stubserve.protocols.grpc.http2.heads import HeadDecoder, RpcHead
 
 MAX_FRAME_BYTES = 1 << 20
 MAX_BLOCK_BYTES = 1 << 20
@@ -52,7 +52,7 @@ class FrameTaker(Protocol):
         """The stream if it is open."""
         ...
 
-    def take_head(self, id: int, head: Head, ends: bool) -> None:
+    def take_head(self, id: int, head: RpcHead, ends: bool) -> None:
         """A header block; with `ends` its stream has nothing else."""
         ...
 
@@ -73,7 +73,7 @@ class FrameTaker(Protocol):
         ...
 
 
-class Reader:
+class FrameReader:
     """One connection's. `feed` raises ConnectionFault where the client breaks the protocol.
 
     `unfinished` says that the client has not yet said that it speaks HTTP/2, or is within a header block: until it goes
@@ -288,7 +288,7 @@ class Reader:
             self.unfinished = False
             self._finish(id, self._heads.end(), self._block_ends)
 
-    def _finish(self, id: int, head: Head, ends: bool) -> None:
+    def _finish(self, id: int, head: RpcHead, ends: bool) -> None:
         try:
             self._connection.take_head(id, head, ends)
         except StreamFault as fault:

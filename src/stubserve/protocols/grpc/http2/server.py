@@ -6,7 +6,7 @@ import asyncio
 import ssl
 
 from stubserve.protocols.departure import SendWatch
-from stubserve.protocols.grpc.http2.connection import Connection
+from stubserve.protocols.grpc.http2.connection import Http2Connection
 from stubserve.protocols.grpc.service import Service
 from stubserve.protocols.listening import listen
 from stubserve.protocols.open_connections import OpenConnections
@@ -39,7 +39,7 @@ class Http2Transport:
         self.sent_memory = SentMemory()
         self.stall_watch = StallWatch(ingress.pace)
         self.send_watch = SendWatch(ingress.pressure, ingress.send_timeout_s)
-        self.connections: set[Connection] = set()
+        self.connections: set[Http2Connection] = set()
         self._open = OpenConnections(ingress.idle_timeout_s)
         self._service = service
         self._tls = None if options.tls is None else _context(options.tls)
@@ -50,7 +50,7 @@ class Http2Transport:
 
     async def start(self) -> None:
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(self), sock=self._listener, ssl=self._tls
+            lambda: Http2Connection(self), sock=self._listener, ssl=self._tls
         )
 
     async def stop(self, grace_s: float) -> None:
@@ -71,12 +71,12 @@ class Http2Transport:
             self._gone.clear()
             await self._gone.wait()
 
-    def add(self, connection: Connection, descriptor: int) -> bool:
+    def add(self, connection: Http2Connection, descriptor: int) -> bool:
         """A client has connected; False where there is no descriptor for it."""
         self.connections.add(connection)
         return self._open.add(connection, descriptor)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: Http2Connection) -> None:
         """A connection is closed."""
         self.connections.discard(connection)
         self._open.discard(connection)

@@ -19,12 +19,22 @@ from stubserve.inference.heap_account import FREE_BYTES
 from stubserve.inference.memory import Block
 from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.grpc.http2 import frames
-from stubserve.protocols.grpc.http2.heads import OPENING, Head, opening, trailers
-from stubserve.protocols.grpc.http2.inbox import PREFIX_BYTES, Inbox, Message, Refusal
+from stubserve.protocols.grpc.http2.heads import OPENING, RpcHead, opening, trailers
+from stubserve.protocols.grpc.http2.inbox import PREFIX_BYTES, Inbox, Message, MessageRefusal
 from stubserve.protocols.grpc.http2.inflating import STEP_BYTES, Inflation
 from stubserve.protocols.grpc.http2.jobs import LARGE_BYTES, OrderedJobs
 from stubserve.protocols.grpc.http2.sender import Sender
-from stubserve.protocols.grpc.transport import DEADLINE_EXCEEDED, INTERNAL, OK, Handler, Metadata, Method, Parts
+from stubserve.protocols.grpc.transport import (
+    CANCELLATION_LINE,
+    DEADLINE_EXCEEDED,
+    INTERNAL,
+    OK,
+    REQUEST_LINE,
+    Handler,
+    Metadata,
+    Method,
+    Parts,
+)
 from stubserve.protocols.sent_memory import SentMemory
 from stubserve.protocols.serving import Ingress
 from stubserve.protocols.stall import StallWatch
@@ -49,7 +59,7 @@ class StreamOwner(Hashable, Protocol):
     send_watch: SendWatch
     compression_level: int
 
-    def compression(self, method: Method, head: Head) -> str | None:
+    def compression(self, method: Method, head: RpcHead) -> str | None:
         """The encoding of a stream's answers, None for none."""
         ...
 
@@ -102,7 +112,7 @@ class Stream:
         "widened",
     )
 
-    def __init__(self, connection: StreamOwner, id: int, head: Head, method: Method) -> None:
+    def __init__(self, connection: StreamOwner, id: int, head: RpcHead, method: Method) -> None:
         self.id = id
         self._connection = connection
         self._sender = connection.sender
@@ -138,7 +148,7 @@ class Stream:
     def begin(self) -> None:
         """Opens the RPC's handler."""
         if log.isEnabledFor(logging.DEBUG):
-            log.debug("gRPC request: %s", self._head.path)
+            log.debug(REQUEST_LINE, self._head.path)
         if self._head.nbytes > FREE_BYTES:
             self._count()
         if self._head.timeout_s is not None:
@@ -158,7 +168,7 @@ class Stream:
                 if self._status is not None:
                     # Answered by that: a place for what is behind it would be nobody's to give back.
                     break
-        except Refusal as refusal:
+        except MessageRefusal as refusal:
             self._refuse(refusal)
         self._watch_or_not()
         if not self._method.unary or self._inbox.partial:
@@ -181,7 +191,7 @@ class Stream:
         """The client has cancelled the RPC, or is gone, or broke the protocol."""
         self.half_closed = True
         if self._status is None and log.isEnabledFor(logging.DEBUG):
-            log.debug("gRPC request cancelled by its client: %s", self._head.path)
+            log.debug(CANCELLATION_LINE, self._head.path)
         self._abandon()
 
     def stalled(self) -> None:
@@ -433,7 +443,7 @@ class Stream:
                 return
             # What is kept in the heap until its turn has come
             self._keep(turn, len(turn.message.data) if turn.message.block is None else 0)
-        except Refusal:
+        except MessageRefusal:
             _let_go(turn.message)
             raise
         if self._incoming is None:
@@ -460,10 +470,10 @@ class Stream:
             try:
                 self._keep(turn, STEP_BYTES)
                 return made.step
-            except Refusal as refusal:
+            except MessageRefusal as refusal:
                 made = refusal
         message = turn.message
-        if isinstance(made, Refusal):
+        if isinstance(made, MessageRefusal):
             self._refuse(made)
         elif isinstance(made, BaseException):
             log.error("a message could not be prepared", exc_info=made)
@@ -496,7 +506,7 @@ class Stream:
         try:
             self._connection.ingress.heap.take(nbytes)
         except ServeError as error:
-            raise Refusal(error.code.grpc_status, error.message) from None
+            raise MessageRefusal(error.code.grpc_status, error.message) from None
         turn.kept += nbytes
 
     def _take(self, message: Message) -> None:
@@ -551,7 +561,7 @@ class Stream:
         self._clear_outbox()
         self._cut_off(DEADLINE_EXCEEDED, "Deadline Exceeded")
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: MessageRefusal) -> None:
         self._inbox.drop()
         self._cut_off(refusal.status, str(refusal))
 

@@ -1,0 +1,104 @@
+"""Looks now and then at what a stub executes: whether one batch takes long, too long, or whether there is none at all.
+
+A batch that takes long is mentioned in the log. One that takes longer than the operator allows (EXECUTE_TIMEOUT_SECS,
+see `time_limit`) ends the stub: its requests are answered with the reason, and it is started anew. A stub that has got
+no batch between two looks is idle.
+
+Nothing is done for each batch: a look compares the number of the batch that runs with what it was at the last look. So
+a batch may take an eighth more than its limit before it is ended, and a stub sleeps unwatched while it is idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from stubserve.instances.stub_process import StubProcess
+from stubserve.instances.time_limit import PARAMETER
+
+log = logging.getLogger("stubserve.instances")
+
+_MENTION_S = 30.0
+_LOOK_S = 5.0
+
+
+class Running(Protocol):
+    """What is watched."""
+
+    @property
+    def batches(self) -> int:
+        """How many batches the stub has been given so far."""
+
+    @property
+    def running(self) -> tuple[int, int] | None:
+        """The batch that the stub executes: (number, how many requests); None if it has none."""
+
+
+class ExecutionWatch:
+    """One stub's. `on_idle` is called when the stub has had nothing to do for a while."""
+
+    def __init__(self, process: StubProcess, watched: Running) -> None:
+        self.on_idle: Callable[[], None] = lambda: None
+        self._process = process
+        self._watched = watched
+        self._loop = asyncio.get_running_loop()
+        self._limit_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._batches = 0
+        # The batch that runs, since when it has been seen to, and when it was mentioned
+        self._number = 0
+        self._since = self._mentioned = 0.0
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether it has to be woken when there is a batch."""
+        return self._timer is None
+
+    def wake(self) -> None:
+        """There is a batch."""
+        self._look()
+
+    def limit(self, seconds: float) -> None:
+        """No batch may take longer from now on; 0 for no limit."""
+        self._limit_s = seconds
+
+    def close(self) -> None:
+        """The stub is gone."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        self._timer = None
+        running, batches = self._watched.running, self._watched.batches
+        if self._closed:
+            return
+        if running is None and batches == self._batches:
+            self.on_idle()
+            return
+        self._batches = batches
+        if running is not None:
+            self._compare(*running)
+        pause = min(self._limit_s / 8, _LOOK_S) if self._limit_s else _LOOK_S
+        self._timer = self._loop.call_later(pause, self._look)
+
+    def _compare(self, number: int, requests: int) -> None:
+        now = self._loop.time()
+        if number != self._number:
+            self._number, self._since, self._mentioned = number, now, now
+            return
+        seconds = now - self._since
+        if self._limit_s and seconds >= self._limit_s:
+            self._process.condemn(
+                f"it has been executing a batch of {requests} requests for longer than the {self._limit_s:g} s that "
+                f"{PARAMETER} allows"
+            )
+        elif now - self._mentioned >= _MENTION_S:
+            self._mentioned = now
+            log.warning(
+                "stub '%s' has been executing a batch of %d requests for %.0f s; 'py-spy dump --pid %d' shows where",
+                self._process.name, requests, seconds, self._process.pid,
+            )  # fmt: skip

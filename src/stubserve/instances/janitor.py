@@ -1,0 +1,100 @@
+"""The process that ends what models have started when the server is gone (`janitor_program`), as the server has it.
+
+It is told of every stub, and started again should somebody end it. Who ends both at the same moment with SIGKILL gets
+what the models have started left over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import subprocess
+import sys
+
+from stubserve.instances import janitor_program
+
+_VARIABLE = "STUBSERVE_SERVER"
+_FINISH_S = 5.0
+
+log = logging.getLogger("stubserve.instances")
+
+
+class Janitor:
+    """One server's. `variables` mark what belongs to it, and are to be in the environment of its stubs."""
+
+    def __init__(self) -> None:
+        mark = secrets.token_hex(8)
+        self.variables = {_VARIABLE: mark}
+        self._mark = f"{_VARIABLE}={mark}"
+        self._stubs: set[int] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._failed = False
+
+    def adopt(self, pid: int) -> None:
+        """A stub has been started."""
+        self._stubs.add(pid)
+        if self._process is None:
+            self._start()
+        else:
+            self._tell(f"+{pid}\n")
+
+    def forget(self, pid: int) -> None:
+        """A stub is gone, and its number may be given to another process."""
+        self._stubs.discard(pid)
+        self._tell(f"-{pid}\n")
+
+    async def finish(self) -> None:
+        """The server is about to end, and its stubs have: waits until nothing is left of them, for some seconds."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            await asyncio.to_thread(process.wait, _FINISH_S)
+        except subprocess.TimeoutExpired:
+            log.warning("processes that models have started do not end")
+
+    def _start(self) -> None:
+        command = [sys.executable, "-I", "-S", janitor_program.__file__, self._mark]
+        try:
+            # A session of its own: what ends the server by way of its terminal or its group is for the server.
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except OSError as error:
+            if not self._failed:
+                log.warning("no process to clean up when the server is killed can be started: %s", error)
+            self._failed = True
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
+                self._process = None
+            return
+        asyncio.get_running_loop().add_reader(self._pidfd, self._on_death)
+        self._tell("".join(f"+{pid}\n" for pid in self._stubs))
+
+    def _tell(self, text: str) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None
+            # What it is not told it has no more use for: it is dead, and the next one is told everything.
+            with contextlib.suppress(OSError):
+                os.write(self._process.stdin.fileno(), text.encode())
+
+    def _on_death(self) -> None:
+        """Somebody has ended it."""
+        process, self._process = self._process, None
+        assert process is not None
+        assert process.stdin is not None
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        process.stdin.close()
+        process.wait()
+        if self._stubs:
+            self._start()

@@ -1,0 +1,121 @@
+"""The server's standard output and error, written by a thread of their own.
+
+Whoever reads the log may be slow, or stop reading, and a write to a full pipe waits. So the event loop only appends to
+a queue, for its own lines and for what stubs write to stderr, and nobody but the thread waits. The queue is bounded:
+
+- one source (a stub, or the server's own log) may have up to SOURCE_BYTES in it. Who can be made to wait asks `is_full`
+  first and goes on reading later, so a model that floods its stderr gets as fast as the log is read, and no faster;
+- where nothing has been written for STUCK_S nobody waits any more: what does not fit is dropped, and a line says how
+  much of whom, once there is room again.
+
+Order is kept among all that goes through here. What is queued when the server ends is written then (`finish`).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from typing import TextIO
+
+SOURCE_BYTES = 1 << 20
+STUCK_S = 1.0
+_FINISH_S = 2.0
+_LARGEST_WRITE = 64 << 10
+
+SERVER = "the server"
+
+log = logging.getLogger("stubserve.log")
+
+
+class Output:
+    """A queue of bytes for descriptors, and the thread that writes them. Safe on any thread."""
+
+    def __init__(self) -> None:
+        self._news = threading.Condition()
+        self._queue: collections.deque[tuple[int, str, bytes]] = collections.deque()
+        self._waiting: collections.Counter[str] = collections.Counter()
+        self._dropped: collections.Counter[str] = collections.Counter()
+        self._thread: threading.Thread | None = None
+        # When something was written last, or the queue began to fill; None while there is nothing to write
+        self._began: float | None = None
+
+    def write(self, descriptor: int, data: bytes, source: str = SERVER) -> None:
+        """Has `data` written; drops it where `source` has too much in the queue."""
+        with self._news:
+            if self._waiting[source] + len(data) > SOURCE_BYTES + _LARGEST_WRITE:
+                self._dropped[source] += len(data)
+                return
+            self._waiting[source] += len(data)
+            self._queue.append((descriptor, source, data))
+            if self._began is None:
+                self._began = time.monotonic()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="stubserve-output", daemon=True)
+                self._thread.start()
+            self._news.notify()
+
+    def is_full(self, source: str) -> bool:
+        """Whether `source` should wait before it writes more."""
+        return self._waiting[source] > SOURCE_BYTES and not self.is_stuck
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether nothing has been written for a while although there is something."""
+        began = self._began
+        return began is not None and time.monotonic() - began > STUCK_S
+
+    def finish(self) -> None:
+        """Waits until everything is written, for two seconds at most."""
+        with self._news:
+            self._news.wait_for(lambda: self._began is None, _FINISH_S)
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._queue)
+                descriptor, source, data = self._queue.popleft()
+            with contextlib.suppress(OSError):  # closed by whoever read it
+                self._write(descriptor, data)
+            with self._news:
+                self._began = time.monotonic() if self._queue else None
+                self._waiting[source] -= len(data)
+                if not self._waiting[source]:
+                    del self._waiting[source]
+                dropped, self._dropped = self._dropped, collections.Counter()
+                self._news.notify_all()
+            for name, nbytes in dropped.items():
+                log.warning("%d bytes that %s wrote were dropped: the log is not read fast enough", nbytes, name)
+
+    def _write(self, descriptor: int, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[os.write(descriptor, left[:_LARGEST_WRITE]) :]
+            except BlockingIOError:
+                select.select([], [descriptor], [])
+            self._began = time.monotonic()
+
+
+class QueuedStream:
+    """One of the process's text streams, as a handler of `logging` has it: what it is given goes through a queue."""
+
+    def __init__(self, stream: TextIO, output: Output) -> None:
+        self._descriptor = stream.fileno()
+        self._encoding = stream.encoding
+        self._output = output
+
+    def write(self, text: str) -> None:
+        # What the encoding cannot say (names of files may be any bytes) must not cost the line.
+        self._output.write(self._descriptor, text.encode(self._encoding, "backslashreplace"))
+
+    def flush(self) -> None:
+        """Nothing waits here for more."""
+
+
+# There is one standard output, and one standard error.
+output = Output()

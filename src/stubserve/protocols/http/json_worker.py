@@ -1,0 +1,108 @@
+"""The process that reads large JSON for the server: `python -m stubserve.protocols.http.json_worker FD`.
+
+It reads one job after the other from a socket and answers each, until the socket ends; see `json_process`. It knows
+nothing of models but what a job says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import pickle
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stubserve_stub.wire.layout import INLINE_BYTES
+
+from stubserve.errors import Code, ServeError
+from stubserve.inference.tensor import Tensor
+from stubserve.protocols.http.generate_decode import decode_generate
+from stubserve.protocols.http.infer_json import decode_json
+
+# Lengths of what follows: a pickled part, and bytes
+HEAD = struct.Struct("<QQ")
+INFER, GENERATE = "infer", "generate"
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Recorder:
+    """Stands for a placer: says of each tensor where its bytes are, and keeps those that are new in `data`."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.data: list[bytes] = []
+
+    def slice(self, name: str, datatype: int, shape: Sequence[int], at: int, nbytes: int) -> Tensor:
+        return Tensor(name, datatype, shape, None, None, at, nbytes)
+
+    def put(self, name: str, datatype: int, shape: Sequence[int], data: bytes) -> Tensor:
+        if len(data) <= INLINE_BYTES:
+            return Tensor(name, datatype, shape, bytes(data))
+        self.data.append(data)
+        return Tensor(name, datatype, shape, None, None, -1, len(data))
+
+    def undo(self) -> None:
+        pass
+
+
+def read(job: tuple[Any, ...], text: bytes) -> tuple[Any, list[bytes]]:
+    """What a job's JSON says, to be pickled, and the bytes of its large tensors. Raises ServeError."""
+    kind, signature, size, max_input_size = job
+    recorder: Any = Recorder(size)
+    if kind == INFER:
+        request, reply_format, _ = decode_json(text, signature, recorder, max_input_size)
+    else:
+        request, reply_format = decode_generate(text, signature, recorder), None
+    return (request, reply_format), recorder.data
+
+
+def main(descriptor: int) -> None:
+    # The server's end, however it comes, is the end of the socket; and of a job that takes long, too.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # When memory runs out: a large document takes ten times its size for a moment, here rather than in the server.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+    with socket.socket(fileno=descriptor) as connection:
+        while head := receive(connection, HEAD.size):
+            job_size, text_size = HEAD.unpack(head)
+            job = pickle.loads(receive(connection, job_size))
+            text = bytes(receive(connection, text_size))
+            data: list[bytes] = []
+            answer: Any
+            try:
+                answer, data = read(job, text)
+            except ServeError as error:
+                answer = (error.code, error.message)
+            except MemoryError:
+                answer = (Code.UNAVAILABLE, "out of memory while the request's JSON was read")
+            else:
+                answer = (None, answer)
+            del text
+            pickled = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
+            connection.sendall(HEAD.pack(len(pickled), sum(map(len, data))) + pickled)
+            for piece in data:
+                connection.sendall(piece)
+
+
+def receive(connection: socket.socket, size: int) -> bytearray:
+    """So many bytes; none at the end."""
+    data = bytearray(size)
+    view = memoryview(data)
+    done = 0
+    while done < size:
+        count = connection.recv_into(view[done:])
+        if not count:
+            return bytearray()
+        done += count
+    return data
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
