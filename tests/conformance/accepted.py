@@ -42,6 +42,18 @@ _CALLED_CODES = {
 
 NEWER_TRITON = (
     Accepted(
+        "Triton 2.73 tells a model that calls an unknown model or version so; 2.51 only says it is not ready.",
+        (
+            "message/exec_unknown_model",
+            "message/exec_unknown_version",
+            "message/exec_iterator_error",
+            "calls/async_unknown_model",
+            "calls/async_gather_mixed",
+        ),
+        200,
+        "Error when running inference: Request for unknown model: '",
+    ),
+    Accepted(
         "A model that calls another one gets the code of that one's error; 2.51 makes INTERNAL of every code.",
         ("message/exec_model_error",),
         200,
@@ -435,11 +447,6 @@ DECISIONS = (
         "As above, for the client of a single answer: Triton writes the response and an error of its own one behind "
         "the other, which is no JSON; stubserve tells the model's error.",
         ("behaviour/sender_sent_then_raise", "behaviour/sender_sent_then_return"),
-        500,
-        texts={
-            "behaviour/sender_sent_then_raise": "message: ValueError: after what was sent",
-            "behaviour/sender_sent_then_return": "Non-decoupled model cannot send more than one response.",
-        },
     ),
     Accepted(
         "Each server has looked for the backend in its own folder of backends.",
