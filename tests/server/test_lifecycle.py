@@ -165,7 +165,7 @@ def test_too_little_address_space_is_said_and_ends_the_server(repository: Path) 
     server = started_by(little, Serving(repository, "--shm-limit=16G"))
     server.start()
     assert server.process.wait(30) == 1
-    server.wait_for("no address space for another 32 GiB of shared memory; lower --shm-limit")
+    server.wait_for("no address space for another 64 GiB of shared memory; lower --shm-limit")
     assert "Traceback" not in server.output
 
 
