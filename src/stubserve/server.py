@@ -146,6 +146,10 @@ class Server:
                     return False
         return True
 
+    async def give_up_changes(self) -> None:
+        """Ends loads that are under way: who waits for one must not hold up those who wait for inference."""
+        await self._control.give_up_changes()
+
     async def stop(self, timeout_s: float | None = None) -> None:
         """Lets running requests finish, finalizes the models, ends the stubs; within --exit-timeout-secs by default."""
         self.exiting = True
@@ -297,6 +301,7 @@ async def serve(settings: Settings) -> int:
         await stopping
     log.info("Waiting for in-flight requests to complete.")
     deadline = loop.time() + settings.exit_timeout_secs
+    await server.give_up_changes()
     stopping_grpc = loop.create_task(grpc.stop(settings.exit_timeout_secs)) if grpc is not None else None
     if http.allow:
         fronts[0][1].stop()

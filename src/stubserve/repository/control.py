@@ -127,13 +127,17 @@ class ModelControl:
             rows.append(row)
         return sorted(rows, key=lambda row: row["name"])
 
-    async def stop(self, timeout_s: float) -> None:
-        """Ends loads, lets running requests finish, finalizes the models and ends the stubs, within `timeout_s`."""
+    async def give_up_changes(self) -> None:
+        """Ends the loads and unloads that are under way, with what they have started, and takes no further ones."""
         self._exiting = True
         changes = [*self._changes, *([self._watching] if self._watching is not None else [])]
         for change in changes:
             change.cancel()
         await asyncio.gather(*changes, return_exceptions=True)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ends loads, lets running requests finish, finalizes the models and ends the stubs, within `timeout_s`."""
+        await self.give_up_changes()
         await self._changeover.end_all(timeout_s)
 
     async def _change(self, change: Callable[[Turn | None], Coroutine[Any, Any, _T]], asked_in: Turn | None) -> _T:
