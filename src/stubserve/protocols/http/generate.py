@@ -53,7 +53,9 @@ class GenerateCall(Call):
         super().__init__(model)
         self._ingress = ingress
         self._streamed = streamed
+        # What the request keeps in the heap, and what large documents do until they are taken
         self._share = ingress.heap.share()
+        self._documents = ingress.heap.share()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._responses = 0
@@ -102,6 +104,7 @@ class GenerateCall(Call):
         self.gone = True
         self._pending.clear()
         self._share.drop()
+        self._documents.drop()
         if self._encoding is not None:
             self._encoding.cancel()
         self.news.set()
@@ -113,18 +116,20 @@ class GenerateCall(Call):
         data = b"".join(self._pending)
         self._pending.clear()
         self._pending_bytes = 0
+        self._documents.drop()
         if self.request is None and self._encoding is None:
             self._share.drop()
         return data
 
     def caught_up(self) -> None:
         """What was taken has been written."""
-        if self.request is not None:
+        if self.request is not None and not self._waiting:
             self.request.resume()
 
     def answer(self) -> bytes:
         """The body of `generate`, once it is complete."""
         self._share.drop()
+        self._documents.drop()
         return self._pending[0] if self._responses == 1 else _NOT_ONE
 
     def respond(self, request: Request, response: Response) -> None:
@@ -155,7 +160,7 @@ class GenerateCall(Call):
                 document: bytes | Exception = b""
                 if self._is_wanted(response):
                     try:
-                        steps = document_steps(request, response, self.model.signature, self._share.add)
+                        steps = document_steps(request, response, self.model.signature, self._documents.add)
                         document = await offload.run(steps)
                     except Exception as error:
                         document = error
@@ -163,6 +168,8 @@ class GenerateCall(Call):
                 self._take_response(request, response, document)
                 for block in blocks:
                     block.drop()
+            if self.request is not None and self._pending_bytes <= PENDING_BYTES:
+                self.request.resume()
         finally:
             self._encoding = None
             while self._waiting:
