@@ -28,7 +28,7 @@ from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.protocols.http import json_text
 from stubserve.protocols.http.compression import Keep
 from stubserve.protocols.http.generate_decode import decode_generate
-from stubserve.protocols.http.infer_encode import LARGE_OUTPUT, json_array, json_array_steps
+from stubserve.protocols.http.infer_encode import is_long_text, json_array, json_array_steps
 from stubserve.protocols.http.reply import JSON
 from stubserve.protocols.placement import Placer
 from stubserve.protocols.serving import Ingress, ServingModel
@@ -52,7 +52,9 @@ class GenerateCall:
         self._ingress = ingress
         self._streamed = streamed
         self._request: Request | None = None
+        # What is kept in the heap: of the request, and of its answers that have not been taken
         self._share = ingress.heap.share()
+        self._texts = ingress.heap.share()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._responses = 0
@@ -101,6 +103,7 @@ class GenerateCall:
         self.gone = True
         self._pending.clear()
         self._share.drop()
+        self._texts.drop()
         if self._encoding is not None:
             self._encoding.cancel()
         self.news.set()
@@ -113,8 +116,7 @@ class GenerateCall:
         data = b"".join(self._pending)
         self._pending.clear()
         self._pending_bytes = 0
-        if self._request is None and self._encoding is None:
-            self._share.drop()
+        self._texts.drop()
         return data
 
     def caught_up(self) -> None:
@@ -124,13 +126,14 @@ class GenerateCall:
 
     def answer(self) -> bytes:
         """The body of `generate`, once it is complete."""
-        self._share.drop()
+        self._texts.drop()
         return self._pending[0] if self._responses == 1 else _NOT_ONE
 
     def _on_response(self, request: Request, response: Response) -> None:
         if response.final:
             # Request and call know each other; cut here, or only the garbage collector could free them.
             self._request = None
+            self._share.drop()
         if self._waiting or (_is_large(response) and not self.gone):
             blocks = [tensor.block.hold() for tensor in response.outputs if tensor.block is not None]
             self._waiting.append((request, response, blocks))
@@ -155,7 +158,7 @@ class GenerateCall:
                 document: bytes | Exception = b""
                 if self._is_wanted(response):
                     try:
-                        steps = document_steps(request, response, self._model.signature, self._share.add)
+                        steps = document_steps(request, response, self._model.signature, self._texts.add)
                         document = await offload.run(steps)
                     except Exception as error:
                         document = error
@@ -256,7 +259,7 @@ def _is_single(tensor: Tensor) -> bool:
 
 
 def _is_large(response: Response) -> bool:
-    return any(tensor.nbytes > LARGE_OUTPUT for tensor in response.outputs)
+    return any(map(is_long_text, response.outputs))
 
 
 @functools.lru_cache(maxsize=4096)
