@@ -30,7 +30,7 @@ from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.protocols.http import json_text
 from stubserve.protocols.http.compression import Keep
 from stubserve.protocols.http.generate_decode import decode_generate
-from stubserve.protocols.http.infer_encode import LARGE_OUTPUT, json_array, json_array_steps
+from stubserve.protocols.http.infer_encode import is_long_text, json_array, json_array_steps
 from stubserve.protocols.http.reply import JSON
 from stubserve.protocols.placement import BodyPlacer
 from stubserve.protocols.serving import Ingress
@@ -53,9 +53,9 @@ class GenerateCall(Call):
         super().__init__(model)
         self._ingress = ingress
         self._streamed = streamed
-        # What the request keeps in the heap, and what large documents do until they are taken
+        # What is kept in the heap: of the request, and of its answers that have not been taken
         self._share = ingress.heap.share()
-        self._documents = ingress.heap.share()
+        self._texts = ingress.heap.share()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._responses = 0
@@ -104,7 +104,7 @@ class GenerateCall(Call):
         self.gone = True
         self._pending.clear()
         self._share.drop()
-        self._documents.drop()
+        self._texts.drop()
         if self._encoding is not None:
             self._encoding.cancel()
         self.news.set()
@@ -116,9 +116,7 @@ class GenerateCall(Call):
         data = b"".join(self._pending)
         self._pending.clear()
         self._pending_bytes = 0
-        self._documents.drop()
-        if self.request is None and self._encoding is None:
-            self._share.drop()
+        self._texts.drop()
         return data
 
     def caught_up(self) -> None:
@@ -128,14 +126,15 @@ class GenerateCall(Call):
 
     def answer(self) -> bytes:
         """The body of `generate`, once it is complete."""
-        self._share.drop()
-        self._documents.drop()
+        self._texts.drop()
         return self._pending[0] if self._responses == 1 else _NOT_ONE
 
     def respond(self, request: Request, response: Response) -> None:
         if response.error is not None and response.outputs and self._streamed:
             # What the model had sent before it failed is an event of its own.
             self.respond(request, Response(response.outputs, response.parameters, final=False))
+        if response.final:
+            self._share.drop()
         if self._waiting or (_is_large(response) and not self.gone):
             blocks = [tensor.block.hold() for tensor in response.outputs if tensor.block is not None]
             self._waiting.append((request, response, blocks))
@@ -160,7 +159,7 @@ class GenerateCall(Call):
                 document: bytes | Exception = b""
                 if self._is_wanted(response):
                     try:
-                        steps = document_steps(request, response, self.model.signature, self._documents.add)
+                        steps = document_steps(request, response, self.model.signature, self._texts.add)
                         document = await offload.run(steps)
                     except Exception as error:
                         document = error
@@ -263,7 +262,7 @@ def _is_single(tensor: Tensor) -> bool:
 
 
 def _is_large(response: Response) -> bool:
-    return any(tensor.nbytes > LARGE_OUTPUT for tensor in response.outputs)
+    return any(map(is_long_text, response.outputs))
 
 
 @functools.lru_cache(maxsize=4096)
