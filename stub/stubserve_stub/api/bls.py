@@ -27,7 +27,7 @@ from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.runtime.lease import Lease
 from stubserve_stub.wire import places
 from stubserve_stub.wire.arena import ArenaFull
-from stubserve_stub.wire.layout import INLINE_BYTES
+from stubserve_stub.wire.layout import COPIED_BYTES, INLINE_BYTES
 from stubserve_stub.wire.places import InArena, Lent, Shared
 
 if TYPE_CHECKING:
@@ -315,7 +315,7 @@ def _output(channel: Channel, name: str, datatype: int, shape: Sequence[int], wi
         why = places.refusal(place) or "lies in memory that was never this stub's to read"
         raise TritonModelException("Output '{}' of another model {}.".format(name, why))
     view = Lease(channel, place.offset, place.nbytes).view()
-    if isinstance(place, Shared):
+    if isinstance(place, Shared) or place.nbytes <= COPIED_BYTES:
         view = view.toreadonly()
     else:
         channel.arena.make_writable(place.offset, place.nbytes)

@@ -27,7 +27,8 @@ from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireT
 
 
 class InputView(NamedTuple):
-    """An input. `memory` is its bytes as an array of uint8, read-only where others see them, too.
+    """An input. `memory` is its bytes as an array of uint8; read-only where others see them, too, and where
+    they are few.
 
     BYTES are as they travel: each element behind its length.
     """

@@ -9,8 +9,8 @@ So after the backend has executed
    are named as held, and an output of step 1 that lies in held memory is copied after all, for whoever holds it may
    write to it at any time.
 
-An input whose memory others read too is a read-only view. Everything else that a backend answers with is copied once,
-into the stub's own segment, or into the message when it is small.
+An input whose memory others read too is a read-only view, and so is a small one (COPIED_BYTES). Everything else that a
+backend answers with is copied once, into the stub's own segment, or into the message when it is small.
 
 What is alive is known by weak references: whoever makes objects over an input's memory says which reference dies with
 the last of them (`watch`), or that somebody else looks after the input beyond the batch (`lend`).
@@ -29,6 +29,7 @@ from stubserve_stub.runtime.lease import Lease, lease_of
 from stubserve_stub.runtime.outputs import no_memory, own_offsets, placed
 from stubserve_stub.wire import places
 from stubserve_stub.wire.arena import ArenaFull
+from stubserve_stub.wire.layout import COPIED_BYTES
 from stubserve_stub.wire.messages import Entry, WireResponse, WireTensor
 from stubserve_stub.wire.places import InArena, Lent, Place, Shared
 
@@ -49,7 +50,7 @@ class BatchMemory:
         self._leases: "List[weakref.ref[Lease]]" = []
 
     def input(self, name: str, wire: Any) -> Tuple[int, memoryview]:
-        """Where an input of this name lies that is not in the message, and its memory; read-only if others read it.
+        """Where an input of this name lies that is not in the message, and its memory; maybe read-only.
 
         `wire` is its place as it came. Raises Refusal if it lies where this stub has nothing to look for.
         """
@@ -58,7 +59,7 @@ class BatchMemory:
             why = places.refusal(place) or "lies in memory that was never this stub's to read"
             raise Refusal("input '{}' {}".format(name, why))
         view = self._channel.arena.view(place.offset, place.nbytes)
-        if isinstance(place, Shared):
+        if isinstance(place, Shared) or place.nbytes <= COPIED_BYTES:
             view = view.toreadonly()
         else:
             self._channel.arena.make_writable(place.offset, place.nbytes)

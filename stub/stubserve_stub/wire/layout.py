@@ -55,5 +55,8 @@ CANARY_VALUE = 0x5EED_CA9A_12E5_0B1D
 # A tensor up to this size travels inside its message: cheaper than an allocation and a view.
 INLINE_BYTES = 1024
 
+# Of a tensor up to this size a model that looks at it gets a copy: cheaper than making its pages writable.
+COPIED_BYTES = 32 * 1024
+
 # Tensors begin at multiples of this (a cache line; also what SIMD loads like).
 ALIGNMENT = 64

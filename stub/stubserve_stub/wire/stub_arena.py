@@ -5,13 +5,13 @@ stub's own process, by what they are for:
 
 - its own segment: it writes what the layout has as the stub's, and reads what the parent writes there;
 - other memory (ingress, other stubs' outputs) is read-only, but for tensors that the model has been given as its own
-  and may write to. The pages of such a tensor are writable until it is over.
+  and may write to. The pages of such a tensor are writable until it is over. A small one (COPIED_BYTES) stays
+  read-only, and is copied when the model looks at it.
 
 What a stray write does beyond that is a SIGSEGV in the process of the model that made it, at the line that made it.
 
-Costs: two system calls for each input above INLINE_BYTES that does not lie in the stub's own segment, 3 µs together
-for a small one and about 10 µs for each megabyte. Tensors of up to 4 KiB share pages: one that is writable takes
-others along.
+Costs: two system calls for each input above COPIED_BYTES that does not lie in the stub's own segment, 10 µs together
+and another 10 µs for each megabyte.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from stubserve_stub.wire.places import InArena, Lent, Shared
 from tests.stub.runtime.stub_memory import StubMemory, stub_memory
 
 UINT8 = 2
-DATA = bytes(range(250)) * 20
+DATA = bytes(range(250)) * 160
 
 
 @pytest.fixture
@@ -56,9 +56,9 @@ def output(memory: Any, name: str = "A") -> Output:
 def test_requests_come_as_views(stub: StubMemory) -> None:
     place, shared = stub.give(DATA), stub.give(DATA)
     native = Native(lambda requests: [NativeResponse() for _ in requests], max_batch_size=8)
-    large = ("L", UINT8, (5, 1000), tuple(place))
+    large = ("L", UINT8, (5, 8000), tuple(place))
     small = ("S", UINT8, (5, 2), b"0123456789")
-    others = ("O", UINT8, (1, 5000), tuple(Shared(*shared[1:])))
+    others = ("O", UINT8, (1, 40000), tuple(Shared(*shared[1:])))
     work = batch(stub, request(large, small), request(others, requested=("B",)))
     assert not work.computed_ns
     native.execute(work)
@@ -66,7 +66,7 @@ def test_requests_come_as_views(stub: StubMemory) -> None:
     first, second = native.given
     assert (first.outputs, first.rows, second.outputs, second.rows) == (["A", "B"], 5, ("B",), 1)
     name, datatype, shape, memory = first.inputs["L"]
-    assert (name, datatype, shape) == ("L", UINT8, (5, 1000))
+    assert (name, datatype, shape) == ("L", UINT8, (5, 8000))
     assert memory.tobytes() == DATA
     memory[0] = 99
     assert stub.read(place)[0] == 99
@@ -90,7 +90,7 @@ def test_entries(stub: StubMemory) -> None:
         return [NativeResponse(outputs, {"p": 1}), NativeResponse(error="no", code=codes.UNSUPPORTED)]
 
     native = Native(answers)
-    work = batch(stub, None, request(("L", UINT8, (5000,), tuple(place))), request())
+    work = batch(stub, None, request(("L", UINT8, (40000,), tuple(place))), request())
     entries: Any = native.execute(work)
     assert entries[0] is None
     error, (small, given, made), parameters = entries[1]
@@ -107,7 +107,7 @@ def test_an_input_that_is_kept(stub: StubMemory, keeps: bool) -> None:
     """The backend says nothing of it: that a view is alive is enough, and what was answered from there is moved."""
     place = stub.give(DATA)
     native = Native(lambda requests: [NativeResponse([output(requests[0].inputs["L"].memory)])])
-    work = batch(stub, request(("L", UINT8, (5000,), tuple(place))))
+    work = batch(stub, request(("L", UINT8, (40000,), tuple(place))))
     entries = native.execute(work)
     kept = native.given[0].inputs["L"].memory[10:20] if keeps else None
     native.given = []

@@ -15,12 +15,13 @@ from stubserve_stub.runtime.lease import Lease
 from stubserve_stub.runtime.outputs import wire_tensor
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.arena import ArenaFull
+from stubserve_stub.wire.layout import COPIED_BYTES
 from stubserve_stub.wire.places import InArena, InRegion, Lent, OnDevice, Shared
 
 from tests.stub.runtime.stub_memory import StubMemory, stub_memory
 
 UINT8 = 2
-DATA = bytes(range(250)) * 20
+DATA = bytes(range(250)) * 160
 
 
 @pytest.fixture
@@ -60,6 +61,12 @@ def test_an_input_is_a_view(stub: StubMemory, batch: BatchMemory) -> None:
     assert stub.read(place)[0] == 9
 
 
+def test_a_small_one_cannot_be_written(stub: StubMemory, batch: BatchMemory) -> None:
+    _, view = batch.input("IN", tuple(stub.give(DATA[:COPIED_BYTES])))
+    assert view.readonly
+    assert not batch.input("IN", tuple(stub.give(DATA[: COPIED_BYTES + 1])))[1].readonly
+
+
 def test_what_others_read_too_cannot_be_written(stub: StubMemory, batch: BatchMemory) -> None:
     place = stub.give(DATA)
     _, view = batch.input("IN", (*Shared(place.offset, place.nbytes),))
@@ -88,7 +95,7 @@ def test_an_output_inside_an_input_stays_where_it_is(stub: StubMemory, batch: Ba
     live = stub.channel.memory.live_blocks
     assert batch.place(arrays[1]) == Lent(second.offset, second.nbytes, second.offset)
     assert batch.place(arrays[0][1000:3000]) == Lent(first.offset + 1000, 2000, first.offset)
-    assert batch.place(memoryview(arrays[0])[4999:]) == Lent(first.offset + 4999, 1, first.offset)
+    assert batch.place(memoryview(arrays[0])[39999:]) == Lent(first.offset + 39999, 1, first.offset)
     assert stub.channel.memory.live_blocks == live
 
 
@@ -133,7 +140,7 @@ def writable(stub: StubMemory, place: InArena) -> bool:
 
 
 def test_inputs_are_writable_as_long_as_somebody_may_write_to_them(stub: StubMemory, batch: BatchMemory) -> None:
-    given, dropped, kept, lent, shared = (stub.give(bytes(5000)) for _ in range(5))
+    given, dropped, kept, lent, shared = (stub.give(bytes(40000)) for _ in range(5))
     names = [array(batch, place) for place in (dropped, kept)]
     batch.input("IN", tuple(lent))
     batch.lend(lent.offset)
@@ -221,7 +228,7 @@ def test_no_room_to_move_an_output(stub: StubMemory, batch: BatchMemory) -> None
 def test_no_room_for_an_output(stub: StubMemory, batch: BatchMemory) -> None:
     stub.fill()
     with pytest.raises(ArenaFull):
-        batch.place(bytes(5000))
+        batch.place(bytes(40000))
 
 
 def test_entries_that_are_not_sent(stub: StubMemory, batch: BatchMemory) -> None:

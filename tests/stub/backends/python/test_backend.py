@@ -22,7 +22,7 @@ from stubserve_stub.wire.places import InArena, Lent
 from tests.stub.runtime.stub_memory import StubMemory, stub_memory
 
 FP32 = 11
-ARRAY = np.arange(1000, dtype=np.float32)
+ARRAY = np.arange(10_000, dtype=np.float32)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def python_backend(stub: StubMemory, execute: Callable[[list[Any]], Any], decoup
 
 
 def batch(stub: StubMemory, *places: Any) -> WireBatch:
-    requests: Any = [("", 0, 0, 0, None, None, [("IN", FP32, (1000,), tuple(place))]) for place in places]
+    requests: Any = [("", 0, 0, 0, None, None, [("IN", FP32, (10_000,), tuple(place))]) for place in places]
     return WireBatch(7, requests, BatchMemory(stub.channel))
 
 

@@ -43,19 +43,19 @@ def batch(channel: Channel, *slots: Any) -> ModelBatch:
     return ModelBatch(BatchMemory(channel), Senders(channel, False), 7, requests, ["OUT"])
 
 
-def request(*places: Place) -> messages.WireRequest:
-    return ("", 0, 0, 0, None, None, [(f"IN{index}", FP32, (1024,), place) for index, place in enumerate(places)])
+def request(*places: Place, elements: int = 1024) -> messages.WireRequest:
+    return ("", 0, 0, 0, None, None, [(f"IN{index}", FP32, (elements,), place) for index, place in enumerate(places)])
 
 
 def test_own_memory_is_writable_and_shared_memory_is_copied_when_it_is_looked_at(channel: Channel) -> None:
-    places = [channel.place(np.arange(1024, dtype=np.float32)) for _ in range(2)]
-    made = batch(channel, request(places[0], Shared(places[1].offset, places[1].nbytes)))
+    places = [channel.place(np.arange(10_000, dtype=np.float32)) for _ in range(2)]
+    made = batch(channel, request(places[0], Shared(places[1].offset, places[1].nbytes), elements=10_000))
     own, shared = made.requests[0].inputs()
     for tensor in (own, shared):
         tensor.as_numpy()[:] = -1
     memory = [np.frombuffer(channel.arena.view(place.offset, place.nbytes), np.float32) for place in places]
-    assert memory[0].tolist() == [-1] * 1024
-    assert memory[1].tolist() == list(range(1024))
+    assert memory[0].tolist() == [-1] * 10_000
+    assert memory[1].tolist() == list(range(10_000))
 
 
 def test_an_empty_slot_is_refused(channel: Channel) -> None:
