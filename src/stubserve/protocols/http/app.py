@@ -25,7 +25,7 @@ from stubserve.protocols.http.head import Head
 from stubserve.protocols.http.infer import InferCall
 from stubserve.protocols.http.infer_encode import encode_error
 from stubserve.protocols.http.json_values import UNSET, find, parse_json
-from stubserve.protocols.http.load_parameters import parse_load_parameters
+from stubserve.protocols.http.load_parameters import parse_load_parameters, parse_unload_dependents
 from stubserve.protocols.http.log_settings import parse_log_settings
 from stubserve.protocols.http.reply import Reply
 from stubserve.protocols.http.shared import SCRATCH_BYTES
@@ -121,9 +121,8 @@ class ManagementRoutes:
         return Response(b"")
 
     async def unload(self, request: Request) -> Response:
-        # What its body may say is about ensembles; upstream does not mind one that is no JSON either.
-        await read_body(request, self._server.max_input_size)
-        await self._server.control.unload(request.path_params["model"])
+        body = await read_body(request, self._server.max_input_size)
+        await self._server.control.unload(request.path_params["model"], parse_unload_dependents(body))
         return Response(b"")
 
     async def log_settings(self, request: Request) -> Response:
