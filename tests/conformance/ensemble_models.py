@@ -63,7 +63,9 @@ MEMBERS = (
 )  # fmt: skip
 
 _CHAIN = (one("plus_one", "IN", "middle"), one("plus_one", "middle", "OUT"))
-_OUT_AND_EXTRA = io("input", "COMMAND", "STRING", "1") + io("output", "OUT", "STRING", "-1") + io("output", "EXTRA", "STRING", "-1")
+_OUT_AND_EXTRA = (
+    io("input", "COMMAND", "STRING", "1") + io("output", "OUT", "STRING", "-1") + io("output", "EXTRA", "STRING", "-1")
+)
 _BEHAVE = step("behave", {"COMMAND": "COMMAND"}, {"RESULT": "text", "EXTRA": "EXTRA"})
 _BATCH_VECTOR = "max_batch_size: 8\n" + _VECTOR
 

@@ -58,7 +58,9 @@ def _obeyed(model: str, text: str, **more: object) -> bytes:
 
 
 def _called(model: str, inputs: str, outputs: str = "['OUT']", more: str = "") -> Exchange:
-    return evaluate(f"outcome(bls(model_name={model!r}, inputs=[{inputs}], requested_output_names={outputs}{more}).exec())")
+    return evaluate(
+        f"outcome(bls(model_name={model!r}, inputs=[{inputs}], requested_output_names={outputs}{more}).exec())"
+    )
 
 
 _PLAIN = ("single", "chain", "chain_backwards", "middle_too", "fan", "diamond", "same_twice", "two_ends", "input_is_output",
