@@ -575,6 +575,20 @@ async def test_what_is_under_way_when_it_stops() -> None:
     await pipe.over()
 
 
+@on_a_loop
+async def test_a_fault_of_the_server_is_an_error_for_the_caller() -> None:
+    pipe, first, second = chain()
+    broken: Any = None
+    second.signature = broken
+    pipe.submit("mine")
+    first.answer(pipe.tensor())
+    assert pipe.reader.error("mine").message == "unexpected error in ensemble 'pipe'; see the server's log"
+    first.signature = broken
+    pipe.submit("next")
+    assert pipe.reader.error("next").code is Code.INTERNAL
+    await asyncio.wait_for(pipe.model.drained(), 10)
+
+
 class Blocked:
     """An instance that waits for these calls."""
 

@@ -14,7 +14,7 @@ class ModelControl(Protocol):
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         """Loads a model, with this configuration (JSON) if there is one, made of these files if there are any."""
 
-    async def unload(self, name: str, dependents: bool) -> None:
+    async def unload(self, name: str, dependents: bool = False) -> None:
         """Lets a model go, and with `dependents` the members of an ensemble; does not wait until it is gone."""
 
 
@@ -24,7 +24,7 @@ class NoModelControl:
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         raise no_model_control()
 
-    async def unload(self, name: str, dependents: bool) -> None:
+    async def unload(self, name: str, dependents: bool = False) -> None:
         raise no_model_control()
 
 

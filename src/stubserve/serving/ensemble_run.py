@@ -19,13 +19,14 @@ is so. Nobody waits for who waits for him: steps wait for later ones only.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from stubserve.errors import Code, ServeError, invalid
+from stubserve.errors import Code, ServeError, internal, invalid
 from stubserve.inference.admissions import admit_as_before
 from stubserve.inference.call import Call
 from stubserve.inference.request import CANCELLED, OTHER_FAILURE, SEQUENCE_END, SEQUENCE_START, Request, Response
@@ -37,6 +38,8 @@ from stubserve.schedulers.ensemble.flow import EnsembleFlow, StepRun
 from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
 from stubserve.serving.ensemble_gate import Gate
 from stubserve.serving.ensemble_shapes import fit
+
+log = logging.getLogger("stubserve.model")
 
 # How many requests of one run to one step may be under way before who makes more work for it is paused.
 _MANY = 64
@@ -112,6 +115,12 @@ class EnsembleRun:
 
     def begin(self) -> None:
         """Starts the first steps. Raises nothing."""
+        try:
+            self._begin()
+        except Exception:
+            self._break_off()
+
+    def _begin(self) -> None:
         flow = self._flow
         try:
             self.members = {step: self._ensemble.member(step) for step in flow.steps}
@@ -229,7 +238,15 @@ class EnsembleRun:
     # Back
 
     def answered(self, call: StepCall, request: Request, response: Response) -> None:
-        """A response of a step."""
+        """A response of a step. Raises nothing."""
+        if self._over:
+            return
+        try:
+            self._answer(call, request, response)
+        except Exception:
+            self._break_off()
+
+    def _answer(self, call: StepCall, request: Request, response: Response) -> None:
         flow, run = self._flow, call.run
         if response.error is not None:
             self._fail(self._told(response.error))
@@ -385,6 +402,21 @@ class EnsembleRun:
             return
         self._flow.fail(error)
         self._give_up_waiting()
+        for call in list(self._calls.values()):
+            call.cancel()
+
+    def _break_off(self) -> None:
+        """A fault of the server's own: the caller gets an error, whatever becomes of the rest."""
+        ensemble = self._ensemble
+        log.exception("a request to ensemble '%s' has failed unexpectedly", ensemble.name)
+        if self._over:
+            return
+        self._over = True
+        for model in self.members.values():
+            model.release()
+        self.members = {}
+        error = internal(f"unexpected error in ensemble '{ensemble.name}'; see the server's log")
+        ensemble.failed(self, error, OTHER_FAILURE)
         for call in list(self._calls.values()):
             call.cancel()
 
