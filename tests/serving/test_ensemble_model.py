@@ -18,8 +18,8 @@ from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.instances.waiting import Starting, dead_end
 from stubserve.model_config.proto import ModelConfig
 from stubserve.schedulers.ensemble.plan import EnsemblePlan
+from stubserve.serving.ensemble_calls import Prospect
 from stubserve.serving.ensemble_model import EnsembleModel
-from stubserve.serving.ensemble_run import Prospect
 from stubserve.serving.ensemble_shapes import fit
 from tests.serving.fakes import Reader
 

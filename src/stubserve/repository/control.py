@@ -28,10 +28,11 @@ from stubserve.instances.model_control import no_model_control
 from stubserve.instances.services import Services
 from stubserve.repository.candidate import Candidate, check_parameters, find_candidate, make_candidate
 from stubserve.repository.changeover import Changeover, Starter, as_load_error
-from stubserve.repository.dependencies import Dependents, circle, members_of, no_longer_needed, rounds
+from stubserve.repository.dependencies import DiskDependencies, circle, members_of, no_longer_needed, rounds
 from stubserve.repository.ensemble_loading import check_members, unavailable_members
-from stubserve.repository.folder import DUPLICATE_REASON, check_model_name, list_names, locate, read_config, survey
+from stubserve.repository.folder import DUPLICATE_REASON, check_model_name, list_names, survey
 from stubserve.repository.registry import UNLOADED, Registry, State
+from stubserve.repository.settling import Settling
 from stubserve.repository.stub_control import StubControl
 from stubserve.repository.turns import Turn, Turns
 from stubserve.repository.watch import Watch
@@ -40,9 +41,6 @@ from stubserve.settings import ALL_MODELS, EXPLICIT, POLL, RepositorySettings
 log = logging.getLogger("stubserve.repository")
 
 _T = TypeVar("_T")
-
-# How often ensembles are settled because of each other, at most
-_SETTLINGS = 100
 
 
 class ModelControl:
@@ -66,7 +64,8 @@ class ModelControl:
         self._changeover = Changeover(starter, registry, self._slots, stop_timeout_s)
         self._turns = Turns()
         self._changes: set[asyncio.Task[Any]] = set()
-        self._dependents = Dependents(registry.serving)
+        self._disk = DiskDependencies(settings)
+        self._ensembles = Settling(registry.serving, self._disk, self._load_known, self._let_go)
         # What somebody wanted loaded by its name, in contrast to what an ensemble has brought
         self._asked_for: set[str] = set()
         self._watch = Watch(settings.paths, self._load_several, lambda name: self._unload(name, False, None))
@@ -193,28 +192,17 @@ class ModelControl:
 
     async def _look(self) -> bool:
         complete = await self._watch.look()
-        await self._settle()
+        await self._ensembles.settle()
         return complete
 
     async def _load_several(self, names: Collection[str]) -> dict[str, bool]:
         """Loads models, ensembles after their members; which of them could be loaded."""
-        needs = await asyncio.to_thread(self._needs_on_disk, names)
+        needs = await asyncio.to_thread(self._disk.needs, names)
         loaded: dict[str, bool] = {}
         for group in rounds(needs):
             outcomes = await asyncio.gather(*(self._load_known(name) for name in group))
             loaded.update(zip(group, outcomes, strict=True))
         return loaded
-
-    def _needs_on_disk(self, names: Collection[str]) -> dict[str, Collection[str]]:
-        return {name: self._members_on_disk(name) for name in names}
-
-    def _members_on_disk(self, name: str) -> Collection[str]:
-        """The members of an ensemble; none for anything else. What is wrong with it is for its load to tell."""
-        try:
-            config = read_config(locate(self._settings.paths, name), self._settings.config_name)
-        except ServeError:
-            return ()
-        return () if config is None else members_of(config)
 
     async def _load_known(self, name: str) -> bool:
         try:
@@ -232,7 +220,7 @@ class ModelControl:
         finally:
             # Else the load that waits for this one does it: it may be of an ensemble that is concerned.
             if outer is None:
-                await self._settle()
+                await self._ensembles.settle()
 
     async def _load(
         self,
@@ -266,21 +254,21 @@ class ModelControl:
             if self._explicit:
                 services = replace(services, control=StubControl(self, turn))
             leaving = await self._changeover.replace(candidate, services, anew=self._explicit and config is None)
-            self._dependents.away.pop(name, None)
+            self._ensembles.away.pop(name, None)
             return leaving
 
     async def _prepare(self, candidate: Candidate, members: Sequence[str], turn: Turn) -> None:
         """Sees to it that an ensemble can be loaded: with explicit control its members are. Raises ServeError."""
         name = candidate.folder.name
         try:
-            absent = await asyncio.to_thread(self._absent, members)
+            missing = [member for member in members if not self._registry.ready_versions(member)]
+            absent = await asyncio.to_thread(self._disk.absent, missing)
             if absent:
                 raise unavailable_members(name, absent)
-            closed = await asyncio.to_thread(circle, name, members, self._members_on_disk)
+            closed = await asyncio.to_thread(circle, name, members, self._disk.members)
             if closed is not None:
                 raise closed
             if self._explicit:
-                missing = [member for member in members if not self._registry.ready_versions(member)]
                 loads = (self._load(member, None, {}, turn, only_if_missing=True) for member in missing)
                 # Why one cannot be loaded is in the registry, and told from there.
                 await asyncio.gather(*loads, return_exceptions=True)
@@ -293,17 +281,6 @@ class ModelControl:
             if not candidate.made:
                 self._registry.entry(name).reason = raised.message
             raise invalid(f"load failed for model '{name}': {raised}\n") from None
-
-    def _absent(self, members: Sequence[str]) -> list[str]:
-        """Those that do not serve and are not in exactly one repository."""
-        absent = []
-        for member in members:
-            try:
-                if not self._registry.ready_versions(member):
-                    locate(self._settings.paths, member)
-            except ServeError:
-                absent.append(member)
-        return absent
 
     def _find(self, name: str, config: str | None, files: Mapping[str, bytes]) -> Candidate:
         if files:
@@ -320,11 +297,11 @@ class ModelControl:
         for one in going:
             self._asked_for.discard(one)
             await self._let_go(one, outer)
-            self._dependents.away.pop(one, None)
+            self._ensembles.away.pop(one, None)
         if outer is None:
-            await self._settle()
+            await self._ensembles.settle()
 
-    async def _let_go(self, name: str, outer: Turn | None) -> None:
+    async def _let_go(self, name: str, outer: Turn | None = None) -> None:
         async with self._turns.of(name, outer):
             entry = self._registry.models.get(name)
             if entry is None:
@@ -333,31 +310,6 @@ class ModelControl:
             if not entry.versions:
                 self._registry.forget(name)
             self._changeover.end(name)
-
-    # Ensembles whose members have changed
-
-    async def _settle(self) -> None:
-        """Lets go of ensembles that lack a member, and loads those whose members are others now, or are back."""
-        dependents = self._dependents
-        for _ in range(_SETTLINGS):
-            ending, loading = dependents.to_end(), dependents.to_load()
-            if not ending and not loading:
-                return
-            for name in ending:
-                await self._let_go_for_now(name)
-            needs = await asyncio.to_thread(self._needs_on_disk, loading)
-            for name in (one for group in rounds(needs) for one in group):
-                if not await self._load_known(name):
-                    await self._let_go_for_now(name)
-                    # It comes back when somebody loads it.
-                    dependents.away.pop(name, None)
-        log.error("ensembles are still not what their members are after %d rounds of loading them", _SETTLINGS)
-
-    async def _let_go_for_now(self, name: str) -> None:
-        members = {member for model in self._registry.serving() if model.name == name for member in model.needs}
-        log.info("ensemble '%s' goes, because its members are not what it needs", name)
-        await self._let_go(name, None)
-        self._dependents.away[name] = members
 
 
 def _check_repositories(repositories: Sequence[Path]) -> None:

@@ -6,7 +6,7 @@ the rules simple, and they are upstream's as seen from outside:
 - what has members is loaded after them (`rounds`), and with explicit control brings those that are not loaded;
 - what depends on itself is refused (`circle`);
 - an ensemble goes with a member that is unloaded, comes back when that is loaded again, and is loaded anew when a
-  member is (`Dependents`).
+  member is (`settling`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from stubserve.errors import ServeError, invalid
-from stubserve.inference.served_model import ServedModel
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
+from stubserve.repository.folder import locate, read_config
+from stubserve.settings import RepositorySettings
 
 
 def members_of(config: Any) -> tuple[str, ...]:
@@ -71,32 +72,30 @@ def no_longer_needed(name: str, needs: Mapping[str, Collection[str]], asked_for:
     return gone[1:]
 
 
-class Dependents:
-    """The ensembles that have to change because a member has.
+class DiskDependencies:
+    """What the configurations in the repositories say, read anew each time; for threads, as disks may be slow."""
 
-    `serving` are the model versions that serve; `away` remembers who went only because a member did.
-    """
+    def __init__(self, settings: RepositorySettings) -> None:
+        self._settings = settings
 
-    def __init__(self, serving: Callable[[], Collection[ServedModel]]) -> None:
-        self._serving = serving
-        self.away: dict[str, Collection[str]] = {}
+    def members(self, name: str) -> Collection[str]:
+        """The members of an ensemble; none for anything else. What is wrong with it is for its load to tell."""
+        try:
+            config = read_config(locate(self._settings.paths, name), self._settings.config_name)
+        except ServeError:
+            return ()
+        return () if config is None else members_of(config)
 
-    def to_end(self) -> list[str]:
-        """The ensembles of which a member is not there any more."""
-        return self._unsettled(lambda missing: missing)
+    def needs(self, names: Collection[str]) -> dict[str, Collection[str]]:
+        """The members of each."""
+        return {name: self.members(name) for name in names}
 
-    def to_load(self) -> list[str]:
-        """The ensembles of which a member is another now, and those that can come back."""
-        names = {model.name for model in self._serving()}
-        back = [name for name, members in self.away.items() if names.issuperset(members)]
-        return [*self._unsettled(lambda missing: not missing), *back]
-
-    def _unsettled(self, concerned: Callable[[bool], bool]) -> list[str]:
-        serving = self._serving()
-        names = {model.name for model in serving}
-        found = [
-            model.name
-            for model in serving
-            if model.needs and not model.stands() and concerned(not names.issuperset(model.needs))
-        ]
-        return list(dict.fromkeys(found))
+    def absent(self, names: Collection[str]) -> list[str]:
+        """Those that are not in exactly one repository."""
+        found = []
+        for name in names:
+            try:
+                locate(self._settings.paths, name)
+            except ServeError:
+                found.append(name)
+        return found

@@ -2,8 +2,8 @@
 
 The limit is one for all requests to the ensemble, as upstream has it. Where upstream stops the thread that brings the
 answer before, and lets it go after five minutes whatever happens, here the step waits in a queue, and who makes more
-work for it is told to pause (`EnsembleRun`). What is under way never waits for the gate that it has passed, and a flow
-has no circles, so a gate always opens.
+work for it is told to pause (`ensemble_pace`). What is under way never waits for the gate that it has passed, and a
+flow has no circles, so a gate always opens.
 """
 
 from __future__ import annotations

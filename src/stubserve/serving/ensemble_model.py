@@ -28,8 +28,9 @@ from stubserve.inference.statistics import ModelStatistics
 from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
 from stubserve.serving.delivery import Delivery
 from stubserve.serving.draining import Draining
+from stubserve.serving.ensemble_calls import Prospect
 from stubserve.serving.ensemble_gate import Gate
-from stubserve.serving.ensemble_run import EnsembleRun, Prospect
+from stubserve.serving.ensemble_run import EnsembleRun
 
 log = logging.getLogger("stubserve.model")
 

@@ -11,55 +11,30 @@ has passed it on: when its only response is there, the step has it no longer.
 
 **Failure.** The first error counts. Nothing new is begun, what is under way is cancelled, and the error is told when
 all of it has ended, because until then models may use the request's memory.
-
-**Flow control.** A step that answers many times is paused while the reader of the ensemble is behind, while a step that
-reads what it makes waits at its gate, and while such a step has many requests under way. It goes on when none of that
-is so. Nobody waits for who waits for him: steps wait for later ones only.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 from stubserve.errors import Code, ServeError, internal, invalid
-from stubserve.inference.admissions import admit_as_before
-from stubserve.inference.call import Call
-from stubserve.inference.request import CANCELLED, OTHER_FAILURE, SEQUENCE_END, SEQUENCE_START, Request, Response
+from stubserve.inference.request import CANCELLED, OTHER_FAILURE, Request, Response
 from stubserve.inference.request import unanswered as nobody
 from stubserve.inference.served_model import BlockingCall, ServedModel
 from stubserve.inference.signature import Signature
-from stubserve.inference.tensor import Tensor
+from stubserve.inference.tensor import drop_blocks
 from stubserve.schedulers.ensemble.flow import EnsembleFlow, StepRun
 from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
+from stubserve.serving.ensemble_calls import Prospect, StepCall
 from stubserve.serving.ensemble_gate import Gate
-from stubserve.serving.ensemble_shapes import fit
+from stubserve.serving.ensemble_pace import Pace
+from stubserve.serving.ensemble_tensors import FlowTensor, drop, ensemble_outputs, hold, sequence_of, step_input
 
 log = logging.getLogger("stubserve.model")
-
-# How many requests of one run to one step may be under way before who makes more work for it is paused.
-_MANY = 64
-
-_SEQUENCE_FLAGS = {"sequence_start": SEQUENCE_START, "sequence_end": SEQUENCE_END}
-
-SequenceTag = tuple[int | str, int]
-
-
-class FlowTensor(NamedTuple):
-    """What flows: a tensor under the name that its maker knows, and whether its first dimension is a batch.
-
-    `sequence` is the correlation id and the flags that it was made with, None for what the caller gave; `overrides`
-    says that the step which made it has set them, for whoever reads it.
-    """
-
-    tensor: Tensor
-    is_batch: bool
-    sequence: SequenceTag | None = None
-    overrides: bool = False
 
 
 class Ensemble(Protocol):
@@ -105,9 +80,7 @@ class EnsembleRun:
         self._begun: set[Step] = set()
         # What waits at gates, and how to give that up
         self._waiting: dict[StepRun[FlowTensor], Callable[[], None]] = {}
-        # How many requests of each step are under way or waiting, and which of them are paused
-        self._load: Counter[Step] = Counter()
-        self._paused: dict[Request, Step] = {}
+        self._pace = Pace(request, self._flow.readers_of)
         # The only response of an ensemble that is not decoupled, until all is over
         self._kept: Response | None = None
         self._looking = False
@@ -132,7 +105,7 @@ class EnsembleRun:
             model.reserve()
         is_batch = self._ensemble.signature.max_batch_size > 0
         flow.begin(
-            {tensor.name: FlowTensor(self._held(tensor, tensor.name), is_batch) for tensor in self.request.inputs}
+            {tensor.name: FlowTensor(hold(tensor, flow.uses(tensor.name)), is_batch) for tensor in self.request.inputs}
         )
         self._look()
 
@@ -176,12 +149,13 @@ class EnsembleRun:
 
     def _start(self, run: StepRun[FlowTensor]) -> None:
         self._begun.add(run.step)
-        self._load[run.step] += 1
+        self._pace.begun(run.step)
         gate = self._ensemble.gates.get(run.step)
         if gate is not None:
             go = partial(self._go, run)
             if not gate.enter(go):
                 self._waiting[run] = go
+                self._pace.waits(run.step)
                 if self._flow.error is not None:
                     self._give_up_waiting()
                 return
@@ -190,6 +164,7 @@ class EnsembleRun:
     def _go(self, run: StepRun[FlowTensor]) -> None:
         """The gate has opened for this one."""
         del self._waiting[run]
+        self._pace.waits_no_longer(run.step)
         self._submit(run)
         self._look()
 
@@ -201,7 +176,7 @@ class EnsembleRun:
             return
         model = self.members[run.step]
         request = self._request(run, model.signature)
-        call = self._calls[run] = StepCall(self, run, model)
+        call = self._calls[run] = StepCall(run, model, self.answered)
         request.on_response = call.on_response
         try:
             call.submit(request)
@@ -217,15 +192,7 @@ class EnsembleRun:
         sequence = (parent.correlation_id, parent.flags)
         inputs = []
         for name, given in run.inputs.items():
-            tensor, span = given.tensor, given.tensor.span
-            if span is not None and not span.shared:
-                # Whoever sent it on has no use for it any more.
-                span.returned = False
-            known = signature.inputs.get(name)
-            shape = tensor.shape
-            if known is not None:
-                shape = tuple(fit(shape, given.is_batch, known.dims, signature.max_batch_size > 0))
-            inputs.append(Tensor(name, tensor.datatype, shape, tensor.data, span, tensor.offset, tensor.nbytes))
+            inputs.append(step_input(name, given, signature))
             if given.overrides and given.sequence is not None:
                 sequence = given.sequence
         request = Request(
@@ -254,48 +221,33 @@ class EnsembleRun:
             flow.answer(run, self._made(call, request, response))
         if response.final:
             del self._calls[run]
-            self._paused.pop(request, None)
+            self._pace.forget(request)
             self._count(request)
             self._ended(run)
         self._look()
-        if not response.final and self._is_behind(run.step):
-            request.pause()
-            self._paused[request] = run.step
-            self._go_on()
+        if not response.final:
+            self._pace.keep(request, run.step)
 
     def _made(self, call: StepCall, request: Request, response: Response) -> dict[str, FlowTensor]:
         """The tensors of a response that somebody reads, held for them."""
         outputs = call.run.step.outputs
         is_batch = call.model.signature.max_batch_size > 0
-        sequence, overrides = _overridden(request, response.parameters)
+        sequence, overrides = sequence_of(request, response.parameters)
         made: dict[str, FlowTensor] = {}
         for tensor in response.outputs:
             target = outputs.get(tensor.name)
             # A model may answer twice under one name.
             if target is not None and tensor.name not in made and self._flow.uses(target):
-                made[tensor.name] = FlowTensor(self._held(tensor, target), is_batch, sequence, overrides)
+                made[tensor.name] = FlowTensor(hold(tensor, self._flow.uses(target)), is_batch, sequence, overrides)
         return made
-
-    def _held(self, tensor: Tensor, name: str) -> Tensor:
-        """Holds what becomes the ensemble's tensor `name` once for each of its uses."""
-        span = tensor.span
-        if span is not None:
-            uses = self._flow.uses(name)
-            if uses > 1:
-                span.shared = True
-            for _ in range(uses):
-                span.hold()
-        return tensor
 
     def _ended(self, run: StepRun[FlowTensor]) -> None:
         """The step's request is over, or has come to nothing."""
         self._flow.end(run)
-        self._load[run.step] -= 1
         gate = self._ensemble.gates.get(run.step)
         if gate is not None:
             gate.leave()
-        if self._paused:
-            self._go_on()
+        self._pace.ended(run.step)
 
     def _count(self, request: Request) -> None:
         if request.compute_end_ns:
@@ -306,46 +258,11 @@ class EnsembleRun:
             # Its last response came before its batch was over.
             self.infer_ns += time.monotonic_ns() - request.compute_start_ns
 
-    # Flow control
-
-    def _is_behind(self, step: Step) -> bool:
-        """Whether this step should make no more for now."""
-        stream = self.request.stream
-        if stream is not None and stream.paused:
-            return True
-        waiting = {run.step for run in self._waiting}
-        return any(self._load[reader] >= _MANY or reader in waiting for reader in self._flow.readers_of(step))
-
-    def _go_on(self) -> None:
-        """Resumes what need not wait any longer."""
-        stream = self.request.stream
-        if stream is not None and stream.paused:
-            if self._go_on not in stream.owed:
-                self.request.when_read(self._go_on)
-            return
-        for request, step in list(self._paused.items()):
-            if not self._is_behind(step) and self._paused.pop(request, None) is not None:
-                request.resume()
-
     # The ensemble's answer
 
     def _respond(self, outputs: dict[str, FlowTensor], final: bool) -> None:
         signature = self._ensemble.signature
-        tensors = []
-        parameters: dict[str, Any] | None = None
-        # Upstream keeps them in a hash map, which gives them back last one first.
-        for name in reversed(outputs):
-            tensor, is_batch, sequence, _ = outputs[name]
-            known = signature.outputs[name]
-            dims = known.dims if known.reshape is None else known.reshape
-            shape = fit(tensor.shape, is_batch, dims, signature.max_batch_size > 0)
-            tensors.append(Tensor(name, tensor.datatype, shape, tensor.data, tensor.span, tensor.offset, tensor.nbytes))
-            if sequence is not None and tensor.nbytes:
-                parameters = {
-                    "sequence_id": sequence[0],
-                    "sequence_start": bool(sequence[1] & SEQUENCE_START),
-                    "sequence_end": bool(sequence[1] & SEQUENCE_END),
-                }
+        tensors, parameters = ensemble_outputs(outputs, signature)
         response = Response(tensors, parameters, final=final)
         if final:
             self._finish(response)
@@ -371,7 +288,7 @@ class EnsembleRun:
             self._finish(kept or Response(empty=True))
             return
         if kept is not None:
-            _let_go(kept)
+            drop_blocks(kept.outputs)
         self._close()
         self._ensemble.failed(self, error, CANCELLED if error.code is Code.CANCELLED else OTHER_FAILURE)
 
@@ -384,10 +301,7 @@ class EnsembleRun:
         """Lets go of everything but what is about to be answered."""
         self._over = True
         for flowing, holds in self._flow.abandon():
-            span = flowing.tensor.span
-            if span is not None:
-                for _ in range(holds):
-                    span.drop()
+            drop(flowing.tensor, holds)
         for model in self.members.values():
             model.release()
         self.members = {}
@@ -425,57 +339,11 @@ class EnsembleRun:
         for run, go in waiting.items():
             self._ensemble.gates[run.step].give_up(go)
             self._drop(run)
-            self._load[run.step] -= 1
             self._flow.end(run)
+            self._pace.waits_no_longer(run.step)
+            self._pace.ended(run.step)
 
     def _drop(self, run: StepRun[FlowTensor]) -> None:
         """Gives back the holds of a run that has come to nothing."""
         for given in run.inputs.values():
-            if given.tensor.span is not None:
-                given.tensor.span.drop()
-
-
-class StepCall(Call):
-    """The request of one run of a step."""
-
-    __slots__ = ("_of", "run")
-
-    # Steps are called in a loop, with the same names, types and shapes.
-    _check = staticmethod(admit_as_before)
-
-    def __init__(self, of: EnsembleRun, run: StepRun[FlowTensor], model: ServedModel) -> None:
-        super().__init__(model)
-        self._of = of
-        self.run = run
-
-    def respond(self, request: Request, response: Response) -> None:
-        self._of.answered(self, request, response)
-
-
-class Prospect(NamedTuple):
-    """A call that is still to be made, for who looks for dead ends."""
-
-    model: ServedModel
-    request: Request | None = None
-
-
-def _overridden(request: Request, parameters: Mapping[str, Any] | None) -> tuple[SequenceTag, bool]:
-    """The sequence that a step's outputs belong to: its request's, but for what the step has said in its response."""
-    correlation_id, flags = request.correlation_id, request.flags
-    if not parameters:
-        return (correlation_id, flags), False
-    overrides = False
-    given = parameters.get("sequence_id")
-    if isinstance(given, (int, str)) and not isinstance(given, bool):
-        correlation_id, overrides = given, True
-    for name, flag in _SEQUENCE_FLAGS.items():
-        value = parameters.get(name)
-        if isinstance(value, bool):
-            flags, overrides = (flags | flag if value else flags & ~flag), True
-    return (correlation_id, flags), overrides
-
-
-def _let_go(response: Response) -> None:
-    for tensor in response.outputs:
-        if tensor.span is not None:
-            tensor.span.drop()
+            drop(given.tensor)
