@@ -36,7 +36,12 @@ _GROUPS: dict[str, Callable[..., Any]] = {
     "logging": LoggingSettings,
 }
 # What a backend may be told that has its effect here; the rest is about what is not there
-_BACKEND_SETTINGS = ("default-max-batch-size",)
+_BACKEND_SETTINGS = (
+    "default-max-batch-size",
+    "enable-global-threadpool",
+    "intra_op_thread_count",
+    "inter_op_thread_count",
+)
 
 
 def parse_arguments(arguments: Sequence[str]) -> Settings:

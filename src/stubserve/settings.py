@@ -59,6 +59,12 @@ class InstanceSettings:
         values = {(one, name): value for one, name, value in self.backend_config}
         return values.get((backend, setting), values.get(("", setting)))
 
+    def backend_settings(self, backend: str) -> dict[str, str]:
+        """All that a backend's models are told, by setting."""
+        names = dict.fromkeys(name for one, name, _ in self.backend_config if one in (backend, ""))
+        values = {name: self.backend_setting(backend, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:

@@ -34,6 +34,7 @@ class FakeStub:
         self.pid = len(launcher.stubs) + 1
         self.work = SimpleNamespace(owner=None, is_empty=True, has_room=True)
         self.checks_readiness = False
+        self.serves_after_completion = launcher.serves_after_completion
         self.initialized = ""
         self.stopped = False
         self._launcher = launcher
@@ -65,6 +66,7 @@ class FakeLauncher:
         self.reached: list[str] = []
         # What auto_complete_config returns beside what it is given; None for a model without it
         self.completed: dict[str, Any] | None = None
+        self.serves_after_completion = False
 
     def boot(self, instance: str) -> FakeStub:
         stub = FakeStub(self, instance)
@@ -166,6 +168,20 @@ def test_a_stub_that_has_completed_the_configuration_serves_nobody(run: Callable
     run(scenario)
 
 
+def test_a_stub_may_serve_after_it_has_completed_the_configuration(run: Callable[..., None]) -> None:
+    """That of a backend which says so; it is the first instance then."""
+
+    async def scenario(world: World) -> None:
+        world.launcher.completed = {"max_batch_size": 4}
+        world.launcher.serves_after_completion = True
+        model = await in_time(world.begin(config(2)))
+        assert [stub.initialized for stub in world.launcher.stubs] == ["m_0_0", "m_0_1"]
+        assert len(world.launcher.alive) == 2
+        assert model.config.max_batch_size == 4
+
+    run(scenario)
+
+
 def test_without_auto_complete_every_stub_only_serves(run: Callable[..., None]) -> None:
     async def scenario(world: World) -> None:
         world.launcher.completed = {"max_batch_size": 4}
@@ -178,15 +194,17 @@ def test_without_auto_complete_every_stub_only_serves(run: Callable[..., None]) 
 
 @pytest.mark.parametrize("stage", ["import", "complete", "initialize", "initialize m_0_1"])
 @pytest.mark.parametrize("completes", [True, False])
+@pytest.mark.parametrize("goes_on", [True, False])
 @pytest.mark.parametrize("how", ["fails", "unexpected", "cancelled"])
 def test_nothing_is_left_of_a_load_that_ends_early(
-    run: Callable[..., None], stage: str, completes: bool, how: str
+    run: Callable[..., None], stage: str, completes: bool, goes_on: bool, how: str
 ) -> None:
     if stage == "complete" and not completes:
         return
 
     async def scenario(world: World) -> None:
         world.launcher.completed = {} if completes else None
+        world.launcher.serves_after_completion = goes_on
         gate = world.launcher.gate(stage)
         load = world.begin(config(3))
         await until(lambda: any(reached.startswith(stage) for reached in world.launcher.reached))

@@ -42,8 +42,16 @@ class Handshake:
         self.facts = await self._stage("imported", "importing its model")
         return bool(self.facts["completes_config"])
 
+    @property
+    def serves_after_completion(self) -> bool:
+        """Whether the stub goes on when it has completed a configuration. Known when it has imported."""
+        return bool(self.facts.get("serves_after_completion"))
+
     async def complete(self, model: str, config_json: str) -> str:
-        """Has the model complete its configuration (JSON in, JSON out); the stub ends with that. Raises ServeError."""
+        """Has the model complete its configuration (JSON in, JSON out). Raises ServeError.
+
+        The stub ends with that, unless it `serves_after_completion`.
+        """
         self._process.send("complete", model=model, config=config_json)
         answer = await self._stage("completed", "in auto_complete_config")
         completed: str = answer["config"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ class Program:
 
     `file` is None for a backend that is built in and needs none. `runtime` is what the served configuration says;
     `default_environment` is the packed environment that a backend written in Python brings along, for models that name
-    none.
+    none. `settings` are what --backend-config says to the backend.
     """
 
     file: Path | None
@@ -32,6 +33,7 @@ class Program:
     runtime: str = ""
     default_environment: Path | None = None
     backend: str = PYTHON
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 class Launcher:
@@ -72,6 +74,7 @@ class Launcher:
             {
                 "instance": instance,
                 "backend": self._program.backend,
+                "settings": dict(self._program.settings),
                 "model_file": str(self._program.file or ""),
                 "module": self._program.module,
                 "paths": [str(folder) for folder in self._program.search_path],

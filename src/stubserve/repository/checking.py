@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stubserve_stub.backends.find import IN_ENVIRONMENTS
+
 from stubserve.environments.environment import environment_in
 from stubserve.environments.probe import EnvironmentUnusable, inspect_file
 from stubserve.environments.resolve import PARAMETER, place_of
@@ -27,6 +29,7 @@ from stubserve.model_config.reading import Reading, read_leniently
 from stubserve.model_config.validate import problems, validate_directory_name
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
 from stubserve.model_config.validate_members import member_problems
+from stubserve.repository import onnx_check
 from stubserve.repository.dependencies import circle, members_of
 from stubserve.repository.folder import (
     CONFIG_FILE,
@@ -92,8 +95,8 @@ class _Check:
         self._file = folder.path / CONFIG_FILE
         self._reading = Reading(ModelConfig(), None)
         self._found: list[Problem] = []
-        # Not a backend that is built in, for which environments mean nothing
-        self._runs_python = True
+        # Not so a backend that needs no packages, for which environments mean nothing
+        self._in_environment = True
 
     def run(self) -> list[Problem]:
         if not self._read():
@@ -116,6 +119,8 @@ class _Check:
                 self._found.append(
                     Problem(self._folder.name, file, problem.line, problem.text, is_warning=problem.is_warning)
                 )
+        if config.backend == onnx_check.BACKEND:
+            self._onnx(config)
         self._labels(config)
         self._environment(config)
         if config.platform == ENSEMBLE_PLATFORM:
@@ -155,15 +160,29 @@ class _Check:
             program = self._attempt(locate_program, config, self._folder.path, version, self._backend_directory)
             if program is None:
                 break  # the other versions would only say the same
-            if program.file is None:
-                self._runs_python = False
-            else:
+            self._in_environment = program.backend in IN_ENVIRONMENTS
+            if program.file is not None:
                 programs.append(program.file)
         return list(dict.fromkeys(programs))
 
     def _versions(self, config: Any) -> list[int]:
         with _log_as_problems(self._folder.name, self._folder.path, self._found):
             return self._attempt(available_versions, self._folder, config) or []
+
+    def _onnx(self, config: Any) -> None:
+        """What the onnxruntime backend would refuse; with files that cannot be looked at, `_versions` has said so."""
+        for text in (onnx_check.config_problem(config), onnx_check.package_problem(config)):
+            if text:
+                self._found.append(Problem(self._folder.name, self._file, 0, text))
+        try:
+            versions = available_versions(self._folder, config)
+        except ServeError:
+            return
+        for version in versions:
+            wrong = onnx_check.file_problem(config, self._folder.version_path(version))
+            if wrong is not None:
+                file, text = wrong
+                self._found.append(Problem(self._folder.name, file, 0, text))
 
     def _labels(self, config: Any) -> None:
         for index, output in enumerate(config.output):
@@ -174,7 +193,7 @@ class _Check:
 
     def _environment(self, config: Any) -> None:
         value = config.parameters[PARAMETER].string_value if PARAMETER in config.parameters else ""
-        if not value or not self._runs_python:
+        if not value or not self._in_environment:
             return
         try:
             place = place_of(value, self._folder.path.absolute())

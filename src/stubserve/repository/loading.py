@@ -123,6 +123,7 @@ class Loader:
         name, config = candidate.folder.name, candidate.config
         files = await asyncio.to_thread(_find_files, candidate, version, self._settings.backend_directory)
         program, model_dir = files.program, files.model_dir
+        program = replace(program, settings=self._settings.backend_settings(program.backend))
         if files.program_is_missing:
             # The stub will fail with this; here it is said in the words that upstream's log has for it.
             log.info("Failed to preinitialize Python stub: Python model file not found in '%s'", program.file)
@@ -191,11 +192,23 @@ class Loader:
         except BaseException:
             await stub.kill()
             raise
-        await stub.kill()
+        kept = stub if stub.handshake.serves_after_completion else None
+        if kept is None:
+            await stub.kill()
+        try:
+            return kept, *self._adopted(config, returned, has_config_file)
+        except BaseException:
+            if kept is not None:
+                await kept.kill()
+            raise
+
+    @staticmethod
+    def _adopted(config: Any, returned: str, has_config_file: bool) -> tuple[Any, str]:
+        """What is served of a completed configuration, and what `initialize` is given. Raises ServeError."""
         adopted, config_json, wrong = conclude_auto_complete(config, returned, has_config_file=has_config_file)
         if wrong is not None:
             log.warning("what auto_complete_config of model '%s' returned cannot be used: %s", config.name, wrong)
-        return None, adopted, config_json
+        return adopted, config_json
 
     def _instances(
         self,

@@ -9,7 +9,7 @@ says `model.py`. Libraries cannot be loaded here, so one that is found is refuse
 
 A backend that is built in (`stubserve_stub.backends`) stands for the library of that name, in the backend directory of
 a Triton installation for instance. A `model.py` alone there goes before it, and so does a library of the model's own.
-It runs in the server's own environment.
+It runs in the server's own environment, or in the model's if it needs packages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stubserve_stub.backends.find import BUILT_IN, PYTHON
+from stubserve_stub.backends.find import BUILT_IN, IN_ENVIRONMENTS, PYTHON
 
 from stubserve.environments.environment import Environment
 from stubserve.environments.resolve import Environments
@@ -118,7 +118,7 @@ def _compiled(what: str, library: Path) -> ServeError:
 
 async def environment_of(program: Program, environments: Environments, config: Any, model_dir: Path) -> Environment:
     """The environment in which a program runs. Raises ServeError."""
-    if program.backend != PYTHON:
+    if program.backend not in IN_ENVIRONMENTS:
         return Environment()
     return await environments.of_model(config, model_dir, program.default_environment)
 

@@ -4,7 +4,8 @@ A stub runs one instance of one model, so each step is called at most once in a 
 
     initialize             the process is up
     model_initialize       the model's files are there to be read; its configuration may still change
-      complete_config        only if `completes_config`, and then the process ends: another one serves
+      complete_config        only if `completes_config`; then the process ends, and another one serves, but for a
+                             backend that `serves_after_completion`
     instance_initialize    the configuration is final
       execute                again and again; `is_ready`, `cancel`, `revoke` meanwhile
     instance_finalize      no further batch will come
@@ -55,6 +56,7 @@ class Backend:
     host: Host
     # Known after `model_initialize`: whether `complete_config` is to be asked, and what of the contract the model has
     completes_config: bool = False
+    serves_after_completion: bool = False
     methods: Sequence[str] = ()
     # Known after `instance_initialize`: whether `is_ready` is to be asked
     checks_readiness: bool = False

@@ -10,7 +10,10 @@ PYTHON = "python"
 BUILT_IN = {
     PYTHON: ("stubserve_stub.backends.python.backend", "PythonBackend"),
     "identity": ("stubserve_stub.backends.identity", "IdentityBackend"),
+    "onnxruntime": ("stubserve_stub.backends.onnxruntime.backend", "OnnxRuntimeBackend"),
 }
+# Those that run in the environment that a model names, for the packages that they need are there
+IN_ENVIRONMENTS = frozenset({PYTHON, "onnxruntime"})
 
 
 def find(name: str) -> Any:

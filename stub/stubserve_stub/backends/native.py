@@ -1,9 +1,9 @@
 """What backends share that compute on tensors, not on the objects of `pb_utils`: views come in, outputs go out.
 
 `compute` gets the whole batch at once: the requests, each with its `rows` along the first dimension. One that runs the
-batch as one tensor gathers the inputs and scatters the outputs between those two, which is the same for all such
-backends and so has its place beside this module. Nothing is copied here: an input's memory is the arena's, and an
-output that lies in it is answered from there.
+batch as one tensor gathers the inputs and scatters the outputs between those two, see `backends.gather`. Nothing is
+copied here: an input's memory is the arena's, and an output that lies in it, or in `room` that was asked for, is
+answered from there.
 
 Of each input above INLINE_BYTES there is one array, and everything that is made of it (slices, arrays of other types,
 buffers) keeps the memoryview alive at its bottom. What is still alive when `execute` has returned is held, see
@@ -73,6 +73,9 @@ class NativeBackend(Backend):
 
     # What Triton's Python backend would call the methods of the model
     methods = ("execute",)
+    # Whether `compute` may write to its inputs where nobody else reads them; if not, all of them are read-only
+    writes_inputs = True
+    _memory: Optional[BatchMemory] = None
 
     def instance_initialize(self, instance: InstanceFacts) -> None:
         self.instance = instance
@@ -83,9 +86,21 @@ class NativeBackend(Backend):
         """The response to each request. What it raises is the answer to all of them."""
         raise NotImplementedError
 
+    def room(self, nbytes: int) -> Optional[np.ndarray]:
+        """Memory for outputs of the batch that is computed, uint8, from where they need no copy; None if it is full."""
+        assert self._memory is not None, "only `compute` may ask"
+        try:
+            return self._memory.reserve(nbytes)
+        except ArenaFull:
+            return None  # what is copied for each request may fit yet, and its error is that request's own
+
     def execute(self, batch: WireBatch) -> Sequence[Entry]:
         requests = [self._request(wire, batch.memory) for wire in batch.requests if wire is not None]
-        responses = self.compute(requests)
+        self._memory = batch.memory
+        try:
+            responses = self.compute(requests)
+        finally:
+            self._memory = None
         batch.computed()
         assert len(responses) == len(requests), "one response for each request"
         given = iter(responses)
@@ -103,7 +118,7 @@ class NativeBackend(Backend):
     def _request(self, wire: WireRequest, memory: BatchMemory) -> NativeRequest:
         _, _, _, _, _, requested, wire_inputs = wire
         inputs = {
-            name: InputView(name, datatype, shape, _view(name, place, memory))
+            name: InputView(name, datatype, shape, _view(name, place, memory, self.writes_inputs))
             for name, datatype, shape, place in wire_inputs
         }
         rows = 1
@@ -112,10 +127,10 @@ class NativeBackend(Backend):
         return NativeRequest(inputs, self.instance.outputs if requested is None else requested, rows)
 
 
-def _view(name: str, place: Any, memory: BatchMemory) -> Any:
+def _view(name: str, place: Any, memory: BatchMemory, writable: bool) -> Any:
     if isinstance(place, bytes):
         return np.frombuffer(place, np.uint8)
-    offset, view = memory.input(name, place)
+    offset, view = memory.input(name, place, writable)
     array = np.frombuffer(view, np.uint8)
     bottom: Any = array
     while isinstance(bottom, np.ndarray):

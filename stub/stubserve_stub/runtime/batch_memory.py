@@ -9,7 +9,10 @@ So after the backend has executed
    are named as held, and an output of step 1 that lies in held memory is copied after all, for whoever holds it may
    write to it at any time.
 
-An input whose memory others read too is a read-only view, and so is a small one (COPIED_BYTES). Everything else that a
+An input whose memory others read too is a read-only view, and so is a small one (COPIED_BYTES), and each one of a
+backend that says it writes to none: their pages stay protected then, and the two system calls for each are saved. A
+backend that can write its outputs where it is told asks for room (`reserve`): an output that lies there is answered
+from there, also where it is a part, as the rows of one request in the output of a whole batch. Everything else that a
 backend answers with is copied once, into the stub's own segment, or into the message when it is small.
 
 What is alive is known by weak references: whoever makes objects over an input's memory says which reference dies with
@@ -34,10 +37,26 @@ from stubserve_stub.wire.messages import Entry, WireResponse, WireTensor
 from stubserve_stub.wire.places import InArena, Lent, Place, Shared
 
 
+class _Room:
+    """A block of the stub's own segment that a backend writes outputs to. `parts` are those that are answered with.
+
+    They are given out in ascending order; `end` is the address up to which the block is given out.
+    """
+
+    __slots__ = ("address", "end", "nbytes", "offset", "parts")
+
+    def __init__(self, address: int, nbytes: int, offset: int) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.offset = offset
+        self.parts: List[int] = []
+        self.end = address
+
+
 class BatchMemory:
     """The inputs and outputs of one batch that lie in the arena."""
 
-    __slots__ = ("_channel", "_inputs", "_leases", "_lent", "_watched")
+    __slots__ = ("_channel", "_inputs", "_leases", "_lent", "_rooms", "_watched")
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -48,18 +67,20 @@ class BatchMemory:
         self._watched: "List[Tuple[int, weakref.ref[Any]]]" = []
         # Leases in which outputs lie
         self._leases: "List[weakref.ref[Lease]]" = []
+        self._rooms: List[_Room] = []
 
-    def input(self, name: str, wire: Any) -> Tuple[int, memoryview]:
+    def input(self, name: str, wire: Any, writable: bool = True) -> Tuple[int, memoryview]:
         """Where an input of this name lies that is not in the message, and its memory; maybe read-only.
 
-        `wire` is its place as it came. Raises Refusal if it lies where this stub has nothing to look for.
+        `wire` is its place as it came. Without `writable` the memory is read-only in any case. Raises Refusal if it
+        lies where this stub has nothing to look for.
         """
         place = places.unpack(wire)
         if not isinstance(place, (InArena, Shared)):
             why = places.refusal(place) or "lies in memory that was never this stub's to read"
             raise Refusal("input '{}' {}".format(name, why))
         view = self._channel.arena.view(place.offset, place.nbytes)
-        if isinstance(place, Shared) or place.nbytes <= COPIED_BYTES:
+        if isinstance(place, Shared) or not writable or place.nbytes <= COPIED_BYTES:
             view = view.toreadonly()
         else:
             self._channel.arena.make_writable(place.offset, place.nbytes)
@@ -75,6 +96,16 @@ class BatchMemory:
         """The input at `offset` is used beyond this batch, and others tell when no more."""
         self._lent.append(offset)
 
+    def reserve(self, nbytes: int) -> "np.ndarray[Any, Any]":
+        """Room for outputs, as an array of uint8, until the batch's result is sent. Raises ArenaFull.
+
+        What is never answered with is free after that, and what is, when it has been read.
+        """
+        offset = self._channel.memory.reserve(nbytes)
+        array = np.frombuffer(self._channel.arena.view(offset, nbytes), np.uint8)
+        self._rooms.append(_Room(_address(array), nbytes, offset))
+        return array
+
     def place(self, buffer: Any) -> Place:
         """Where an output lies that is too large for the message. Raises ArenaFull."""
         given = None if isinstance(buffer, bytes) else self._given(buffer, buffer.nbytes)
@@ -82,6 +113,11 @@ class BatchMemory:
 
     def free(self, offsets: Sequence[int]) -> None:
         """Takes back what `place` has given."""
+        for room in self._rooms:
+            freed = [offset for offset in offsets if offset in room.parts]
+            if freed:
+                room.parts = [offset for offset in room.parts if offset not in freed]
+                offsets = [offset for offset in offsets if offset not in freed]
         self._channel.free(offsets)
 
     def take_back(self, entries: Sequence[Entry]) -> None:
@@ -95,6 +131,8 @@ class BatchMemory:
         input has been let go of before the parent knows that it is held.
         """
         held: List[int] = []
+        if self._rooms:
+            self._leave_rooms()
         if not (self._inputs or self._leases):
             return held, entries
         spans = []
@@ -117,13 +155,30 @@ class BatchMemory:
             return held, entries
         return held, [self._moved(entry, spans) if isinstance(entry, tuple) else entry for entry in entries]
 
-    def _given(self, buffer: Any, nbytes: int) -> Optional[Lent]:
-        """The place of a buffer that lies in memory which the stub was given, else None."""
-        if self._inputs:
+    def _leave_rooms(self) -> None:
+        """From now on what was answered with of each room is freed by whoever reads it."""
+        rooms, self._rooms = self._rooms, []
+        for room in rooms:
+            if not room.parts:
+                self._channel.free([room.offset])
+            elif room.parts != [room.offset]:
+                self._channel.memory.split(room.offset, room.parts)
+
+    def _given(self, buffer: Any, nbytes: int) -> Optional[Place]:
+        """The place of a buffer that lies in memory which the stub was given, or has reserved, else None."""
+        if self._rooms or self._inputs:
             address = _address(buffer)
-            for start, length, offset in self._inputs:
-                if start <= address and address + nbytes <= start + length:
-                    return Lent(offset + address - start, nbytes, offset)
+        for room in self._rooms:
+            if room.address <= address and address + nbytes <= room.address + room.nbytes:
+                if address < room.end:
+                    return None  # it is answered with already, and whoever has that may write to it
+                room.end = address + nbytes
+                offset = room.offset + address - room.address
+                room.parts.append(offset)
+                return InArena(offset, nbytes)
+        for start, length, offset in self._inputs:
+            if start <= address and address + nbytes <= start + length:
+                return Lent(offset + address - start, nbytes, offset)
         lease = lease_of(buffer)
         if lease is None:
             return None

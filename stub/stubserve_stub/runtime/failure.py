@@ -18,13 +18,22 @@ from __future__ import annotations
 
 from typing import List, Optional
 
+from stubserve_stub.wire import codes
+
 _PACKAGE = "stubserve_stub."
 # The modules that call into a model, or a backend: the callers beyond them are none of the model's.
 _ENTRIES = (_PACKAGE + "backends.python.model", _PACKAGE + "runtime.worker")
 
 
 class Refusal(Exception):
-    """What a backend does not do, in words for the client, who gets them as they are, without type and frames."""
+    """What a backend does not do, in words for the client, who gets them as they are, without type and frames.
+
+    `code` is one of `wire.codes`, for whoever answers single requests with it.
+    """
+
+    def __init__(self, text: str, code: int = codes.INTERNAL) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 def describe(exc: BaseException) -> str:

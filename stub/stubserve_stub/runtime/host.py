@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Dict, Optional
+
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.control import Control
 from stubserve_stub.wire import codes
 
 
 class Host:
-    """The stub's process, as its backend sees it. `instance` is what errors and log lines name."""
+    """The stub's process, as its backend sees it. `instance` is what errors and log lines name.
 
-    def __init__(self, instance: str, channel: Channel, control: Control) -> None:
+    `settings` are those that the server has been given for the backend (--backend-config).
+    """
+
+    def __init__(
+        self, instance: str, channel: Channel, control: Control, settings: Optional[Dict[str, str]] = None
+    ) -> None:
         self.instance = instance
+        self.settings: Dict[str, str] = settings or {}
         self.channel = channel
         self.control = control
 

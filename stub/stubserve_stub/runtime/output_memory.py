@@ -4,13 +4,16 @@ What is used again and again costs no message. A stub that needs more than it ha
 may have to ask other stubs for theirs first, and waits for the answer. What it does not need any more it gives back:
 by itself where it is much, and all of it when the server asks, because others need memory or the stub is idle. Then the
 control thread does it, for the main thread may be in `execute` for long.
+
+A block is one output as a rule. One that holds the outputs of several requests, which were computed as one, is `split`:
+each part is freed for itself, and the last one frees the block.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from stubserve_stub.runtime.control import Control
 from stubserve_stub.wire.allocator import Allocator
@@ -31,6 +34,8 @@ class OutputMemory:
         self._grain = min(_GRAIN, arena.limit // 64)
         self._allocator = Allocator(arena, arena.own, self._retain)
         self._guard = threading.Lock()
+        # The parts of blocks that have been split: their block and how many of its parts are left, which they share
+        self._parts: Dict[int, List[int]] = {}
         self._control: Optional[Control] = None
         # One asks at a time; and what the server says to that
         self._asking = threading.Lock()
@@ -54,16 +59,26 @@ class OutputMemory:
     def place(self, data: Any) -> InArena:
         """Copies contiguous bytes into the stub's segment. Raises ArenaFull."""
         source = memoryview(data).cast("B")
+        offset = self.reserve(source.nbytes)
+        self._arena.view(offset, source.nbytes)[:] = source
+        return InArena(offset, source.nbytes)
+
+    def reserve(self, nbytes: int) -> int:
+        """Where there is room in the stub's segment for an output that is still to be written. Raises ArenaFull."""
         while True:
             try:
                 with self._guard:
-                    offset = self._allocator.allocate(source.nbytes)
-                break
+                    return self._allocator.allocate(nbytes)
             except NotGranted as short:
                 missing = short.nbytes
             self._get(missing)
-        self._arena.view(offset, source.nbytes)[:] = source
-        return InArena(offset, source.nbytes)
+
+    def split(self, block: int, parts: Sequence[int]) -> None:
+        """From now on a block is freed in parts: by the offsets at which they begin, of which each is another one."""
+        shared = [block, len(parts)]
+        with self._guard:
+            for part in parts:
+                self._parts[part] = shared
 
     def free(self, offsets: Sequence[int]) -> None:
         """The server is done with these outputs."""
@@ -71,8 +86,7 @@ class OutputMemory:
             return
         grant = self._arena.grant
         with self._guard:
-            for offset in offsets:
-                self._allocator.free(offset)
+            self._free(offsets)
             surplus = grant.slack - self._grain
             if surplus > 0:
                 grant.slack -= surplus
@@ -83,12 +97,22 @@ class OutputMemory:
         """The server is done with these outputs, and wants back whatever is not used."""
         grant = self._arena.grant
         with self._guard:
-            for offset in offsets:
-                self._allocator.free(offset)
+            self._free(offsets)
             self._allocator.trim()
             slack, grant.slack = grant.slack, 0
         assert self._control is not None
         self._control.send("returned", nbytes=slack, asked=True)
+
+    def _free(self, offsets: Sequence[int]) -> None:
+        for offset in offsets:
+            if self._parts:
+                shared = self._parts.pop(offset, None)
+                if shared is not None:
+                    offset, left = shared[0], shared[1] - 1
+                    shared[1] = left
+                    if left:
+                        continue
+            self._allocator.free(offset)
 
     def _get(self, missing: int) -> None:
         """Gets more granted, or makes room of what is kept warm. Raises ArenaFull.

@@ -81,6 +81,7 @@ class Worker:
         self._control.send(
             "imported",
             completes_config=backend.completes_config,
+            serves_after_completion=backend.serves_after_completion,
             methods=backend.methods,
             import_ns=time.monotonic_ns() - start,
             executable=sys.executable,
@@ -95,7 +96,8 @@ class Worker:
                 with self._reporting("auto_complete_config"):
                     completed = backend.complete_config(order["model"], order["config"])
                 self._control.send("completed", config=completed)
-                return False
+                if not backend.serves_after_completion:
+                    return False
             if order["kind"] == "initialize":
                 break
         self._host.instance = order["instance"]

@@ -239,3 +239,58 @@ def test_entries_that_are_not_sent(stub: StubMemory, batch: BatchMemory) -> None
     assert stub.channel.memory.live_blocks == live + 2
     batch.take_back(entries)
     assert stub.channel.memory.live_blocks == live
+
+
+# Room that a backend writes its outputs to
+
+
+def test_room_is_answered_with_from_where_it_lies(stub: StubMemory, batch: BatchMemory) -> None:
+    room = batch.reserve(6000)
+    room[:] = 7
+    place = batch.place(room)
+    batch.settle([])
+    assert isinstance(place, InArena)
+    assert stub.read(place) == bytes([7]) * 6000
+    live = stub.channel.memory.live_blocks
+    stub.channel.free([place.offset])
+    assert stub.channel.memory.live_blocks == live - 1
+
+
+def test_parts_of_a_room_are_freed_one_by_one(stub: StubMemory, batch: BatchMemory) -> None:
+    """In any order; what is not answered with goes with the last of the parts."""
+    before = stub.channel.memory.live_blocks
+    room = batch.reserve(9000)
+    room[:] = np.arange(9000) % 251
+    places = [batch.place(room[start : start + 2000]) for start in (0, 2000, 5000)]
+    assert [stub.read(place) for place in places] == [room[at : at + 2000].tobytes() for at in (0, 2000, 5000)]
+    batch.settle([])
+    for place in (places[1], places[0]):
+        stub.channel.free([place.offset])
+        assert stub.channel.memory.live_blocks == before + 1
+    stub.channel.memory.free([places[2].offset])
+    assert stub.channel.memory.live_blocks == before
+
+
+def test_room_that_is_not_answered_with_is_free_again(stub: StubMemory, batch: BatchMemory) -> None:
+    before = stub.channel.memory.live_blocks
+    room = batch.reserve(9000)
+    taken = [batch.place(room[:2000]), batch.place(room[2000:4000])]
+    batch.free([place.offset for place in taken])
+    assert stub.channel.memory.live_blocks == before + 1
+    batch.settle([])
+    assert stub.channel.memory.live_blocks == before
+
+
+def test_no_byte_of_a_room_is_given_out_twice(stub: StubMemory, batch: BatchMemory) -> None:
+    room = batch.reserve(6000)
+    room[:] = 1
+    first, second = batch.place(room[:4000]), batch.place(room[2000:6000])
+    batch.settle([])
+    assert second.offset >= first.offset + 6000 or second.offset + 4000 <= first.offset
+    assert stub.read(second) == bytes([1]) * 4000
+
+
+def test_inputs_that_nobody_writes_to_stay_protected(stub: StubMemory, batch: BatchMemory) -> None:
+    place = stub.give(bytes(5000))
+    _, view = batch.input("X", tuple(place), writable=False)
+    assert view.readonly

@@ -1,0 +1,1 @@
+"""The onnxruntime backend, as Triton's: serves `model.onnx`, in the environment that has the package onnxruntime."""

@@ -1,0 +1,93 @@
+"""The backend's steps: the session is made once for an instance, and completes the configuration before it serves.
+
+What completes a configuration in upstream is a session that is thrown away. Here the stub that has completed goes on to
+serve with the same session, as that is what a load takes long for; nothing of it depends on what was completed.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from stubserve_stub.backends.base import InstanceFacts, ModelFiles
+from stubserve_stub.backends.gather import Gatherer
+from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse
+from stubserve_stub.backends.onnxruntime.completion import complete, needs_completion
+from stubserve_stub.backends.onnxruntime.execution import Execution
+from stubserve_stub.backends.onnxruntime.options import Options, options_of
+from stubserve_stub.backends.onnxruntime.session import find_file, import_onnxruntime, open_session, run_options
+from stubserve_stub.backends.onnxruntime.tensors import Contract, contract_of
+from stubserve_stub.backends.onnxruntime.validation import validate
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.wire import codes
+
+_DEFAULT_BATCH_SIZE = "default-max-batch-size"
+
+
+class OnnxRuntimeBackend(NativeBackend):
+    """One instance of a model in ONNX."""
+
+    completes_config = True
+    serves_after_completion = True
+    writes_inputs = False
+
+    def model_initialize(self, model: ModelFiles) -> None:
+        self._onnxruntime = import_onnxruntime(self.host.instance)
+        self._version_dir = model.version_dir
+        # What has been loaded to complete the configuration, by what it was loaded with
+        self._opened: Optional[Tuple[str, Options, Any, Contract]] = None
+
+    def complete_config(self, model: str, config_json: str) -> str:
+        config: Dict[str, Any] = json.loads(config_json)
+        if not needs_completion(config):
+            return config_json
+        _, contract, _ = self._open(config)
+        text = self.host.settings.get(_DEFAULT_BATCH_SIZE, "4")
+        if not text.isdecimal():
+            what = "--backend-config=onnxruntime,{}".format(_DEFAULT_BATCH_SIZE)
+            raise Refusal("{} must be an integer from 0 on, got '{}'".format(what, text))
+        for remark in complete(config, contract, int(text)):
+            self._log(codes.LOG_WARNING, remark)
+        return json.dumps(config)
+
+    def instance_initialize(self, instance: InstanceFacts) -> None:
+        super().instance_initialize(instance)
+        config = self.config
+        if instance.arguments["model_instance_kind"] == "GPU":
+            raise Refusal(
+                "model instance '{}' is to run on a GPU, and the onnxruntime backend runs on CPUs only: "
+                "`instance_group [ {{ kind: KIND_CPU }} ]` says so in config.pbtxt".format(instance.name)
+            )
+        session, contract, options = self._open(config)
+        self._opened = None
+        validate(config, contract)
+        for remark in options.remarks:
+            self._log(codes.LOG_WARNING, "model '{}': {}".format(config["name"], remark))
+        scalars: Dict[str, Sequence[int]] = {
+            output["name"]: [int(dim) for dim in output["dims"]] for output in config["output"]
+        }
+        self._execution = Execution(session, contract, run_options(self._onnxruntime, options), self.room, scalars)
+        self._gatherer = Gatherer(config["name"], self._batches)
+
+    def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
+        return self._gatherer.run(requests, self._execution.run)
+
+    def instance_finalize(self) -> None:
+        del self._execution
+
+    def _open(self, config: Dict[str, Any]) -> Tuple[Any, Contract, Options]:
+        """A session by a configuration; the one that was opened before if it is the same. Raises Refusal."""
+        path = find_file(self._version_dir, config.get("default_model_filename", ""))
+        options = options_of(config, self.host.settings, self._onnxruntime.get_available_providers())
+        if self._opened is None or self._opened[:2] != (path, options):
+            session = open_session(self._onnxruntime, path, self.host.instance, options)
+            try:
+                contract = contract_of(session)
+            except Refusal as refusal:
+                raise Refusal("unable to load '{}': {}".format(path, refusal)) from None
+            self._opened = (path, options, session, contract)
+        _, _, session, contract = self._opened
+        return session, contract, options
+
+    def _log(self, level: int, text: str) -> None:
+        self.host.log(level, "onnxruntime.py", 0, text)

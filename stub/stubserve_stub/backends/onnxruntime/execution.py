@@ -1,0 +1,216 @@
+"""Runs of a session on memory that others own: inputs where they lie, outputs where they are sent from.
+
+Inputs are bound by address, so nothing of them is copied, and the session only reads them. An output that a session can
+write to where it is told needs a shape that is known beforehand. It is known from the last run with inputs of the same
+shapes: that is right for every model but those whose output shapes depend on values (the boxes of a detector). So:
+
+1. an output whose shape is known, and which does not fit into a message, is bound to room in the stub's own segment;
+2. the others are made by onnxruntime in memory of its own, and copied once, when they are sent;
+3. if a run fails that had outputs bound, it is made again without: onnxruntime refuses memory of another shape. An
+   output that has turned out to vary is not bound again. A session has no state, so a second run is the first one;
+4. a bound output that lies somewhere else after all (a graph may hand an input through) is taken from there.
+
+Strings cannot be bound. A model that takes some is run on arrays; its outputs are copied once.
+
+Only outputs that are asked for are made and sent. That saves their memory, not the computation: the package onnxruntime
+runs the whole graph (its option `only_execute_path_to_fetches` has no effect in it), as Triton's backend does.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from stubserve_stub.backends.gather import Gathered, address_of, nbytes_of
+from stubserve_stub.backends.native import InputView, Output
+from stubserve_stub.backends.onnxruntime.session import explain
+from stubserve_stub.backends.onnxruntime.tensors import ELEMENT_TYPES, Contract, TensorInfo
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.wire import codes
+from stubserve_stub.wire.datatypes import BYTES
+from stubserve_stub.wire.layout import INLINE_BYTES
+
+Room = Callable[[int], Optional[np.ndarray]]
+Shape = Tuple[int, ...]
+
+# How many combinations of input shapes are remembered
+_REMEMBERED = 512
+
+_CPU = "cpu"
+
+
+class Execution:
+    """One session and its bindings.
+
+    `room` gives memory of the stub's segment, or None; `scalars` are the shapes in which outputs without dimensions are
+    sent.
+    """
+
+    def __init__(
+        self, session: Any, contract: Contract, run_options: Any, room: Room, scalars: Dict[str, Sequence[int]]
+    ) -> None:
+        self._session = session
+        self._inputs = {**contract.initializers, **contract.inputs}
+        self._outputs = contract.outputs
+        self._run_options = run_options
+        self._room = room
+        self._scalars = scalars
+        self._takes_strings = any(info.datatype == BYTES for info in self._inputs.values())
+        self._binding = session.io_binding()
+        # The shapes of outputs by those of the inputs, oldest first; and the outputs for which that is not enough
+        self._known: "collections.OrderedDict[Any, Dict[str, Shape]]" = collections.OrderedDict()
+        self._varying: List[str] = []
+
+    def run(self, batch: Gathered) -> Dict[str, Output]:
+        """The outputs that are asked for. Raises Refusal with onnxruntime's error."""
+        if not batch.outputs:
+            return {}
+        try:
+            if self._takes_strings:
+                return self._run_on_arrays(batch)
+            return self._run_bound(batch)
+        except Refusal:
+            raise
+        except Exception as error:
+            code, text = explain(error)
+            raise Refusal("onnx runtime error {}: {}".format(code, text)) from None
+
+    # Bound memory
+
+    def _run_bound(self, batch: Gathered) -> Dict[str, Output]:
+        shapes: List[Tuple[str, Shape]] = []
+        for name, view in batch.inputs.items():
+            shapes.append((name, self._bind_input(name, view)))
+        key = tuple(shapes)
+        known = self._known.get(key, {})
+        rooms = {}
+        try:
+            for name in batch.outputs:
+                memory = self._memory_for(name, known.get(name), batch.requests)
+                if memory is not None:
+                    rooms[name] = (known[name], memory)
+                self._bind_output(name, known.get(name), memory)
+            try:
+                self._session.run_with_iobinding(self._binding, self._run_options)
+            except Exception:
+                if not rooms:
+                    raise
+                outputs = self._run_unbound(batch)
+                self._varying += [name for name, (shape, _) in rooms.items() if tuple(outputs[name].shape) != shape]
+                rooms = {}
+            else:
+                outputs = self._collect(batch, rooms)
+        finally:
+            self._binding.clear_binding_inputs()
+            self._binding.clear_binding_outputs()
+        self._remember(key, outputs)
+        return outputs
+
+    def _run_unbound(self, batch: Gathered) -> Dict[str, Output]:
+        self._binding.clear_binding_outputs()
+        for name in batch.outputs:
+            self._binding.bind_output(name, _CPU)
+        self._session.run_with_iobinding(self._binding, self._run_options)
+        return self._collect(batch, {})
+
+    def _bind_input(self, name: str, view: InputView) -> Shape:
+        info = self._inputs[name]
+        # A tensor without dimensions is [1] in a configuration.
+        shape = tuple(view.shape) if info.dims else ()
+        address = address_of(view.memory)
+        self._binding.bind_input(name, _CPU, 0, ELEMENT_TYPES[view.datatype], shape, address)
+        return shape
+
+    def _memory_for(self, name: str, shape: Optional[Shape], requests: int) -> Optional[np.ndarray]:
+        """Room for an output, None where onnxruntime shall find it itself."""
+        info = self._outputs[name]
+        if shape is None or info.datatype == BYTES or name in self._varying:
+            return None
+        nbytes = nbytes_of(info.datatype, shape)
+        # What each request gets of it goes into the message anyway if it is small.
+        return self._room(nbytes) if nbytes > INLINE_BYTES * requests else None
+
+    def _bind_output(self, name: str, shape: Optional[Shape], memory: Optional[np.ndarray]) -> None:
+        if memory is None:
+            self._binding.bind_output(name, _CPU)
+        else:
+            element_type = ELEMENT_TYPES[self._outputs[name].datatype]
+            self._binding.bind_output(name, _CPU, 0, element_type, shape, address_of(memory))
+
+    def _collect(self, batch: Gathered, rooms: Dict[str, Tuple[Shape, np.ndarray]]) -> Dict[str, Output]:
+        outputs = {}
+        for name, value in zip(batch.outputs, self._binding.get_outputs()):
+            info = self._outputs[name]
+            if info.datatype == BYTES:
+                outputs[name] = self._strings(info, value.numpy())
+                continue
+            address = value.data_ptr()
+            if name in rooms and address == address_of(rooms[name][1]):
+                shape, memory = rooms[name]
+            else:
+                shape = tuple(value.shape())
+                memory = _memory_at(address, nbytes_of(info.datatype, shape), value)
+            outputs[name] = Output(name, info.datatype, self._sent_shape(info, shape), memory)
+        return outputs
+
+    def _remember(self, key: Any, outputs: Dict[str, Output]) -> None:
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = {}
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        for name, output in outputs.items():
+            if name not in known and self._outputs[name].dims:
+                known[name] = tuple(output.shape)
+
+    # Arrays
+
+    def _run_on_arrays(self, batch: Gathered) -> Dict[str, Output]:
+        feeds = {name: self._array(name, view) for name, view in batch.inputs.items()}
+        outputs = {}
+        arrays = self._session.run(list(batch.outputs), feeds, self._run_options)
+        for name, array in zip(batch.outputs, arrays):
+            info = self._outputs[name]
+            if info.datatype == BYTES:
+                outputs[name] = self._strings(info, array)
+            else:
+                memory = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                outputs[name] = Output(name, info.datatype, self._sent_shape(info, array.shape), memory)
+        return outputs
+
+    def _array(self, name: str, view: InputView) -> np.ndarray:
+        shape: Any = tuple(view.shape) if self._inputs[name].dims else ()
+        if view.datatype != BYTES:
+            typed: np.ndarray = view.memory.view(ELEMENT_TYPES[view.datatype])
+            return typed.reshape(shape)
+        array = np.empty(len(view.memory), np.object_)
+        try:
+            array[:] = [element.decode() for element in view.memory]
+        except UnicodeDecodeError as error:
+            raise Refusal(
+                "input '{}' has a string that is no UTF-8, which onnxruntime's Python package cannot take: {}".format(
+                    name, error
+                ),
+                codes.INVALID_ARG,
+            ) from None
+        return array.reshape(shape)
+
+    def _strings(self, info: TensorInfo, array: Any) -> Output:
+        elements = np.empty(array.size, np.object_)
+        elements[:] = [str(element).encode() for element in array.reshape(-1).tolist()]
+        return Output(info.name, info.datatype, self._sent_shape(info, array.shape), elements)
+
+    def _sent_shape(self, info: TensorInfo, shape: Shape) -> Sequence[int]:
+        return shape if info.dims else self._scalars.get(info.name, shape)
+
+
+def _memory_at(address: int, nbytes: int, owner: Any) -> np.ndarray:
+    """Memory of onnxruntime's as an array, which keeps its owner."""
+    if not nbytes:
+        return np.empty(0, np.uint8)
+    memory: Any = (ctypes.c_char * nbytes).from_address(address)
+    memory.owner = owner
+    return np.frombuffer(memory, np.uint8)

@@ -1,0 +1,395 @@
+"""ONNX models in a real server: the answers are those of onnxruntime called directly, whatever the data type."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+import uvloop
+from tritonclient.utils import np_to_triton_dtype
+
+from stubserve.repository.checking import check_repositories
+from stubserve.repository.inspection import inspect
+from tests.onnx_models import ELEMENT_TYPES, arithmetic, identity, model, node, save, with_external_data
+from tests.server.test_copies import COPIED_BYTES, TENSOR_BYTES, Client, head, most_allocated, serving
+from tests.serving import Answer, Serving, binary_output, binary_request, eventually, write_model
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+TYPES = [name for name in ELEMENT_TYPES if name != "BF16"]
+NUMPY: dict[str, Any] = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64, "BOOL": np.bool_}
+
+# Calls the ONNX model with its own input, twice its size, and answers with the difference
+CALLER = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            responses = []
+            for request in requests:
+                given = request.inputs()[0]
+                double = pb_utils.Tensor("B", given.as_numpy() * 2)
+                call = pb_utils.InferenceRequest(
+                    model_name="arithmetic",
+                    inputs=[pb_utils.Tensor("A", given.as_numpy()), double],
+                    requested_output_names=["DIFFERENCE"],
+                )
+                answer = call.exec()
+                assert not answer.has_error(), answer.error().message()
+                [output] = answer.output_tensors()
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", output.as_numpy())]))
+            return responses
+"""
+CALLER_CONFIG = """
+    backend: "python"
+    input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 1, -1 ] } ]
+    output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 1, -1 ] } ]
+"""
+
+
+def write_onnx(repository: Path, name: str, made: Any, config: str | None = "") -> None:
+    """A model with a configuration of its own, or none at all (None)."""
+    save(made, repository / name / "1")
+    if config is not None:
+        (repository / name / "config.pbtxt").write_text(config)
+
+
+def every_type() -> Any:
+    """One input and one output for every data type but BF16, which fits beside no strings."""
+    return model(
+        [node("Identity", f"IN_{kind}", f"OUT_{kind}") for kind in TYPES],
+        [(f"IN_{kind}", kind, ["batch", "n"]) for kind in TYPES],
+        [(f"OUT_{kind}", kind, ["batch", "n"]) for kind in TYPES],
+    )
+
+
+def arrays(rows: int) -> dict[str, np.ndarray[Any, Any]]:
+    found = {}
+    for kind in TYPES:
+        if kind == "BYTES":
+            texts = ["", "é", "x" * 300, "a\0b"]
+            found[kind] = np.array([texts[at % 4] for at in range(rows * 2)], np.object_).reshape(rows, 2)
+        else:
+            found[kind] = (np.arange(rows * 2).reshape(rows, 2) % 100).astype(NUMPY.get(kind) or kind.lower())
+    return found
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models")
+    write_onnx(path, "all", every_type(), "max_batch_size: 8192")
+    numbers = [kind for kind in TYPES if kind not in ("BYTES", "BOOL")]
+    computed = model(
+        [node("Add", f"IN_{kind} IN_{kind}", f"OUT_{kind}") for kind in numbers],
+        [(f"IN_{kind}", kind, ["batch", "n"]) for kind in numbers],
+        [(f"OUT_{kind}", kind, ["batch", "n"]) for kind in numbers],
+    )
+    write_onnx(path, "computed", computed, None)
+    write_onnx(path, "bf16", identity("BF16"), None)
+    write_onnx(path, "arithmetic", arithmetic(), 'platform: "onnxruntime_onnx"')
+    write_onnx(
+        path,
+        "batched",
+        model([node("Neg", "INPUT0", "Y")], [("INPUT0", "FP32", ["n", "w"])], [("Y", "FP32", ["n", "w"])]),
+        'backend: "onnxruntime" max_batch_size: 8 instance_group [ { count: 1 } ]\n'
+        "dynamic_batching { max_queue_delay_microseconds: 60000000 preferred_batch_size: 8 }",
+    )
+    write_onnx(
+        path,
+        "scalar",
+        model([node("Neg", "X", "Y")], [("X", "FP32", [])], [("Y", "FP32", [])]),
+        None,
+    )
+    write_onnx(path, "plain", identity(), "instance_group [ { count: 1 } ]")
+    write_onnx(path, "external", with_external_data("w.bin"), None)
+    np.ones(2000, np.float32).tofile(path / "external" / "1" / "w.bin")
+    write_model(path, "caller", CALLER, CALLER_CONFIG)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[Serving]:
+    with Serving(repository) as serving:
+        yield serving
+
+
+def infer(library: Any, server: Serving, name: str, inputs: dict[str, Any], outputs: list[str] | None = None) -> Any:
+    port = server.port if library is tritonclient.http else server.grpc_port
+    with library.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        tensors = []
+        for key, array in inputs.items():
+            tensor = library.InferInput(key, list(array.shape), np_to_triton_dtype(array.dtype))
+            tensor.set_data_from_numpy(array)
+            tensors.append(tensor)
+        wanted = None if outputs is None else [library.InferRequestedOutput(key) for key in outputs]
+        return client.infer(name, tensors, outputs=wanted)
+
+
+def direct(repository: Path, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    """What onnxruntime answers without a server."""
+    session = onnxruntime.InferenceSession(repository / name / "1" / "model.onnx", providers=["CPUExecutionProvider"])
+    return dict(zip([output.name for output in session.get_outputs()], session.run(None, inputs), strict=True))
+
+
+@pytest.mark.parametrize("rows", [2, 3000])
+@pytest.mark.parametrize("name", ["all", "computed"])
+@pytest.mark.parametrize("library", [tritonclient.http, tritonclient.grpc])
+def test_every_type(server: Serving, repository: Path, library: Any, name: str, rows: int) -> None:
+    rows = min(rows, 4) if name == "computed" else rows  # whose batch size is the default
+    kinds = server.get(f"/v2/models/{name}/config").json()["input"]
+    inputs = {f"IN_{kind}": array for kind, array in arrays(rows).items() if f"IN_{kind}" in str(kinds)}
+    expected = direct(repository, name, inputs)
+    for _ in range(2):  # the second time outputs are bound
+        answer = infer(library, server, name, inputs)
+        for key, array in expected.items():
+            found = answer.as_numpy(key)
+            if array.dtype == np.object_:
+                found = np.array([text.decode() for text in found.reshape(-1)], np.object_).reshape(found.shape)
+            assert found.dtype == array.dtype
+            np.testing.assert_array_equal(found, array)
+
+
+@pytest.mark.parametrize("elements", [3, 3000])
+def test_bf16(server: Serving, elements: int) -> None:
+    array = np.arange(elements, dtype=np.float32) % 128
+    data = (array.view(np.uint32) >> 16).astype(np.uint16).tobytes()  # the upper halves of floats
+    header = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "X",
+                    "datatype": "BF16",
+                    "shape": [1, elements],
+                    "parameters": {"binary_data_size": len(data)},
+                }
+            ],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    answer = server.request(
+        "POST", "/v2/models/bf16/infer", header + data, {"Inference-Header-Content-Length": str(len(header))}
+    )
+    assert answer.status == 200, answer
+    body = answer.body[int(answer.headers["inference-header-content-length"]) :]
+    assert body == data
+
+
+def test_configurations_are_completed(server: Serving) -> None:
+    config = server.get("/v2/models/computed/config").json()
+    assert (config["backend"], config["platform"], config["default_model_filename"]) == (
+        "onnxruntime",
+        "onnxruntime_onnx",
+        "model.onnx",
+    )
+    assert config["max_batch_size"] == 4
+    assert config["dynamic_batching"]["preferred_batch_size"] == [4]
+    assert [(group["name"], group["count"], group["kind"]) for group in config["instance_group"]] == [
+        ("computed", 2, "KIND_CPU")
+    ]
+    assert config["input"][0]["dims"] == [-1]
+    metadata = server.get("/v2/models/arithmetic").json()
+    assert metadata["platform"] == "onnxruntime_onnx"
+    assert metadata["inputs"] == [{"name": name, "datatype": "FP32", "shape": [-1, -1]} for name in ("A", "B")]
+    assert server.get("/v2/models/all/config").json()["max_batch_size"] == 8192
+
+
+def test_only_requested_outputs(server: Serving) -> None:
+    a, b = np.array([[5, 7]], np.float32), np.array([[1, 2]], np.float32)
+    answer = infer(tritonclient.http, server, "arithmetic", {"A": a, "B": b}, ["DIFFERENCE"])
+    assert [output["name"] for output in answer.get_response()["outputs"]] == ["DIFFERENCE"]
+    assert answer.as_numpy("DIFFERENCE").tolist() == [[4, 5]]
+
+
+def test_a_scalar(server: Serving) -> None:
+    answer = server.infer_json("scalar", [{"name": "X", "datatype": "FP32", "shape": [1], "data": [3]}]).json()
+    assert (answer["outputs"][0]["shape"], answer["outputs"][0]["data"]) == ([1], [-3])
+
+
+def test_external_data(server: Serving) -> None:
+    x = np.arange(2000, dtype=np.float32)
+    assert infer(tritonclient.grpc, server, "external", {"X": x}).as_numpy("Y").tolist() == (x + 1).tolist()
+
+
+@pytest.mark.parametrize("width", [2, 5000])
+def test_a_batch_of_many_requests(server: Serving, width: int) -> None:
+    """Nothing runs before eight rows are there; each gets its own, and from memory that is freed for itself."""
+    before = server.statistics("batched")
+    for _ in range(3):
+        answers: dict[int, Answer] = {}
+
+        def ask(number: int, answers: dict[int, Answer] = answers) -> None:
+            rows = 2 if number == 0 else 1
+            answers[number] = server.infer_array("batched", np.full((rows, width), number, np.float32))
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(7)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        for number in range(7):
+            expected = np.full((2 if number == 0 else 1, width), -number, np.float32)
+            np.testing.assert_array_equal(binary_output(answers[number]), expected)
+    after = server.statistics("batched")
+    assert after["execution_count"] - before["execution_count"] == 3
+    assert after["inference_count"] - before["inference_count"] == 24
+
+
+@pytest.mark.parametrize("elements", [4, 70_000])
+def test_a_model_in_python_calls_it(server: Serving, elements: int) -> None:
+    array = np.arange(elements, dtype=np.float32).reshape(1, -1)
+    for _ in range(3):
+        np.testing.assert_array_equal(binary_output(server.infer_array("caller", array)), -array)
+
+
+def test_an_error_of_a_run(server: Serving) -> None:
+    tensors = [
+        {"name": name, "datatype": "FP32", "shape": [1, size], "data": [0.0] * size}
+        for name, size in (("A", 2), ("B", 3))
+    ]
+    answer = server.infer_json("arithmetic", tensors)
+    assert answer.status == 500
+    assert answer.error.startswith("onnx runtime error ")
+    assert "running " in answer.error
+
+
+def test_killed_and_back(tmp_path: Path) -> None:
+    """Stubs are killed while they are asked; every success is right, and they come back."""
+    write_onnx(tmp_path, "batched", model([node("Neg", "INPUT0", "Y")], [("INPUT0", "FP32", ["n", "w"])],
+                                          [("Y", "FP32", ["n", "w"])]), None)  # fmt: skip
+    stop = threading.Event()
+    wrong: list[Any] = []
+    succeeded: set[int] = set()
+    with Serving(tmp_path) as server:
+
+        def ask(number: int) -> None:
+            array = np.full((1, 20_000), number, np.float32)
+            while not stop.is_set():
+                answer = server.infer_array("batched", array)
+                if answer.status == 200:
+                    wrong.extend([] if (binary_output(answer) == -number).all() else [answer])
+                    succeeded.add(number)
+                elif answer.status not in (500, 503):
+                    wrong.append(answer)
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(1, 5)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(2):
+                eventually(lambda: succeeded == {1, 2, 3, 4})
+                before = set(server.stub_pids())
+                assert len(before) == 2
+                for pid in before:
+                    os.kill(pid, signal.SIGKILL)
+                eventually(lambda before=before: len(set(server.stub_pids()) - before) == 2)
+                eventually(lambda: server.get("/v2/models/batched/ready").status == 200)
+                succeeded.clear()
+            eventually(lambda: succeeded == {1, 2, 3, 4})
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(60)
+    assert wrong == []
+
+
+def test_what_does_not_load(tmp_path: Path) -> None:
+    write_onnx(tmp_path, "fine", identity(), None)
+    write_onnx(tmp_path, "dims", identity(), "max_batch_size: 4 output [ { name: 'Y' data_type: TYPE_FP32 dims: 4 } ]")
+    (tmp_path / "cut" / "1").mkdir(parents=True)
+    (tmp_path / "cut" / "1" / "model.onnx").write_bytes(identity().SerializeToString()[:-40])
+    (tmp_path / "none" / "1").mkdir(parents=True)
+    (tmp_path / "none" / "config.pbtxt").write_text('backend: "onnxruntime"')
+    write_onnx(tmp_path, "outside", with_external_data("../../w.bin"), None)
+    write_onnx(tmp_path, "mode", identity(), 'parameters { key: "execution_mode" value { string_value: "3" } }')
+    with Serving(tmp_path, "--exit-on-error=false") as server:
+        index = server.request("POST", "/v2/repository/index", b"").json()
+        reasons = {row["name"]: row.get("reason", "") for row in index if row.get("state") != "READY"}
+        assert sorted(reasons) == ["cut", "dims", "mode", "none", "outside"]
+        assert (
+            "model 'dims', tensor 'Y': the model expects 2 dimensions (shape [-1,-1]) but the model" in reasons["dims"]
+        )
+        assert "is no whole ONNX model: it is damaged, or cut off after" in reasons["cut"]
+        assert "none/1/model.onnx' for model instance 'none_0'" in reasons["none"]
+        assert "has weights in '../../w.bin', which is outside of its folder" in reasons["outside"]
+        assert "parameter 'execution_mode' of model 'mode' must be 0 (sequential) or 1" in reasons["mode"]
+        x = np.ones((1, 2), np.float32)
+        assert infer(tritonclient.http, server, "fine", {"X": x}).as_numpy("Y").tolist() == [[1, 1]]
+
+
+def test_the_default_batch_size(tmp_path: Path) -> None:
+    write_onnx(tmp_path, "m", identity(), None)
+    with Serving(tmp_path, "--backend-config=onnxruntime,default-max-batch-size=16") as server:
+        assert server.get("/v2/models/m/config").json()["max_batch_size"] == 16
+
+
+def test_the_tools_know_it(tmp_path: Path) -> None:
+    write_onnx(tmp_path, "m", identity(), "max_batch_size: 2")
+    assert check_repositories([tmp_path], tmp_path / "no backends").problems == ()
+    finding = asyncio.run(inspect(tmp_path / "m", tmp_path / "no backends"))
+    assert (finding.backend, finding.file) == ("onnxruntime", None)
+    (tmp_path / "m" / "1" / "model.onnx").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    write_onnx(
+        tmp_path,
+        "other",
+        identity(),
+        'backend: "onnxruntime" parameters { key: "enable_mem_arena" value { string_value: "on" } }',
+    )
+    (tmp_path / "other" / "1" / "model.onnx").unlink()
+    texts = [str(problem) for problem in check_repositories([tmp_path], tmp_path / "no backends").problems]
+    assert len(texts) == 3
+    assert "it is a pointer of Git LFS" in texts[0]
+    assert any("unable to find" in text for text in texts)
+    assert any("parameter 'enable_mem_arena' of model 'other' must be 0 or 1, got 'on'" in text for text in texts)
+
+
+def test_a_large_tensor_is_not_copied(tmp_path: Path) -> None:
+    """In the parent and in shared memory, where there is nothing but the input and the output.
+
+    That the stub makes the output there is tested where it can be seen, in `tests/stub/backends`."""
+    made = model([node("Neg", "INPUT0", "Y")], [("INPUT0", "FP32", ["n"])], [("Y", "FP32", ["n"])])
+    config = "max_batch_size: 0 instance_group [ { count: 1 } ]"
+    config += " input [ { name: 'INPUT0' data_type: TYPE_FP32 dims: [ -1 ] } ]"
+    config += " output [ { name: 'Y' data_type: TYPE_FP32 dims: [ -1 ] } ]"
+    write_onnx(tmp_path, "plain", made, config)
+    array = np.arange(TENSOR_BYTES // 4, dtype=np.float32)
+    _, body, headers = binary_request("plain", array)
+    message = head("plain", headers["Inference-Header-Content-Length"], f"Content-Length: {len(body)}") + body
+    in_parent = committed = 0
+
+    async def measure() -> None:
+        nonlocal in_parent, committed
+        async with serving(tmp_path) as (server, port):
+            ledger = server.memory.ledger
+            client = Client(port)
+            tracemalloc.start()
+            before = ledger.total
+            answer = memoryview(b"")
+
+            def ask() -> None:
+                nonlocal answer
+                answer = client.infer(message)
+
+            in_parent = await most_allocated(ask)
+            committed = ledger.total - before
+            np.testing.assert_array_equal(np.frombuffer(answer[-TENSOR_BYTES:], np.float32), -array)
+            client.close()
+
+    try:
+        uvloop.run(measure())
+    finally:
+        tracemalloc.stop()
+
+    assert in_parent < COPIED_BYTES
+    assert 2 * TENSOR_BYTES <= committed <= 2 * TENSOR_BYTES + TENSOR_BYTES // 2
