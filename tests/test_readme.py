@@ -7,7 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
-from tests.serving import Serving
+from tests.real_server import Serving
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.serving import write_model
+from tests.real_server import write_model
 
 
 def stubserve(*words: str) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.environments.made import pyenv
-from tests.serving import Serving, binary_output, io_config, write_model
+from tests.real_server import Serving, binary_output, io_config, write_model
 
 USES_GREETING = """
     import greeting

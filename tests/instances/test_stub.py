@@ -30,7 +30,7 @@ from stubserve.observability.logs import LogSettings
 from stubserve.repository.registry import Registry
 from stubserve.settings import LoggingSettings
 from tests.environments.made import venv
-from tests.serving import io_config, write_model
+from tests.real_server import io_config, write_model
 from tests.stub.test_interpreters import NUMPY
 
 FP32 = 11

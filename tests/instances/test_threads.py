@@ -11,7 +11,7 @@ import pytest
 from stubserve.errors import ServeError
 from stubserve.instances.threads import allowed_cores, thread_variables, threads_per_instance, visible_cores
 from stubserve.model_config.parse import parse_text
-from tests.serving import Serving, io_config, write_model
+from tests.real_server import Serving, io_config, write_model
 
 ALL = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 PLAIN = parse_text('name: "m"', "c")

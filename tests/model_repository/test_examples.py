@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import Serving
+from tests.real_server import Serving
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stubserve.repository.checking import check_repositories
-from tests.serving import io_config, write_model
+from tests.real_server import io_config, write_model
 
 NOWHERE = Path("/nowhere")
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.serving import Serving
+from tests.real_server import Serving
 
 SERVICE = "/inference.GRPCInferenceService"
 TIMEOUT_S = 60

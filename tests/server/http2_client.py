@@ -8,8 +8,8 @@ from hpack import Decoder, Encoder
 
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.frames import frame
+from tests.real_server import Serving
 from tests.server.grpc_calls import SERVICE
-from tests.serving import Serving
 
 
 class Raw:

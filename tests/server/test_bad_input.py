@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.serving import IDENTITY, Answer, Serving, binary_output, binary_request, io_config, write_model
+from tests.real_server import IDENTITY, Answer, Serving, binary_output, binary_request, io_config, write_model
 
 GOOD = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
 

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.serving import Answer, Serving, binary_output, io_config, write_model
+from tests.real_server import Answer, Serving, binary_output, io_config, write_model
 
 # Does what its input says, so that one server can be put through everything.
 OBEDIENT = """

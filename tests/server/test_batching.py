@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.serving import Answer, Serving, binary_output, binary_request, io_config, write_model
+from tests.real_server import Answer, Serving, binary_output, binary_request, io_config, write_model
 
 # Answers each request with how many requests ran together. A negative input waits for the file "gate" to be there.
 COUNTING = """

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from tests.serving import IDENTITY, Answer, Serving, binary_output, binary_request, io_config, write_model
+from tests.real_server import IDENTITY, Answer, Serving, binary_output, binary_request, io_config, write_model
 
 SECONDS = float(os.environ.get("STUBSERVE_CHAOS_SECONDS", "6"))
 CONNECTIONS = 32

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.serving import IDENTITY, Serving, io_config, write_model
+from tests.real_server import IDENTITY, Serving, io_config, write_model
 
 # tritonclient's own imports (gevent, pkg_resources) warn on some versions; those are not ours to fix.
 pytestmark = pytest.mark.filterwarnings("default")

@@ -25,8 +25,8 @@ from stubserve.flags import parse_arguments
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.listening import listen
 from stubserve.server import Server, grpc_server, http_server
+from tests.real_server import Serving, binary_request, io_config, write_model
 from tests.server.grpc_calls import SERVICE, request
-from tests.serving import Serving, binary_request, io_config, write_model
 from tools.bench.http2_client import GrpcConnection
 
 TENSOR_BYTES = 4 << 20

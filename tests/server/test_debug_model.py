@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.serving import Answer, Serving, binary_output, write_model
+from tests.real_server import Answer, Serving, binary_output, write_model
 
 STOPPING = """
     import triton_python_backend_utils as pb_utils

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from tests.real_server import Serving, binary_output, write_model
 from tests.server.grpc_calls import connected, request
-from tests.serving import Serving, binary_output, write_model
 
 SENDS = """
     import threading, numpy as np

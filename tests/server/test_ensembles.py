@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.real_server import Answer, Serving, binary_output, eventually, io_config, write_model
 from tests.server.grpc_calls import connected
 from tests.server.grpc_calls import request as grpc_request
-from tests.serving import Answer, Serving, binary_output, eventually, io_config, write_model
 
 EXPLICIT = "--model-control-mode=explicit"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.environments.made import MODEL, TELLS, bare_venv, conda_archive, has_pyenv, pyenv, venv
-from tests.serving import Serving, write_model
+from tests.real_server import Serving, write_model
 
 VENVS = {
     "py38": ("3.8", "1.21.6"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving import Serving, io_config, write_model
+from tests.real_server import Serving, io_config, write_model
 
 # Runs the Python text of its input, with `call` and `forked` at hand, and returns what that leaves in `result`.
 SCRIPT = """

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving import Answer, Serving, write_model
+from tests.real_server import Answer, Serving, write_model
 
 PLAIN = """
     import numpy as np

@@ -16,8 +16,8 @@ from google.protobuf import descriptor_pb2
 from tritonclient.grpc import service_pb2
 
 from stubserve.protocols.grpc.wellknown import message_class
+from tests.real_server import IDENTITY, Serving, binary_request, io_config, write_model
 from tests.server.grpc_calls import SERVICE, Grpc, connected, request, typed
-from tests.serving import IDENTITY, Serving, binary_request, io_config, write_model
 
 FAILING = """
     import triton_python_backend_utils as pb_utils

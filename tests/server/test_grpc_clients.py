@@ -11,8 +11,8 @@ import grpc
 import numpy as np
 import pytest
 
+from tests.real_server import IDENTITY, Serving, io_config, write_model
 from tests.server.grpc_calls import SERVICE, connected
-from tests.serving import IDENTITY, Serving, io_config, write_model
 
 # tritonclient's own imports warn on some versions; those are not ours to fix.
 pytestmark = pytest.mark.filterwarnings("default")

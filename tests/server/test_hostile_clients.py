@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.serving import Serving, binary_output, binary_request, io_config, write_model
+from tests.real_server import Serving, binary_output, binary_request, io_config, write_model
 
 MIB = 1 << 20
 

@@ -19,9 +19,9 @@ from stubserve.protocols.grpc.http2.frames import frame, rst_stream, window_upda
 from stubserve.protocols.grpc.http2.reader import MAX_FRAME_BYTES
 from stubserve.protocols.grpc.http2.stream import RECEIVE_WINDOW
 from stubserve.protocols.grpc.wellknown import message_class
+from tests.real_server import Serving, io_config, write_model
 from tests.server.grpc_calls import SERVICE, connected, request
 from tests.server.http2_client import Raw, data, prefixed
-from tests.serving import Serving, io_config, write_model
 
 PATIENT = """
     import time

@@ -28,10 +28,10 @@ from stubserve.model_config.parse import parse_text
 from stubserve.model_config.render import to_json_dict
 from stubserve.repository.checking import check_repositories
 from stubserve.repository.inspection import inspect
+from tests.real_server import Answer, Serving, binary_output, binary_request, write_model
 from tests.server.grpc_calls import connected, request
 from tests.server.test_bls import eventually
 from tests.server.test_copies import COPIED_BYTES, TENSOR_BYTES, Client, head, most_allocated, serving
-from tests.serving import Answer, Serving, binary_output, binary_request, write_model
 
 TYPES = [
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "STRING"

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.real_server import Serving, write_model
 from tests.server.test_lifecycle import wait_until_gone
 from tests.server.test_model_control import EXPLICIT, Controlled
-from tests.serving import Serving, write_model
 
 # Answers with the name of the instance; before that, or later from a thread, waits until somebody writes to a pipe.
 NAMED = """

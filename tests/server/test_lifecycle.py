@@ -17,8 +17,8 @@ import pytest
 from grpc import RpcError, StatusCode
 from tritonclient.grpc import service_pb2
 
+from tests.real_server import Serving, binary_output, binary_request, write_model
 from tests.server.grpc_calls import connected
-from tests.serving import Serving, binary_output, binary_request, write_model
 
 TALKATIVE = """
     import os

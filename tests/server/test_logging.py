@@ -18,8 +18,8 @@ import tritonclient.http
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
+from tests.real_server import Answer, Serving, binary_request, write_model
 from tests.server.grpc_calls import connected
-from tests.serving import Answer, Serving, binary_request, write_model
 
 TALKS = """
     import triton_python_backend_utils as pb_utils

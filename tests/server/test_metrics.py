@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.serving import Answer, Serving, binary_output, binary_request, io_config, write_model
+from tests.real_server import Answer, Serving, binary_output, binary_request, io_config, write_model
 
 # Runs each request's text and answers with what it leaves in `result`.
 WORKBENCH = """

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.serving import IDENTITY, Serving, binary_output, binary_request, io_config, write_model
+from tests.real_server import IDENTITY, Serving, binary_output, binary_request, io_config, write_model
 
 EVERYTHING = """
     import asyncio

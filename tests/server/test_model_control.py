@@ -22,10 +22,10 @@ import psutil
 import pytest
 from tritonclient.grpc import service_pb2
 
+from tests.real_server import Answer, Serving, binary_output, io_config, write_model
 from tests.server.grpc_calls import connected
 from tests.server.grpc_calls import request as grpc_request
 from tests.server.test_lifecycle import wait_until_gone
-from tests.serving import Answer, Serving, binary_output, io_config, write_model
 
 EXPLICIT = "--model-control-mode=explicit"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.serving import Answer, Serving, io_config, write_model
+from tests.real_server import Answer, Serving, io_config, write_model
 
 # Run the Python text of their input: what it leaves in `result`, or returns, is what `execute` returns.
 PREPARED = """

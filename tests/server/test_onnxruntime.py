@@ -22,8 +22,8 @@ from tritonclient.utils import np_to_triton_dtype
 from stubserve.repository.checking import check_repositories
 from stubserve.repository.inspection import inspect
 from tests.onnx_models import ELEMENT_TYPES, arithmetic, identity, model, node, save, with_external_data
+from tests.real_server import Answer, Serving, binary_output, binary_request, eventually, write_model
 from tests.server.test_copies import COPIED_BYTES, TENSOR_BYTES, Client, head, most_allocated, serving
-from tests.serving import Answer, Serving, binary_output, binary_request, eventually, write_model
 
 onnxruntime = pytest.importorskip("onnxruntime")
 

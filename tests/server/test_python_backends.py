@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.environments.made import venv
-from tests.serving import Serving, binary_output
+from tests.real_server import Serving, binary_output
 
 # Scales by the factor in the version folder's model.json, and says what it was given.
 SCALE = """

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.serving import Serving, write_model
+from tests.real_server import Serving, write_model
 
 MODEL = """
     import json

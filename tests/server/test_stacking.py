@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.serving import Serving, binary_output, io_config, write_model
+from tests.real_server import Serving, binary_output, io_config, write_model
 
 # Says in the first column of each row whether the batch was joined without a copy.
 STACKING = """

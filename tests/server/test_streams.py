@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
+from tests.real_server import Serving, write_model
 from tests.server.grpc_calls import connected
-from tests.serving import Serving, write_model
 
 CONFIG = """
     backend: "python"

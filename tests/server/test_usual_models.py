@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.serving import Serving, write_model
+from tests.real_server import Serving, write_model
 
 # tritonclient's own imports warn on some versions; those are not ours to fix.
 pytestmark = pytest.mark.filterwarnings("default")

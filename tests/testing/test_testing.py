@@ -16,7 +16,7 @@ import triton_python_backend_utils as pb_utils
 
 from stubserve import testing
 from stubserve.errors import ServeError
-from tests.serving import io_config, write_model
+from tests.real_server import io_config, write_model
 
 BATCHING = io_config(max_batch_size=8)
 DECOUPLED = io_config("INT32", "1", extra="model_transaction_policy { decoupled: true }")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.serving import Serving
+from tests.real_server import Serving
 from tools.bench import load_client, repository, streaming
 from tools.bench.load_client import Order
 from tools.bench.streaming import EventStreams, GrpcLoad, GrpcStreams

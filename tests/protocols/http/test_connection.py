@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.serving import IDENTITY, Serving, binary_request, io_config, write_model
+from tests.real_server import IDENTITY, Serving, binary_request, io_config, write_model
 
 SMALL = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[2],"data":[1,2]}]}'
 

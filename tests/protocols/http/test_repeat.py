@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.protocols.http.test_connection import Client, post
-from tests.serving import Serving, binary_request, io_config, write_model
+from tests.real_server import Serving, binary_request, io_config, write_model
 
 MOODY = """
 import time

@@ -21,7 +21,7 @@ from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.pressure import Pressure
 from stubserve.protocols.stall import Pace
 from tests.inference.models import io, signature
-from tests.serving import binary_request
+from tests.real_server import binary_request
 
 
 class Transport:
