@@ -146,6 +146,10 @@ class Server:
                     return False
         return True
 
+    async def give_up_changes(self) -> None:
+        """Ends loads that are under way: who waits for one must not hold up those who wait for inference."""
+        await self._control.give_up_changes()
+
     async def stop(self, timeout_s: float | None = None) -> None:
         """Lets running requests finish, finalizes the models, ends the stubs; within --exit-timeout-secs by default."""
         self.exiting = True
@@ -188,9 +192,10 @@ class HttpServer(uvicorn.Server):
         self._stopping.set()
 
 
-def http_server(server: Server, connections: Connections) -> HttpServer:
-    """The HTTP front end of a server."""
+def http_server(server: Server, connections: Connections | None = None) -> HttpServer:
+    """The HTTP front end of a server. What its connections share is `connections`, for who stops it in good order."""
     app = create_app(server)
+    connections = Connections(server) if connections is None else connections
     config = uvicorn.Config(
         app,
         http=functools.partial(HttpConnection, connections),  # type: ignore[arg-type]
@@ -297,6 +302,7 @@ async def serve(settings: Settings) -> int:
         await stopping
     log.info("Waiting for in-flight requests to complete.")
     deadline = loop.time() + settings.exit_timeout_secs
+    await server.give_up_changes()
     stopping_grpc = loop.create_task(grpc.stop(settings.exit_timeout_secs)) if grpc is not None else None
     if http.allow:
         fronts[0][1].stop()

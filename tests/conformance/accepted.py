@@ -42,6 +42,18 @@ _CALLED_CODES = {
 
 NEWER_TRITON = (
     Accepted(
+        "Triton 2.73 tells a model that calls an unknown model or version so; 2.51 only says it is not ready.",
+        (
+            "message/exec_unknown_model",
+            "message/exec_unknown_version",
+            "message/exec_iterator_error",
+            "calls/async_unknown_model",
+            "calls/async_gather_mixed",
+        ),
+        200,
+        "Error when running inference: Request for unknown model: '",
+    ),
+    Accepted(
         "A model that calls another one gets the code of that one's error; 2.51 makes INTERNAL of every code.",
         ("message/exec_model_error",),
         200,
@@ -326,6 +338,18 @@ POLL_FAILURES = {
     "scheduler. Please disable the response cache.",
     "ensemble_scheduling_on_python": "ensemble scheduling cannot be set for model 'ensemble_scheduling_on_python' "
     "whose platform is not ensemble",
+    "ensemble_no_scheduling": "ensemble scheduling must be set for ensemble ensemble_no_scheduling whose platform is "
+    "ensemble",
+    "ensemble_no_step": "must specify 'step' for ensemble 'ensemble_no_step'",
+    "ensemble_unknown_model": "ensemble ensemble_unknown_model contains models that are not available or ambiguous: "
+    "nosuch",
+    "ensemble_no_input_map": "must specify 'input_map' in step 0 of ensemble 'ensemble_no_input_map'",
+    "ensemble_instances": "instance group should not be specified for ensemble 'ensemble_instances'",
+    "ensemble_type": "in ensemble ensemble_type, ensemble tensor IN: inconsistent data type: TYPE_INT32 is inferred "
+    "from model ensemble_type while TYPE_FP32 is inferred from model good",
+    "ensemble_unknown_tensor": "in ensemble ensemble_unknown_tensor, ensemble tensor IN is mapping to non-existing "
+    "input NOSUCH in model good",
+    "ensemble_unused_output": "ensemble output 'LOST' for ensemble ensemble_unused_output' is not used",
 }
 _POLL_TEXTS = {f"{topic}/{model}": text for topic in ("broken", "reload") for model, text in POLL_FAILURES.items()}
 _NEW_FOLDER_TEXTS = {
@@ -435,11 +459,6 @@ DECISIONS = (
         "As above, for the client of a single answer: Triton writes the response and an error of its own one behind "
         "the other, which is no JSON; stubserve tells the model's error.",
         ("behaviour/sender_sent_then_raise", "behaviour/sender_sent_then_return"),
-        500,
-        texts={
-            "behaviour/sender_sent_then_raise": "message: ValueError: after what was sent",
-            "behaviour/sender_sent_then_return": "Non-decoupled model cannot send more than one response.",
-        },
     ),
     Accepted(
         "Each server has looked for the backend in its own folder of backends.",
@@ -734,6 +753,90 @@ ENVIRONMENTS = (
     ),
 )
 
+_REFUSED_WHEN_READ = (
+    "written_twice",
+    "unused",
+    "unused_input",
+    "loop",
+    "no_model_name",
+    "no_output_map",
+    "dynamic_batching",
+    "warmup",
+)
+
+ENSEMBLES = (
+    Accepted(
+        "A request that fails counts once; Triton counts each failure of an ensemble twice.",
+        (
+            "ensembles/statistics_refused_by_member",
+            "ensembles/statistics_exception",
+            "ensembles/statistics_error",
+            "ensembles/statistics_second_fails",
+        ),
+    ),
+    Accepted(
+        "Configurations show `max_inflight_requests`, a newer Triton's field.",
+        _starting("ensembles/config_"),
+        200,
+    ),
+    Accepted(
+        "A tensor between two steps that is an output as well, and not requested, is made for the step that reads it; "
+        "Triton answers 'unexpected deadlock'.",
+        ("ensembles/requested_OUT",),
+        200,
+    ),
+    Accepted(
+        "An output that a step in the middle makes can be requested alone; Triton answers 'unexpected deadlock'.",
+        ("ensembles/requested_middle",),
+        200,
+    ),
+    Accepted(
+        "A step is only asked for outputs that somebody reads; Triton asks for all that are mapped.",
+        ("ensembles/seen_by_both_OUT",),
+        200,
+        '"requested": ["SEEN"]',
+    ),
+    Accepted(
+        "The final flag of a stream comes with the last response where nothing more can follow it, and else alone; "
+        "when a step is known to be over differs from run to run.",
+        (*_starting("ensembles/stream_"), *_starting("ensembles/statistics_streams")),
+        sometimes=True,
+    ),
+    Accepted(
+        "A model that calls an ensemble gets the code of its error, as with any model; 2.51 makes INTERNAL of it.",
+        ("ensembles/called_producing_nothing",),
+        200,
+        "<__ErrorCode.INVALID_ARG: 3>, \"in ensemble 'behaves', [request id: <id_unknown>] expected 1 inputs",
+    ),
+    Accepted(
+        "A load that fails because of the configuration says why; Triton says so in its log only.",
+        tuple(f"ensemble_loads/load_bad_{name}" for name in _REFUSED_WHEN_READ),
+    ),
+    Accepted(
+        "All members that are not there are named; Triton names the first.",
+        ("ensemble_loads/load_bad_two_unknown",),
+    ),
+    Accepted(
+        "Who loads an ensemble that needs itself is told of the circle, from that ensemble on; Triton begins anywhere, "
+        "and says that there is no version when it is asked again.",
+        (
+            "ensemble_loads/load_bad_circle_b",
+            "ensemble_loads/load_bad_circle_of_three_a",
+            "ensemble_loads/load_bad_circle_of_three_b",
+            "ensemble_loads/load_bad_circle_of_three_c",
+        ),
+    ),
+    Accepted(
+        "Where streams meet that cannot, the step is named by its model; Triton names the ensemble.",
+        ("ensemble_loads/load_bad_two_streams", "ensemble_loads/load_bad_stream_and_input"),
+    ),
+    Accepted(
+        "A model without a version that has never been loaded is unknown.",
+        ("ensemble_loads/start_bad_no_version", "ensemble_loads/load_bad_no_version"),
+        404,
+    ),
+)
+
 NOT_YET = (
     Accepted(
         "Sequence batching.",
@@ -762,12 +865,6 @@ NOT_YET = (
         "Model warm-up.",
         ("statistics/fresh_batching_model", *_starting("broken/warmup_"), *_starting("reload/warmup_")),
     ),
-    Accepted(
-        "Ensembles.",
-        tuple(
-            name for name in (*_starting("broken/ensemble_"), *_starting("reload/ensemble_")) if name not in _POLL_TEXTS
-        ),
-    ),
 )
 
 SECTIONS: Mapping[str, tuple[Accepted, ...]] = {
@@ -775,6 +872,7 @@ SECTIONS: Mapping[str, tuple[Accepted, ...]] = {
     "By decision": DECISIONS,
     "Environments of models": ENVIRONMENTS,
     "HTTP/2 below gRPC": HTTP2,
+    "Ensembles": ENSEMBLES,
     "Not offered yet": NOT_YET,
 }
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import broken_models, changing_models, environment_models, repository, serving_models
+from . import broken_models, changing_models, ensemble_models, environment_models, repository, serving_models
 from .wire import exchange
 
 START_TIMEOUT_S = 300.0
@@ -45,6 +45,16 @@ SETUPS = {
     "senders": (serving_models.SENDERS, ("--strict-readiness=false",)),
     "environments": (environment_models.MODELS, ("--strict-readiness=false",)),
     **{model.name: ((model,), ("--strict-readiness=false",)) for model in environment_models.ALONE},
+    "ensembles": (ensemble_models.MODELS, ("--strict-readiness=false",)),
+    "ensemble_control": (ensemble_models.MODELS, ("--strict-readiness=false", "--model-control-mode=explicit")),
+    "ensembles_broken": (
+        (*ensemble_models.MEMBERS, *ensemble_models.BROKEN),
+        ("--strict-readiness=false",),
+    ),
+    "ensembles_refused": (
+        (*ensemble_models.MEMBERS, *ensemble_models.BROKEN),
+        ("--strict-readiness=false", "--model-control-mode=explicit"),
+    ),
     "poll": (
         changing_models.MODELS,
         ("--strict-readiness=false", "--model-control-mode=poll", "--repository-poll-secs=1"),

@@ -100,6 +100,10 @@ class Model:
     def cancel(self, request: Request) -> None:
         self.cancelled.append(request)
 
+    def takers(self, request: Request | None) -> Sequence[waiting.Waiter]:
+        running = [] if request is None else [one for one in self.waiters if one.has(request)]
+        return running or self.waiters
+
     def down(self) -> bool:
         return bool(self.reason_down)
 

@@ -133,8 +133,71 @@ ensemble_scheduling {
     )
     write_model(repository, "m")
     assert found(repository) == [
-        "e/config.pbtxt:1: error: model 'e' is an ensemble, which stubserve does not offer yet",
         "e/config.pbtxt:7: error: step 1 uses model 'nosuch', which is in none of the repositories",
+    ]
+
+
+def write_ensemble(repository: Path, name: str, *models: str, datatype: str = "FP32") -> None:
+    """A chain of models with INPUT0 and OUTPUT0."""
+    (repository / name / "1").mkdir(parents=True)
+    ends = ["INPUT0", *(f"t{number}" for number in range(1, len(models))), "OUTPUT0"]
+    steps = "\n".join(
+        f'step {{ model_name: "{model}" input_map {{ key: "INPUT0" value: "{ends[number]}" }} '
+        f'output_map {{ key: "OUTPUT0" value: "{ends[number + 1]}" }} }}'
+        for number, model in enumerate(models)
+    )
+    (repository / name / "config.pbtxt").write_text(
+        f"""platform: "ensemble"
+input {{ name: "INPUT0" data_type: TYPE_{datatype} dims: -1 }}
+output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: -1 }}
+ensemble_scheduling {{
+{steps}
+}}
+"""
+    )
+
+
+def test_a_good_ensemble(repository: Path) -> None:
+    write_model(repository, "m")
+    write_ensemble(repository, "e", "m", "m")
+    write_ensemble(repository, "of_e", "e", "m")
+    assert found(repository) == []
+
+
+def test_an_ensemble_that_does_not_fit_its_members(repository: Path) -> None:
+    write_model(repository, "m")
+    write_ensemble(repository, "e", "m", datatype="INT8")
+    assert found(repository) == [
+        "e/config.pbtxt:5: error: in ensemble e, ensemble tensor INPUT0: inconsistent data type: TYPE_INT8 is inferred "
+        "from model e while TYPE_FP32 is inferred from model m"
+    ]
+
+
+def test_what_a_member_may_still_complete_is_not_held_against_an_ensemble(repository: Path) -> None:
+    write_model(
+        repository,
+        "m",
+        """
+        class TritonPythonModel:
+            @staticmethod
+            def auto_complete_config(config):
+                return config
+
+            def execute(self, requests):
+                return []
+        """,
+        io_config("INT8"),
+    )
+    write_ensemble(repository, "e", "m")
+    assert found(repository) == []
+
+
+def test_ensembles_that_need_each_other(repository: Path) -> None:
+    write_ensemble(repository, "a", "b")
+    write_ensemble(repository, "b", "a")
+    assert found(repository) == [
+        "a/config.pbtxt:4: error: circular dependency between ensembles: a -> ... -> b -> a",
+        "b/config.pbtxt:4: error: circular dependency between ensembles: b -> ... -> a -> b",
     ]
 
 

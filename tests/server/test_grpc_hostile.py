@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import queue
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +15,22 @@ import pytest
 
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.frames import frame, window_update
-from tests.server.grpc_calls import SERVICE, connected, request
+from tests.server.grpc_calls import SERVICE, connected, request, typed
 from tests.server.http2_client import Raw, data, prefixed
-from tests.serving import Serving, write_model
+from tests.serving import Serving, io_config, write_model
 
 MIB = 1 << 20
+
+PATIENT = """
+    import time
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            while not all(request.is_cancelled() for request in requests):
+                time.sleep(0.005)
+            return [pb_utils.InferenceResponse([]) for _ in requests]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -183,3 +195,53 @@ def test_many_that_do_not_read_do_not_stop_others(server: Serving) -> None:
             raw.greet({frames.INITIAL_WINDOW_SIZE: 0})
             ask_for_much(raw, 1, 7 * MIB)
         until_served(server, 60 * MIB)
+
+
+def test_many_strings_and_classes_keep_nobody_waiting(repository: Path) -> None:
+    """They are right all the same: typed and raw strings, in calls and in streams, and a wrong number of them."""
+    write_model(repository, "text", config=io_config("STRING"))
+    write_model(repository, "echo")
+    with Serving(repository) as server, connected(server) as calls:
+        texts = [b"", b"a" * 200, b"\0\0\0", b"text"] * 25_000
+        packed = b"".join(struct.pack("<I", len(text)) + text for text in texts)
+        asked = [
+            typed("text", "BYTES", "bytes_contents", texts),
+            request("text", None, [len(texts)], [packed], "BYTES"),
+        ]
+        answers = [*map(calls.infer, asked), *(one.infer_response for one in calls.stream(*asked))]
+        assert all(answer.raw_output_contents[0] == packed for answer in answers)
+        asked[1].inputs[0].shape[0] += 1
+        status, text = calls.refusal(asked[1])
+        assert status == "INVALID_ARGUMENT"
+        assert "expected 100001 string elements for inference input 'INPUT0' for model 'text', got 100000" in text
+        refused, answered = calls.stream(asked[1], asked[0])
+        assert "got 100000" in refused.error_message
+        assert answered.infer_response.raw_output_contents[0] == packed
+        values = np.random.default_rng(7).permutation(100_000).astype(np.float32)
+        classes = request(raw=[values.tobytes()], shape=[len(values)])
+        classes.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = len(values)
+        for answer in (calls.infer(classes), calls.stream(classes)[0].infer_response):
+            assert answer.outputs[0].datatype == "BYTES"
+            first = struct.unpack_from("<I", answer.raw_output_contents[0])[0]
+            assert answer.raw_output_contents[0][4 : 4 + first].decode() == f"99999.000000:{values.argmax()}"
+
+
+def test_what_waits_for_a_busy_model_is_counted(repository: Path) -> None:
+    """Ids of 20 MB, of which no six fit into --shm-limit together."""
+    write_model(repository, "patient", PATIENT)
+    write_model(repository, "echo")
+    with Serving(repository, "--shm-limit=64M") as server, connected(server) as calls:
+        ended: queue.SimpleQueue[grpc.Future] = queue.SimpleQueue()
+        waiting = []
+        for number in range(6):
+            call = calls.stub.ModelInfer.future(request("patient", id=f"{number}{'x' * (20 << 20)}"))
+            call.add_done_callback(ended.put)
+            waiting.append(call)
+        for _ in range(3):
+            refused = ended.get(timeout=60)
+            assert refused.code() is grpc.StatusCode.UNAVAILABLE
+            assert "--shm-limit" in refused.details()
+        for call in waiting:
+            call.cancel()
+        # They give back what they kept.
+        until_served(server, 40 * MIB)

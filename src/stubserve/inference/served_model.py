@@ -69,14 +69,25 @@ class ServedModel(Protocol):
     def needs(self) -> Collection[str]:
         """The names of the models without which it cannot serve."""
 
-    @property
-    def waiters(self) -> Sequence[Waiter]:
-        """Who may take a request to it, now or when they have been restarted, and who finishes some."""
+    def stands(self) -> bool:
+        """Whether these are still the ones that it was loaded with."""
+
+    def takers(self, request: Request | None) -> Sequence[Waiter]:
+        """Who executes a request or, while nobody does, who may take it, now or when they have been restarted.
+
+        None stands for a request that is still to be submitted.
+        """
 
     def memory_usage(self) -> list[dict[str, Any]]:
         """The memory of its processes, as rows of the statistics extension."""
 
     # The end
+
+    def reserve(self) -> None:
+        """Keeps it from being drained: whoever calls this is going to submit something. Each needs one `release`."""
+
+    def release(self) -> None:
+        """The end of a reservation."""
 
     async def drained(self, patience_s: float = 0.0) -> bool:
         """Waits until nothing is queued or executing, and nobody waits for `check_ready` to submit something.
@@ -89,7 +100,7 @@ class ServedModel(Protocol):
 
 
 class Waiter(Protocol):
-    """One that takes requests and may wait for others meanwhile: an instance."""
+    """One that takes requests and may wait for others meanwhile: an instance, or an ensemble."""
 
     @property
     def name(self) -> str: ...

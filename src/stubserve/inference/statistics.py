@@ -160,6 +160,26 @@ class ModelStatistics:
         executions.output_ns += output_ns
         self.last_inference_ms = time.time_ns() // 1_000_000
 
+    def record_ensemble(self, request: Request, input_ns: int, infer_ns: int, output_ns: int, end_ns: int) -> None:
+        """Counts a request that others have computed, for these durations in all, and that ended well at `end_ns`."""
+        size = request.batch_size
+        self.success_count += 1
+        self.inference_count += size
+        self.success_ns += end_ns - request.request_start_ns
+        self.queue_ns += request.compute_start_ns - request.queue_start_ns
+        self.compute_input_ns += input_ns
+        self.compute_infer_ns += infer_ns
+        self.compute_output_ns += output_ns
+        self.execution_count += 1
+        executions = self.executions.get(size)
+        if executions is None:
+            executions = self.executions[size] = _Executions()
+        executions.count += 1
+        executions.input_ns += input_ns
+        executions.infer_ns += infer_ns
+        executions.output_ns += output_ns
+        self.last_inference_ms = time.time_ns() // 1_000_000
+
     def record_response(self, request: Request, response: Response, start_ns: int) -> None:
         """Counts a response of a decoupled model, which the model sent at `start_ns`.
 

@@ -39,11 +39,16 @@ class Memory:
 
     def block(self, nbytes: int) -> Block:
         """A block of ingress memory. Raises ServeError (503) that names the limit and who holds the memory."""
-        return self._block(nbytes, self._with_room(self.ingress.allocate, nbytes))
+        try:
+            offset = self.ingress.allocate(nbytes)
+        except MemoryError:
+            offset = self._with_room(self.ingress.allocate, nbytes)
+        return Block(offset, nbytes, self.arena.view(offset, nbytes), self._free)
 
     def reserve(self, nbytes: int) -> Block:
         """A block that is only address space until `grow` commits it from its start on. Raises ServeError (503)."""
-        return self._block(nbytes, self._with_room(self.ingress.reserve, nbytes))
+        offset = self._with_room(self.ingress.reserve, nbytes)
+        return Block(offset, nbytes, self.arena.view(offset, nbytes), self._free)
 
     def grow(self, block: Block, nbytes: int) -> int:
         """Commits the first `nbytes` of a reserved block; how many may be used then. Raises ServeError (503)."""
@@ -71,9 +76,6 @@ class Memory:
             f"Requests hold {ingress} bytes of tensors and {self.heap.taken} bytes of texts and bodies; "
             f"outputs of stubs: {stubs or 'none'}"
         )
-
-    def _block(self, nbytes: int, offset: int) -> Block:
-        return Block(offset, nbytes, self.arena.view(offset, nbytes), self._free)
 
     def _with_room(self, act: Callable[[int], T], nbytes: int) -> T:
         while True:

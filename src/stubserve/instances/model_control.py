@@ -17,8 +17,8 @@ class ControlForModels(Protocol):
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         """Loads a model, with this configuration (JSON) if there is one, made of these files if there are any."""
 
-    async def unload(self, name: str) -> None:
-        """Lets a model go; does not wait until it is gone."""
+    async def unload(self, name: str, dependents: bool = False) -> None:
+        """Lets a model go, and with `dependents` the members of an ensemble; does not wait until it is gone."""
 
 
 class NoModelControl:
@@ -27,7 +27,7 @@ class NoModelControl:
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         raise no_model_control()
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str, dependents: bool = False) -> None:
         raise no_model_control()
 
 
@@ -42,7 +42,7 @@ async def change_model(control: ControlForModels, wish: dict[str, Any]) -> dict[
         if wish["question"] == "load_model":
             await control.load(wish["model"], wish["config"] or None, wish["files"])
         else:
-            await control.unload(wish["model"])
+            await control.unload(wish["model"], wish["unload_dependents"])
     except ServeError as error:
         return {"error": error.message}
     except Exception as raised:

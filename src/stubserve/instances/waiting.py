@@ -36,7 +36,7 @@ def dead_end(caller: Waiter, model: ServedModel, request: Request | None) -> lis
 
     `request` is the call's if it has been submitted; None if it is about to be. None if nothing is wrong.
     """
-    first = _takers(model, request)
+    first = model.takers(request)
     for taker in first:
         if taker is not caller and not taker.waits_for():
             return None
@@ -52,7 +52,7 @@ def dead_end(caller: Waiter, model: ServedModel, request: Request | None) -> lis
         if not calls:
             free.add(id(waiter))
             continue
-        needs[id(waiter)] = [_takers(call.model, call.request) for call in calls]
+        needs[id(waiter)] = [call.model.takers(call.request) for call in calls]
         for takers in needs[id(waiter)]:
             todo.extend(takers)
     while True:
@@ -76,13 +76,3 @@ def dead_end(caller: Waiter, model: ServedModel, request: Request | None) -> lis
             takers[0] for takers in needs[id(waiter)] if takers and not any(id(taker) in free for taker in takers)
         )
     return [*chain, waiter.name]
-
-
-def _takers(model: ServedModel, request: Request | None) -> Sequence[Waiter]:
-    """Who executes a request or, while nobody does, who may."""
-    waiters = model.waiters
-    if request is not None and request.compute_start_ns:
-        running = [waiter for waiter in waiters if waiter.has(request)]
-        if running:
-            return running
-    return waiters

@@ -134,16 +134,21 @@ class ArenaArrival(Arrival):
         self.view[start:end] = data
         self.advance(len(data))
 
-    def advance(self, nbytes: int) -> None:
-        """So many bytes were written into `rest`. Raises ServeError (503); then the message is to be dropped."""
-        self.has_moved(self.moved + nbytes)
-        moved = self.moved
+    def advance(self, nbytes: int) -> bool:
+        """So many bytes were written into `rest`; whether it is complete.
+
+        Raises ServeError (503); then the message is to be dropped.
+        """
+        moved = self.moved + nbytes
+        self.has_moved(moved)
         if self._committed < self.length:
             ahead = min(max(moved, FIRST_AHEAD), MOST_AHEAD)
             if self._committed - moved < ahead // 2:
                 self._grow(moved + ahead)
-        if moved == self.length:
-            self._arrivals.forget(self)
+        if moved < self.length:
+            return False
+        self._arrivals.forget(self)
+        return True
 
     def drop(self) -> None:
         """Lets go of the block."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,19 +26,17 @@ from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.reading import Reading, read_leniently
 from stubserve.model_config.validate import problems, validate_directory_name
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
+from stubserve.model_config.validate_members import member_problems
+from stubserve.repository.dependencies import circle, members_of
 from stubserve.repository.folder import (
     CONFIG_FILE,
     ModelFolder,
     available_versions,
+    read_config,
     read_labels,
     survey,
 )
-from stubserve.repository.program import (
-    check_python_parameters,
-    locate_program,
-    missing_parts,
-    refuse_missing_kinds,
-)
+from stubserve.repository.program import check_python_parameters, locate_program, missing_parts
 from stubserve.repository.source_check import completes_config, source_problems
 from stubserve.schedulers.factory import create_scheduler
 
@@ -79,7 +77,7 @@ def check_repositories(repositories: Sequence[Path], backend_directory: Path) ->
     with _log_as_problems("", repositories[0], found):
         folders = survey(repositories).models
     for folder in folders.values():
-        problems_of_model = _Check(folder, frozenset(folders), backend_directory).run()
+        problems_of_model = _Check(folder, folders, backend_directory).run()
         found += sorted(problems_of_model, key=lambda problem: (problem.file, problem.line))
     return Report(tuple(folders), tuple(found))
 
@@ -87,7 +85,7 @@ def check_repositories(repositories: Sequence[Path], backend_directory: Path) ->
 class _Check:
     """The check of one model."""
 
-    def __init__(self, folder: ModelFolder, models: frozenset[str], backend_directory: Path) -> None:
+    def __init__(self, folder: ModelFolder, models: Mapping[str, ModelFolder], backend_directory: Path) -> None:
         self._folder = folder
         self._models = models
         self._backend_directory = backend_directory
@@ -120,7 +118,6 @@ class _Check:
                 )
         self._labels(config)
         self._environment(config)
-        self._attempt(refuse_missing_kinds, config)
         if config.platform == ENSEMBLE_PLATFORM:
             self._steps(config)
         elif not self._errors():
@@ -189,11 +186,41 @@ class _Check:
             self._add(internal(f"environment '{place}' cannot run a model: {error}").at("parameters", PARAMETER))
 
     def _steps(self, config: Any) -> None:
+        """What an ensemble needs of other models, as far as their configurations are on disk."""
         for index, step in enumerate(config.ensemble_scheduling.step):
             if step.model_name and step.model_name not in self._models and not step.model_namespace:
                 line = self._reading.line_of(("ensemble_scheduling", "step", index, "model_name"))
                 text = f"step {index} uses model '{step.model_name}', which is in none of the repositories"
                 self._found.append(Problem(self._folder.name, self._file, line, text))
+
+        members = members_of(config)
+        closed = circle(config.name, members, self._members_on_disk)
+        if closed is not None:
+            self._add(closed.at("ensemble_scheduling"))
+        if not self._errors():
+            configs = {name: self._config_on_disk(name) for name in members}
+            whole = {name: found for name, found in configs.items() if found is not None}
+            if whole.keys() == configs.keys():
+                for wrong in member_problems(config, whole):
+                    self._add(wrong)
+
+    def _members_on_disk(self, name: str) -> Collection[str]:
+        config = self._config_on_disk(name)
+        return () if config is None else members_of(config)
+
+    def _config_on_disk(self, name: str) -> Any:
+        """Another model's configuration; None where there is none, or the model may still complete it."""
+        folder = self._models.get(name)
+        if folder is None:
+            return None
+        try:
+            config = read_config(folder)
+        except ServeError:
+            return None  # told with that model
+        if config is None or any(completes_config(file) for file in folder.path.glob("*/*.py")):
+            return None
+        config.name = name
+        return config
 
     def _attempt(self, check: Any, *arguments: Any) -> Any:
         """What a check returns; None when it refuses, with its error noted."""

@@ -5,6 +5,10 @@ that takes instances away from a version that goes on is answered when these are
 model asks for it, as it may be what is waited for. A plain load of a model of which nothing has changed is a full
 reload all the same, so that who wants one can have it; upstream does nothing then.
 
+What a load or unload means for ensembles is in `dependencies`. They are settled when it is over, and before it is
+answered: those that need what is gone go, those that can be served again come back, and those whose members are others
+now are loaded anew.
+
 Loads and unloads of one model take turns (`turns`); retiring (`retiring`), and the wait for instances that go, is no
 part of a turn, so a model may reload or unload itself while it executes. Each runs as a task of its own: a client that
 goes away does not leave one half done. Whatever fails one, whoever asked gets a ServeError.
@@ -14,18 +18,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stubserve.errors import Code, internal, invalid, unavailable
+from stubserve.errors import Code, ServeError, internal, invalid, unavailable
 from stubserve.instances.model_control import no_model_control
 from stubserve.instances.services import Services
 from stubserve.repository.candidate import Candidate, check_parameters, find_candidate, make_candidate
 from stubserve.repository.changeover import Changeover, Starter, as_load_error
+from stubserve.repository.dependencies import DiskDependencies, circle, members_of, no_longer_needed, rounds
+from stubserve.repository.ensemble_loading import check_members, unavailable_members
 from stubserve.repository.folder import DUPLICATE_REASON, check_model_name, list_names, survey
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
+from stubserve.repository.settling import Settling
 from stubserve.repository.stub_control import StubControl
 from stubserve.repository.turns import Turn, Turns
 from stubserve.repository.watch import RepositoryWatch
@@ -57,7 +64,11 @@ class ModelControl:
         self._changeover = Changeover(starter, registry, self._slots, stop_timeout_s)
         self._turns = Turns()
         self._changes: set[asyncio.Task[Any]] = set()
-        self._watch = RepositoryWatch(settings.paths, self._load_known, lambda name: self._unload(name, None))
+        self._disk = DiskDependencies(settings)
+        self._ensembles = Settling(registry.serving, self._disk, self._load_known, self._let_go)
+        # What somebody wanted loaded by its name, in contrast to what an ensemble has brought
+        self._asked_for: set[str] = set()
+        self._watch = RepositoryWatch(settings.paths, self._load_several, lambda name: self._unload(name, False, None))
         self._watching: asyncio.Task[None] | None = None
         self._exiting = False
 
@@ -70,7 +81,7 @@ class ModelControl:
         """
         await asyncio.to_thread(_check_repositories, self._settings.paths)
         if self._settings.control_mode == POLL:
-            complete = await self._watch.look()
+            complete = await self._look()
             if self._settings.poll_secs:
                 self._watching = asyncio.get_running_loop().create_task(self._keep_watching())
             return complete
@@ -86,7 +97,8 @@ class ModelControl:
                 self._registry.entry(name).reason = DUPLICATE_REASON
             chosen = dict.fromkeys(found.models)
             complete = not found.duplicates
-        return all(await asyncio.gather(*(self._load_known(name) for name in chosen))) and complete
+        self._asked_for.update(chosen)
+        return all((await self._load_several(chosen)).values()) and complete
 
     async def load(
         self,
@@ -100,16 +112,18 @@ class ModelControl:
         `asked_in` is the load of the stub that asks for it, if one does; anybody else waits until instances that the
         load takes away are gone. Raises ServeError with upstream's texts; then what served before still does.
         """
-        leaving = await self._change(lambda outer: self._load(name, config, files or {}, outer), asked_in)
+        self._asked_for.add(name)
+        leaving = await self._change(lambda outer: self._load_and_settle(name, config, files or {}, outer), asked_in)
         if leaving and asked_in is None:
             await asyncio.wait(leaving)
 
-    async def unload(self, name: str, asked_in: Turn | None = None) -> None:
+    async def unload(self, name: str, dependents: bool = False, asked_in: Turn | None = None) -> None:
         """Lets a model go, or does nothing for one that is not there. Does not wait for its requests.
 
+        With `dependents`, the members of an ensemble go with it that nobody else needs and nobody has loaded by name.
         Raises ServeError.
         """
-        await self._change(lambda outer: self._unload(name, outer), asked_in)
+        await self._change(lambda outer: self._unload(name, dependents, outer), asked_in)
 
     async def index(self, only_ready: bool) -> list[dict[str, Any]]:
         """The repository index, with the models on disk that have never been loaded. Raises ServeError."""
@@ -127,13 +141,17 @@ class ModelControl:
             rows.append(row)
         return sorted(rows, key=lambda row: row["name"])
 
-    async def stop(self, timeout_s: float) -> None:
-        """Ends loads, lets running requests finish, finalizes the models and ends the stubs, within `timeout_s`."""
+    async def give_up_changes(self) -> None:
+        """Ends the loads and unloads that are under way, with what they have started, and takes no further ones."""
         self._exiting = True
         changes = [*self._changes, *([self._watching] if self._watching is not None else [])]
         for change in changes:
             change.cancel()
         await asyncio.gather(*changes, return_exceptions=True)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ends loads, lets running requests finish, finalizes the models and ends the stubs, within `timeout_s`."""
+        await self.give_up_changes()
         await self._changeover.end_all(timeout_s)
 
     async def _change(self, change: Callable[[Turn | None], Coroutine[Any, Any, _T]], asked_in: Turn | None) -> _T:
@@ -172,9 +190,23 @@ class ModelControl:
         while True:
             await self._sleep(self._settings.poll_secs)
             try:
-                await self._watch.look()
+                await self._look()
             except Exception as raised:
                 log.error("cannot look for changes: %s", as_load_error(raised))
+
+    async def _look(self) -> bool:
+        complete = await self._watch.look()
+        await self._ensembles.settle()
+        return complete
+
+    async def _load_several(self, names: Collection[str]) -> dict[str, bool]:
+        """Loads models, ensembles after their members; which of them could be loaded."""
+        needs = await asyncio.to_thread(self._disk.needs, names)
+        loaded: dict[str, bool] = {}
+        for group in rounds(needs):
+            outcomes = await asyncio.gather(*(self._load_known(name) for name in group))
+            loaded.update(zip(group, outcomes, strict=True))
+        return loaded
 
     async def _load_known(self, name: str) -> bool:
         try:
@@ -184,11 +216,28 @@ class ModelControl:
             return False
         return True
 
-    async def _load(
+    async def _load_and_settle(
         self, name: str, config: str | None, files: Mapping[str, bytes], outer: Turn | None
+    ) -> Sequence[asyncio.Task[None]]:
+        try:
+            return await self._load(name, config, files, outer)
+        finally:
+            # Else the load that waits for this one does it: it may be of an ensemble that is concerned.
+            if outer is None:
+                await self._ensembles.settle()
+
+    async def _load(
+        self,
+        name: str,
+        config: str | None,
+        files: Mapping[str, bytes],
+        outer: Turn | None,
+        only_if_missing: bool = False,
     ) -> Sequence[asyncio.Task[None]]:
         check_parameters(name, files)
         async with self._turns.of(name, outer) as turn:
+            if only_if_missing and self._registry.ready_versions(name):
+                return ()
             finding = asyncio.ensure_future(asyncio.to_thread(self._find, name, config, files))
             try:
                 candidate = await asyncio.shield(finding)
@@ -202,10 +251,40 @@ class ModelControl:
                 if error.code is not Code.NOT_FOUND and not files:
                     self._registry.entry(name).reason = error.message
                 raise internal(f"failed to load '{name}', failed to poll from model repository: {error}") from None
+            members = members_of(candidate.config)
+            if members:
+                await self._prepare(candidate, members, turn)
             services = self._services
             if self._explicit:
                 services = replace(services, control=StubControl(self, turn))
-            return await self._changeover.replace(candidate, services, anew=self._explicit and config is None)
+            leaving = await self._changeover.replace(candidate, services, anew=self._explicit and config is None)
+            self._ensembles.away.pop(name, None)
+            return leaving
+
+    async def _prepare(self, candidate: Candidate, members: Sequence[str], turn: Turn) -> None:
+        """Sees to it that an ensemble can be loaded: with explicit control its members are. Raises ServeError."""
+        name = candidate.folder.name
+        try:
+            missing = [member for member in members if not self._registry.ready_versions(member)]
+            absent = await asyncio.to_thread(self._disk.absent, missing)
+            if absent:
+                raise unavailable_members(name, absent)
+            closed = await asyncio.to_thread(circle, name, members, self._disk.members)
+            if closed is not None:
+                raise closed
+            if self._explicit:
+                loads = (self._load(member, None, {}, turn, only_if_missing=True) for member in missing)
+                # Why one cannot be loaded is in the registry, and told from there.
+                await asyncio.gather(*loads, return_exceptions=True)
+            check_members(candidate.config, self._registry)
+        except BaseException as raised:
+            await asyncio.to_thread(candidate.discard)
+            if not isinstance(raised, ServeError):
+                raise
+            log.error("failed to load '%s': %s", name, raised)
+            if not candidate.made:
+                self._registry.entry(name).reason = raised.message
+            raise invalid(f"load failed for model '{name}': {raised}\n") from None
 
     def _find(self, name: str, config: str | None, files: Mapping[str, bytes]) -> Candidate:
         if files:
@@ -214,7 +293,19 @@ class ModelControl:
 
     # Letting go
 
-    async def _unload(self, name: str, outer: Turn | None) -> None:
+    async def _unload(self, name: str, dependents: bool, outer: Turn | None) -> None:
+        going = [name]
+        if dependents:
+            needs = {model.name: model.needs for model in self._registry.serving()}
+            going += no_longer_needed(name, needs, self._asked_for - {name})
+        for one in going:
+            self._asked_for.discard(one)
+            await self._let_go(one, outer)
+            self._ensembles.away.pop(one, None)
+        if outer is None:
+            await self._ensembles.settle()
+
+    async def _let_go(self, name: str, outer: Turn | None = None) -> None:
         async with self._turns.of(name, outer):
             entry = self._registry.models.get(name)
             if entry is None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from stubserve.environments.resolve import Environments
 from stubserve.inference.latencies import DEFAULT_BOUNDS_MS, FIRST_RESPONSE, Latencies
+from stubserve.inference.served_model import ServedModel
 from stubserve.instances.instance import Instance
 from stubserve.instances.launcher import Launcher, Program
 from stubserve.instances.memory import Memory
@@ -30,7 +31,9 @@ from stubserve.instances.threads import thread_variables, threads_per_instance
 from stubserve.model_config.complete import InstanceSpec, instances_of, with_instances, with_runtime
 from stubserve.model_config.render import conclude_auto_complete, render_json, to_json_dict
 from stubserve.model_config.validate import validate, validate_instance_groups
+from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
 from stubserve.repository.candidate import Candidate
+from stubserve.repository.ensemble_loading import start_ensemble
 from stubserve.repository.folder import read_labels
 from stubserve.repository.instance_update import InstanceUpdate, assign
 from stubserve.repository.program import (
@@ -38,7 +41,6 @@ from stubserve.repository.program import (
     environment_of,
     locate_program,
     missing_parts,
-    refuse_missing_kinds,
 )
 from stubserve.serving.instance_model import InstanceModel
 from stubserve.settings import InstanceSettings, LatencySettings
@@ -72,11 +74,14 @@ class Loader:
         self._environments = Environments(settings.environment_cache)
         self._booting = asyncio.Lock()
 
-    async def start(self, candidate: Candidate, version: int, services: Services) -> InstanceModel:
+    async def start(self, candidate: Candidate, version: int, services: Services) -> ServedModel:
         """One version with all its instances ready. Raises ServeError; then nothing of it is left."""
         folder, config = candidate.folder, candidate.config
+        if config.platform == ENSEMBLE_PLATFORM:
+            ensemble = await start_ensemble(candidate, version, services.models)
+            ensemble.latencies = self._latencies(config)
+            return ensemble
         name = folder.name
-        refuse_missing_kinds(config)
         launcher, config = await self._launcher(candidate, version, services)
         specs = instances_of(config)
         first: Stub | None = None

@@ -23,7 +23,6 @@ from stubserve.environments.environment import Environment
 from stubserve.environments.resolve import Environments
 from stubserve.errors import ServeError, internal, invalid, unsupported
 from stubserve.instances.launcher import Program
-from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
 
 _RUNTIME = "model.py"
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
@@ -115,12 +114,6 @@ def _compiled(what: str, library: Path) -> ServeError:
         f"backend '{what}' is a compiled library ({library}), and stubserve runs backends in Python only. If there is "
         'a model.py beside it, runtime: "model.py" in config.pbtxt chooses that.'
     ).at("backend")
-
-
-def refuse_missing_kinds(config: Any) -> None:
-    """Raises ServeError UNSUPPORTED for a kind of model that stubserve does not offer yet."""
-    if config.platform == ENSEMBLE_PLATFORM:
-        raise unsupported(f"model '{config.name}' is an ensemble, which stubserve does not offer yet").at("platform")
 
 
 async def environment_of(program: Program, environments: Environments, config: Any, model_dir: Path) -> Environment:

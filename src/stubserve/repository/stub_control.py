@@ -15,7 +15,7 @@ class TurnControl(Protocol):
         self, name: str, config: str | None, files: Mapping[str, bytes] | None, asked_in: Turn | None
     ) -> None: ...
 
-    async def unload(self, name: str, asked_in: Turn | None) -> None: ...
+    async def unload(self, name: str, dependents: bool, asked_in: Turn | None) -> None: ...
 
 
 class StubControl:
@@ -28,5 +28,5 @@ class StubControl:
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         await self._control.load(name, config, files, self._turn)
 
-    async def unload(self, name: str) -> None:
-        await self._control.unload(name, self._turn)
+    async def unload(self, name: str, dependents: bool = False) -> None:
+        await self._control.unload(name, dependents, self._turn)

@@ -8,7 +8,7 @@ change: a load that fails is tried again at the next look, as upstream does, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from stubserve.repository.contents import Contents, contents_of
@@ -16,12 +16,12 @@ from stubserve.repository.folder import survey
 
 
 class RepositoryWatch:
-    """`load` says whether a model could be loaded."""
+    """`load` says which of several models could be loaded."""
 
     def __init__(
         self,
         repositories: Sequence[Path],
-        load: Callable[[str], Awaitable[bool]],
+        load: Callable[[Collection[str]], Awaitable[Mapping[str, bool]]],
         unload: Callable[[str], Awaitable[None]],
     ) -> None:
         self._repositories = repositories
@@ -40,13 +40,13 @@ class RepositoryWatch:
             del self._seen[name]
             await self._unload(name)
         due = [name for name in contents if self._seen.get(name) != contents[name]]
-        loaded = await asyncio.gather(*(self._load(name) for name in due))
-        for name, complete in zip(due, loaded, strict=True):
+        loaded = await self._load(due)
+        for name, complete in loaded.items():
             if complete:
                 self._seen[name] = contents[name]
             else:
                 self._seen.setdefault(name, None)
-        return all(loaded) and unique
+        return all(loaded.values()) and unique
 
     def _look_at_all(self) -> tuple[dict[str, Contents], bool]:
         """What lies in each model's folder, and whether each name is in one repository only."""

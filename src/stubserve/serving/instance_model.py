@@ -196,9 +196,11 @@ class InstanceModel:
     def memory_usage(self) -> list[dict[str, Any]]:
         return self._instances.memory_usage()
 
-    @property
-    def waiters(self) -> Sequence[Waiter]:
-        return self._instances.waiters
+    def stands(self) -> bool:
+        return True
+
+    def takers(self, request: Request | None) -> Sequence[Waiter]:
+        return self._instances.takers(request)
 
     # Readiness and the end
 
@@ -224,6 +226,13 @@ class InstanceModel:
             return await self._instances.ask_whether_ready()
         finally:
             self._draining.end()
+
+    def reserve(self) -> None:
+        """Keeps it from being drained until `release`."""
+        self._draining.begin()
+
+    def release(self) -> None:
+        self._draining.end()
 
     async def drained(self, patience_s: float = 0.0) -> bool:
         """Waits until nothing is queued or executing, and nobody waits for `check_ready` to submit something.

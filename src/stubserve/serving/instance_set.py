@@ -89,10 +89,14 @@ class InstanceSet:
         total = sum(instance.memory() for instance in self.everyone)
         return [{"type": "CPU", "id": 0, "byte_size": total}] if total else []
 
-    @property
-    def waiters(self) -> Sequence[Waiter]:
-        """The instances that take requests, now or when they have been restarted, and those that finish some."""
-        return [waiter for instance in self.everyone if (waiter := instance.waiter) is not None]
+    def takers(self, request: Request | None) -> Sequence[Waiter]:
+        """Who executes a request or, while nobody does, who may: now, when restarted, or finishing what it has."""
+        waiters = [waiter for instance in self.everyone if (waiter := instance.waiter) is not None]
+        if request is not None and request.compute_start_ns:
+            running = [waiter for waiter in waiters if waiter.has(request)]
+            if running:
+                return running
+        return waiters
 
     async def _end(self, instance: Instance, stop_timeout_s: float) -> None:
         await instance.finished()

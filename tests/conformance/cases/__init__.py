@@ -10,6 +10,8 @@ from . import (
     classification,
     compression,
     config,
+    ensemble_loads,
+    ensembles,
     environments,
     generate,
     grpc_control,
@@ -67,6 +69,8 @@ _MODULES = (
     behaviour,
     loading,
     changing,
+    ensembles,
+    ensemble_loads,
     environments,
 )
 

@@ -18,12 +18,14 @@ import grpc.aio
 
 from stubserve.errors import ServeError, internal
 from stubserve.inference.memory import Block
+from stubserve.inference.steps import Steps, finish
 from stubserve.protocols.grpc.service import Service
 from stubserve.protocols.grpc.transport import (
     CANCELLATION_LINE,
     MAX_MESSAGE_BYTES,
     OK,
     REQUEST_LINE,
+    Keep,
     Metadata,
     Method,
     Parts,
@@ -35,8 +37,13 @@ log = logging.getLogger("stubserve.grpc")
 # How much may wait for a client that reads slowly before it is said to be slow.
 OUTBOX_BYTES = 1 << 20
 _ALGORITHMS = {"low": grpc.Compression.Gzip, "medium": grpc.Compression.Deflate, "high": grpc.Compression.Deflate}
-_Waiting = bytes | tuple[Callable[[], Parts], list[Block]]
+_Waiting = bytes | tuple[Callable[[Keep], Steps[Parts]], list[Block]]
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def _done(work: Callable[[Keep], Steps[Parts]]) -> Parts:
+    """What the work makes, all of it at once: in a thread, as everything of grpcio's is."""
+    return finish(work(lambda nbytes: None))
 
 
 def _let_go(item: _Waiting) -> None:
@@ -69,9 +76,9 @@ class _UnaryCall:
         if not self.answer.done():
             self.answer.set_result(b"".join(parts))
 
-    def reply_when_done(self, job: Callable[[], Parts], blocks: Sequence[Block]) -> None:
+    def reply_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> None:
         held = [block.hold() for block in blocks]
-        made = asyncio.get_running_loop().run_in_executor(None, job)
+        made = asyncio.get_running_loop().run_in_executor(None, _done, work)
         made.add_done_callback(lambda _: self._reply_made(made, held))
 
     def _reply_made(self, made: asyncio.Future[Parts], held: list[Block]) -> None:
@@ -86,7 +93,7 @@ class _UnaryCall:
     def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
         raise AssertionError("a unary RPC has one reply")
 
-    def send_when_done(self, job: Callable[[], Parts], blocks: Sequence[Block]) -> bool:
+    def send_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> bool:
         raise AssertionError("a unary RPC has one reply")
 
     def finish(self, status: int, message: str = "") -> None:
@@ -124,8 +131,8 @@ class _StreamCall:
         self.send(parts, blocks)
         self.finish(OK)
 
-    def reply_when_done(self, job: Callable[[], Parts], blocks: Sequence[Block]) -> None:
-        self.send_when_done(job, blocks)
+    def reply_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> None:
+        self.send_in_steps(work, blocks)
         self.finish(OK)
 
     def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
@@ -139,9 +146,9 @@ class _StreamCall:
             self._slow = True
         return not self._slow
 
-    def send_when_done(self, job: Callable[[], Parts], blocks: Sequence[Block]) -> bool:
+    def send_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> bool:
         if self._end is None:
-            self._outbox.append((job, [block.hold() for block in blocks]))
+            self._outbox.append((work, [block.hold() for block in blocks]))
             self._news.set()
             self._slow = True
         return False
@@ -193,7 +200,7 @@ class _StreamCall:
             self._outbox_bytes -= len(item)
             return item
         try:
-            return b"".join(await asyncio.get_running_loop().run_in_executor(None, item[0]))
+            return b"".join(await asyncio.get_running_loop().run_in_executor(None, _done, item[0]))
         except Exception as error:
             status, text = _status_of(error)
             await self._context.abort(_STATUS[status], text)

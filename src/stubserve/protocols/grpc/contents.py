@@ -1,21 +1,38 @@
 """The `contents` of an input: numbers and strings as protobuf has them, made into a tensor's bytes.
 
-No Python object is built per number: a message's own serializer gives the elements as one run of bytes, which is the
-tensor for floats and booleans, and is decoded by numpy for integers (about 10 ns per element).
+No Python object is built per number: the elements are one run of bytes, which is the tensor for floats, and is decoded
+by numpy for integers (about 10 ns per element). The run comes from a message's own serializer (`read`), or, of large
+messages, from the bytes as they were sent (`Elements`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from struct import Struct
+from struct import error as StructError
 from typing import Any
 
 import numpy as np
 from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, BYTES
 
 from stubserve.errors import ServeError, invalid
-from stubserve.protocols.grpc.wire import read_varint
+from stubserve.inference.steps import Steps
+from stubserve.protocols.grpc.transport import Keep
+from stubserve.protocols.grpc.wire import (
+    FIXED32,
+    FIXED64,
+    LENGTH,
+    VARINT,
+    Malformed,
+    TooManyParts,
+    read_varint,
+    skip,
+    varint,
+)
 
-# Member -> the data types that it serves, the first being the one that errors name. In the order of upstream's checks.
+# Member -> the data types that it serves, the first being the one that errors name. In the order of upstream's checks,
+# which is that of their numbers.
 _MEMBERS = {
     "bool_contents": ("BOOL",),
     "int_contents": ("INT32", "INT16", "INT8"),
@@ -27,9 +44,22 @@ _MEMBERS = {
     "bytes_contents": ("BYTES",),
 }
 _SERVES = {member: [BY_NAME[name].number for name in names] for member, names in _MEMBERS.items()}
-# Protobuf writes these as the tensor has them.
+# Protobuf's serializer writes these as the tensor has them.
 _VERBATIM = frozenset(("bool_contents", "fp32_contents", "fp64_contents"))
 _PIECE_BYTES = 1 << 20
+# What `Elements` does in one step: bytes of numbers, and strings or fields. A message may have no more than MAX_PARTS
+# elements that are fields of their own and no strings.
+_STEP_BYTES = 32 * 1024
+_FIELDS = 512
+MAX_PARTS = 4096
+_MAX_VARINT_BYTES = 10
+_LENGTH_OF = Struct("<I").pack
+
+# Field numbers and their one-element wire types
+_BOOL, _FP32, _FP64, _STRINGS = 1, 6, 7, 8
+_SINGLE = dict.fromkeys(range(1, 6), VARINT) | {_FP32: FIXED32, _FP64: FIXED64}
+_WIDTH = {_FP32: 4, _FP64: 8}
+_STRING_TAG = _STRINGS << 3 | LENGTH
 
 
 def read(contents: Any, name: str, datatype: int, model: str) -> bytes:
@@ -49,6 +79,101 @@ def read(contents: Any, name: str, datatype: int, model: str) -> bytes:
     return found
 
 
+class Elements:
+    """The elements of one input's contents as they were sent; `keep` is told of what is kept of them."""
+
+    def __init__(self, keep: Keep) -> None:
+        self._keep = keep
+        # Runs of the elements of each member that has any, and strings as a tensor has them
+        self._runs: dict[int, list[bytes | memoryview]] = {}
+
+    def read(self, data: bytes | memoryview) -> Steps[int]:
+        """Takes an InferTensorContents; the parts that it is made of beside packed numbers and strings.
+
+        Raises Malformed.
+        """
+        at, end, parts = 0, len(data), 0
+        while at < end:
+            if data[at] == _STRING_TAG:
+                at = self._read_strings(data, at)
+                yield None
+                continue
+            parts += 1
+            tag, at = read_varint(data, at)
+            number, wire = tag >> 3, tag & 7
+            if not number:
+                raise Malformed
+            begin = at
+            at = skip(data, at, wire)
+            single = _SINGLE.get(number)
+            if wire == LENGTH and single is not None:
+                begin = read_varint(data, begin)[1]
+            elif wire != single:
+                continue  # unknown, or of another type: protobuf overlooks it as well
+            if begin < at:
+                self._runs.setdefault(number, []).append(data[begin:at])
+            if not parts % _FIELDS:
+                if parts > MAX_PARTS:
+                    raise TooManyParts("elements that are not packed", MAX_PARTS)
+                yield None
+        return parts
+
+    def sample(self) -> bytes:
+        """An InferTensorContents with one element for each member that has any."""
+        return b"".join(
+            varint(number << 3 | _SINGLE.get(number, LENGTH)) + bytes(_WIDTH.get(number, 1)) for number in self._runs
+        )
+
+    def as_tensor(self, datatype: str, keep: Keep) -> Steps[list[bytes | memoryview] | None]:
+        """The tensor's bytes in pieces; None where the elements are none of this type. Raises Malformed."""
+        if not self._runs:
+            return []
+        if len(self._runs) > 1:
+            return None
+        [(number, runs)] = self._runs.items()
+        if datatype not in tuple(_MEMBERS.values())[number - 1]:
+            return None
+        if number == _STRINGS:
+            return runs
+        width = _WIDTH.get(number)
+        if width is not None:
+            if any(len(run) % width for run in runs):
+                raise Malformed
+            return runs
+        kind = BY_NAME[datatype].numpy
+        made: list[bytes | memoryview] = []
+        for run in runs:
+            for piece in _decoded(run, kind, _STEP_BYTES):
+                keep(len(piece))
+                made.append(piece)
+                yield None
+        return made
+
+    def _read_strings(self, data: bytes | memoryview, at: int) -> int:
+        """Takes some of the strings that begin at `at`; the position behind them."""
+        end = len(data)
+        out = bytearray()
+        try:
+            for _ in range(_FIELDS):
+                if at >= end or data[at] != _STRING_TAG:
+                    break
+                length = data[at + 1]
+                if length < 0x80:
+                    at += 2
+                else:
+                    length, at = read_varint(data, at + 1)
+                out += _LENGTH_OF(length)
+                out += data[at : at + length]
+                at += length
+        except (IndexError, StructError):
+            raise Malformed from None
+        if at > end:
+            raise Malformed
+        self._keep(len(out))
+        self._runs.setdefault(_STRINGS, []).append(bytes(out))
+        return at
+
+
 def _numbers(contents: Any, member: str, datatype: int) -> bytes:
     only = type(contents)()
     getattr(only, member).MergeFrom(getattr(contents, member))
@@ -57,38 +182,46 @@ def _numbers(contents: Any, member: str, datatype: int) -> bytes:
     _, start = read_varint(wire, 1)
     if member in _VERBATIM:
         return bytes(wire[start:])
-    kind = BY_NUMBER[datatype].numpy
-    return b"".join([_varints(piece).astype(kind).tobytes() for piece in _pieces(wire, start)])
+    return b"".join(_decoded(wire[start:], BY_NUMBER[datatype].numpy))
 
 
-def _pieces(wire: bytes, start: int) -> Iterator[np.ndarray]:
-    """Packed varints in runs of about _PIECE_BYTES: decoding takes fifty times the memory of what is decoded."""
+def _decoded(wire: bytes | memoryview, kind: Any, step: int = 0) -> Iterator[bytes]:
+    """Packed varints as numbers of `kind`, `step` bytes of them at a time. Raises Malformed."""
+    return (_varints(piece).astype(kind).tobytes() for piece in _pieces(wire, step or _PIECE_BYTES))
+
+
+def _pieces(wire: bytes | memoryview, size: int) -> Iterator[np.ndarray]:
+    """Packed varints in runs of about `size` bytes: decoding takes fifty times the memory of what is decoded."""
     data = np.frombuffer(wire, np.uint8)
+    start = 0
+    if not len(wire) or wire[-1] >= 0x80:
+        raise Malformed
     while start < len(wire):
-        end = min(start + _PIECE_BYTES, len(wire))
-        while wire[end - 1] >= 0x80:
-            end += 1
+        end = min(start + size, len(wire))
+        last = wire[end - 1 : end + _MAX_VARINT_BYTES]
+        # The number that is cut here goes into this piece; a longer one is none, which is found where it is decoded.
+        end += next((index for index, byte in enumerate(last) if byte < 0x80), 0)
         yield data[start:end]
         start = end
 
 
 def _varints(data: np.ndarray) -> np.ndarray:
-    """Packed varints as uint64; each at most ten bytes, the last of which is below 0x80."""
+    """Packed varints as uint64; each at most ten bytes, the last of which is below 0x80. Raises Malformed."""
     ends = np.flatnonzero(data < 0x80)
+    if not len(ends) or ends[-1] != len(data) - 1:
+        raise Malformed
     starts = np.empty_like(ends)
     starts[0] = 0
     starts[1:] = ends[:-1] + 1
     lengths = ends - starts + 1
+    if lengths.max() > _MAX_VARINT_BYTES:
+        raise Malformed
     shifts = (np.arange(len(data)) - np.repeat(starts, lengths)).astype(np.uint64) * np.uint64(7)
     return np.bitwise_or.reduceat((data & 0x7F).astype(np.uint64) << shifts, starts)
 
 
-def _strings(elements: Any) -> bytes:
-    parts: list[bytes] = []
-    for element in elements:
-        parts.append(len(element).to_bytes(4, "little"))
-        parts.append(element)
-    return b"".join(parts)
+def _strings(elements: Sequence[bytes]) -> bytes:
+    return b"".join(chain.from_iterable(zip(map(_LENGTH_OF, map(len, elements)), elements, strict=True)))
 
 
 def _unexpected(name: str, model: str, why: str) -> ServeError:

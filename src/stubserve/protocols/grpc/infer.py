@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
 
 from stubserve.errors import ServeError, internal, unsupported
 from stubserve.inference import call as inference
+from stubserve.inference.admission import admit_steps
+from stubserve.inference.heap_account import FREE_BYTES, HeapShare, kept_by
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
+from stubserve.inference.steps import Steps
 from stubserve.protocols.grpc.envelope import Envelope, split
-from stubserve.protocols.grpc.infer_decode import decode
-from stubserve.protocols.grpc.infer_encode import Parts, encode
-from stubserve.protocols.grpc.transport import INTERNAL, Rpc
+from stubserve.protocols.grpc.infer_decode import decode, takes_long
+from stubserve.protocols.grpc.infer_encode import Encoder, Parts, encode, encode_steps
+from stubserve.protocols.grpc.infer_encode import takes_long as takes_long_to_encode
+from stubserve.protocols.grpc.transport import Keep, Rpc
 from stubserve.protocols.grpc.wire import Malformed
 from stubserve.protocols.reply_format import ReplyFormat
 from stubserve.protocols.serving import Ingress
 
 log = logging.getLogger("stubserve.grpc")
 
-MALFORMED_TEXT = "Unable to parse request"
+# Makes a message, in steps
+Work = Callable[[Keep], Steps[Parts]]
 
 
 class GrpcInferCall(inference.Call):
-    """One request, under way to its model and back. `on_response(call, response)` is called once per response."""
+    """One request, under way to its model and back. `on_response(call, response)` is called once per response.
 
-    __slots__ = ("_on_response", "envelope", "reply_format")
+    A request whose strings take long to look at is refused later than others: `on_refusal(call, error)` then.
+    """
 
-    def __init__(self, envelope: Envelope, model: ServedModel, on_response: Callable[[GrpcInferCall, Response], None]):
+    __slots__ = ("_on_refusal", "_on_response", "_share", "_task", "envelope", "reply_format")
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        model: ServedModel,
+        on_response: Callable[[GrpcInferCall, Response], None],
+        on_refusal: Callable[[GrpcInferCall, ServeError], None],
+    ) -> None:
         super().__init__(model)
         self.envelope = envelope
         self.reply_format: ReplyFormat
         self._on_response = on_response
+        self._on_refusal = on_refusal
+        # What it keeps in the heap, where that is more than a little; and what admits it, where that takes long
+        self._share: HeapShare | None = None
+        self._task: asyncio.Task[None] | None = None
 
     def start(
         self,
@@ -45,12 +65,36 @@ class GrpcInferCall(inference.Call):
     ) -> None:
         """Decodes, checks and submits. Raises ServeError or Malformed, or ends in responses."""
         start_ns = time.monotonic_ns()
-        request, self.reply_format = decode(data, self.envelope, self.model.signature, ingress.store, block, offset)
+        signature = self.model.signature
+        request, self.reply_format = decode(data, self.envelope, signature, ingress.store, block, offset)
+        self.envelope.forget_description()
         request.on_response = self.on_response
         request.request_start_ns = start_ns
         if forwarded:
             request.parameters = {**(request.parameters or {}), **forwarded}
-        self.submit(request)
+        if len(data) > FREE_BYTES:
+            self._share = ingress.heap.share()
+            try:
+                self._share.add(kept_by(request))
+            except ServeError:
+                self.give_up(request)
+                raise
+        if takes_long(data, signature):
+            work = ingress.offload.run(admit_steps(request, signature))
+            self._task = asyncio.get_running_loop().create_task(work)
+            self._task.add_done_callback(functools.partial(self._admitted, request))
+            return
+        try:
+            self.submit(request)
+        except ServeError:
+            self._drop_share()
+            raise
+
+    def cancel(self) -> None:
+        """The client is gone."""
+        if self._task is not None:
+            self._task.cancel()
+        super().cancel()
 
     def pause(self) -> None:
         """The client does not read: a decoupled model is to wait."""
@@ -62,17 +106,59 @@ class GrpcInferCall(inference.Call):
         if self.request is not None:
             self.request.resume()
 
-    def encoded(self, response: Response, encoder: Callable[..., Parts]) -> Parts:
+    def in_steps(self, response: Response, encoder: Encoder) -> Work | None:
+        """The work that makes the response's message, where that takes long. It raises ServeError."""
+        if not takes_long_to_encode(response, self.reply_format):
+            return None
+        return lambda keep: self._encode_in_steps(response, encoder, keep)
+
+    def encoded(self, response: Response, encoder: Encoder) -> Parts:
         """The response's message. Raises ServeError, also where encoding went wrong in an unexpected way."""
         try:
             return encoder(self.envelope.id, response, self.model.signature, self.reply_format)
-        except ServeError:
-            raise
-        except Exception:
-            log.exception("the answer of model '%s' could not be encoded", self.model.signature.model)
-            raise internal("unexpected error while the answer was encoded; see the server's log") from None
+        except Exception as error:
+            raise self._as_answer(error, "encoding an answer of") from None
+
+    def _encode_in_steps(self, response: Response, encoder: Encoder, keep: Keep) -> Steps[Parts]:
+        try:
+            return (
+                yield from encode_steps(
+                    encoder, self.envelope.id, response, self.model.signature, self.reply_format, keep
+                )
+            )
+        except Exception as error:
+            raise self._as_answer(error, "encoding an answer of") from None
+
+    def _as_answer(self, error: Exception, what: str) -> ServeError:
+        """What a client is told of an error; what is a fault of ours is logged. Called while the error is handled."""
+        if isinstance(error, ServeError):
+            return error
+        log.exception("%s model '%s' failed inside the server", what, self.model.signature.model)
+        return internal("unexpected error while the request was handled; see the server's log")
+
+    def _admitted(self, request: Request, task: asyncio.Task[None]) -> None:
+        """The request has been looked at, or is not wanted any more."""
+        self._task = None
+        if task.cancelled() or task.exception() is not None:
+            self.give_up(request)
+            self._drop_share()
+        if task.cancelled():
+            return
+        try:
+            task.result()
+            self.submit(request)
+        except Exception as error:
+            self._drop_share()
+            self._on_refusal(self, self._as_answer(error, "a request to"))
+
+    def _drop_share(self) -> None:
+        share, self._share = self._share, None
+        if share is not None:
+            share.drop()
 
     def respond(self, request: Request, response: Response) -> None:
+        if response.final:
+            self._drop_share()
         self._on_response(self, response)
 
 
@@ -98,13 +184,13 @@ class ModelInfer:
             model = self._ingress.find_model(envelope.model_name, envelope.model_version)
             if model.signature.decoupled:
                 raise unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
-            self._infer = GrpcInferCall(envelope, model, self._on_response)
+            self._infer = GrpcInferCall(envelope, model, self._on_response, self._on_refusal)
             self._infer.start(data, self._ingress, self._forwarded, block, offset)
         except ServeError as error:
             self._fail(error)
-        except Malformed:
+        except Malformed as malformed:
             self._infer = None
-            self._call.finish(INTERNAL, MALFORMED_TEXT)
+            self._call.finish(malformed.status, malformed.text)
         except Exception:
             log.exception("a ModelInfer request failed inside the server")
             self._fail(internal("unexpected error while the request was handled; see the server's log"))
@@ -127,11 +213,18 @@ class ModelInfer:
                 raise response.error
             if response.empty:
                 raise internal("expected a single response, got 0")
+            work = infer.in_steps(response, encode)
+            if work is not None:
+                self._call.reply_in_steps(work, held_blocks(response))
+                return
             parts = infer.encoded(response, encode)
         except ServeError as error:
             self._fail(error)
         else:
             self._call.reply(parts, held_blocks(response))
+
+    def _on_refusal(self, infer: GrpcInferCall, error: ServeError) -> None:
+        self._fail(error)
 
     def _fail(self, error: ServeError) -> None:
         self._infer = None

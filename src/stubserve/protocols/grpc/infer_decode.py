@@ -21,12 +21,16 @@ from stubserve.inference.signature import Signature
 from stubserve.protocols.grpc import contents
 from stubserve.protocols.grpc.envelope import Envelope
 from stubserve.protocols.grpc.messages import service_pb2
-from stubserve.protocols.grpc.wire import Malformed
+from stubserve.protocols.grpc.wire import Malformed, TooManyParts
+from stubserve.protocols.offload import LARGE_BYTES
 from stubserve.protocols.placement import BodyPlacer, Store
 from stubserve.protocols.plan import PLAN_BYTES, RequestPlan, remember
 from stubserve.protocols.reply_format import ReplyFormat, Slot
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
+
+# Of one tensor; numpy's arrays have no more than 64.
+MAX_DIMS = 1024
 
 _INVALID = DataType(0, "<invalid>", "", 0, None)
 _UINT64 = (1 << 64) - 1
@@ -43,16 +47,18 @@ def decode(
 ) -> tuple[Request, ReplyFormat]:
     """The request that a message makes. Raises ServeError, and Malformed where the description is none.
 
-    Where `block` is given the message lies in it at arena `offset`, and raw contents stay there.
+    Where `block` is given the message lies in it at arena `offset`, and raw contents stay there. Strings of a large
+    message are not looked at (`takes_long`): the request is still to be admitted, in steps.
     """
     placer = BodyPlacer(data, block, offset, store)
     plans: dict[bytes, RequestPlan] = signature.memo.setdefault("grpc-plans", {})
     try:
-        plan = plans.get(envelope.key)
+        in_steps = takes_long(data, signature)
+        plan = None if in_steps else plans.get(envelope.key)
         if plan is not None:
             return plan.apply(envelope.id, envelope.tail, placer, signature.model), plan.reply_format
         request, reply_format, plannable = _decode(envelope, signature, placer)
-        if plannable and envelope.key and len(envelope.key) <= PLAN_BYTES:
+        if plannable and not in_steps and envelope.key and len(envelope.key) <= PLAN_BYTES:
             # The id is not part of the key.
             id, request.id = request.id, ""
             ends = [envelope.tail, *(end for _, end in envelope.raw)]
@@ -63,6 +69,11 @@ def decode(
     except BaseException:
         placer.undo()
         raise
+
+
+def takes_long(data: bytes | memoryview, signature: Signature) -> bool:
+    """Whether a message is so large that looking at its strings should be done in steps."""
+    return len(data) > LARGE_BYTES and signature.has_strings
 
 
 def _decode(envelope: Envelope, signature: Signature, placer: BodyPlacer) -> tuple[Request, ReplyFormat, bool]:
@@ -89,6 +100,8 @@ def _read_inputs(request: Request, inputs: Any, envelope: Envelope, signature: S
     all_raw = True
     raw = iter(envelope.raw)
     for item in inputs:
+        if len(item.shape) > MAX_DIMS:
+            raise TooManyParts(f"dimensions of input '{item.name}'", MAX_DIMS)
         shape = tuple(item.shape)
         datatype = BY_NAME.get(item.datatype, _INVALID).number
         given = item.HasField("contents")

@@ -6,21 +6,26 @@ where they lie.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from struct import Struct
 
 from stubserve_stub.wire.datatypes import BY_NUMBER
 
 from stubserve.errors import internal, unsupported
-from stubserve.inference.classification import classify
+from stubserve.inference.classification import classify, classify_steps
 from stubserve.inference.request import Response
 from stubserve.inference.signature import Signature
-from stubserve.protocols.grpc.transport import MAX_MESSAGE_BYTES
+from stubserve.inference.steps import Steps
+from stubserve.protocols.grpc.transport import MAX_MESSAGE_BYTES, Keep
 from stubserve.protocols.grpc.wire import field, packed, varint
-from stubserve.protocols.reply_format import ReplyFormat
+from stubserve.protocols.reply_format import ReplyFormat, Slot
 
 Parts = list["bytes | memoryview"]
+Encoder = Callable[[str, Response, Signature, ReplyFormat], Parts]
+
+# An output of more bytes is made into classes in steps.
+LARGE_OUTPUT = 64 * 1024
 
 _DOUBLE = Struct("<d")
 _ID = 3
@@ -41,6 +46,33 @@ def encode(id: str, response: Response, signature: Signature, reply_format: Repl
 def encode_in_stream(id: str, response: Response, signature: Signature, reply_format: ReplyFormat) -> Parts:
     """The same inside a ModelStreamInferResponse, with the parameter that says whether it is the last."""
     return _checked(_in_stream(_response(id, response, signature, reply_format, _FINAL[response.final])))
+
+
+def takes_long(response: Response, reply_format: ReplyFormat) -> bool:
+    """Whether a response should be encoded in steps: because it is many classes."""
+    slots = reply_format.slots
+    return slots is not None and any(
+        tensor.nbytes > LARGE_OUTPUT and tensor.name in slots and slots[tensor.name].classification
+        for tensor in response.outputs
+    )
+
+
+def encode_steps(
+    encoder: Encoder, id: str, response: Response, signature: Signature, reply_format: ReplyFormat, keep: Keep
+) -> Steps[Parts]:
+    """What `encoder` (`encode` or `encode_in_stream`) makes, in steps. Calls `keep(nbytes)` for what it makes."""
+    slots = reply_format.slots or {}
+    outputs = []
+    for tensor in response.outputs:
+        slot = slots.get(tensor.name)
+        if slot is not None and slot.classification:
+            labels = signature.labels.get(tensor.name, ())
+            tensor = yield from classify_steps(tensor, slot.classification, signature.max_batch_size > 0, labels)
+            keep(tensor.nbytes)
+        outputs.append(tensor)
+    whole = reply_format._replace(slots={name: Slot(True, 0) for name in slots})
+    classified = Response(outputs, response.parameters, final=response.final)
+    return encoder(id, classified, signature, whole)
 
 
 def encode_stream_error(message: str, id: str, model: tuple[str, str] | None, final: bool) -> Parts:

@@ -89,10 +89,13 @@ class ManagementRpcs:
 
     async def repository_model_unload(self, request: Any) -> Any:
         _check_repository(request)
+        dependents = False
         for key, parameter in request.parameters.items():
-            if key == "unload_dependents" and parameter.WhichOneof("parameter_choice") != "bool_param":
-                raise invalid("invalid value type for 'unload_dependents' parameter, expected bool_param.")
-        await self._server.control.unload(request.model_name)
+            if key == "unload_dependents":
+                if parameter.WhichOneof("parameter_choice") != "bool_param":
+                    raise invalid("invalid value type for 'unload_dependents' parameter, expected bool_param.")
+                dependents = parameter.bool_param
+        await self._server.control.unload(request.model_name, dependents)
         return service_pb2.RepositoryModelUnloadResponse()
 
     async def log_settings(self, request: Any) -> Any:

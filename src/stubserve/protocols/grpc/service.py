@@ -10,16 +10,20 @@ from typing import Any, Protocol
 from stubserve.errors import ServeError, unavailable
 from stubserve.inference.memory import Block
 from stubserve.protocols.forwarding import HeaderForwarding
+from stubserve.protocols.grpc.digest import digest
 from stubserve.protocols.grpc.infer import ModelInfer
 from stubserve.protocols.grpc.management import METHODS, SERVICE, ManagementRpcs
 from stubserve.protocols.grpc.messages import service_pb2
 from stubserve.protocols.grpc.stream import ModelStreamInfer
-from stubserve.protocols.grpc.transport import Handler, Method, Rpc
+from stubserve.protocols.grpc.transport import MAX_MESSAGE_BYTES, Handler, Method, Rpc
 from stubserve.protocols.grpc.unary import Unary
 from stubserve.protocols.management import ServerFacts
 
 HEALTH = "grpc.health.v1"
 REFLECTION = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
+
+# Of what neither infers nor loads; such a question is a name or two.
+MAX_QUESTION_BYTES = 1 << 20
 
 _RESTRICTED_PREFIX = "triton-grpc-protocol-"
 
@@ -65,12 +69,12 @@ class Service:
         for name, (kind, respond) in METHODS.items():
             request_class = getattr(service_pb2, f"{name}Request")
             self._add(f"/{SERVICE}/{name}", kind, self._unary(request_class, functools.partial(respond, rpcs)))
-        self._add(f"/{SERVICE}/ModelInfer", "inference", Method(self._model_infer, True, True))
-        self._add(f"/{SERVICE}/ModelStreamInfer", "inference", Method(self._model_stream_infer, False, True))
-        self._add(f"/{HEALTH}.Health/Check", "health", Method(self._check, True))
-        self._add(f"/{HEALTH}.Health/Watch", "health", Method(self._watch, False))
+        self._add(f"/{SERVICE}/ModelInfer", "inference", Method(self._model_infer, True, True, digest))
+        self._add(f"/{SERVICE}/ModelStreamInfer", "inference", Method(self._model_stream_infer, False, True, digest))
+        self._add(f"/{HEALTH}.Health/Check", "health", Method(self._check, True, max_bytes=MAX_QUESTION_BYTES))
+        self._add(f"/{HEALTH}.Health/Watch", "health", Method(self._watch, False, max_bytes=MAX_QUESTION_BYTES))
         for package in REFLECTION:
-            method = Method(functools.partial(self._reflect, package), False)
+            method = Method(functools.partial(self._reflect, package), False, max_bytes=MAX_QUESTION_BYTES)
             self.methods[f"/{package}.ServerReflection/ServerReflectionInfo"] = method
 
     def stop(self) -> None:
@@ -79,7 +83,9 @@ class Service:
             handler.stop()
 
     def _unary(self, request_class: Any, respond: Any) -> Method:
-        return Method(functools.partial(Unary, request_class=request_class, respond=respond), True)
+        loads = request_class is service_pb2.RepositoryModelLoadRequest
+        open_rpc = functools.partial(Unary, request_class=request_class, respond=respond)
+        return Method(open_rpc, True, max_bytes=MAX_MESSAGE_BYTES if loads else MAX_QUESTION_BYTES)
 
     def _add(self, path: str, kind: str, method: Method) -> None:
         required = self._restricted.get(kind)

@@ -22,10 +22,11 @@ from collections.abc import Mapping
 from stubserve.errors import ServeError, internal
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Response
+from stubserve.inference.steps import Steps
 from stubserve.protocols.grpc.envelope import Envelope, split
-from stubserve.protocols.grpc.infer import MALFORMED_TEXT, GrpcInferCall, held_blocks
+from stubserve.protocols.grpc.infer import GrpcInferCall, Work, held_blocks
 from stubserve.protocols.grpc.infer_encode import Parts, encode_empty_final, encode_in_stream, encode_stream_error
-from stubserve.protocols.grpc.transport import INTERNAL, OK, UNAVAILABLE, Rpc
+from stubserve.protocols.grpc.transport import OK, UNAVAILABLE, Keep, Rpc
 from stubserve.protocols.grpc.wire import Malformed
 from stubserve.protocols.serving import Ingress
 
@@ -41,7 +42,7 @@ class _Turn:
     __slots__ = ("blocks", "parts")
 
     def __init__(self) -> None:
-        self.parts: Parts | None = None
+        self.parts: Parts | Work | None = None
         self.blocks: list[Block] = []
 
 
@@ -70,13 +71,13 @@ class ModelStreamInfer:
             return
         try:
             envelope = split(data)
-        except Malformed:
-            self._close(INTERNAL, MALFORMED_TEXT)
+        except Malformed as malformed:
+            self._close(malformed.status, malformed.text)
             return
         infer: GrpcInferCall | None = None
         try:
             model = self._ingress.find_model(envelope.model_name, envelope.model_version)
-            infer = GrpcInferCall(envelope, model, self._on_response)
+            infer = GrpcInferCall(envelope, model, self._on_response, self._on_refusal)
             turn = None if model.signature.decoupled else _Turn()
             self._under_way[infer] = turn
             if turn is not None:
@@ -87,8 +88,8 @@ class ModelStreamInfer:
                 infer.pause()
         except ServeError as error:
             self._refuse(infer, envelope, error)
-        except Malformed:
-            self._close(INTERNAL, MALFORMED_TEXT)
+        except Malformed as malformed:
+            self._close(malformed.status, malformed.text)
         except Exception:
             log.exception("a request of a stream failed inside the server")
             unexpected = internal("unexpected error while the request was handled; see the server's log")
@@ -126,13 +127,18 @@ class ModelStreamInfer:
         self._pass_on(turn, parts, [])
         self._end_if_done()
 
+    def _on_refusal(self, infer: GrpcInferCall, error: ServeError) -> None:
+        if not self._closed:
+            self._refuse(infer, infer.envelope, error)
+            self._read_or_not()
+
     def _on_response(self, infer: GrpcInferCall, response: Response) -> None:
         if self._closed:
             return
         turn = self._under_way.pop(infer) if response.final else self._under_way[infer]
         envelope = infer.envelope
         asked_for = (envelope.model_name, envelope.model_version)
-        parts: Parts | None = None
+        parts: Parts | Work | None = None
         blocks: list[Block] = []
         error = None if response.outputs else response.error
         if response.empty:
@@ -142,7 +148,11 @@ class ModelStreamInfer:
                 parts = encode_empty_final(envelope.id, asked_for)
         if error is None and not response.empty:
             try:
-                parts = infer.encoded(response, encode_in_stream)
+                work = infer.in_steps(response, encode_in_stream)
+                if work is None:
+                    parts = infer.encoded(response, encode_in_stream)
+                else:
+                    parts = _or_error(work, envelope.id, asked_for, response.final)
                 blocks = held_blocks(response)
             except ServeError as wrong:
                 error = wrong
@@ -157,7 +167,7 @@ class ModelStreamInfer:
             self._read_or_not()
             self._end_if_done()
 
-    def _pass_on(self, turn: _Turn | None, parts: Parts, blocks: list[Block]) -> None:
+    def _pass_on(self, turn: _Turn | None, parts: Parts | Work, blocks: list[Block]) -> None:
         turns = self._turns
         if turn is None or turn is turns[0]:
             self._send(parts, blocks)
@@ -172,8 +182,10 @@ class ModelStreamInfer:
             turn.parts = parts
             turn.blocks = [block.hold() for block in blocks]
 
-    def _send(self, parts: Parts, blocks: list[Block]) -> None:
-        if not self._call.send(parts, blocks) and self._writable:
+    def _send(self, parts: Parts | Work, blocks: list[Block]) -> None:
+        call = self._call
+        goes_on = call.send_in_steps(parts, blocks) if callable(parts) else call.send(parts, blocks)
+        if not goes_on and self._writable:
             self._writable = False
             self._read_or_not()
             for infer in self._under_way:
@@ -215,3 +227,15 @@ def _drop(turn: _Turn) -> None:
     for block in turn.blocks:
         block.drop()
     turn.blocks = []
+
+
+def _or_error(work: Work, id: str, model: tuple[str, str], final: bool) -> Work:
+    """The same work, which makes a message of its error."""
+
+    def made(keep: Keep) -> Steps[Parts]:
+        try:
+            return (yield from work(keep))
+        except ServeError as error:
+            return encode_stream_error(error.message, id, model, final)
+
+    return made

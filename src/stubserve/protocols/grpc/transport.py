@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from stubserve.inference.memory import Block
+from stubserve.inference.steps import Steps
 
 OK = 0
 CANCELLED = 1
@@ -42,8 +43,8 @@ class Rpc(Protocol):
         """The one message of a unary RPC, and success. The blocks are only promised until this returns."""
         ...
 
-    def reply_when_done(self, job: Callable[[], Parts], blocks: Sequence[Block]) -> None:
-        """The same with what the job makes, off the event loop. It may raise ServeError, and the RPC ends in that."""
+    def reply_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> None:
+        """The same with what the work makes. Where it raises ServeError the RPC ends in that."""
         ...
 
     def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
@@ -53,8 +54,8 @@ class Rpc(Protocol):
         """
         ...
 
-    def send_when_done(self, job: Callable[[], Parts], blocks: Sequence[Block]) -> bool:
-        """The same with what the job makes, off the event loop; what is sent afterwards waits for it."""
+    def send_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> bool:
+        """The same with what the work makes; what is sent afterwards waits for it."""
         ...
 
     def finish(self, status: int, message: str = "") -> None:
@@ -88,15 +89,20 @@ class Handler(Protocol):
         ...
 
 
+# Told of so many bytes before they are kept in the heap; raises ServeError where there is no memory for them.
+Keep = Callable[[int], None]
+# Looks at a large message; where it has to be read first gives the work that makes it anew, in pieces.
+Prepare = Callable[["bytes | memoryview"], "Callable[[Keep], Steps[Parts]] | None"]
+
+
 class Method(NamedTuple):
     """One RPC of the service. A `unary` one gets one message; `infers` says that its replies may be compressed.
 
-    `prepare` looks at a large message before the handler gets it: where working on it takes long it gives a job, which
-    is done off the event loop, and whose result the handler gets in the message's place.
+    What `prepare` makes of a large message the handler gets in its place. No message may be longer than `max_bytes`.
     """
 
     open: Callable[[Rpc], Handler]
     unary: bool
     infers: bool = False
-    prepare: Callable[[bytes | memoryview], Callable[[], bytes] | None] | None = None
+    prepare: Prepare | None = None
     max_bytes: int = MAX_MESSAGE_BYTES

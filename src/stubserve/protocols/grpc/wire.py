@@ -16,7 +16,20 @@ _MAX_VARINT_BYTES = 10
 
 
 class Malformed(Exception):
-    """The bytes are no protobuf message of the type that was expected."""
+    """The bytes are no protobuf message of the type that was expected. `status` and `text` are what the RPC ends in."""
+
+    status = 13
+    text = "Unable to parse request"
+
+
+class TooManyParts(Malformed):
+    """The bytes may well be a message, but it is made of more parts than any client of good will needs."""
+
+    status = 8
+
+    def __init__(self, what: str, most: int) -> None:
+        super().__init__()
+        self.text = f"the request is made of too many {what}: at most {most} are read"
 
 
 def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from stubserve.protocols.http.head import RequestHead
 from stubserve.protocols.http.infer import HttpInferCall
 from stubserve.protocols.http.infer_encode import encode_error
 from stubserve.protocols.http.json_values import UNSET, find, parse_json
-from stubserve.protocols.http.load_parameters import parse_load_parameters
+from stubserve.protocols.http.load_parameters import parse_load_parameters, parse_unload_dependents
 from stubserve.protocols.http.log_settings import parse_log_settings
 from stubserve.protocols.http.reply import Reply
 from stubserve.protocols.http.shared import SCRATCH_BYTES
@@ -123,10 +123,9 @@ class ManagementRoutes:
         return Response(b"")
 
     async def unload(self, request: Request) -> Response:
-        # What its body may say is about ensembles; upstream does not mind one that is no JSON either.
-        async with body_of(request, self._server):
-            pass
-        await self._server.control.unload(request.path_params["model"])
+        async with body_of(request, self._server) as body:
+            unload_dependents = parse_unload_dependents(body)
+        await self._server.control.unload(request.path_params["model"], unload_dependents)
         return Response(b"")
 
     async def log_settings(self, request: Request) -> Response:

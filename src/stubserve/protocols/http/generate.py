@@ -30,7 +30,7 @@ from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.protocols.http import json_text
 from stubserve.protocols.http.compression import Keep
 from stubserve.protocols.http.generate_decode import decode_generate
-from stubserve.protocols.http.infer_encode import LARGE_OUTPUT, json_array, json_array_steps
+from stubserve.protocols.http.infer_encode import is_long_text, json_array, json_array_steps
 from stubserve.protocols.http.reply import JSON
 from stubserve.protocols.placement import BodyPlacer
 from stubserve.protocols.serving import Ingress
@@ -53,7 +53,9 @@ class GenerateCall(Call):
         super().__init__(model)
         self._ingress = ingress
         self._streamed = streamed
+        # What is kept in the heap: of the request, and of its answers that have not been taken
         self._share = ingress.heap.share()
+        self._texts = ingress.heap.share()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._responses = 0
@@ -102,6 +104,7 @@ class GenerateCall(Call):
         self.gone = True
         self._pending.clear()
         self._share.drop()
+        self._texts.drop()
         if self._encoding is not None:
             self._encoding.cancel()
         self.news.set()
@@ -113,24 +116,25 @@ class GenerateCall(Call):
         data = b"".join(self._pending)
         self._pending.clear()
         self._pending_bytes = 0
-        if self.request is None and self._encoding is None:
-            self._share.drop()
+        self._texts.drop()
         return data
 
     def caught_up(self) -> None:
         """What was taken has been written."""
-        if self.request is not None:
+        if self.request is not None and not self._waiting:
             self.request.resume()
 
     def answer(self) -> bytes:
         """The body of `generate`, once it is complete."""
-        self._share.drop()
+        self._texts.drop()
         return self._pending[0] if self._responses == 1 else _NOT_ONE
 
     def respond(self, request: Request, response: Response) -> None:
         if response.error is not None and response.outputs and self._streamed:
             # What the model had sent before it failed is an event of its own.
             self.respond(request, Response(response.outputs, response.parameters, final=False))
+        if response.final:
+            self._share.drop()
         if self._waiting or (_is_large(response) and not self.gone):
             blocks = [tensor.block.hold() for tensor in response.outputs if tensor.block is not None]
             self._waiting.append((request, response, blocks))
@@ -155,7 +159,7 @@ class GenerateCall(Call):
                 document: bytes | Exception = b""
                 if self._is_wanted(response):
                     try:
-                        steps = document_steps(request, response, self.model.signature, self._share.add)
+                        steps = document_steps(request, response, self.model.signature, self._texts.add)
                         document = await offload.run(steps)
                     except Exception as error:
                         document = error
@@ -163,6 +167,8 @@ class GenerateCall(Call):
                 self._take_response(request, response, document)
                 for block in blocks:
                     block.drop()
+            if self.request is not None and self._pending_bytes <= PENDING_BYTES:
+                self.request.resume()
         finally:
             self._encoding = None
             while self._waiting:
@@ -256,7 +262,7 @@ def _is_single(tensor: Tensor) -> bool:
 
 
 def _is_large(response: Response) -> bool:
-    return any(tensor.nbytes > LARGE_OUTPUT for tensor in response.outputs)
+    return any(map(is_long_text, response.outputs))
 
 
 @functools.lru_cache(maxsize=4096)

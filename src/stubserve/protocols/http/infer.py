@@ -68,14 +68,12 @@ class HttpInferCall(Call):
                 content, rest = decompress(body, head.content_encoding, self._ingress.max_input_size, LARGE_BYTES)
                 if rest is not None or content is not body:
                     body, block, offset = content, None, 0
-            if rest is not None or len(body) > LARGE_BYTES:
-                json_length = None if rest is not None else parse_header_length(head.header_length, len(body))
-                if rest is not None or self._is_long_to_read(body, json_length):
-                    if block is not None:
-                        block.hold()
-                    self._task = asyncio.ensure_future(self._start_in_steps(body, block, offset, rest))
-                    return
-            self._submit(self._decode(body, block, offset), len(body))
+            if rest is not None or self._is_long_to_read(body):
+                if block is not None:
+                    block.hold()
+                self._task = asyncio.ensure_future(self._start_in_steps(body, block, offset, rest))
+                return
+            self._submit(self._decode(body, block, offset))
         except BaseException:
             self._forget()
             raise
@@ -86,14 +84,22 @@ class HttpInferCall(Call):
             self._task.cancel()
         super().cancel()
 
-    def _is_long_to_read(self, body: bytes | memoryview, json_length: int | None) -> bool:
-        """Whether a body is one that takes long to read: much JSON, or many strings."""
-        text = len(body) if json_length is None else json_length
-        return text > LARGE_BYTES or self.model.signature.has_strings
+    def _is_long_to_read(self, body: bytes | memoryview) -> bool:
+        """Whether a body is one that takes long to read: much JSON, or many strings. Raises ServeError."""
+        if len(body) <= LARGE_BYTES:
+            return False
+        return self._text_length(body) > LARGE_BYTES or self.model.signature.has_strings
+
+    def _text_length(self, body: bytes | memoryview) -> int:
+        """How much of the body is JSON. Raises ServeError."""
+        json_length = parse_header_length(self._head.header_length, len(body))
+        return len(body) if json_length is None else json_length
 
     def _decode(self, body: bytes | memoryview, block: Block | None, offset: int) -> DecodedInfer:
         ingress = self._ingress
         json_length = parse_header_length(self._head.header_length, len(body))
+        if (len(body) if json_length is None else json_length) > FREE_BYTES and self._share is None:
+            self._share = ingress.heap.share()
         return decode(body, json_length, self.model.signature, block, offset, ingress.store, ingress.max_input_size)
 
     async def _start_in_steps(
@@ -122,9 +128,9 @@ class HttpInferCall(Call):
         if rest is not None:
             self._share = self._share or ingress.heap.share()
             body = memoryview(await ingress.offload.run(rest(self._share.add)))
-        json_length = parse_header_length(head.header_length, len(body))
-        size = len(body) if json_length is None else json_length
+        size = self._text_length(body)
         if LARGE_BYTES < size <= ingress.max_input_size:
+            self._share = self._share or ingress.heap.share()
             placer = BodyPlacer(body, block, offset, ingress.store)
             decoded = DecodedInfer(
                 *await ingress.large_json.read_infer(
@@ -143,8 +149,8 @@ class HttpInferCall(Call):
             raise
         return decoded
 
-    def _submit(self, decoded: DecodedInfer, size: int = LARGE_BYTES) -> None:
-        """Raises ServeError, and then nothing is held. `size` is that of the body."""
+    def _submit(self, decoded: DecodedInfer) -> None:
+        """Raises ServeError, and then nothing is held."""
         request = decoded.request(self.on_response)
         request.request_start_ns = self._start_ns
         self._reply_format = decoded.reply_format
@@ -152,10 +158,8 @@ class HttpInferCall(Call):
         try:
             if self._ingress.http_forwarding is not None:
                 self._forward_headers(request, self._ingress.http_forwarding)
-            if size > FREE_BYTES:
+            if self._share is not None:
                 # From here on it keeps what it is made of, and no longer what that was read from.
-                if self._share is None:
-                    self._share = self._ingress.heap.share()
                 self._share.drop()
                 self._share.add(kept_by(request))
         except BaseException:

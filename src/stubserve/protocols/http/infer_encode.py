@@ -27,12 +27,13 @@ from stubserve.inference.tensor import Tensor
 from stubserve.protocols.http import compression, json_text
 from stubserve.protocols.http.compression import Keep
 from stubserve.protocols.http.reply import BINARY, JSON, Reply
+from stubserve.protocols.offload import LARGE_BYTES
 from stubserve.protocols.reply_format import ReplyFormat, Slot
 
 _LENGTH = Struct("<I")
 _FLOATS = frozenset((11, 12))
 
-# A larger output that becomes text, classes or compressed is encoded in steps; the text is two to five times as long.
+# A larger output that becomes text, classes or compressed is encoded in steps. Numbers become up to five times as long.
 LARGE_OUTPUT = 64 * 1024
 # What becomes text in one step: numbers, and bytes of strings. Numbers that rapidjson writes in its own way take 1.5 µs
 # each; of the others, many at once take ten times as long, for their text is moved again and again as it grows.
@@ -67,7 +68,12 @@ def encode(request: Request, response: Response, signature: Signature, reply_for
                 parts.append(tensor.buffer)
         else:
             fragments.append(b'%b,"data":%b}' % (head, json_array(tensor)))
-    json = b"%b%b]}" % (_front(request, response, signature), b",".join(fragments))
+    json = b'{%b%b%b,"outputs":[%b]}' % (
+        b'"id":%b,' % json_text.string(request.id) if request.id else b"",
+        _model(signature.model, signature.version),
+        _parameters(response.parameters) if response.parameters else b"",
+        b",".join(fragments),
+    )
     parts[0] = json
     if len(parts) == 1:
         return Reply(200, JSON, None, parts)
@@ -81,11 +87,16 @@ def is_large(request: Request, response: Response, reply_format: ReplyFormat, ac
     for tensor in response.outputs:
         if tensor.nbytes > LARGE_OUTPUT:
             slot = _slot(tensor, reply_format)
-            if slot is not None and (not slot.binary or slot.classification):
+            if slot is not None and (not slot.binary or slot.classification) and is_long_text(tensor):
                 return True
             if accept_encoding is not None and compression.choose(accept_encoding) is not None:
                 return True
     return False
+
+
+def is_long_text(tensor: Tensor) -> bool:
+    """Whether it takes long to make JSON of an output."""
+    return tensor.nbytes > (LARGE_BYTES if tensor.datatype == BYTES else LARGE_OUTPUT)
 
 
 def encode_steps(
@@ -172,15 +183,6 @@ def encode_error(error: ServeError) -> Reply:
     return reply
 
 
-def _front(request: Request, response: Response, signature: Signature) -> bytes:
-    """A reply's JSON up to its outputs."""
-    return b'{%b%b%b,"outputs":[' % (
-        b'"id":%b,' % json_text.string(request.id) if request.id else b"",
-        _model(signature.model, signature.version),
-        _parameters(response.parameters) if response.parameters else b"",
-    )
-
-
 @lru_cache(maxsize=1024)
 def _model(name: str, version: int) -> bytes:
     return b'"model_name":%b,"model_version":"%d"' % (json_text.string(name), version)
@@ -210,8 +212,7 @@ def json_array(tensor: Tensor) -> bytes:
     elements = _check_for_json(tensor)
     if tensor.datatype == BYTES:
         return json_text.strings(_elements(tensor, elements))
-    # A copy, for a buffer may begin anywhere.
-    return _numbers(tensor.datatype, np.frombuffer(tensor.buffer, BY_NUMBER[tensor.datatype].numpy).copy())
+    return _numbers(tensor.datatype, np.frombuffer(tensor.buffer, BY_NUMBER[tensor.datatype].numpy))
 
 
 def json_array_steps(tensor: Tensor) -> Iterator[bytes]:
@@ -229,7 +230,7 @@ def json_array_steps(tensor: Tensor) -> Iterator[bytes]:
     else:
         values = np.frombuffer(tensor.buffer, BY_NUMBER[tensor.datatype].numpy)
         for at in range(0, elements, _NUMBERS):
-            yield front + _numbers(tensor.datatype, values[at : at + _NUMBERS].copy())[1:-1]
+            yield front + _numbers(tensor.datatype, values[at : at + _NUMBERS])[1:-1]
             front = b","
     yield b"]"
 
@@ -252,7 +253,8 @@ def _numbers(datatype: int, values: np.ndarray[Any, Any]) -> bytes:
         return orjson.dumps((values != 0).tolist())
     if datatype in _FLOATS:
         return json_text.floats(values.astype(np.float64))
-    return json_text.integers(values)
+    # A copy, for a buffer may begin anywhere.
+    return json_text.integers(values.copy())
 
 
 def _elements(tensor: Tensor, count: int) -> list[bytes]:

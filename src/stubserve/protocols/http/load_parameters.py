@@ -1,10 +1,10 @@
-"""The body of a request to load a model: a configuration in its place, and files (base64) to make it of."""
+"""The bodies of requests to load a model (a configuration in its place, files in base64) and to unload one."""
 
 from __future__ import annotations
 
 import base64
 
-from stubserve.errors import internal, invalid
+from stubserve.errors import ServeError, internal, invalid
 from stubserve.protocols.http.json_values import UNSET, find, parse_json
 
 _FILE = "file:"
@@ -32,6 +32,15 @@ def parse_load_parameters(body: bytes) -> tuple[str | None, dict[str, bytes]]:
         else:
             raise internal("unexpected error on creating Triton parameter")
     return config, files
+
+
+def parse_unload_dependents(body: bytes) -> bool:
+    """Whether the members of an ensemble are to go with it. Upstream does not mind a body that makes no sense."""
+    try:
+        parameters = find(parse_json(body), "parameters") if body else UNSET
+    except ServeError:
+        return False
+    return isinstance(parameters, dict) and parameters.get("unload_dependents") is True
 
 
 def _decode(name: str, text: str) -> bytes:

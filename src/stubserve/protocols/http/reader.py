@@ -57,11 +57,11 @@ class RequestReader:
         arena_body = self.arena_body
         assert arena_body is not None
         try:
-            arena_body.advance(nbytes)
+            complete = arena_body.advance(nbytes)
         except ServeError as error:
             self.give_up(error)
             return
-        if arena_body.complete:
+        if complete:
             self._arena_body_is_complete(arena_body)
 
     def _arena_body_is_complete(self, arena_body: ArenaArrival) -> None:

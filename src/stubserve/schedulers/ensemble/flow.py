@@ -67,6 +67,15 @@ class EnsembleFlow(Generic[T]):
         """How many take each turn of an ensemble's tensor; 0 if it is not to be given."""
         return self._route.uses.get(tensor, 0)
 
+    @property
+    def steps(self) -> Collection[Step]:
+        """All that may have to run."""
+        return self._route.steps
+
+    def readers_of(self, step: Step) -> Collection[Step]:
+        """The steps that read what this one makes."""
+        return self._route.followers.get(step, ())
+
     def begin(self, inputs: Mapping[str, T]) -> None:
         """The caller's tensors, by name. An optional one that is missing is absent."""
         for name in self._plan.inputs:

@@ -11,6 +11,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# How many of them an ensemble remembers, by what is requested
+_ROUTES = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -36,10 +39,12 @@ class Route:
 
     `readers` are the steps that read a tensor, in the order of the configuration. `uses` says how often a tensor is
     used: once for every input of a step that it is mapped to and, for a requested output, once by the caller. A tensor
-    that is not in it is made for nobody.
+    that is not in it is made for nobody. `steps` are those that run, `followers` those that read what a step makes.
     """
 
     outputs: tuple[str, ...]
+    steps: tuple[Step, ...]
+    followers: Mapping[Step, tuple[Step, ...]]
     readers: Mapping[str, tuple[Step, ...]]
     uses: Mapping[str, int]
 
@@ -57,12 +62,19 @@ class EnsemblePlan:
             for index, step in enumerate(config.ensemble_scheduling.step)
         )
         self._full = self._route(self.outputs)
+        self._routes = {self.outputs: self._full}
 
     def route(self, requested: Collection[str] | None) -> Route:
         """What has to run to make the requested outputs, None for all; a step whose outputs nobody needs does not."""
         if requested is None:
             return self._full
-        return self._route(tuple(name for name in self.outputs if name in requested))
+        outputs = tuple(name for name in self.outputs if name in requested)
+        route = self._routes.get(outputs)
+        if route is None:
+            route = self._route(outputs)
+            if len(self._routes) < _ROUTES:
+                self._routes[outputs] = route
+        return route
 
     def _route(self, outputs: tuple[str, ...]) -> Route:
         writers = {tensor: step for step in self.steps for tensor in step.outputs.values()}
@@ -81,7 +93,11 @@ class EnsemblePlan:
         uses = Counter(outputs)
         for step in needed:
             uses.update(step.inputs.values())
-        return Route(outputs, readers, uses)
+        followers = {
+            step: tuple(dict.fromkeys(reader for tensor in step.outputs.values() for reader in readers.get(tensor, ())))
+            for step in needed
+        }
+        return Route(outputs, tuple(step for step in self.steps if step in needed), followers, readers, uses)
 
     def __repr__(self) -> str:
         return f"<EnsemblePlan {self.name!r}: {[step.model for step in self.steps]}>"

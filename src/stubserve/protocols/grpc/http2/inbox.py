@@ -41,6 +41,11 @@ class Message(NamedTuple):
     offset: int = 0
     compressed: bool = False
 
+    def let_go(self) -> None:
+        """Drops the hold of its block."""
+        if self.block is not None:
+            self.block.drop()
+
 
 class Inbox:
     """One stream's. `encoding` is what its compressed messages are compressed with; no message may be longer than

@@ -1,8 +1,8 @@
-"""Work that is too long for the event loop, done in threads, its results in the order in which it was asked for.
+"""Work that is too long for the event loop to do at once, its results in the order in which it was asked for.
 
-Decompressing, compressing and writing a large message take from milliseconds to seconds. What is small is done at once;
-a job goes to a thread (zlib and numpy let others run meanwhile, and Python switches between threads every 5 ms), and
-what was to follow it waits for its turn. Everything but the jobs themselves happens on the event loop.
+Decompressing, compressing, reading and writing a large message take from milliseconds to seconds. What is small is done
+at once; what is large comes in steps, which `protocols.offload` does beside everything else, and what was to follow it
+waits for its turn.
 """
 
 from __future__ import annotations
@@ -12,58 +12,56 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-# Work on more bytes than this is a job.
-LARGE_BYTES = 256 * 1024
+from stubserve.inference.steps import Steps
+from stubserve.protocols.offload import Offload
 
-Job = Callable[[], Any]
-# Called with the job's result, or with the exception that it ended in; with None where there was no job, or nobody is
-# left who wants its result. May return a job to be done before all others.
-Then = Callable[[Any], "Job | None"]
+# Called once with the work's result, or with the exception that it ended in; with None where there was no work, or
+# nobody is left who wants its result.
+Then = Callable[[Any], None]
 
 
 class OrderedJobs:
     """One direction of one stream."""
 
-    __slots__ = ("_dropped", "_running", "_waiting")
+    __slots__ = ("_dropped", "_offload", "_task", "_waiting")
 
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[Job | None, Then]] = deque()
-        self._running = False
+    def __init__(self, offload: Offload) -> None:
+        self._offload = offload
+        self._waiting: deque[tuple[Steps[Any] | None, Then]] = deque()
+        self._task: asyncio.Task[Any] | None = None
         self._dropped = False
 
     @property
     def busy(self) -> bool:
-        return self._running or bool(self._waiting)
+        return self._task is not None or bool(self._waiting)
 
-    def add(self, job: Job | None, then: Then) -> None:
-        """Has `then` called once the job and everything before it is done; without a job with None."""
-        self._waiting.append((job, then))
-        if not self._running:
-            self._go_on()
+    def add(self, steps: Steps[Any] | None, then: Then) -> None:
+        """Has `then` called once the work and everything before it is done."""
+        self._waiting.append((steps, then))
+        self._go_on()
 
     def drop(self) -> None:
         """Nobody wants the results any more. Each `then` is called nevertheless: it may hold memory."""
         self._dropped = True
-        if not self._running:
-            self._go_on()
+        if self._task is not None:
+            self._task.cancel()
+        self._go_on()
 
     def _go_on(self) -> None:
-        while self._waiting and not self._running:
-            self._begin(*self._waiting.popleft())
+        while self._waiting and self._task is None:
+            steps, then = self._waiting.popleft()
+            if steps is None or self._dropped:
+                then(None)
+                continue
+            self._task = asyncio.get_running_loop().create_task(self._offload.run(steps))
+            self._task.add_done_callback(lambda task, then=then: self._done(task, then))  # type: ignore[misc]
 
-    def _begin(self, job: Job | None, then: Then) -> None:
-        if job is None or self._dropped:
-            job = then(None)
-        if job is not None:
-            self._running = True
-            future = asyncio.get_running_loop().run_in_executor(None, job)
-            future.add_done_callback(lambda done: self._done(done, then))
-
-    def _done(self, future: asyncio.Future[Any], then: Then) -> None:
-        self._running = False
-        error = asyncio.CancelledError() if future.cancelled() else future.exception()
-        made = future.result() if error is None else error
-        job = then(None if self._dropped else made)
-        if job is not None:
-            self._begin(job, then)
+    def _done(self, task: asyncio.Task[Any], then: Then) -> None:
+        self._task = None
+        if task.cancelled():
+            then(None)
+        else:
+            error = task.exception()
+            made = task.result() if error is None else error
+            then(None if self._dropped else made)
         self._go_on()

@@ -23,6 +23,8 @@ from stubserve.protocols.sent_memory import keep_sending_warm
 # Longer answers are not put together with their frames' heads, but sent from where they lie.
 MAX_WHOLE_BYTES = 64 * 1024
 
+# What may leave in one turn of the event loop: putting a very large answer into frames takes its time, too.
+_TURN_BYTES = 8 << 20
 # One system call costs more than copying so much.
 _JOINED_BYTES = 256 * 1024
 _END = frames.END_HEADERS | frames.END_STREAM
@@ -51,6 +53,8 @@ class Sender:
         self._flush_is_due = False
         self._lost = False
         self._sends_large = False
+        # Of DATA in this turn
+        self._turn_bytes = 0
         # What the client takes
         self._window = frames.DEFAULT_WINDOW
         self._max_frame = frames.DEFAULT_FRAME_SIZE
@@ -73,6 +77,10 @@ class Sender:
     def flush(self) -> None:
         self._flush_is_due = False
         out, self._out = self._out, []
+        if self._turn_bytes:
+            self._turn_bytes = 0
+            if self.waiting:
+                self._loop.call_soon(self._pump)
         if not out or self._lost:
             return
         if len(out) == 1:
@@ -99,10 +107,11 @@ class Sender:
 
     def room(self) -> int:
         """How many bytes the next DATA frame may have, as far as the connection decides it."""
-        return 0 if self._paused else min(self._window, self._max_frame)
+        return 0 if self._paused or self._turn_bytes >= _TURN_BYTES else min(self._window, self._max_frame)
 
     def send_data(self, stream: int, length: int, pieces: Sequence[bytes | memoryview]) -> None:
         self._window -= length
+        self._turn_bytes += length
         self.data_frames += 1
         self.write(frames.data_head(length, stream), *pieces)
 

@@ -1,7 +1,7 @@
 """One RPC on a connection: a `transport.Call` for the service, and the two directions of an HTTP/2 stream.
 
-What is long takes no time of the event loop: compressed messages, those that the method wants prepared, and answers
-that are to be compressed or written go through `jobs`, each direction in order.
+What is long keeps nobody waiting: compressed messages, those that the method wants prepared, and answers that are to be
+compressed or take long to write are worked on in steps (`jobs`), each direction in order.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import zlib
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 from stubserve.errors import ServeError, internal, unavailable
-from stubserve.inference.heap_account import FREE_BYTES
+from stubserve.inference.heap_account import FREE_BYTES, HeapShare
 from stubserve.inference.memory import Block
+from stubserve.inference.steps import Steps, finish
 from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.grpc.http2 import frames
+from stubserve.protocols.grpc.http2.compression import deflate
 from stubserve.protocols.grpc.http2.heads import OPENING, RpcHead, opening, trailers
 from stubserve.protocols.grpc.http2.inbox import PREFIX_BYTES, Inbox, Message, MessageRefusal
-from stubserve.protocols.grpc.http2.inflating import STEP_BYTES, Inflation
-from stubserve.protocols.grpc.http2.jobs import LARGE_BYTES, OrderedJobs
+from stubserve.protocols.grpc.http2.jobs import OrderedJobs
 from stubserve.protocols.grpc.http2.sender import Sender
+from stubserve.protocols.grpc.http2.turn import Turn
 from stubserve.protocols.grpc.transport import (
     CANCELLATION_LINE,
     DEADLINE_EXCEEDED,
@@ -31,10 +32,13 @@ from stubserve.protocols.grpc.transport import (
     OK,
     REQUEST_LINE,
     Handler,
+    Keep,
     Metadata,
     Method,
     Parts,
 )
+from stubserve.protocols.grpc.wire import Malformed
+from stubserve.protocols.offload import LARGE_BYTES
 from stubserve.protocols.sent_memory import SentMemory
 from stubserve.protocols.serving import Ingress
 from stubserve.protocols.stall import StallWatch
@@ -45,8 +49,6 @@ log = logging.getLogger("stubserve.grpc")
 OUTBOX_BYTES = 1 << 20
 # How much a client may send on a stream before the server has taken it.
 RECEIVE_WINDOW = 2 << 20
-
-_GZIP_FORMAT = 16 + zlib.MAX_WBITS
 
 
 class StreamOwner(Hashable, Protocol):
@@ -66,16 +68,6 @@ class StreamOwner(Hashable, Protocol):
     def forget(self, stream: Stream) -> None:
         """Both sides of a stream are closed."""
         ...
-
-
-class _Turn:
-    """A message that waits for its turn, and what is counted for it in the heap until then."""
-
-    __slots__ = ("kept", "message")
-
-    def __init__(self, message: Message) -> None:
-        self.message = message
-        self.kept = 0
 
 
 class Stream:
@@ -247,25 +239,38 @@ class Stream:
         self.send(parts, blocks)
         self.finish(OK)
 
-    def reply_when_done(self, job: Callable[[], Parts], blocks: Sequence[Block]) -> None:
+    def reply_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> None:
         if self._status is None:
-            self.send_when_done(job, blocks)
+            self.send_in_steps(work, blocks)
             self.finish(OK)
 
     def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
         if self._status is not None:
             return True
-        if self._outgoing is not None and self._outgoing.busy:
-            return self._send_later(lambda: parts, blocks)
-        if self._compress_with is not None:
-            if sum(map(len, parts)) > LARGE_BYTES:
-                return self._send_later(lambda: parts, blocks)
-            parts, blocks = self._compressed(parts), ()
+        encoding = self._compress_with
+        is_behind = self._outgoing is not None and self._outgoing.busy
+        if encoding is not None:
+            level = self._connection.compression_level
+            if is_behind or sum(map(len, parts)) > LARGE_BYTES:
+                return self._send_later(lambda keep: deflate(parts, encoding, level, keep), blocks)
+            parts, blocks = finish(deflate(parts, encoding, level, lambda nbytes: None)), ()
+        elif is_behind:
+            return self._send_later(None, blocks, parts)
         self._put(parts, blocks)
         return not self._slow
 
-    def send_when_done(self, job: Callable[[], Parts], blocks: Sequence[Block]) -> bool:
-        return self._status is not None or self._send_later(job, blocks)
+    def send_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> bool:
+        if self._status is not None:
+            return True
+        encoding = self._compress_with
+
+        def compressed(keep: Keep) -> Steps[Parts]:
+            parts = yield from work(keep)
+            if encoding is not None:
+                parts = yield from deflate(parts, encoding, self._connection.compression_level, keep)
+            return parts
+
+        return self._send_later(compressed, blocks)
 
     def finish(self, status: int, message: str = "") -> None:
         if self._status is None:
@@ -351,22 +356,29 @@ class Stream:
         if self._outbox_bytes > OUTBOX_BYTES:
             self._slow = True
 
-    def _send_later(self, job: Callable[[], Parts], blocks: Sequence[Block]) -> bool:
-        """Sends what the job makes, compressed where it is to be, in its turn. Says that the client is behind."""
+    def _send_later(
+        self, work: Callable[[Keep], Steps[Parts]] | None, blocks: Sequence[Block], parts: Parts = ()
+    ) -> bool:
+        """Sends what the work makes, or these parts, in its turn. Says that the client is behind."""
         held = [block.hold() for block in blocks]
         if self._outgoing is None:
-            self._outgoing = OrderedJobs()
+            self._outgoing = OrderedJobs(self._connection.ingress.offload)
         self._slow = True
-        work = job if self._compress_with is None else lambda: self._compressed(job())
-        self._outgoing.add(work, functools.partial(self._send_made, held))
+        share = self._connection.ingress.heap.share()
+        steps = None if work is None else work(share.add)
+        self._outgoing.add(steps, functools.partial(self._send_made, parts, held, share))
         return False
 
-    def _send_made(self, held: list[Block], made: Any) -> None:
-        if made is not None and not self.closed:
+    def _send_made(self, parts: Parts, held: list[Block], share: HeapShare, made: Any) -> None:
+        # What is in the outbox is counted there.
+        share.drop()
+        if self._outgoing is not None and not self.closed:
             if isinstance(made, BaseException):
                 self._fail(made)
-            else:
+            elif made is not None:
                 self._put(made, held if self._compress_with is None else ())
+            else:
+                self._put(parts, held)
         for block in held:
             block.drop()
         if self._outgoing is not None and not self._outgoing.busy:
@@ -382,11 +394,6 @@ class Stream:
             self._cut_off(error.code.grpc_status, error.message)
         else:
             self._status = (error.code.grpc_status, error.message)
-
-    def _compressed(self, parts: Parts) -> Parts:
-        wbits = _GZIP_FORMAT if self._compress_with == "gzip" else zlib.MAX_WBITS
-        stream = zlib.compressobj(self._connection.compression_level, wbits=wbits)
-        return [*[stream.compress(part) for part in parts], stream.flush()]
 
     def _writable(self) -> None:
         if self._handler is not None and not self._slow and self._status is None:
@@ -435,63 +442,26 @@ class Stream:
         if self._incoming is None and not message.compressed and len(message.data) <= LARGE_BYTES:
             self._take(message)
             return
-        turn = _Turn(message)
+        turn = Turn(self._connection.ingress, self._method.prepare, message)
         try:
-            job = self._preparation(turn)
-            if self._incoming is None and job is None:
-                self._take(turn.message)
-                return
-            # What is kept in the heap until its turn has come
-            self._keep(turn, len(turn.message.data) if turn.message.block is None else 0)
-        except MessageRefusal:
-            _let_go(turn.message)
-            raise
+            steps = turn.begin()
+            if self._incoming is not None or steps is not None:
+                turn.wait()
+        except (MessageRefusal, ServeError, Malformed) as error:
+            turn.end()
+            raise _refusal(error) from None
+        if self._incoming is None and steps is None:
+            self._take_turn(turn)
+            return
         if self._incoming is None:
-            self._incoming = OrderedJobs()
-        self._incoming.add(job, functools.partial(self._prepared, turn))
+            self._incoming = OrderedJobs(self._connection.ingress.offload)
+        self._incoming.add(steps, functools.partial(self._prepared, turn))
 
-    def _preparation(self, turn: _Turn) -> Callable[[], Any] | None:
-        """What is to be done to a message off the event loop. Raises Refusal."""
-        message = turn.message
-        if message.compressed:
-            inflation = Inflation(message.data, self._connection.ingress.max_input_size)
-            if inflation.content is None:
-                self._keep(turn, STEP_BYTES)
-                return inflation.step
-            _let_go(message)
-            turn.message = message = Message(inflation.content)
-        return None if self._method.prepare is None else self._method.prepare(message.data)
-
-    def _prepared(self, turn: _Turn, made: Any) -> Callable[[], Any] | None:
-        """A job has made something of a message, or there was none and its turn has come (None)."""
-        if self._status is not None:
-            made = None
-        if isinstance(made, Inflation) and made.content is None:
-            try:
-                self._keep(turn, STEP_BYTES)
-                return made.step
-            except MessageRefusal as refusal:
-                made = refusal
-        message = turn.message
-        if isinstance(made, MessageRefusal):
-            self._refuse(made)
-        elif isinstance(made, BaseException):
-            log.error("a message could not be prepared", exc_info=made)
-            self._cut_off(INTERNAL, "unexpected error while the request was handled; see the server's log")
-        elif isinstance(made, Inflation):
-            assert made.content is not None
-            _let_go(message)
-            message = turn.message = Message(made.content)
-            if self._method.prepare is not None:
-                job = self._method.prepare(message.data)
-                if job is not None:
-                    return job
-        elif made is not None:
-            _let_go(message)
-            message = Message(made)
-        # Nothing is taken where the RPC has ended.
-        self._take(message)
-        self._connection.ingress.heap.give_back(turn.kept)
+    def _prepared(self, turn: Turn, error: BaseException | None) -> None:
+        """Everything has been done to a message, and its turn has come; or that has ended in an error."""
+        if error is not None:
+            self._refuse(_refusal(error))
+        self._take_turn(turn)
         if self._incoming is not None and not self._incoming.busy:
             self._incoming = None
             if self._end_is_due:
@@ -499,24 +469,25 @@ class Stream:
                 self.ended_by_client()
             else:
                 self._grant()
-        return None
 
-    def _keep(self, turn: _Turn, nbytes: int) -> None:
-        """Counts what a message that is being prepared has in the heap. Raises Refusal."""
+    def _take_turn(self, turn: Turn) -> None:
+        """Gives the message to the handler, where there is one that wants it."""
         try:
-            self._connection.ingress.heap.take(nbytes)
-        except ServeError as error:
-            raise MessageRefusal(error.code.grpc_status, error.message) from None
-        turn.kept += nbytes
+            self._hand_over(turn.message)
+        finally:
+            turn.end()
 
     def _take(self, message: Message) -> None:
-        handler = self._handler
         try:
-            if handler is not None and self._status is None and not (self._method.unary and self._asked):
-                self._asked = True
-                handler.on_message(message.data, message.block, message.offset)
+            self._hand_over(message)
         finally:
-            _let_go(message)
+            message.let_go()
+
+    def _hand_over(self, message: Message) -> None:
+        handler = self._handler
+        if handler is not None and self._status is None and not (self._method.unary and self._asked):
+            self._asked = True
+            handler.on_message(message.data, message.block, message.offset)
 
     def _watch_or_not(self) -> None:
         """The client has to go on with a message that it has begun, where it may."""
@@ -606,6 +577,13 @@ class Stream:
                 jobs.drop()
 
 
-def _let_go(message: Message) -> None:
-    if message.block is not None:
-        message.block.drop()
+def _refusal(error: BaseException) -> MessageRefusal:
+    """The end of an RPC whose message could not be taken."""
+    if isinstance(error, MessageRefusal):
+        return error
+    if isinstance(error, ServeError):
+        return MessageRefusal(error.code.grpc_status, error.message)
+    if isinstance(error, Malformed):
+        return MessageRefusal(error.status, error.text)
+    log.error("a message could not be prepared", exc_info=error)
+    return MessageRefusal(INTERNAL, "unexpected error while the request was handled; see the server's log")

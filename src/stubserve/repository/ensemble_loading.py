@@ -1,0 +1,94 @@
+"""Starting a version of an ensemble: its configuration is checked against its members, which serve already."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stubserve.errors import ServeError, invalid, raise_first
+from stubserve.inference.served_model import ServedModel
+from stubserve.model_config.proto import ModelConfig
+from stubserve.model_config.render import to_json_dict
+from stubserve.model_config.validate import validate
+from stubserve.model_config.validate_members import is_decoupled, member_problems
+from stubserve.repository.candidate import Candidate
+from stubserve.repository.folder import read_labels
+from stubserve.repository.registry import Registry, VersionState
+from stubserve.serving.ensemble_model import EnsembleModel, Models
+
+# By name, and version as `find` takes it
+Members = Mapping[tuple[str, str], ServedModel]
+
+
+async def start_ensemble(candidate: Candidate, version: int, models: Models) -> EnsembleModel:
+    """A version of an ensemble that is ready. Raises ServeError with upstream's texts."""
+    folder, config = candidate.folder, candidate.config
+    validate(config)
+    labels = await asyncio.to_thread(read_labels, folder, config)
+    # Nothing is awaited from here on: what is checked is what is served.
+    members = _find(config, models)
+    configs = _configs(members)
+    raise_first(member_problems(config, configs))
+    completed = ModelConfig()
+    completed.CopyFrom(config)
+    # As upstream, whatever the configuration itself says
+    completed.model_transaction_policy.decoupled = is_decoupled(config, configs)
+    labels = {**_labels_of_members(config, members), **labels}
+    return EnsembleModel(folder.name, version, completed, to_json_dict(completed), labels, models, members)
+
+
+def check_members(config: Any, registry: Registry) -> None:
+    """Raises ServeError INVALID_ARG where an ensemble cannot be served with the models that are loaded."""
+    try:
+        members = _find(config, registry)
+    except ServeError:
+        raise _why_not_there(config, registry) from None
+    raise_first(member_problems(config, _configs(members)))
+
+
+def unavailable_members(name: str, members: Sequence[str]) -> ServeError:
+    """The refusal of an ensemble with members that are in no repository, or in several."""
+    return invalid(f"ensemble {name} contains models that are not available or ambiguous: {', '.join(members)}")
+
+
+def _key(step: Any) -> tuple[str, str]:
+    return step.model_name, "" if step.model_version == -1 else str(step.model_version)
+
+
+def _find(config: Any, models: Models) -> Members:
+    return {key: models.find(*key) for key in map(_key, config.ensemble_scheduling.step)}
+
+
+def _configs(members: Members) -> dict[str, ModelConfig]:
+    return {name: model.config for (name, _), model in members.items()}
+
+
+def _why_not_there(config: Any, registry: Registry) -> ServeError:
+    """What is wrong with the first member that is not loaded, in upstream's words."""
+    for step in config.ensemble_scheduling.step:
+        name = step.model_name
+        where = f"ensemble '{config.name}' depends on '{name}'"
+        if not registry.ready_versions(name):
+            entry = registry.models.get(name)
+            if entry is not None and entry.reason and not entry.versions:
+                return invalid(f"{where} which is not valid. Model '{name}' failed with error: {entry.reason}")
+            failed = [one for one in entry.versions.values() if one.state is VersionState.UNAVAILABLE] if entry else []
+            text = "".join(f"version {one.version} is at UNAVAILABLE state: {one.reason};" for one in failed)
+            more = f". Model '{name}' loading failed with error: {text}" if text else ""
+            return invalid(f"{where} which has no loaded version{more}")
+        if step.model_version != -1 and not registry.serves(name, step.model_version):
+            return invalid(f"{where} whose required version {step.model_version} is not loaded.")
+    return invalid(f"ensemble '{config.name}' depends on models that are not loaded")
+
+
+def _labels_of_members(config: Any, members: Members) -> dict[str, list[str]]:
+    """The labels that the outputs have where they are made, by output of the ensemble."""
+    wanted = {output.name for output in config.output}
+    labels = {}
+    for step in config.ensemble_scheduling.step:
+        known = members[_key(step)].signature.labels
+        for name, tensor in step.output_map.items():
+            if tensor in wanted and name in known:
+                labels[tensor] = known[name]
+    return labels

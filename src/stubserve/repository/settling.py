@@ -1,0 +1,68 @@
+"""Ensembles follow their members: after each load and unload they are settled.
+
+Those that lack a member go, and are remembered; those that have all of them again come back; those whose members are
+others now are checked and loaded anew, and go where that fails. Each may concern further ensembles, so it goes on until
+nothing is left to do. It takes the turns of ensembles only, one at a time, and none of its own, so nobody can wait for
+it in a circle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+
+from stubserve.inference.served_model import ServedModel
+from stubserve.repository.dependencies import DiskDependencies, rounds
+
+log = logging.getLogger("stubserve.repository")
+
+# How often ensembles are settled because of each other, at most
+_ROUNDS = 100
+
+
+class Settling:
+    """`serving` are the model versions that serve; `load` says whether it could, `let_go` does not wait for requests.
+
+    `away` are the ensembles that went only because a member did, with their members.
+    """
+
+    def __init__(
+        self,
+        serving: Callable[[], Collection[ServedModel]],
+        disk: DiskDependencies,
+        load: Callable[[str], Awaitable[bool]],
+        let_go: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._serving = serving
+        self._disk = disk
+        self._load = load
+        self._let_go = let_go
+        self.away: dict[str, Collection[str]] = {}
+
+    async def settle(self) -> None:
+        for _ in range(_ROUNDS):
+            ending, loading = self._what_to_do()
+            if not ending and not loading:
+                return
+            for name, members in ending.items():
+                log.info("ensemble '%s' goes, because a member of it does", name)
+                await self._let_go(name)
+                self.away[name] = members
+            needs = await asyncio.to_thread(self._disk.needs, loading)
+            for name in (one for group in rounds(needs) for one in group):
+                if not await self._load(name):
+                    log.error("ensemble '%s' goes, because it cannot be served with its members as they are", name)
+                    await self._let_go(name)
+                    # It comes back when somebody loads it.
+                    self.away.pop(name, None)
+        log.error("ensembles are still not what their members are after %d rounds of loading them", _ROUNDS)
+
+    def _what_to_do(self) -> tuple[dict[str, Collection[str]], list[str]]:
+        """The ensembles of which a member is gone, and those that are to be loaded."""
+        serving = self._serving()
+        names = {model.name for model in serving}
+        unsettled = {model.name: model.needs for model in serving if model.needs and not model.stands()}
+        ending = {name: members for name, members in unsettled.items() if not names.issuperset(members)}
+        back = [name for name, members in self.away.items() if names.issuperset(members)]
+        return ending, [*(unsettled.keys() - ending.keys()), *back]

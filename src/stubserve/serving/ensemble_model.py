@@ -1,0 +1,284 @@
+"""One loaded version of an ensemble: a `ServedModel` that has no instances, only members.
+
+A request is admitted as for any model, and becomes a run (`ensemble_run`) with the next poll. The members are found in
+the registry when the run begins, and kept from being taken down until it is over, so a request meets one version of
+each member however long it takes, and a reload of a member costs no request. What the ensemble was loaded with
+(`members`) is remembered, so that model control sees when it has to be loaded anew.
+
+An ensemble is ready when all its members are; it is down when one of them is not there, or is down.
+
+Statistics are upstream's: a request waits in no queue of the ensemble's own, its compute times are the sums of its
+steps', and it counts as one execution, of its own batch size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from stubserve.errors import ServeError, unavailable
+from stubserve.inference.latencies import Latencies
+from stubserve.inference.request import OTHER_FAILURE, REJECTED, SUCCESS, Request, Response
+from stubserve.inference.served_model import BlockingCall, ServedModel, Waiter
+from stubserve.inference.signature import Signature
+from stubserve.inference.statistics import ModelStatistics
+from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
+from stubserve.serving.delivery import Delivery
+from stubserve.serving.draining import Draining
+from stubserve.serving.ensemble_calls import Prospect
+from stubserve.serving.ensemble_gate import Gate
+from stubserve.serving.ensemble_run import EnsembleRun
+
+log = logging.getLogger("stubserve.model")
+
+
+class Models(Protocol):
+    """Where an ensemble finds its members."""
+
+    def find(self, name: str, version: str) -> ServedModel:
+        """The version of a model, the latest that is ready for an empty text. Raises ServeError."""
+
+
+class EnsembleModel:
+    """A `ServedModel` of members. Lives on the event loop.
+
+    `members` are the models that its configuration was checked against, by (name, version as `find` takes it).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        config: Any,
+        rendered_config: dict[str, Any],
+        labels: dict[str, list[str]],
+        models: Models,
+        members: Mapping[tuple[str, str], ServedModel],
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        # Fixed while it is loaded
+        self.name = name
+        self.version = version
+        self.config = config
+        self.rendered_config = rendered_config
+        self.signature = Signature(name, version, config)
+        self.signature.labels = labels
+        self.load_seconds = 0.0
+        self.members = members
+        self.plan = EnsemblePlan(config)
+        limit = config.ensemble_scheduling.max_inflight_requests
+        self.gates: Mapping[Step, Gate] = {step: Gate(limit) for step in self.plan.steps} if limit else {}
+        self._models = models
+        self._keys = {step: (step.model, "" if step.version == -1 else str(step.version)) for step in self.plan.steps}
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        # Moving parts
+        self.statistics = ModelStatistics()
+        self._draining = Draining()
+        self._delivery = Delivery(self.signature, self.statistics, self._draining)
+        self._queue: list[Request] = []
+        self._runs: dict[Request, EnsembleRun] = {}
+        self._coming = _ComingRun(name, self._coming_calls)
+        self._poll_is_due = False
+        self._closed = False
+
+    @property
+    def latencies(self) -> Latencies | None:
+        """Where its latencies are counted, None if nobody wants them."""
+        return self._delivery.latencies
+
+    @latencies.setter
+    def latencies(self, latencies: Latencies | None) -> None:
+        self._delivery.latencies = latencies
+
+    # Requests
+
+    def submit(self, request: Request) -> None:
+        """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
+        self.enqueue(request)
+        if not self._poll_is_due:
+            self._poll_is_due = True
+            self._loop.call_soon(self.poll)
+
+    def enqueue(self, request: Request) -> None:
+        """As `submit`, for who calls `poll` when all that arrive together are queued."""
+        if self._closed:
+            request.outcome = REJECTED
+            self.statistics.record_failure(request)
+            raise self._unavailable()
+        request.queue_start_ns = self._clock()
+        self._queue.append(request)
+        self._delivery.expect(request)
+
+    def poll(self) -> None:
+        """Begins the runs of what is queued. Raises nothing."""
+        self._poll_is_due = False
+        queue, self._queue = self._queue, []
+        for request in queue:
+            request.compute_start_ns = self._clock()
+            run = self._runs[request] = EnsembleRun(self, request)
+            if request.cancelled:
+                run.cancel()
+            else:
+                run.begin()
+
+    def cancel(self, request: Request) -> None:
+        """The client of a submitted request is gone: no further step begins, and those under way are told."""
+        request.cancelled = True
+        request.resume()
+        run = self._runs.get(request)
+        if run is not None:
+            run.cancel()
+
+    @property
+    def queued(self) -> int:
+        """Requests that have not begun; the steps of others wait with their models."""
+        return len(self._queue)
+
+    # What runs ask and tell
+
+    def member(self, step: Step) -> ServedModel:
+        """The model of a step. Raises ServeError."""
+        return self._models.find(*self._keys[step])
+
+    def respond(self, request: Request, response: Response) -> None:
+        self._delivery.respond(request, response)
+
+    def succeeded(self, run: EnsembleRun) -> None:
+        request = run.request
+        del self._runs[request]
+        now = self._clock()
+        request.outcome = SUCCESS
+        try:
+            self.statistics.record_ensemble(request, run.input_ns, run.infer_ns, run.output_ns, now)
+            # For an ensemble that this one is a member of, and for summaries: times that differ by these durations.
+            request.compute_end_ns = now
+            request.compute_infer_end_ns = now - run.output_ns
+            request.compute_input_end_ns = request.compute_infer_end_ns - run.infer_ns
+            request.compute_start_ns = request.compute_input_end_ns - run.input_ns
+            if self.latencies is not None:
+                self.latencies.on_batch((request,))
+        except Exception:
+            log.exception("a request to ensemble '%s' could not be counted", self.name)
+
+    def failed(self, run: EnsembleRun, error: ServeError, outcome: str) -> None:
+        del self._runs[run.request]
+        self._delivery.fail((run.request,), error, outcome)
+
+    # Readiness
+
+    def down(self) -> bool:
+        """Whether a member is not there, or down."""
+        try:
+            return self._closed or any(self.member(step).down() for step in self.plan.steps)
+        except ServeError:
+            return True
+
+    def why_not_ready(self) -> str:
+        """Empty if every member is ready, else the reason of the first that is not."""
+        for step in self.plan.steps:
+            try:
+                reason = self.member(step).why_not_ready()
+            except ServeError as error:
+                reason = error.message
+            if reason:
+                return _of_member(step, reason)
+        return ""
+
+    def checks_readiness(self) -> bool:
+        """Whether a member's model has a say in it."""
+        try:
+            return any(self.member(step).checks_readiness() for step in self.plan.steps)
+        except ServeError:
+            return False
+
+    async def check_ready(self) -> str:
+        """As `why_not_ready`, and asks the members' models, all at once. Raises nothing."""
+        reason = self.why_not_ready()
+        if reason or not self.checks_readiness():
+            return reason
+        # Whoever asks may be about to submit a request.
+        self._draining.begin()
+        try:
+            members = {self._keys[step]: (step, self.member(step)) for step in self.plan.steps}
+            answers = await asyncio.gather(*(model.check_ready() for _, model in members.values()))
+            reasons = zip(members.values(), answers, strict=True)
+            return next((_of_member(step, why) for (step, _), why in reasons if why), "")
+        finally:
+            self._draining.end()
+
+    # What it rests on
+
+    @property
+    def needs(self) -> Collection[str]:
+        """The names of its members."""
+        return tuple(dict.fromkeys(step.model for step in self.plan.steps))
+
+    def stands(self) -> bool:
+        """Whether its members are still those that it was loaded with."""
+        try:
+            return all(self._models.find(*key) is model for key, model in self.members.items())
+        except ServeError:
+            return False
+
+    def takers(self, request: Request | None) -> Sequence[Waiter]:
+        """Its run, or one that is to come: an ensemble takes every request itself, and waits for its members then."""
+        run = None if request is None else self._runs.get(request)
+        return (self._coming if run is None else run,)
+
+    def _coming_calls(self) -> Sequence[BlockingCall]:
+        """What a request that has not begun will wait for (`_ComingRun`)."""
+        calls = []
+        for step in self.plan.steps:
+            try:
+                calls.append(Prospect(self.member(step)))
+            except ServeError:
+                return ()  # it will fail at once
+        return calls
+
+    def memory_usage(self) -> list[dict[str, Any]]:
+        """Nothing: the processes are its members'."""
+        return []
+
+    # The end
+
+    def reserve(self) -> None:
+        """Keeps it from being drained until `release`."""
+        self._draining.begin()
+
+    def release(self) -> None:
+        self._draining.end()
+
+    async def drained(self, patience_s: float = 0.0) -> bool:
+        """Waits until nothing is under way. It has no batches of its own: its members' patience ends what hangs."""
+        await self._draining.drained()
+        return True
+
+    async def stop(self, timeout_s: float) -> None:
+        """Takes no request from now on; what is under way ends when the members have let go of it."""
+        self._closed = True
+        queue, self._queue = self._queue, []
+        self._delivery.fail(queue, self._unavailable(), OTHER_FAILURE)
+        for run in list(self._runs.values()):
+            run.give_up(self._unavailable())
+
+    def _unavailable(self) -> ServeError:
+        return unavailable(f"ensemble '{self.name}' version {self.version} is not served any more")
+
+
+class _ComingRun:
+    """The waiter of a run that has not begun."""
+
+    def __init__(self, name: str, waits_for: Callable[[], Sequence[BlockingCall]]) -> None:
+        self.name = name
+        self.waits_for = waits_for
+
+    def has(self, request: Request) -> bool:
+        return False
+
+
+def _of_member(step: Step, reason: str) -> str:
+    return f"its member '{step.model}' is not ready: {reason}"

@@ -1,0 +1,72 @@
+"""Who is paused so that a fast step does not fill the memory with work for a slow one.
+
+A step that answers many times is paused while the reader of the ensemble is behind, while a step that reads what it
+makes waits at its gate, and while such a step has many requests under way. It goes on when none of that is so. Nobody
+waits for who waits for him: a step waits for later ones only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+
+from stubserve.inference.request import Request
+from stubserve.schedulers.ensemble.plan import Step
+
+# How many requests of one run to one step may be under way before who makes more work for it is paused
+_MANY = 64
+
+
+class Pace:
+    """That of one run, whose responses go to the reader of `request`. `readers` tells who reads what a step makes."""
+
+    def __init__(self, request: Request, readers: Callable[[Step], Collection[Step]]) -> None:
+        self._request = request
+        self._readers = readers
+        # Requests of each step that are under way or wait, and those that wait at the step's gate
+        self._load: Counter[Step] = Counter()
+        self._waiting: Counter[Step] = Counter()
+        self._paused: dict[Request, Step] = {}
+
+    def begun(self, step: Step) -> None:
+        self._load[step] += 1
+
+    def waits(self, step: Step) -> None:
+        """The request that has begun last is at a gate."""
+        self._waiting[step] += 1
+
+    def waits_no_longer(self, step: Step) -> None:
+        self._waiting[step] -= 1
+
+    def ended(self, step: Step) -> None:
+        self._load[step] -= 1
+        if self._paused:
+            self.go_on()
+
+    def keep(self, request: Request, step: Step) -> None:
+        """Pauses a request of this step, which has just answered and is not over, if that is called for."""
+        if self._is_ahead(step):
+            request.pause()
+            self._paused[request] = step
+            self.go_on()
+
+    def forget(self, request: Request) -> None:
+        """A request is over."""
+        self._paused.pop(request, None)
+
+    def go_on(self) -> None:
+        """Resumes what need not wait any longer."""
+        stream = self._request.stream
+        if stream is not None and stream.paused:
+            if self.go_on not in stream.owed:
+                self._request.when_read(self.go_on)
+            return
+        for request, step in list(self._paused.items()):
+            if not self._is_ahead(step) and self._paused.pop(request, None) is not None:
+                request.resume()
+
+    def _is_ahead(self, step: Step) -> bool:
+        stream = self._request.stream
+        if stream is not None and stream.paused:
+            return True
+        return any(self._load[reader] >= _MANY or self._waiting[reader] for reader in self._readers(step))

@@ -1,0 +1,349 @@
+"""One request on its way through an ensemble: makes requests to members of the runs that the flow asks for.
+
+`schedulers.ensemble.flow` decides what runs when. Here its tensors get memory, its runs become requests, and their
+answers become tensors again.
+
+**Memory.** No tensor is copied between steps. Each use of a tensor is one hold on its span: the hold of a step's input
+is the step's request's, which drops it after its final response, the hold of an output is the response's. A tensor that
+is used more than once is shared (`Span.shared`): whoever looks at it gets a copy of its own, so a model that writes to
+its input harms nobody. A tensor that is used once belongs to its reader as a client's input would, also where a step
+has passed it on: when its only response is there, the step has it no longer.
+
+**Failure.** The first error counts. Nothing new is begun, what is under way is cancelled, and the error is told when
+all of it has ended, because until then models may use the request's memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+from stubserve.errors import Code, ServeError, internal, invalid
+from stubserve.inference.request import CANCELLED, OTHER_FAILURE, Request, Response
+from stubserve.inference.request import unanswered as nobody
+from stubserve.inference.served_model import BlockingCall, ServedModel
+from stubserve.inference.signature import Signature
+from stubserve.inference.tensor import drop_blocks
+from stubserve.schedulers.ensemble.flow import EnsembleFlow, StepRun
+from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
+from stubserve.serving.ensemble_calls import Prospect, StepCall
+from stubserve.serving.ensemble_gate import Gate
+from stubserve.serving.ensemble_pace import Pace
+from stubserve.serving.ensemble_tensors import FlowTensor, drop, ensemble_outputs, hold, sequence_of, step_input
+
+log = logging.getLogger("stubserve.model")
+
+
+class Ensemble(Protocol):
+    """What a run needs to know of its ensemble, and whom it tells."""
+
+    name: str
+    plan: EnsemblePlan
+    signature: Signature
+    # By step; most ensembles have none
+    gates: Mapping[Step, Gate]
+
+    def member(self, step: Step) -> ServedModel:
+        """The model of a step. Raises ServeError."""
+
+    def respond(self, request: Request, response: Response) -> None:
+        """Passes a response on, with a hold on each of its outputs."""
+
+    def succeeded(self, run: EnsembleRun) -> None:
+        """Told before the final response."""
+
+    def failed(self, run: EnsembleRun, error: ServeError, outcome: str) -> None:
+        """Told in place of the final response: nothing of the run is under way any more."""
+
+
+class EnsembleRun:
+    """A run of `ensemble` for an admitted `request`, over when the ensemble has been told that it is.
+
+    It is also the ensemble as one that may wait for others (`waiting.Waiter`), under the name `name`.
+
+    `input_ns`, `infer_ns` and `output_ns` are the sums of what the steps' requests took to compute.
+    """
+
+    def __init__(self, ensemble: Ensemble, request: Request) -> None:
+        self.request = request
+        self.name = ensemble.name
+        self.input_ns = 0
+        self.infer_ns = 0
+        self.output_ns = 0
+        self.members: dict[Step, ServedModel] = {}
+        self._ensemble = ensemble
+        self._flow: EnsembleFlow[FlowTensor] = EnsembleFlow(ensemble.plan, request.requested_outputs)
+        self._calls: dict[StepRun[FlowTensor], StepCall] = {}
+        self._begun: set[Step] = set()
+        # What waits at gates, and how to give that up
+        self._waiting: dict[StepRun[FlowTensor], Callable[[], None]] = {}
+        self._pace = Pace(request, self._flow.readers_of)
+        # The only response of an ensemble that is not decoupled, until all is over
+        self._kept: Response | None = None
+        self._looking = False
+        self._over = False
+
+    def begin(self) -> None:
+        """Starts the first steps. Raises nothing."""
+        try:
+            self._begin()
+        except Exception:
+            self._break_off()
+
+    def _begin(self) -> None:
+        flow = self._flow
+        try:
+            self.members = {step: self._ensemble.member(step) for step in flow.steps}
+        except ServeError as error:
+            flow.fail(self._told(error))
+            self._look()
+            return
+        for model in self.members.values():
+            model.reserve()
+        is_batch = self._ensemble.signature.max_batch_size > 0
+        flow.begin(
+            {tensor.name: FlowTensor(hold(tensor, flow.uses(tensor.name)), is_batch) for tensor in self.request.inputs}
+        )
+        self._look()
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._fail(ServeError(Code.CANCELLED, f"{self.request.id_prefix}Request was cancelled"))
+        self._look()
+
+    def give_up(self, error: ServeError) -> None:
+        """Fails it, whatever is under way."""
+        self._fail(error)
+        self._look()
+
+    def has(self, request: Request) -> bool:
+        return request is self.request
+
+    def waits_for(self) -> Sequence[BlockingCall]:
+        """The calls that it cannot finish without, those to come among them."""
+        coming = [Prospect(model) for step, model in self.members.items() if step not in self._begun]
+        return [*self._calls.values(), *coming]
+
+    # There
+
+    def _look(self) -> None:
+        """Does what the flow wants done, until there is no more. What happens meanwhile is looked at, too."""
+        if self._looking:
+            return
+        self._looking = True
+        flow = self._flow
+        while True:
+            responses, runs = flow.take_responses(), flow.take_runs()
+            if not responses and not runs:
+                break
+            for number, outputs in enumerate(responses, 1):
+                self._respond(outputs, final=flow.over and number == len(responses) and flow.error is None)
+            for run in runs:
+                self._start(run)
+        self._looking = False
+        if flow.over and not self._over:
+            self._end()
+
+    def _start(self, run: StepRun[FlowTensor]) -> None:
+        self._begun.add(run.step)
+        self._pace.begun(run.step)
+        gate = self._ensemble.gates.get(run.step)
+        if gate is not None:
+            go = partial(self._go, run)
+            if not gate.enter(go):
+                self._waiting[run] = go
+                self._pace.waits(run.step)
+                if self._flow.error is not None:
+                    self._give_up_waiting()
+                return
+        self._submit(run)
+
+    def _go(self, run: StepRun[FlowTensor]) -> None:
+        """The gate has opened for this one."""
+        del self._waiting[run]
+        self._pace.waits_no_longer(run.step)
+        self._submit(run)
+        self._look()
+
+    def _submit(self, run: StepRun[FlowTensor]) -> None:
+        flow = self._flow
+        if flow.error is not None:
+            self._drop(run)
+            self._ended(run)
+            return
+        model = self.members[run.step]
+        request = self._request(run, model.signature)
+        call = self._calls[run] = StepCall(run, model, self.answered)
+        request.on_response = call.on_response
+        try:
+            call.submit(request)
+        except ServeError as error:
+            del self._calls[run]
+            self._ended(run)
+            self._fail(self._told(error))
+
+    def _request(self, run: StepRun[FlowTensor], signature: Signature) -> Request:
+        """The request of a step; the run's holds on its inputs become the request's."""
+        parent = self.request
+        flow, step = self._flow, run.step
+        sequence = (parent.correlation_id, parent.flags)
+        inputs = []
+        for name, given in run.inputs.items():
+            inputs.append(step_input(name, given, signature))
+            if given.overrides and given.sequence is not None:
+                sequence = given.sequence
+        request = Request(
+            inputs, nobody, parent.id, sequence[0], sequence[1], parent.priority, parent.timeout_us, parent.parameters,
+            [name for name, tensor in step.outputs.items() if flow.uses(tensor)],
+        )  # fmt: skip
+        request.request_start_ns = time.monotonic_ns()
+        return request
+
+    # Back
+
+    def answered(self, call: StepCall, request: Request, response: Response) -> None:
+        """A response of a step. Raises nothing."""
+        if self._over:
+            return
+        try:
+            self._answer(call, request, response)
+        except Exception:
+            self._break_off()
+
+    def _answer(self, call: StepCall, request: Request, response: Response) -> None:
+        flow, run = self._flow, call.run
+        if response.error is not None:
+            self._fail(self._told(response.error))
+        elif not response.empty and flow.error is None:
+            flow.answer(run, self._made(call, request, response))
+        if response.final:
+            del self._calls[run]
+            self._pace.forget(request)
+            self._count(request)
+            self._ended(run)
+        self._look()
+        if not response.final:
+            self._pace.keep(request, run.step)
+
+    def _made(self, call: StepCall, request: Request, response: Response) -> dict[str, FlowTensor]:
+        """The tensors of a response that somebody reads, held for them."""
+        outputs = call.run.step.outputs
+        is_batch = call.model.signature.max_batch_size > 0
+        sequence, overrides = sequence_of(request, response.parameters)
+        made: dict[str, FlowTensor] = {}
+        for tensor in response.outputs:
+            target = outputs.get(tensor.name)
+            # A model may answer twice under one name.
+            if target is not None and tensor.name not in made and self._flow.uses(target):
+                made[tensor.name] = FlowTensor(hold(tensor, self._flow.uses(target)), is_batch, sequence, overrides)
+        return made
+
+    def _ended(self, run: StepRun[FlowTensor]) -> None:
+        """The step's request is over, or has come to nothing."""
+        self._flow.end(run)
+        gate = self._ensemble.gates.get(run.step)
+        if gate is not None:
+            gate.leave()
+        self._pace.ended(run.step)
+
+    def _count(self, request: Request) -> None:
+        if request.compute_end_ns:
+            self.input_ns += request.compute_input_end_ns - request.compute_start_ns
+            self.infer_ns += request.compute_infer_end_ns - request.compute_input_end_ns
+            self.output_ns += request.compute_end_ns - request.compute_infer_end_ns
+        elif request.compute_start_ns:
+            # Its last response came before its batch was over.
+            self.infer_ns += time.monotonic_ns() - request.compute_start_ns
+
+    # The ensemble's answer
+
+    def _respond(self, outputs: dict[str, FlowTensor], final: bool) -> None:
+        signature = self._ensemble.signature
+        tensors, parameters = ensemble_outputs(outputs, signature)
+        response = Response(tensors, parameters, final=final)
+        if final:
+            self._finish(response)
+        elif signature.decoupled:
+            self._ensemble.respond(self.request, response)
+        elif self._kept is None:
+            self._kept = response
+
+    def _end(self) -> None:
+        """Nothing is under way any more, and nothing that would be final has been answered."""
+        kept, self._kept = self._kept, None
+        error = self._flow.error
+        if error is None and kept is None and not self._ensemble.signature.decoupled:
+            error = self._told(
+                invalid(
+                    f"{self.request.id_prefix}unexpected deadlock, at least one output is not set while no more "
+                    "ensemble steps can be made"
+                )
+            )
+        if error is None:
+            if kept is not None:
+                kept.final = True
+            self._finish(kept or Response(empty=True))
+            return
+        if kept is not None:
+            drop_blocks(kept.outputs)
+        self._close()
+        self._ensemble.failed(self, error, CANCELLED if error.code is Code.CANCELLED else OTHER_FAILURE)
+
+    def _finish(self, response: Response) -> None:
+        self._close()
+        self._ensemble.succeeded(self)
+        self._ensemble.respond(self.request, response)
+
+    def _close(self) -> None:
+        """Lets go of everything but what is about to be answered."""
+        self._over = True
+        for flowing, holds in self._flow.abandon():
+            drop(flowing.tensor, holds)
+        for model in self.members.values():
+            model.release()
+        self.members = {}
+
+    # Failure
+
+    def _told(self, error: ServeError) -> ServeError:
+        return ServeError(error.code, f"in ensemble '{self._ensemble.signature.model}', {error.message}")
+
+    def _fail(self, error: ServeError) -> None:
+        if self._flow.error is not None:
+            return
+        self._flow.fail(error)
+        self._give_up_waiting()
+        for call in list(self._calls.values()):
+            call.cancel()
+
+    def _break_off(self) -> None:
+        """A fault of the server's own: the caller gets an error, whatever becomes of the rest."""
+        ensemble = self._ensemble
+        log.exception("a request to ensemble '%s' has failed unexpectedly", ensemble.name)
+        if self._over:
+            return
+        self._over = True
+        for model in self.members.values():
+            model.release()
+        self.members = {}
+        error = internal(f"unexpected error in ensemble '{ensemble.name}'; see the server's log")
+        ensemble.failed(self, error, OTHER_FAILURE)
+        for call in list(self._calls.values()):
+            call.cancel()
+
+    def _give_up_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for run, go in waiting.items():
+            self._ensemble.gates[run.step].give_up(go)
+            self._drop(run)
+            self._flow.end(run)
+            self._pace.waits_no_longer(run.step)
+            self._pace.ended(run.step)
+
+    def _drop(self, run: StepRun[FlowTensor]) -> None:
+        """Gives back the holds of a run that has come to nothing."""
+        for given in run.inputs.values():
+            drop(given.tensor)

@@ -1,0 +1,96 @@
+"""What flows through an ensemble: tensors of its steps, with what the next step has to know of how they were made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
+from stubserve.inference.signature import Signature
+from stubserve.inference.tensor import Tensor
+from stubserve.serving.ensemble_shapes import fit
+
+_SEQUENCE_FLAGS = {"sequence_start": SEQUENCE_START, "sequence_end": SEQUENCE_END}
+
+SequenceTag = tuple[int | str, int]
+
+
+class FlowTensor(NamedTuple):
+    """What flows: a tensor under the name that its maker knows, and whether its first dimension is a batch.
+
+    `sequence` is the correlation id and the flags that it was made with, None for what the caller gave; `overrides`
+    says that the step which made it has set them, for whoever reads it.
+    """
+
+    tensor: Tensor
+    is_batch: bool
+    sequence: SequenceTag | None = None
+    overrides: bool = False
+
+
+def sequence_of(request: Request, parameters: Mapping[str, Any] | None) -> tuple[SequenceTag, bool]:
+    """The sequence that a step's outputs belong to: its request's, but for what the step has said in its response."""
+    correlation_id, flags = request.correlation_id, request.flags
+    if not parameters:
+        return (correlation_id, flags), False
+    overrides = False
+    given = parameters.get("sequence_id")
+    if isinstance(given, (int, str)) and not isinstance(given, bool):
+        correlation_id, overrides = given, True
+    for name, flag in _SEQUENCE_FLAGS.items():
+        value = parameters.get(name)
+        if isinstance(value, bool):
+            flags, overrides = (flags | flag if value else flags & ~flag), True
+    return (correlation_id, flags), overrides
+
+
+def hold(tensor: Tensor, uses: int) -> Tensor:
+    """Holds a tensor once for each of its uses; one that has several is shared."""
+    span = tensor.span
+    if span is not None:
+        if uses > 1:
+            span.shared = True
+        for _ in range(uses):
+            span.hold()
+    return tensor
+
+
+def drop(tensor: Tensor, holds: int = 1) -> None:
+    """Gives holds back."""
+    if tensor.span is not None:
+        for _ in range(holds):
+            tensor.span.drop()
+
+
+def step_input(name: str, given: FlowTensor, signature: Signature) -> Tensor:
+    """A tensor as an input of a step's model; its hold becomes that of the request."""
+    tensor, span = given.tensor, given.tensor.span
+    if span is not None and not span.shared:
+        # Whoever sent it on has no use for it any more.
+        span.returned = False
+    known = signature.inputs.get(name)
+    shape = tensor.shape
+    if known is not None:
+        shape = tuple(fit(shape, given.is_batch, known.dims, signature.max_batch_size > 0))
+    return Tensor(name, tensor.datatype, shape, tensor.data, span, tensor.offset, tensor.nbytes)
+
+
+def ensemble_outputs(
+    outputs: Mapping[str, FlowTensor], signature: Signature
+) -> tuple[list[Tensor], dict[str, Any] | None]:
+    """Tensors as outputs of the ensemble, and the parameters of its response; their holds become the response's."""
+    tensors = []
+    parameters: dict[str, Any] | None = None
+    # Upstream keeps them in a hash map, which gives them back last one first.
+    for name, (tensor, is_batch, sequence, _) in reversed(list(outputs.items())):
+        known = signature.outputs[name]
+        dims = known.dims if known.reshape is None else known.reshape
+        shape = fit(tensor.shape, is_batch, dims, signature.max_batch_size > 0)
+        tensors.append(Tensor(name, tensor.datatype, shape, tensor.data, tensor.span, tensor.offset, tensor.nbytes))
+        if sequence is not None and tensor.nbytes:
+            parameters = {
+                "sequence_id": sequence[0],
+                "sequence_start": bool(sequence[1] & SEQUENCE_START),
+                "sequence_end": bool(sequence[1] & SEQUENCE_END),
+            }
+    return tensors, parameters
