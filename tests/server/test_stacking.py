@@ -58,7 +58,7 @@ def test_rows_spread_over_a_batching_model(repository: Path) -> None:
     with Serving(repository) as server:
         seen = []
         for number in range(5):
-            rows = np.full((4, 4096), number + 1, np.float32) + np.arange(4, dtype=np.float32)[:, None]
+            rows = np.full((4, 16384), number + 1, np.float32) + np.arange(4, dtype=np.float32)[:, None]
             answer = server.infer_array("spreading", rows)
             assert answer.status == 200, answer
             output = binary_output(answer)

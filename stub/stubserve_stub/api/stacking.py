@@ -2,7 +2,7 @@
 
 The rows of a batch are those of its requests, one after the other. The array of a single request is its own memory.
 That of several is a copy, except where their inputs lie next to each other: then it is a view of that memory, which it
-keeps alive as each tensor's own array would. Small inputs, which travel inside their message, are always copied.
+keeps alive as each tensor's own array would. Small inputs (COPIED_BYTES) are always copied.
 """
 
 from __future__ import annotations
