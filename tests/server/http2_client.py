@@ -68,7 +68,8 @@ class Raw:
 
     def answer(self) -> tuple[bytes, dict[str, str]]:
         """The data and all headers of the next stream that ends."""
-        data, headers = bytearray(), {}
+        data = bytearray()
+        headers: dict[str, str] = {}
         while True:
             found = self.read()
             assert found is not None

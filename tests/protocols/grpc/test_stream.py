@@ -18,6 +18,9 @@ class Sent(list[bytes]):
 
     stream_window = 1 << 16
 
+    def send_head(self, stream: int, block: bytes, ends: bool = False) -> None:
+        self.append(block)
+
     def write(self, *pieces: bytes) -> None:
         self.extend(pieces)
 

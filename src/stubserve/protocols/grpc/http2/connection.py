@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from typing import Protocol, cast
 
 from stubserve.errors import ServeError
@@ -47,6 +48,8 @@ MAX_RESETS = 1000
 MAX_IDLE_FRAMES = 1000
 # A stream that is opened, or data that a window update lets out, excuse so many frames that move nothing.
 _EXCUSED = 8
+
+_SKIPPED = 16
 
 _TOO_LARGE_TEXT = f"the metadata of a call may have {MAX_FIELDS} fields and {MAX_LIST_BYTES} bytes"
 
@@ -94,6 +97,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.streams: dict[int, Stream] = {}
         self.stream = self.streams.get
         self.last_id = 0
+        # Ranges of streams that it has left out, which it may not open any more; as many as a proper client has
+        self._skipped: deque[tuple[int, int]] = deque(maxlen=_SKIPPED)
         # What the client does that is of no use
         self._resets = 0
         self._idle_frames = 0
@@ -245,9 +250,13 @@ class Http2Connection(asyncio.BufferedProtocol):
             stream.ended_by_client()
             return
         if id <= self.last_id:
+            if any(first <= id < end for first, end in self._skipped):
+                raise ConnectionFault(frames.PROTOCOL_ERROR, f"stream {id} is opened after stream {self.last_id}")
             # Of a stream that was open: they may have been on their way when it ended.
             self.take_idle_frame()
             return
+        if id > self.last_id + 2:
+            self._skipped.append((self.last_id + 1, id))
         self.last_id = id
         self._idle_frames = max(self._idle_frames - _EXCUSED, 0)
         if self._closing or len(self.streams) >= MAX_STREAMS:
@@ -319,7 +328,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             stream.ended_by_client()
 
     def _refuse(self, id: int, block: bytes, ends: bool) -> None:
-        self.sender.write(frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, id, block))
+        self.sender.send_head(id, block, ends=True)
         if not ends:
             self.sender.write(frames.rst_stream(id, frames.NO_ERROR))
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from stubserve.protocols.grpc.http2 import frames
+from stubserve.protocols.grpc.http2.fields import TABLE_BYTES
 from stubserve.protocols.grpc.http2.frames import ConnectionFault
 from stubserve.protocols.grpc.http2.heads import OPENING, trailers
 from stubserve.protocols.grpc.transport import OK
@@ -27,6 +28,8 @@ MAX_WHOLE_BYTES = 64 * 1024
 _TURN_BYTES = 8 << 20
 # One system call costs more than copying so much.
 _JOINED_BYTES = 256 * 1024
+# HPACK's change of the table's size to 0
+_NO_TABLE = b"\x20"
 _END = frames.END_HEADERS | frames.END_STREAM
 # What ends every plain unary answer.
 _CLOSING = trailers(OK, "")
@@ -60,6 +63,8 @@ class Sender:
         self._max_frame = frames.DEFAULT_FRAME_SIZE
         self.stream_window = frames.DEFAULT_WINDOW
         self._paused = False
+        # What the next header block has to begin with
+        self._before_block = b""
         self._pump_is_due = False
         # Streams that have more to send than it takes, the longest waiting first; who waits for a window of its own is
         # not among them: each of a client's window updates must cost no more than what it lets through.
@@ -109,6 +114,11 @@ class Sender:
         """How many bytes the next DATA frame may have, as far as the connection decides it."""
         return 0 if self._paused or self._turn_bytes >= _TURN_BYTES else min(self._window, self._max_frame)
 
+    def send_head(self, stream: int, block: bytes, ends: bool = False) -> None:
+        """Headers or trailers."""
+        block, self._before_block = self._before_block + block, b""
+        self.write(frames.frame(frames.HEADERS, _END if ends else frames.END_HEADERS, stream, block))
+
     def send_data(self, stream: int, length: int, pieces: Sequence[bytes | memoryview]) -> None:
         self._window -= length
         self._turn_bytes += length
@@ -119,7 +129,7 @@ class Sender:
         """Sends a unary RPC's whole answer, if nothing stands against sending it in one frame."""
         length = size + 5
         limit = min(self._max_frame, MAX_WHOLE_BYTES, self._window, self.stream_window + stream.widened)
-        if length > limit or self._paused:
+        if length > limit or self._paused or self._before_block:
             return False
         self._window -= length
         self.data_frames += 1
@@ -165,6 +175,9 @@ class Sender:
                 if not frames.DEFAULT_FRAME_SIZE <= value < 1 << 24:
                     raise ConnectionFault(frames.PROTOCOL_ERROR, f"a maximum frame size of {value}")
                 self._max_frame = value
+            elif setting == frames.HEADER_TABLE_SIZE and value < TABLE_BYTES:
+                # We use no table, but have to say that it is no larger than this.
+                self._before_block = _NO_TABLE
         self.write(frames.frame(frames.SETTINGS, frames.ACK, 0))
         if window > self.stream_window and not self._pump_is_due:
             # Once for all settings that one turn brings: this costs a step per stream.

@@ -403,15 +403,14 @@ class Stream:
         if not self._opened:
             self._opened = True
             block = OPENING if self._compress_with is None else opening(self._compress_with)
-            self._sender.write(frames.frame(frames.HEADERS, frames.END_HEADERS, self.id, block))
+            self._sender.send_head(self.id, block)
 
     def _open_or_not(self) -> None:
         assert self._status is not None
         block = trailers(*self._status)
         if not self._opened:
             block = OPENING + block
-        flags = frames.END_HEADERS | frames.END_STREAM
-        self._sender.write(frames.frame(frames.HEADERS, flags, self.id, block))
+        self._sender.send_head(self.id, block, ends=True)
 
     def _end(self) -> None:
         """Our side is closed."""
