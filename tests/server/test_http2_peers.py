@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.frames import frame, rst_stream, window_update
+from tests.real_server import Serving, write_model
 from tests.server.grpc_calls import SERVICE, request
 from tests.server.http2_client import Raw, data, prefixed
-from tests.serving import Serving, write_model
 
 MESSAGE = request().SerializeToString()
 ANSWER = struct.pack("<2f", 1, 2)
