@@ -21,7 +21,7 @@ class Control:
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         raise self._error
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str, dependents: bool = False) -> None:
         raise self._error
 
 
@@ -39,7 +39,7 @@ class Control:
 def test_whatever_goes_wrong_is_answered(
     question: str, error: Exception, text: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wish = {"question": question, "model": "other", "config": "", "files": {}}
+    wish = {"question": question, "model": "other", "config": "", "files": {}, "unload_dependents": False}
     monkeypatch.setattr(logging.getLogger("stubserve"), "propagate", True)
     assert asyncio.run(change_model(Control(error), wish)) == {"error": text}
     assert ("No space left" in caplog.text) is isinstance(error, OSError)
