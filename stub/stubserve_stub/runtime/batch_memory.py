@@ -79,12 +79,13 @@ class BatchMemory:
         if not isinstance(place, (InArena, Shared)):
             why = places.refusal(place) or "lies in memory that was never this stub's to read"
             raise Refusal("input '{}' {}".format(name, why))
-        view = self._channel.arena.view(place.offset, place.nbytes)
+        arena = self._channel.arena
+        view = arena.view(place.offset, place.nbytes)
         if isinstance(place, Shared) or not writable or place.nbytes <= COPIED_BYTES:
             view = view.toreadonly()
         else:
-            self._channel.arena.make_writable(place.offset, place.nbytes)
-        self._inputs.append((_address(view), place.nbytes, place.offset))
+            arena.make_writable(place.offset, place.nbytes)
+        self._inputs.append((arena.address(place.offset), place.nbytes, place.offset))
         return place.offset, view
 
     def watch(self, offset: int, reference: "Optional[weakref.ref[Any]]") -> None:
@@ -102,9 +103,9 @@ class BatchMemory:
         What is never answered with is free after that, and what is, when it has been read.
         """
         offset = self._channel.memory.reserve(nbytes)
-        array = np.frombuffer(self._channel.arena.view(offset, nbytes), np.uint8)
-        self._rooms.append(_Room(_address(array), nbytes, offset))
-        return array
+        arena = self._channel.arena
+        self._rooms.append(_Room(arena.address(offset), nbytes, offset))
+        return np.frombuffer(arena.view(offset, nbytes), np.uint8)
 
     def place(self, buffer: Any) -> Place:
         """Where an output lies that is too large for the message. Raises ArenaFull."""
