@@ -49,6 +49,8 @@ NEWER_TRITON = (
             "message/exec_iterator_error",
             "calls/async_unknown_model",
             "calls/async_gather_mixed",
+            "calls/version_zero",
+            "calls/empty_model",
         ),
         200,
         "Error when running inference: Request for unknown model: '",
@@ -205,7 +207,6 @@ _SAID = {
     "http2/continuation_of_another": "PROTOCOL_ERROR",
     "http2/window_update_length": "FRAME_SIZE_ERROR",
     "http2/window_update_zero": "PROTOCOL_ERROR",
-    "http2/window_update_zero_on_stream": "PROTOCOL_ERROR",
     "http2/rst_length": "FRAME_SIZE_ERROR",
 }
 _MINDED = {
@@ -215,9 +216,11 @@ _MINDED = {
     "http2/data_padding_too_long": "PROTOCOL_ERROR",
     "http2/data_stream_0": "PROTOCOL_ERROR",
     "http2/data_idle_stream": "PROTOCOL_ERROR",
-    "http2/data_after_the_end": "STREAM_CLOSED",
+    "http2/ping_on_stream": "PROTOCOL_ERROR",
+    "http2/rst_stream_0": "PROTOCOL_ERROR",
+    "http2/rst_idle_stream": "PROTOCOL_ERROR",
+    "http2/window_update_idle_stream": "PROTOCOL_ERROR",
     "http2/window_overflow": "FLOW_CONTROL_ERROR",
-    "http2/window_overflow_on_stream": "FLOW_CONTROL_ERROR",
 }
 
 HTTP2 = (
@@ -233,6 +236,13 @@ HTTP2 = (
         tuple(_MINDED),
         "GOAWAY",
         texts=_MINDED,
+    ),
+    Accepted(
+        "The standard has these end one stream, which is reset with the reason while the others go on. Triton goes on "
+        "with the stream as well, or ends the connection.",
+        ("http2/data_after_the_end", "http2/window_update_zero_on_stream", "http2/window_overflow_on_stream"),
+        "grpc-status",
+        "0",
     ),
     Accepted(
         "A client that opens streams only to cancel them (CVE-2023-44487): Triton serves it for ever.",
@@ -359,6 +369,13 @@ _NEW_FOLDER_TEXTS = {
 }
 
 DECISIONS = (
+    Accepted(
+        "What is wrong with the name of a metric is told; Triton's text is now and then memory that it has given back.",
+        ("control_utils/family_bad_name",),
+        200,
+        "Invalid metric name",
+        sometimes=True,
+    ),
     Accepted(
         "Where a configuration cannot be used, Triton's index names the model and only the log says why; stubserve's "
         "index gives that reason (Triton's own words), with the state UNAVAILABLE.",

@@ -29,7 +29,7 @@ TIMES = frozenset({"ns", "last_inference"})
 
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     # Where a class of pb_utils was defined is the binding's affair; its own name is compared.
-    (re.compile(r"\b(c_python_backend_utils|stubserve_stub\.\w+)\.(?=[A-Z])"), ""),
+    (re.compile(r"\b(c_python_backend_utils|stubserve_stub(\.\w+)+)\.(?=[A-Z])"), ""),
     # repr() of an object without one of its own shows its address.
     (re.compile(r"0x[0-9a-f]{4,}"), "0xADDRESS"),
     # Frames of the helper library say how that server is built; what counts are the model's own.
