@@ -18,6 +18,7 @@ from tools.chaos.world import Client, Refused, World, Wrong
 LIFE_S = 3.0
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_and_nothing_stays() -> None:
     outcome = chaos.run(LIFE_S, LIFE_S, children=False)
     assert outcome.faults == [], chaos.table(outcome)

@@ -8,6 +8,7 @@ from typing import Any
 from stubserve.inference.admission import admit
 from stubserve.inference.tensor import drop_blocks
 from stubserve.protocols.http.generate_decode import decode_generate
+from stubserve.protocols.placement import BodyPlacer
 
 from ..finding import Finding
 from ..server import CONFIGS, Memory, described, outcome, signature
@@ -22,7 +23,7 @@ def fuzz_one(data: bytes) -> None:
     memory = Memory()
 
     def read() -> Any:
-        request = decode_generate(data[1:], known, memory.store)
+        request = decode_generate(data[1:], known, BodyPlacer(b"", None, 0, memory.store))
         try:
             admit(request, known)
             return described(request)
