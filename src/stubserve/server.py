@@ -154,7 +154,7 @@ class Server:
         """Lets running requests finish, finalizes the models, ends the stubs; within --exit-timeout-secs by default."""
         self.exiting = True
         await self._control.stop(self.settings.exit_timeout_secs if timeout_s is None else timeout_s)
-        await self._janitor.finish()
+        await self._janitor.stop()
         self.large_json.close()
         self.offload.close()
 
@@ -336,7 +336,7 @@ def run(settings: Settings) -> int:
     try:
         return uvloop.run(serve(settings))
     finally:
-        output.finish()
+        output.close()
 
 
 def _raise_descriptor_limit() -> None:

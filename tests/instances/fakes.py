@@ -188,7 +188,7 @@ class Stub:
     def end(self) -> tuple[list[Request], list[Request]]:
         """The process is gone: (unfinished, open)."""
         self._ended = True
-        left = self.work.end()
+        left = self.work.close()
         self.outputs.close()
         return left
 

@@ -515,7 +515,7 @@ async def test_what_was_sent_before_death_counts() -> None:
 async def test_a_stub_is_told_to_stop_behind_its_batches() -> None:
     with Stub() as stub:
         stub.work.execute(Work([stub.request()]))
-        stub.work.finish()
+        stub.work.stop()
         assert [message[0] for message in stub.channel.receive()] == [messages.EXECUTE, messages.STOP]
 
 

@@ -32,7 +32,7 @@ def test_what_is_written_comes_out_in_order(pipe: tuple[int, int]) -> None:
     for number in range(100):
         output.write(writing, b"%03d\n" % number, f"source {number % 3}")
     assert b"".join(os.read(reading, 4) for _ in range(100)) == b"".join(b"%03d\n" % number for number in range(100))
-    output.finish()
+    output.close()
 
 
 def test_a_source_is_full_alone_and_what_is_dropped_is_said(
@@ -55,7 +55,7 @@ def test_a_source_is_full_alone_and_what_is_dropped_is_said(
         got = b""
         while not got.endswith(b"end"):
             got += os.read(reading, 1 << 20)
-        output.finish()
+        output.close()
     missing = written + 1000 * len(PIECE) + 3 - len(got)
     assert 0 < missing < 1000 * len(PIECE)
     # On a busy machine the thread may have said it in several lines.
@@ -80,7 +80,7 @@ def test_a_log_that_nobody_has_open_any_more_is_no_error() -> None:
     os.close(reading)
     output = Output()
     output.write(writing, b"lost")
-    output.finish()
+    output.close()
     assert not output.is_stuck
     os.close(writing)
 
@@ -92,4 +92,4 @@ def test_text_goes_the_same_way(pipe: tuple[int, int]) -> None:
         handler = logging.StreamHandler(QueuedStream(stream, output))
         handler.emit(logging.LogRecord("x", logging.INFO, "", 0, "naïve \udcff", (), None))
     assert os.read(reading, 100) == b"na\\xefve \\udcff\n"
-    output.finish()
+    output.close()

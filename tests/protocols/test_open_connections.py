@@ -39,7 +39,7 @@ class One:
 
     def close(self) -> None:
         self.closed = True
-        self._connections.discard(self)
+        self._connections.forget(self)
 
 
 @pytest.fixture

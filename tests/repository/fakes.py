@@ -38,7 +38,7 @@ class FakeModel(InstanceModel):
         self.stop_error: Exception | None = None
         # What its instances became
         self.configs: list[Any] = []
-        self.let_go_of: list[object] = []
+        self.retired: list[object] = []
         self.change_error: Exception | None = None
         self.surplus: list[asyncio.Task[None]] = []
 
@@ -69,8 +69,8 @@ class FakeModel(InstanceModel):
         self.configs.append(config)
         return self.surplus
 
-    def let_go(self, instance: Instance, stop_timeout_s: float) -> asyncio.Task[None]:
-        self.let_go_of.append(instance)
+    def retire(self, instance: Instance, stop_timeout_s: float) -> asyncio.Task[None]:
+        self.retired.append(instance)
         return asyncio.ensure_future(asyncio.sleep(0))
 
 

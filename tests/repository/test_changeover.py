@@ -273,7 +273,7 @@ def test_an_update_that_fails_changes_nothing(repository: Path, failing: int, la
         state = "READY" if failing < 3 else "UNAVAILABLE"
         assert f"version {failing} is at {state} state: Invalid argument: broken;" in await world.refused(load)
         for version, model in old.items():
-            assert (model.configs, len(model.let_go_of)) == ([], int(version != failing))
+            assert (model.configs, len(model.retired)) == ([], int(version != failing))
             assert world.registry.find("m", str(version)) is model
             assert states(world.registry)[version] == ("READY", BROKEN[1] if version == failing else "")
         if failing != 3:
@@ -333,12 +333,12 @@ def test_the_end_of_one_and_of_all(repository: Path) -> None:
     async def scenario(world: World) -> None:
         models = await world.load(1, 2)
         models[1].idle.clear()
-        world.changeover.end("m")
-        world.changeover.end("m")
-        world.changeover.end("nosuch")
+        world.changeover.retire("m")
+        world.changeover.retire("m")
+        world.changeover.retire("nosuch")
         assert states(world.registry) == {1: ("UNLOADING", ""), 2: ("UNLOADING", "")}
         again = await world.load(1, 2)
-        ending = asyncio.ensure_future(world.changeover.end_all(30.0))
+        ending = asyncio.ensure_future(world.changeover.retire_all(30.0))
         await until(lambda: again[1].stopped_within == [5.0])
         assert not ending.done()
         models[1].idle.set()

@@ -370,7 +370,7 @@ def test_an_update_that_is_taken_back_ends_what_it_has_started(run: Callable[...
         model = await in_time(world.begin(config(1)))
         world.write(config(2))
         update = await in_time(world.loader.update(model, world.candidate(), world.services))
-        update.abandon(5.0)
+        update.undo(5.0)
         await until(lambda: world.launcher.alive == ["m_0_0"])
         assert len(model.instances) == 1
 

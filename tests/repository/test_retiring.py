@@ -48,7 +48,7 @@ def test_each_ends_when_it_is_idle_and_the_entries_when_all_have(repository: Pat
         assert first.stopped_within == []
         assert states(world.registry) == {1: ("UNLOADING", ""), 2: ("UNLOADING", "")}
         first.idle.set()
-        await in_time(world.retiring.finish(30.0))
+        await in_time(world.retiring.drain(30.0))
         assert (first.stopped_within, states(world.registry)) == ([5.0], {1: UNLOADED, 2: UNLOADED})
         assert world.loaded.candidate.folder.path.exists()
 
@@ -60,7 +60,7 @@ def test_a_model_that_hangs_is_ended_where_nobody_is_patient(repository: Path) -
         first, second = world.models
         first.hangs = True
         world.retiring.begin(world.loaded, world.leaving(), patient=False)
-        await in_time(world.retiring.finish(30.0))
+        await in_time(world.retiring.drain(30.0))
         assert (first.patience_s, first.stopped_within) == (4.0, [1.0])
         assert (second.patience_s, second.stopped_within) == (4.0, [5.0])
         assert states(world.registry) == {1: UNLOADED, 2: UNLOADED}
@@ -71,7 +71,7 @@ def test_a_model_that_hangs_is_ended_where_nobody_is_patient(repository: Path) -
 def test_of_what_was_made_of_files_nothing_is_left(repository: Path) -> None:
     async def scenario(world: World) -> None:
         world.retiring.begin(world.made, world.leaving())
-        await in_time(world.retiring.finish(30.0))
+        await in_time(world.retiring.drain(30.0))
         assert states(world.registry) == {}
         assert "m" not in world.registry.models
         assert not world.made.candidate.folder.path.exists()
@@ -83,19 +83,19 @@ def test_an_entry_that_has_been_replaced_is_left_alone(repository: Path) -> None
     async def scenario(world: World) -> None:
         world.retiring.begin(world.loaded, world.leaving())
         world.registry.set_version("m", 1, VersionState.LOADING)
-        await in_time(world.retiring.finish(30.0))
+        await in_time(world.retiring.drain(30.0))
         assert states(world.registry) == {1: ("LOADING", ""), 2: UNLOADED}
 
     run(repository, scenario)
 
 
 @pytest.mark.parametrize("bad", [0, 1])
-def test_a_model_that_cannot_be_ended_keeps_nothing_else_from_its_end(repository: Path, bad: int) -> None:
+def test_a_model_that_cannot_be_ended_keeps_nothing_else_from_its_drain_and_stop(repository: Path, bad: int) -> None:
     async def scenario(world: World) -> None:
         world.models[bad].stop_error = OSError("what")
         with log_lines() as lines:
             world.retiring.begin(world.made, world.leaving())
-            await in_time(world.retiring.finish(30.0))
+            await in_time(world.retiring.drain(30.0))
         assert lines == [
             f"failed to end 'm' version {bad + 1}",
             f"successfully unloaded 'm' version {2 - bad}",
@@ -114,10 +114,10 @@ def test_who_is_late_is_hurried(repository: Path) -> None:
         world.models[0].stop_error = OSError("what")
         world.retiring.begin(world.made)
         with log_lines() as lines:
-            await in_time(world.retiring.finish(0.0))
+            await in_time(world.retiring.drain(0.0))
         assert lines == ["Exit timeout expired. Exiting immediately.", "failed to end 'm' version 1"]
         assert [model.stopped_within for model in world.models] == [[1.0], [1.0]]
         assert not world.made.candidate.folder.path.exists()
-        await in_time(world.retiring.finish(0.0))  # nobody is left
+        await in_time(world.retiring.drain(0.0))  # nobody is left
 
     run(repository, scenario)

@@ -303,7 +303,7 @@ def test_other_instances_join_and_leave_in_one_step() -> None:
         assert served.model.rendered_config == {"new": True}
         served.submit("d")
         await turn()
-        assert goes.state is InstanceState.LEAVING
+        assert goes.state is InstanceState.DRAINING
         assert served.stubs["m_1"].batches == [["b"]]
         assert not served.stubs["m_1"].stopped.is_set()
         assert served.model.memory_usage()[0]["byte_size"] == 3000

@@ -1,6 +1,6 @@
 """One instance of a model: keeps a stub alive for it.
 
-An instance is starting, ready, waiting to restart, failed (its stub died too often), leaving (it finishes what it has)
+An instance is starting, ready, waiting to restart, failed (its stub died too often), draining (it finishes what it has)
 or stopped. Its owner hears of results and deaths at once; restarts happen by themselves.
 """
 
@@ -30,7 +30,7 @@ class InstanceState(enum.Enum):
     READY = "ready"
     RESTARTING = "restarting"
     FAILED = "failed"
-    LEAVING = "leaving"
+    DRAINING = "draining"
     STOPPED = "stopped"
 
 
@@ -77,7 +77,7 @@ class Instance:
         self._ready_at: float | None = None
         self._restart: asyncio.Task[None] | None = None
         # While it leaves: set when it has nothing more to do
-        self._finished: asyncio.Event | None = None
+        self._drained: asyncio.Event | None = None
 
     async def start(self) -> None:
         """Launches the stub. Raises ServeError if its model does not load; there is no second try then."""
@@ -90,7 +90,7 @@ class Instance:
     @property
     def takes_work(self) -> bool:
         """Whether work that it is given now has a chance to be executed."""
-        return self.stub is not None and self._finished is None and not self.stub.work.over
+        return self.stub is not None and self._drained is None and not self.stub.work.over
 
     def cancel(self, request: Request) -> None:
         if self.stub is not None:
@@ -102,7 +102,7 @@ class Instance:
             return ""
         if self.state is InstanceState.STARTING:
             return f"instance '{self.name}' is starting"
-        if self.state is InstanceState.LEAVING or self.state is InstanceState.STOPPED:
+        if self.state is InstanceState.DRAINING or self.state is InstanceState.STOPPED:
             return f"instance '{self.name}' is {self.state.value}"
         restarting = (
             "it is being restarted"
@@ -134,22 +134,22 @@ class Instance:
         """Bytes that belong to its stub's processes alone."""
         return self.stub.health.memory() if self.stub is not None else 0
 
-    def leave(self) -> None:
+    def drain(self) -> None:
         """Takes no batch any more, and is not restarted."""
-        self.state = InstanceState.LEAVING
-        self._finished = asyncio.Event()
+        self.state = InstanceState.DRAINING
+        self._drained = asyncio.Event()
         if self._restart is not None:
             self._restart.cancel()
         self._look_for_end()
 
-    async def finished(self) -> None:
-        """Waits until an instance that leaves has answered all that it had."""
-        assert self._finished is not None
-        await self._finished.wait()
+    async def drained(self) -> None:
+        """Waits until an instance that drains has answered all that it had."""
+        assert self._drained is not None
+        await self._drained.wait()
 
     def _look_for_end(self) -> None:
-        if self._finished is not None and (self.stub is None or self.stub.work.is_empty):
-            self._finished.set()
+        if self._drained is not None and (self.stub is None or self.stub.work.is_empty):
+            self._drained.set()
 
     async def stop(self, timeout_s: float) -> None:
         """Finalizes the model and ends the stub, by force after `timeout_s`."""
@@ -164,12 +164,12 @@ class Instance:
 
     def on_results(self, work: Work, finished: list[tuple[Request, Response]]) -> None:
         self._owner.on_results(self, work, finished)
-        if self._finished is not None:
+        if self._drained is not None:
             self._look_for_end()
 
     def on_response(self, request: Request, response: Response, start_ns: int) -> None:
         self._owner.on_response(request, response, start_ns)
-        if self._finished is not None:
+        if self._drained is not None:
             self._look_for_end()
 
     def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
@@ -183,7 +183,7 @@ class Instance:
         assert stub is not None
         error = self._unhealthy(stub, cause)
         self._look_for_end()
-        if self.state is InstanceState.LEAVING or self.state is InstanceState.STOPPED:
+        if self.state is InstanceState.DRAINING or self.state is InstanceState.STOPPED:
             if unfinished or open_:
                 self._owner.on_death(self, error, unfinished, open_)
             return

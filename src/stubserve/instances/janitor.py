@@ -47,7 +47,7 @@ class Janitor:
         self._stubs.discard(pid)
         self._tell(f"-{pid}\n")
 
-    async def finish(self) -> None:
+    async def stop(self) -> None:
         """The server is about to end, and its stubs have: waits until nothing is left of them, for some seconds."""
         process, self._process = self._process, None
         if process is None:

@@ -106,7 +106,7 @@ class Stub:
         if self.death is not None:
             return True
         try:
-            self.work.finish()
+            self.work.stop()
             await asyncio.wait_for(self._gone.wait(), timeout_s)
         except (ServeError, asyncio.TimeoutError):
             self._process.condemn(f"it had not stopped {timeout_s:g} s after it was told to")
@@ -174,7 +174,7 @@ class Stub:
             question.set_result(answer)
 
     def _on_process_death(self, cause: str) -> None:
-        unfinished, open_ = self.work.end()
+        unfinished, open_ = self.work.close()
         if self.work.is_written_over and "written over" not in cause:
             cause += "; its shared memory had been written over"
         self.death = cause

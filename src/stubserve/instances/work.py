@@ -161,11 +161,11 @@ class StubWork:
         if key is not None:
             self._process.send("cancel", batch=key[0], indices=[key[1]])
 
-    def finish(self) -> None:
+    def stop(self) -> None:
         """Lets the model finalize, and the stub end, behind the batches that it has."""
         self._put(messages.pack_stop(), 0)
 
-    def end(self) -> tuple[list[Request], list[Request]]:
+    def close(self) -> tuple[list[Request], list[Request]]:
         """The stub is gone: its requests without an answer, those of its batches and those left open."""
         if not self.over:
             self.over = True

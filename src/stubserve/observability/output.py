@@ -69,7 +69,7 @@ class Output:
         began = self._began
         return began is not None and time.monotonic() - began > STUCK_S
 
-    def finish(self) -> None:
+    def close(self) -> None:
         """Waits until everything is written, for two seconds at most."""
         with self._news:
             self._news.wait_for(lambda: self._began is None, _FINISH_S)

@@ -72,7 +72,7 @@ class Arrivals:
 
     def forget(self, arrival: Arrival) -> None:
         """It is complete, or given up."""
-        self.pressure.discard(arrival)
+        self.pressure.forget(arrival)
         held, arrival.held = arrival.held, 0
         if held:
             left = self._held[arrival.connection] - held

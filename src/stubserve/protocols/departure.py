@@ -77,7 +77,7 @@ class SendWatch:
         """All of it has left, or nobody wants it any more."""
         departure = self._departures.pop(sender, None)
         if departure is not None:
-            self._pressure.discard(departure)
+            self._pressure.forget(departure)
 
     def sweep(self) -> None:
         """Looks at all now; the timer calls it."""
@@ -86,7 +86,7 @@ class SendWatch:
         for sender, departure in list(self._departures.items()):
             if not departure.look():
                 del self._departures[sender]
-                self._pressure.discard(departure)
+                self._pressure.forget(departure)
             elif self._timeout_s and now - departure.last >= self._timeout_s:
                 log.info("closing a connection whose client has taken nothing of its answer for %d s", self._timeout_s)
                 sender.send_timed_out()

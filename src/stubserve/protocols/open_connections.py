@@ -73,7 +73,7 @@ class OpenConnections:
             self._sweep_later()
         return True
 
-    def discard(self, connection: OpenConnection) -> None:
+    def forget(self, connection: OpenConnection) -> None:
         """It is closed."""
         self._open.pop(connection, None)
         if self._awaited:

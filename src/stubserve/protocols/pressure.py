@@ -71,7 +71,7 @@ class Pressure:
     def __init__(self) -> None:
         self._transfers: set[Transfer] = set()
         self.add = self._transfers.add
-        self.discard = self._transfers.discard
+        self.forget = self._transfers.discard
 
     def make_room(self) -> bool:
         """Gives up the slowest transfer; whether there is more room now. There may be more later though not now."""
@@ -80,7 +80,7 @@ class Pressure:
         if not slow:
             return False
         slowest = min(slow, key=lambda one: (not one.at_once, one.rate(now), -one.held))
-        self.discard(slowest)
+        self.forget(slowest)
         slowest.owner.give_up(
             unavailable(
                 f"given up after {slowest.moved} bytes, which came or went slowly, because other requests need the "

@@ -45,7 +45,7 @@ class Candidate:
     def made(self) -> bool:
         return self.contents is None
 
-    def discard(self) -> None:
+    def remove(self) -> None:
         """Removes the folder if it was made for this load."""
         if self.made:
             shutil.rmtree(self.folder.path, ignore_errors=True)

@@ -74,14 +74,14 @@ class Changeover:
         try:
             versions, on_disk = await asyncio.to_thread(_look, candidate, tuple(known))
         except asyncio.CancelledError:
-            candidate.discard()
+            candidate.remove()
             raise
         except Exception as raised:
             error = as_load_error(raised)
             log.error("Poll failed for model directory '%s': %s", name, error)
             if not candidate.made:
                 self._registry.entry(name).reason = error.message
-            await asyncio.to_thread(candidate.discard)
+            await asyncio.to_thread(candidate.remove)
             raise invalid(f"load failed for model '{name}': {error}\n") from None
         staying = self._staying(candidate, versions)
         if anew and self._is_as_served(candidate, versions, staying):
@@ -113,7 +113,7 @@ class Changeover:
                         models.append(started)
             if len(models) + len(updates) < len(versions):
                 for update in updates:
-                    update.abandon(self._stop_timeout_s)
+                    update.undo(self._stop_timeout_s)
                 self._give_up(Loaded(candidate, models), versions, failures, staying)
         if failures:
             raise invalid(
@@ -130,7 +130,7 @@ class Changeover:
         log.info("successfully loaded '%s'", name)
         return leaving
 
-    def end(self, name: str) -> None:
+    def retire(self, name: str) -> None:
         """Lets a model go. Does not wait for its requests."""
         loaded = self._loaded.pop(name, None)
         if loaded is not None:
@@ -140,11 +140,11 @@ class Changeover:
                 patient=False,
             )
 
-    async def end_all(self, timeout_s: float) -> None:
+    async def retire_all(self, timeout_s: float) -> None:
         """Lets running requests finish, finalizes the models and ends the stubs, within `timeout_s`."""
         for loaded in self._loaded.values():
             self._retiring.begin(loaded)
-        await self._retiring.finish(timeout_s)
+        await self._retiring.drain(timeout_s)
 
     def _staying(self, candidate: Candidate, versions: list[int]) -> dict[int, InstanceModel]:
         """What serves and need not be started anew, by version."""

@@ -65,7 +65,7 @@ class ModelControl:
         self._turns = Turns()
         self._changes: set[asyncio.Task[Any]] = set()
         self._disk = DiskDependencies(settings)
-        self._ensembles = Settling(registry.serving, self._disk, self._load_known, self._let_go)
+        self._ensembles = Settling(registry.serving, self._disk, self._load_known, self._retire)
         # What somebody wanted loaded by its name, in contrast to what an ensemble has brought
         self._asked_for: set[str] = set()
         self._watch = RepositoryWatch(settings.paths, self._load_several, lambda name: self._unload(name, False, None))
@@ -152,7 +152,7 @@ class ModelControl:
     async def stop(self, timeout_s: float) -> None:
         """Ends loads, lets running requests finish, finalizes the models and ends the stubs, within `timeout_s`."""
         await self.give_up_changes()
-        await self._changeover.end_all(timeout_s)
+        await self._changeover.retire_all(timeout_s)
 
     async def _change(self, change: Callable[[Turn | None], Coroutine[Any, Any, _T]], asked_in: Turn | None) -> _T:
         """Runs a load or unload to its end, whatever becomes of who asked for it. Raises ServeError."""
@@ -278,7 +278,7 @@ class ModelControl:
                 await asyncio.gather(*loads, return_exceptions=True)
             check_members(candidate.config, self._registry)
         except BaseException as raised:
-            await asyncio.to_thread(candidate.discard)
+            await asyncio.to_thread(candidate.remove)
             if not isinstance(raised, ServeError):
                 raise
             log.error("failed to load '%s': %s", name, raised)
@@ -300,12 +300,12 @@ class ModelControl:
             going += no_longer_needed(name, needs, self._asked_for - {name})
         for one in going:
             self._asked_for.discard(one)
-            await self._let_go(one, outer)
+            await self._retire(one, outer)
             self._ensembles.away.pop(one, None)
         if outer is None:
             await self._ensembles.settle()
 
-    async def _let_go(self, name: str, outer: Turn | None = None) -> None:
+    async def _retire(self, name: str, outer: Turn | None = None) -> None:
         async with self._turns.of(name, outer):
             entry = self._registry.models.get(name)
             if entry is None:
@@ -313,7 +313,7 @@ class ModelControl:
             entry.reason = ""
             if not entry.versions:
                 self._registry.forget(name)
-            self._changeover.end(name)
+            self._changeover.retire(name)
 
 
 def _check_repositories(repositories: Sequence[Path]) -> None:
@@ -324,4 +324,4 @@ def _check_repositories(repositories: Sequence[Path]) -> None:
 
 def _discard(found: asyncio.Future[Candidate]) -> None:
     if not found.cancelled() and found.exception() is None:
-        found.result().discard()
+        found.result().remove()

@@ -46,7 +46,7 @@ class InstanceUpdate:
         """
         return self.model.change_instances(self.instances, self.config, to_json_dict(self.config), stop_timeout_s)
 
-    def abandon(self, stop_timeout_s: float) -> None:
+    def undo(self, stop_timeout_s: float) -> None:
         """Leaves everything as it was; the new instances end."""
         for instance in self.started:
-            self.model.let_go(instance, stop_timeout_s)
+            self.model.retire(instance, stop_timeout_s)

@@ -46,7 +46,7 @@ class Retiring:
         self._tasks[task] = loaded
         task.add_done_callback(self._tasks.pop)
 
-    async def finish(self, timeout_s: float) -> None:
+    async def drain(self, timeout_s: float) -> None:
         """Waits until all are gone; after `timeout_s` they are ended."""
         if not self._tasks:
             return
@@ -58,12 +58,12 @@ class Retiring:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
             await asyncio.gather(*(_stop(model, _MODEL_GRACE_S) for loaded in hurried for model in loaded.models))
-            await asyncio.gather(*(_discard(loaded.candidate) for loaded in hurried))
+            await asyncio.gather(*(_remove(loaded.candidate) for loaded in hurried))
 
     async def _retire(self, loaded: Loaded, leaving: Sequence[VersionEntry], patience_s: float) -> None:
         name = loaded.candidate.folder.name
-        ended = await asyncio.gather(*(self._end(model, patience_s) for model in loaded.models))
-        await _discard(loaded.candidate)
+        ended = await asyncio.gather(*(self._drain_and_stop(model, patience_s) for model in loaded.models))
+        await _remove(loaded.candidate)
         for entry in leaving:
             if self._registry.has(name, entry):
                 if loaded.candidate.made:
@@ -74,7 +74,7 @@ class Retiring:
             if complete:
                 log.info("successfully unloaded '%s' version %d", name, model.version)
 
-    async def _end(self, model: ServedModel, patience_s: float) -> bool:
+    async def _drain_and_stop(self, model: ServedModel, patience_s: float) -> bool:
         if await model.drained(patience_s):
             return await _stop(model, self._stop_timeout_s)
         return await _stop(model, _MODEL_GRACE_S)
@@ -90,8 +90,8 @@ async def _stop(model: ServedModel, timeout_s: float) -> bool:
     return True
 
 
-async def _discard(candidate: Candidate) -> None:
+async def _remove(candidate: Candidate) -> None:
     try:
-        await asyncio.to_thread(candidate.discard)
+        await asyncio.to_thread(candidate.remove)
     except Exception:
         log.exception("cannot remove the folder of model '%s', which was made for a load", candidate.folder.name)

@@ -22,7 +22,7 @@ _ROUNDS = 100
 
 
 class Settling:
-    """`serving` are the model versions that serve; `load` says whether it could, `let_go` does not wait for requests.
+    """`serving` are the model versions that serve; `load` says whether it could, `retire` does not wait for requests.
 
     `away` are the ensembles that went only because a member did, with their members.
     """
@@ -32,12 +32,12 @@ class Settling:
         serving: Callable[[], Collection[ServedModel]],
         disk: DiskDependencies,
         load: Callable[[str], Awaitable[bool]],
-        let_go: Callable[[str], Awaitable[None]],
+        retire: Callable[[str], Awaitable[None]],
     ) -> None:
         self._serving = serving
         self._disk = disk
         self._load = load
-        self._let_go = let_go
+        self._retire = retire
         self.away: dict[str, Collection[str]] = {}
 
     async def settle(self) -> None:
@@ -47,13 +47,13 @@ class Settling:
                 return
             for name, members in ending.items():
                 log.info("ensemble '%s' goes, because a member of it does", name)
-                await self._let_go(name)
+                await self._retire(name)
                 self.away[name] = members
             needs = await asyncio.to_thread(self._disk.needs, loading)
             for name in (one for group in rounds(needs) for one in group):
                 if not await self._load(name):
                     log.error("ensemble '%s' goes, because it cannot be served with its members as they are", name)
-                    await self._let_go(name)
+                    await self._retire(name)
                     # It comes back when somebody loads it.
                     self.away.pop(name, None)
         log.error("ensembles are still not what their members are after %d rounds of loading them", _ROUNDS)

@@ -4,7 +4,7 @@
 
 - `dispatcher`: asks the scheduler what to do now, and has instances do it;
 - `delivery`: passes answers on, in order where the model wants it, and counts them;
-- `instance_set`: which instances serve the version, which are leaving, and whether they are ready;
+- `instance_set`: which instances serve the version, which are retired, and whether they are ready;
 - `draining`: knows when nothing is under way any more;
 - `alarm`: wakes the dispatcher in time.
 """

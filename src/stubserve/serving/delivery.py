@@ -61,7 +61,7 @@ class Delivery:
         """Nobody waits for the answer any more: what is held back of it goes."""
         if self._orderer is not None:
             for response in self._orderer.held(request):
-                _let_go(response)
+                _drop(response)
             for act in self._owed.pop(request, ()):
                 request.when_read(act)
 
@@ -74,7 +74,7 @@ class Delivery:
                 reshape_outputs(response, self._signature)
             except Exception:
                 log.exception("an answer of model '%s' could not be given its shape", self._signature.model)
-                _let_go(response)
+                _drop(response)
                 response.error = internal("unexpected error in the answer's shapes; see the server's log")
         if self._orderer is None:
             self._pass_on(request, response)
@@ -124,12 +124,12 @@ class Delivery:
 
     def _pass_on_in_order(self, orderer: ResponseOrderer, request: Request, response: Response) -> None:
         if request.cancelled:
-            _let_go(response)
+            _drop(response)
         try:
             released = orderer.complete(request, response)
         except (KeyError, ValueError):
             log.exception("a request of model '%s' was answered after its final response", self._signature.model)
-            _let_go(response)
+            _drop(response)
             return
         for one, its_response in released:
             self._pass_on(one, its_response)
@@ -160,7 +160,7 @@ class Delivery:
                 draining.tell()
 
 
-def _let_go(response: Response) -> None:
+def _drop(response: Response) -> None:
     """Drops what a response brings; that it came, and its error, stay."""
     drop_blocks(response.outputs)
     response.outputs = []

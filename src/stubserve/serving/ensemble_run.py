@@ -300,7 +300,7 @@ class EnsembleRun:
     def _close(self) -> None:
         """Lets go of everything but what is about to be answered."""
         self._over = True
-        for flowing, holds in self._flow.abandon():
+        for flowing, holds in self._flow.close():
             drop(flowing.tensor, holds)
         for model in self.members.values():
             model.release()

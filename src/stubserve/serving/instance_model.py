@@ -174,7 +174,7 @@ class InstanceModel:
     def change_instances(
         self, instances: list[Instance], config: Any, rendered_config: dict[str, Any], stop_timeout_s: float
     ) -> list[asyncio.Task[None]]:
-        """Is served by `instances` from now on: those that are new join, those left out leave as by `let_go`.
+        """Is served by `instances` from now on: those that are new join, those left out are retired.
 
         The tasks are done when the latter are gone.
         """
@@ -185,13 +185,13 @@ class InstanceModel:
                 self.on_ready(instance)
         for instance in leaving:
             self._dispatcher.leave(instance)
-        tasks = [self._instances.let_go(instance, stop_timeout_s) for instance in leaving]
+        tasks = [self._instances.retire(instance, stop_timeout_s) for instance in leaving]
         self._refuse_if_down()
         return tasks
 
-    def let_go(self, instance: Instance, stop_timeout_s: float) -> asyncio.Task[None]:
+    def retire(self, instance: Instance, stop_timeout_s: float) -> asyncio.Task[None]:
         """Has an instance finish what it executes, however long it takes, then finalize and end, as a task."""
-        return self._instances.let_go(instance, stop_timeout_s)
+        return self._instances.retire(instance, stop_timeout_s)
 
     def memory_usage(self) -> list[dict[str, Any]]:
         return self._instances.memory_usage()

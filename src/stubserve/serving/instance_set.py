@@ -22,12 +22,12 @@ class InstanceSet:
     def __init__(self) -> None:
         self.members: list[Instance] = []
         # Instances that are no longer wanted, while they finish what they have
-        self._leaving: dict[Instance, asyncio.Task[None]] = {}
+        self._retiring: dict[Instance, asyncio.Task[None]] = {}
 
     @property
     def everyone(self) -> tuple[Instance, ...]:
-        """The members, and those that are leaving."""
-        return (*self.members, *self._leaving)
+        """The members, and those that are retired."""
+        return (*self.members, *self._retiring)
 
     def change(self, members: list[Instance]) -> tuple[list[Instance], list[Instance]]:
         """Replaces the members; the instances that are new, and those that were left out."""
@@ -37,18 +37,18 @@ class InstanceSet:
             [instance for instance in before if instance not in members],
         )
 
-    def let_go(self, instance: Instance, stop_timeout_s: float) -> asyncio.Task[None]:
+    def retire(self, instance: Instance, stop_timeout_s: float) -> asyncio.Task[None]:
         """Has an instance finish what it executes, however long it takes, then finalize and end, as a task."""
-        instance.leave()
-        task = self._leaving[instance] = asyncio.get_running_loop().create_task(self._end(instance, stop_timeout_s))
-        task.add_done_callback(lambda _: self._leaving.pop(instance))
+        instance.drain()
+        task = self._retiring[instance] = asyncio.get_running_loop().create_task(self._end(instance, stop_timeout_s))
+        task.add_done_callback(lambda _: self._retiring.pop(instance))
         return task
 
     async def stop(self, timeout_s: float) -> None:
         """Finalizes and ends everyone, by force after `timeout_s`."""
         instances = self.everyone
-        for leaving in self._leaving.values():
-            leaving.cancel()
+        for task in self._retiring.values():
+            task.cancel()
         await asyncio.gather(*(instance.stop(timeout_s) for instance in instances))
 
     def cancel(self, request: Request) -> None:
@@ -99,7 +99,7 @@ class InstanceSet:
         return waiters
 
     async def _end(self, instance: Instance, stop_timeout_s: float) -> None:
-        await instance.finished()
+        await instance.drained()
         try:
             await instance.stop(stop_timeout_s)
         except Exception:

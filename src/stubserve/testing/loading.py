@@ -85,7 +85,7 @@ def load(
                 check,
             )
     except BaseException:
-        surroundings.end()
+        surroundings.close()
         raise
     return loaded
 

@@ -99,7 +99,7 @@ class LoadedModel:
                 self._surroundings.allow(None)
                 self._model.finalize()
         finally:
-            self._surroundings.end()
+            self._surroundings.close()
 
     def __call__(self, request: InferenceRequest) -> InferenceResponse | Iterator[InferenceResponse]:
         """Answers a request of another model, as one of its `bls`."""

@@ -51,7 +51,7 @@ class Surroundings:
         self.calls = calls
         _connect(calls)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """The model is closed."""
         if self in _active:
             self._leave()

@@ -112,11 +112,11 @@ class Channel:
 
         def gone(_: Any) -> None:
             self._held.pop(key, None)
-            self.let_go(offset)
+            self.drop(offset)
 
         self._held[key] = weakref.ref(memory, gone)
 
-    def let_go(self, offset: int) -> None:
+    def drop(self, offset: int) -> None:
         """The last view of what the stub was given at `offset` is gone. Safe to call from a finalizer."""
         self._released.append(offset)
         self.poke()
@@ -175,7 +175,7 @@ class Channel:
                 self._released.extend(released)
                 raise
 
-    def abandon(self, refuse: Callable[..., Any]) -> None:
+    def cut_off(self, refuse: Callable[..., Any]) -> None:
         """Cuts this process, which the stub's was copied to by a fork, off from the rings: using them calls `refuse`.
 
         That raises. Locks that other threads of the stub may have held at the fork are made anew.
@@ -215,7 +215,7 @@ class Channel:
             return answer
         place = messages.unpack_spilled(data)
         answer = messages.unpack(self.arena.view(place.offset, place.nbytes))
-        self.let_go(place.offset)
+        self.drop(place.offset)
         return answer
 
     def _decode(self, data: memoryview, flags: int) -> Message:

@@ -38,7 +38,7 @@ class Lease:
         return memoryview(array)
 
     def __del__(self) -> None:
-        self._channel.let_go(self.offset)
+        self._channel.drop(self.offset)
 
 
 def lease_of(buffer: Any) -> Optional[Lease]:

@@ -79,7 +79,7 @@ class Caller:
     def over(self) -> None:
         """Asserts that the flow is, and that no tensor is held any more."""
         assert self.flow.over
-        for value, holds in self.flow.abandon():
+        for value, holds in self.flow.close():
             self.held[value] -= holds
         assert not +self.held
         assert not -self.held

@@ -46,7 +46,7 @@ def _done(work: Callable[[Keep], Steps[Parts]]) -> Parts:
     return finish(work(lambda nbytes: None))
 
 
-def _let_go(item: _Waiting) -> None:
+def _drop(item: _Waiting) -> None:
     for block in () if isinstance(item, bytes) else item[1]:
         block.drop()
 
@@ -189,7 +189,7 @@ class _StreamCall:
         finally:
             reading.cancel()
             for item in self._outbox:
-                _let_go(item)
+                _drop(item)
         status, text = self._end
         if status != OK:
             await self._context.abort(_STATUS[status], text)
@@ -206,7 +206,7 @@ class _StreamCall:
             await self._context.abort(_STATUS[status], text)
             raise
         finally:
-            _let_go(item)
+            _drop(item)
 
     async def _read(self, handler: Any) -> None:
         while True:

@@ -115,7 +115,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server_state.connections.discard(self)
-        self._shared.open.discard(self)
+        self._shared.open.forget(self)
         self.state = CLOSED
         self._reader.close()
         if self._fallback is not None:

@@ -12,7 +12,7 @@ Rules, as upstream has them:
 
 Memory. Whoever gives a tensor to the flow holds it once for each of its `uses`: once for every input of a step that it
 is mapped to, once for the caller where it is a requested output. A run takes one of these holds with each of its
-inputs, a response one with each of its outputs. `abandon` gives back what nobody took: turns that never met, and what
+inputs, a response one with each of its outputs. `close` gives back what nobody took: turns that never met, and what
 a failure left behind. A tensor without uses is not taken at all.
 
 Costs: work per tensor and reader, independent of how many turns there have been. Turns are forgotten when everybody
@@ -122,7 +122,7 @@ class EnsembleFlow(Generic[T]):
         """Whether nothing is under way, so that nothing can follow."""
         return not self._under_way
 
-    def abandon(self) -> Iterator[tuple[T, int]]:
+    def close(self) -> Iterator[tuple[T, int]]:
         """Gives back each tensor that was given and not taken by all, with the number of holds on it. Ends the flow."""
         turns, self._turns = self._turns, {}
         for by_turn in turns.values():

@@ -1,7 +1,7 @@
 """Requests that a model makes in processes which it has forked (`os.fork`, `multiprocessing`).
 
 A forked process has a copy of everything in the stub, but a ring has one writer and one reader: two copies that go on
-by themselves would overwrite each other's messages. So the copy is cut off from the rings (`Channel.abandon`), and a
+by themselves would overwrite each other's messages. So the copy is cut off from the rings (`Channel.cut_off`), and a
 request goes the long way: through a socket pair that is made right before each fork, to a thread of the stub, which
 makes the request in its place. In a process that was forked itself such a thread leads one process further up, so forks
 may be nested.
@@ -75,7 +75,7 @@ class Forks:
         self._served.clear()
         if self._relay is not None:
             self._relay.close()
-        self._channel.abandon(self._refuse)
+        self._channel.cut_off(self._refuse)
         theirs = None
         if pair is not None:
             pair[0].close()

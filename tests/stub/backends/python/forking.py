@@ -29,7 +29,7 @@ class Channel(Placer):
     def __init__(self) -> None:
         self.refuse: Any = None
 
-    def abandon(self, refuse: Any) -> None:
+    def cut_off(self, refuse: Any) -> None:
         self.refuse = refuse
 
 

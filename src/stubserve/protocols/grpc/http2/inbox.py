@@ -41,7 +41,7 @@ class Message(NamedTuple):
     offset: int = 0
     compressed: bool = False
 
-    def let_go(self) -> None:
+    def drop(self) -> None:
         """Drops the hold of its block."""
         if self.block is not None:
             self.block.drop()

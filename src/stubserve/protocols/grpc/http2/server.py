@@ -79,7 +79,7 @@ class Http2Transport:
     def forget(self, connection: Http2Connection) -> None:
         """A connection is closed."""
         self.connections.discard(connection)
-        self._open.discard(connection)
+        self._open.forget(connection)
         self._gone.set()
 
 

@@ -184,7 +184,7 @@ class Stream:
         self.half_closed = True
         if self._status is None and log.isEnabledFor(logging.DEBUG):
             log.debug(CANCELLATION_LINE, self._head.path)
-        self._abandon()
+        self._drop_all()
 
     def stalled(self) -> None:
         """The client has begun a message and does not send the rest of it, or too slowly."""
@@ -480,7 +480,7 @@ class Stream:
         try:
             self._hand_over(message)
         finally:
-            message.let_go()
+            message.drop()
 
     def _hand_over(self, message: Message) -> None:
         handler = self._handler
@@ -544,7 +544,7 @@ class Stream:
             if handler is not None:
                 handler.on_cancel()
 
-    def _abandon(self) -> None:
+    def _drop_all(self) -> None:
         handler = self._handler
         running = self._status is None
         self._status = self._status or (OK, "")

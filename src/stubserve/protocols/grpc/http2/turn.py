@@ -57,9 +57,9 @@ class Turn:
 
     def end(self) -> None:
         """It has been taken, or nobody wants it."""
-        self.message.let_go()
+        self.message.drop()
         if self._placed is not None:
-            self._placed.let_go()
+            self._placed.drop()
         self._share.drop()
 
     def _inflate(self, limit: int) -> Steps[None]:
@@ -97,5 +97,5 @@ class Turn:
         self._is_now(placed)
 
     def _is_now(self, message: Message) -> None:
-        self.message.let_go()
+        self.message.drop()
         self.message = message
