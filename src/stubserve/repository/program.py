@@ -126,10 +126,7 @@ async def environment_of(program: Program, environments: Environments, config: A
 def missing_parts(config: Any) -> list[tuple[str, str]]:
     """Fields of a configuration that have no effect, because stubserve does not offer them yet: (field, words)."""
     used = {
-        "model_warmup": bool(config.model_warmup),
         "response_cache": config.response_cache.enable,
-        "batch_input": bool(config.batch_input),
-        "batch_output": bool(config.batch_output),
         "rate_limiter": any(group.HasField("rate_limiter") for group in config.instance_group),
         "model_repository_agents": bool(config.model_repository_agents.agents),
     }
