@@ -185,6 +185,17 @@ def _wired(output: Output) -> Output:
     return output._replace(memory=strings.join(output.memory.tolist()))
 
 
+def texts(view: InputView, reader: str) -> List[str]:
+    """The elements of a BYTES input as text, for a `reader` that takes nothing else. Raises Refusal."""
+    try:
+        return [element.decode() for element in view.memory]
+    except UnicodeDecodeError as error:
+        raise Refusal(
+            "input '{}' has a string that is no UTF-8, which {} cannot take: {}".format(view.name, reader, error),
+            codes.INVALID_ARG,
+        ) from None
+
+
 def address_of(memory: Any) -> int:
     """Where an array lies in this process."""
     address: int = memory.__array_interface__["data"][0]

@@ -11,11 +11,13 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from stubserve_stub.backends.base import InstanceFacts, ModelFiles
 from stubserve_stub.backends.gather import Gatherer
+from stubserve_stub.backends.loading.packages import import_package
+from stubserve_stub.backends.loading.unoffered import refuse_gpu
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse
 from stubserve_stub.backends.onnxruntime.completion import complete, needs_completion
 from stubserve_stub.backends.onnxruntime.execution import Execution
 from stubserve_stub.backends.onnxruntime.options import Options, options_of
-from stubserve_stub.backends.onnxruntime.session import find_file, import_onnxruntime, open_session, run_options
+from stubserve_stub.backends.onnxruntime.session import find_file, open_session, run_options
 from stubserve_stub.backends.onnxruntime.tensors import Contract, contract_of
 from stubserve_stub.backends.onnxruntime.validation import validate
 from stubserve_stub.runtime.failure import Refusal
@@ -32,7 +34,7 @@ class OnnxRuntimeBackend(NativeBackend):
     writes_inputs = False
 
     def model_initialize(self, model: ModelFiles) -> None:
-        self._onnxruntime = import_onnxruntime(self.host.instance)
+        self._onnxruntime = import_package("onnxruntime", "onnxruntime", self.host.instance)
         self._version_dir = model.version_dir
         # What has been loaded to complete the configuration, by what it was loaded with
         self._opened: Optional[Tuple[str, Options, Any, Contract]] = None
@@ -53,11 +55,7 @@ class OnnxRuntimeBackend(NativeBackend):
     def instance_initialize(self, instance: InstanceFacts) -> None:
         super().instance_initialize(instance)
         config = self.config
-        if instance.arguments["model_instance_kind"] == "GPU":
-            raise Refusal(
-                "model instance '{}' is to run on a GPU, and the onnxruntime backend runs on CPUs only: "
-                "`instance_group [ {{ kind: KIND_CPU }} ]` says so in config.pbtxt".format(instance.name)
-            )
+        refuse_gpu(instance, "onnxruntime")
         session, contract, options = self._open(config)
         self._opened = None
         validate(config, contract)
