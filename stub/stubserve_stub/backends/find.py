@@ -10,6 +10,8 @@ PYTHON = "python"
 BUILT_IN = {
     PYTHON: ("stubserve_stub.backends.python.backend", "PythonBackend"),
     "identity": ("stubserve_stub.backends.identity", "IdentityBackend"),
+    "repeat": ("stubserve_stub.backends.repeat", "RepeatBackend"),
+    "square": ("stubserve_stub.backends.square", "SquareBackend"),
     "onnxruntime": ("stubserve_stub.backends.onnxruntime.backend", "OnnxRuntimeBackend"),
 }
 # Those that run in the environment that a model names, for the packages that they need are there
