@@ -71,6 +71,9 @@ class WarmUp:
         """Runs a sample once: the errors of its responses. Raises ServeError where it cannot be run."""
         if stub.death is not None:
             raise _unhealthy(instance, stub.death, stub.pid)
+        max_batch_size = self._model.signature.max_batch_size
+        if sample.is_too_large(max_batch_size):
+            return [sample.too_large(instance, max_batch_size).message] * sample.requests
         requests: list[Request] = []
         added: list[list[Tensor]] = []
         try:

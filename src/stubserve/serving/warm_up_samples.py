@@ -72,6 +72,14 @@ class Sample:
     inputs: Sequence[SampleInput]
     added: Sequence[SampleInput]
 
+    def is_too_large(self, max_batch_size: int) -> bool:
+        """Whether a model of this `max_batch_size` is to execute no such batch."""
+        return self.requests > max(max_batch_size, 1)
+
+    def too_large(self, name: str, max_batch_size: int) -> ServeError:
+        """What upstream's backends say then, of a model or an instance."""
+        return internal(f"batch size {self.requests} for '{name}', max allowed is {max_batch_size}")
+
 
 def read_samples(config: Any, signature: Signature, model_dir: Path) -> list[Sample]:
     """All samples of a configuration. Raises ServeError, the first of `sample_problems`."""
@@ -90,7 +98,9 @@ def sample_problems(config: Any, signature: Signature, model_dir: Path) -> Itera
     for index, setting in enumerate(config.model_warmup):
         try:
             if setting.batch_size:
-                _read(setting, signature, model_dir)
+                sample = _read(setting, signature, model_dir)
+                if sample.is_too_large(signature.max_batch_size):
+                    raise sample.too_large(signature.model, signature.max_batch_size)
         except ServeError as error:
             yield error.at("model_warmup", index)
 

@@ -26,7 +26,17 @@ from stubserve.model_config.complete import normalise
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.render import adopt_completed, render_json
 from tests import onnx_models
-from tests.onnx_models import ELEMENT_TYPES, arithmetic, helper, identity, model, node, save, with_external_data
+from tests.onnx_models import (
+    ELEMENT_TYPES,
+    arithmetic,
+    helper,
+    identity,
+    model,
+    node,
+    save,
+    segment_sums,
+    with_external_data,
+)
 from tests.stub.runtime.stub_memory import StubMemory, stub_memory
 
 pytest.importorskip("onnxruntime")
@@ -786,34 +796,11 @@ def test_requests_of_different_shapes(stub: StubMemory, tmp_path: Path, size: in
 
 def test_segments_are_summed(stub: StubMemory, tmp_path: Path) -> None:
     """What ragged batches are for: a model that sums what each request has sent, by where each begins."""
-    made = model(
-        [
-            # The sums up to each border; their differences are those of the segments.
-            node("Concat", "ZERO SUMS", "FROM_ZERO", axis=0),
-            node("CumSum", "X AXIS", "SUMS"),
-            node("Gather", "FROM_ZERO BORDERS", "AT_BORDERS", axis=0),
-            node("Slice", "AT_BORDERS ONE_LIST END AXIS_LIST", "LATER"),
-            node("Slice", "AT_BORDERS ZERO_LIST MINUS_ONE AXIS_LIST", "EARLIER"),
-            node("Sub", "LATER EARLIER", "DIFFERENCES"),
-            node("Unsqueeze", "DIFFERENCES ONE_LIST", "Y"),
-        ],
-        [flat("X"), ("BORDERS", "INT32", ["borders"])],
-        [("Y", "FP32", ["n", 1])],
-        [
-            helper.make_tensor("ZERO", 1, [1], [0.0]),
-            helper.make_tensor("AXIS", 6, [], [0]),
-            helper.make_tensor("AXIS_LIST", 7, [1], [0]),
-            helper.make_tensor("ZERO_LIST", 7, [1], [0]),
-            helper.make_tensor("ONE_LIST", 7, [1], [1]),
-            helper.make_tensor("MINUS_ONE", 7, [1], [-1]),
-            helper.make_tensor("END", 7, [1], [1 << 40]),
-        ],
-    )
     config = RAGGED[: RAGGED.index("batch_output")].replace(
         '"Y" data_type: TYPE_FP32 dims: [ -1 ]', '"Y" data_type: TYPE_FP32 dims: [ 1 ]'
     )
     config += made_input("BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO", "INT32", "BORDERS")
-    instance = load(made, tmp_path, config, stub).start()
+    instance = load(segment_sums(), tmp_path, config, stub).start()
     given = [np.full((1, width), width + 0.5, np.float32) for width in (1, 4, 2)]
     entries = instance.run(*(request(X=array) for array in given))
     assert [instance.array(output).tolist() for _, (output,), _ in entries] == [[[1.5]], [[18.0]], [[5.0]]]
