@@ -88,7 +88,11 @@ class Delivery:
                 self._statistics.record_response(request, response, start_ns)
             except Exception:
                 log.exception("a response of model '%s' could not be counted", self._signature.model)
-        self.respond(request, response)
+        if self._orderer is None and not self._signature.reshaped_outputs:
+            # What `respond` comes to, without a call that each response of a stream would pay for.
+            self._pass_on(request, response)
+        else:
+            self.respond(request, response)
 
     def fail(self, requests: Iterable[Request], error: ServeError, outcome: str | None) -> None:
         """Answers requests with an error; with an `outcome` they are counted, as failures without an execution."""
