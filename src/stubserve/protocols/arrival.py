@@ -15,13 +15,16 @@ microseconds per step of growth, of which a message of 4 MiB takes eight.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Protocol
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Protocol, TypeVar
 
 from stubserve.errors import ServeError, unavailable
 from stubserve.inference.heap_account import HeapAccount, HeapShare
 from stubserve.inference.memory import Block
 from stubserve.protocols.pressure import Owner, Pressure, Transfer
+
+T = TypeVar("T")
 
 FIRST_AHEAD = 64 * 1024
 MOST_AHEAD = 1024 * 1024
@@ -31,6 +34,8 @@ class ArrivalMemory(Protocol):
     """The server's memory. All raise ServeError (503)."""
 
     heap: HeapAccount
+
+    def block(self, nbytes: int) -> Block: ...
 
     def reserve(self, nbytes: int) -> Block: ...
 
@@ -107,14 +112,19 @@ class ArenaArrival(Arrival):
         self._start = start
         # How much of `view` may be touched
         self._committed = 0
-        self.block = arrivals.memory.reserve(start + length)
+        if length <= FIRST_AHEAD:
+            # All of it at once, which is what a larger one begins with.
+            self.block = self._take(arrivals.memory.block, start + length)
+            self._committed = length
+        else:
+            self.block = arrivals.memory.reserve(start + length)
+            try:
+                self._grow(FIRST_AHEAD)
+            except ServeError:
+                self.block.drop()
+                raise
         self.offset = self.block.offset + start
         self.view = self.block.view[start : start + length]
-        try:
-            self._grow(FIRST_AHEAD)
-        except ServeError:
-            self.drop()
-            raise
 
     @property
     def complete(self) -> bool:
@@ -140,29 +150,38 @@ class ArenaArrival(Arrival):
         Raises ServeError (503); then the message is to be dropped.
         """
         moved = self.moved + nbytes
+        if moved == self.length:
+            self.moved = moved
+            self._arrivals.forget(self)
+            return True
         self.has_moved(moved)
         if self._committed < self.length:
             ahead = min(max(moved, FIRST_AHEAD), MOST_AHEAD)
             if self._committed - moved < ahead // 2:
                 self._grow(moved + ahead)
-        if moved < self.length:
-            return False
-        self._arrivals.forget(self)
-        return True
+        return False
 
     def drop(self) -> None:
         """Lets go of the block."""
-        self._arrivals.forget(self)
+        if self.held:
+            self._arrivals.forget(self)
         self.block.drop()
+
+    def _take(self, act: Callable[[int], T], nbytes: int) -> T:
+        """Takes memory, so that it has `nbytes` in all. It is not given up for itself meanwhile."""
+        self._arrivals.hold(self, nbytes)
+        self.growing = True
+        try:
+            return act(nbytes)
+        except ServeError:
+            self._arrivals.forget(self)
+            raise
+        finally:
+            self.growing = False
 
     def _grow(self, wanted: int) -> None:
         wanted = self._start + min(wanted, self.length)
-        self._arrivals.hold(self, wanted)
-        self.growing = True
-        try:
-            committed = self._arrivals.memory.grow(self.block, wanted)
-        finally:
-            self.growing = False
+        committed = self._take(partial(self._arrivals.memory.grow, self.block), wanted)
         # A warm block is there as a whole.
         self._committed = min(committed - self._start, self.length)
 
