@@ -15,16 +15,13 @@ microseconds per step of growth, of which a message of 4 MiB takes eight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from functools import partial
-from typing import Protocol, TypeVar
+from collections.abc import Hashable
+from typing import Protocol
 
 from stubserve.errors import ServeError, unavailable
 from stubserve.inference.heap_account import HeapAccount, HeapShare
 from stubserve.inference.memory import Block
 from stubserve.protocols.pressure import Owner, Pressure, Transfer
-
-T = TypeVar("T")
 
 FIRST_AHEAD = 64 * 1024
 MOST_AHEAD = 1024 * 1024
@@ -35,9 +32,7 @@ class ArrivalMemory(Protocol):
 
     heap: HeapAccount
 
-    def block(self, nbytes: int) -> Block: ...
-
-    def reserve(self, nbytes: int) -> Block: ...
+    def reserve(self, nbytes: int, first: int) -> tuple[Block, int]: ...
 
     def grow(self, block: Block, nbytes: int) -> int: ...
 
@@ -104,25 +99,25 @@ class ArenaArrival(Arrival):
     Whoever receives it owns the block's first hold until it says `drop`.
     """
 
+    # `_committed` is how much of `view` may be touched.
     __slots__ = ("_committed", "_start", "block", "length", "offset", "view")
 
     def __init__(self, arrivals: Arrivals, connection: Hashable, owner: Owner, length: int, start: int) -> None:
         super().__init__(arrivals, connection, owner)
         self.length = length
         self._start = start
-        # How much of `view` may be touched
-        self._committed = 0
-        if length <= FIRST_AHEAD:
-            # All of it at once, which is what a larger one begins with.
-            self.block = self._take(arrivals.memory.block, start + length)
-            self._committed = length
-        else:
-            self.block = arrivals.memory.reserve(start + length)
-            try:
-                self._grow(FIRST_AHEAD)
-            except ServeError:
-                self.block.drop()
-                raise
+        first = start + min(length, FIRST_AHEAD)
+        arrivals.hold(self, first)
+        self.growing = True
+        try:
+            self.block, committed = arrivals.memory.reserve(start + length, first)
+        except ServeError:
+            arrivals.forget(self)
+            raise
+        finally:
+            self.growing = False
+        # A warm block is there as a whole.
+        self._committed = min(committed - start, length)
         self.offset = self.block.offset + start
         self.view = self.block.view[start : start + length]
 
@@ -145,7 +140,7 @@ class ArenaArrival(Arrival):
         self.advance(len(data))
 
     def advance(self, nbytes: int) -> bool:
-        """So many bytes were written into `rest`; whether it is complete.
+        """So many bytes were written into `rest`; whether that was all.
 
         Raises ServeError (503); then the message is to be dropped.
         """
@@ -167,22 +162,14 @@ class ArenaArrival(Arrival):
             self._arrivals.forget(self)
         self.block.drop()
 
-    def _take(self, act: Callable[[int], T], nbytes: int) -> T:
-        """Takes memory, so that it has `nbytes` in all. It is not given up for itself meanwhile."""
-        self._arrivals.hold(self, nbytes)
-        self.growing = True
-        try:
-            return act(nbytes)
-        except ServeError:
-            self._arrivals.forget(self)
-            raise
-        finally:
-            self.growing = False
-
     def _grow(self, wanted: int) -> None:
         wanted = self._start + min(wanted, self.length)
-        committed = self._take(partial(self._arrivals.memory.grow, self.block), wanted)
-        # A warm block is there as a whole.
+        self._arrivals.hold(self, wanted)
+        self.growing = True
+        try:
+            committed = self._arrivals.memory.grow(self.block, wanted)
+        finally:
+            self.growing = False
         self._committed = min(committed - self._start, self.length)
 
 
