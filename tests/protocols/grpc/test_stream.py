@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.heads import RpcHead
+from stubserve.protocols.grpc.http2.inbox import SmallRoom
 from stubserve.protocols.grpc.http2.sender import Sender
 from stubserve.protocols.grpc.http2.stream import Stream
 from stubserve.protocols.grpc.transport import Method
@@ -31,6 +32,7 @@ def test_a_client_that_may_not_send_has_not_stalled() -> None:
     watched: set[Any] = set()
     connection = SimpleNamespace(
         ingress=None,
+        small_room=SmallRoom(),
         sender=sent,
         compression=lambda method, head: None,
         stall_watch=SimpleNamespace(watch=watched.add, unwatch=watched.discard, pace=Pace()),

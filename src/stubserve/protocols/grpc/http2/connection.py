@@ -31,6 +31,7 @@ from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.fields import MAX_FIELDS, MAX_LIST_BYTES
 from stubserve.protocols.grpc.http2.frames import ConnectionFault, StreamFault
 from stubserve.protocols.grpc.http2.heads import ACCEPTED, NOT_GRPC, OPENING, TOO_LARGE, RpcHead, trailers
+from stubserve.protocols.grpc.http2.inbox import SmallRoom
 from stubserve.protocols.grpc.http2.pings import Pings
 from stubserve.protocols.grpc.http2.reader import MAX_FRAME_BYTES, FrameReader
 from stubserve.protocols.grpc.http2.sender import Sender
@@ -63,6 +64,7 @@ class SharedByConnections(Protocol):
     response_encoding: str | None
     compression_level: int
     scratch_view: memoryview
+    small_room: SmallRoom
     sent_memory: SentMemory
     stall_watch: StallWatch
     send_watch: SendWatch
@@ -83,6 +85,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         # Global state
         self._shared = shared
         self.ingress = shared.ingress
+        self.small_room = shared.small_room
         self.sent_memory = shared.sent_memory
         self.stall_watch = shared.stall_watch
         self.send_watch = shared.send_watch

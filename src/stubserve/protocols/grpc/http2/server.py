@@ -7,6 +7,7 @@ import ssl
 
 from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.grpc.http2.connection import Http2Connection
+from stubserve.protocols.grpc.http2.inbox import SmallRoom
 from stubserve.protocols.grpc.service import Service
 from stubserve.protocols.listening import listen
 from stubserve.protocols.open_connections import OpenConnections
@@ -36,6 +37,7 @@ class Http2Transport:
             self.response_encoding, self.compression_level = _ENCODINGS[options.compression_level]
         # What connections share
         self.scratch_view = memoryview(bytearray(SCRATCH_BYTES))
+        self.small_room = SmallRoom()
         self.sent_memory = SentMemory()
         self.stall_watch = StallWatch(ingress.pace)
         self.send_watch = SendWatch(ingress.pressure, ingress.send_timeout_s)

@@ -21,7 +21,7 @@ from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.compression import deflate
 from stubserve.protocols.grpc.http2.heads import OPENING, RpcHead, opening, trailers
-from stubserve.protocols.grpc.http2.inbox import PREFIX_BYTES, Inbox, Message, MessageRefusal
+from stubserve.protocols.grpc.http2.inbox import PREFIX_BYTES, Inbox, Message, MessageRefusal, SmallRoom
 from stubserve.protocols.grpc.http2.jobs import OrderedJobs
 from stubserve.protocols.grpc.http2.sender import Sender
 from stubserve.protocols.grpc.http2.turn import Turn
@@ -56,6 +56,7 @@ class StreamOwner(Hashable, Protocol):
 
     ingress: Ingress
     sender: Sender
+    small_room: SmallRoom
     sent_memory: SentMemory
     stall_watch: StallWatch
     send_watch: SendWatch
@@ -113,7 +114,9 @@ class Stream:
         self._handler: Handler | None = None
         self._deadline: asyncio.TimerHandle | None = None
         # From the client
-        self._inbox = Inbox(connection.ingress, connection, self, head.encoding, method.max_bytes)
+        self._inbox = Inbox(
+            connection.ingress, connection.small_room, connection, self, head.encoding, method.max_bytes
+        )
         self._incoming: OrderedJobs | None = None
         self._end_is_due = False
         self.receive_window = RECEIVE_WINDOW
@@ -162,8 +165,10 @@ class Stream:
                     break
         except MessageRefusal as refusal:
             self._refuse(refusal)
-        self._watch_or_not()
-        if not self._method.unary or self._inbox.partial:
+        partial = self._inbox.partial
+        if partial != self._watched:
+            self._watch_or_not()
+        if partial or not self._method.unary:
             self._grant()
 
     def ended_by_client(self) -> None:
