@@ -7,6 +7,7 @@ target can tell what was not given back. Time stands still, so that no answer de
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
@@ -36,7 +37,12 @@ MOST_PIECES = 20
 
 def signature(name: str) -> Signature:
     """A fresh signature, which remembers nothing."""
-    return Signature(name, 1, parse_text(CONFIGS[name], "config.pbtxt"))
+    return Signature(name, 1, _config(name))
+
+
+@functools.cache
+def _config(name: str) -> Any:
+    return parse_text(CONFIGS[name], "config.pbtxt")
 
 
 CONFIGS = {
