@@ -142,8 +142,8 @@ def _told(sent: bytes) -> dict[int, list[bytes]]:
 
 
 def block(path: str, *more: tuple[str, str]) -> bytes:
-    fields = [(":method", "POST"), (":scheme", "http"), (":path", path), ("content-type", "application/grpc")]
-    text: bytes = Encoder().encode([*fields, ("te", "trailers"), *more])
+    fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "a:1")]
+    text: bytes = Encoder().encode([*fields, ("content-type", "application/grpc"), ("te", "trailers"), *more])
     return text
 
 
