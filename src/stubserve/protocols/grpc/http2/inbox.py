@@ -7,8 +7,9 @@ anybody, and it is placed so that its first raw tensor is aligned.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from stubserve_stub.wire.layout import ALIGNMENT
 
@@ -19,6 +20,9 @@ from stubserve.protocols.grpc.envelope import first_raw
 from stubserve.protocols.grpc.transport import INTERNAL, MAX_MESSAGE_BYTES, RESOURCE_EXHAUSTED, UNIMPLEMENTED
 from stubserve.protocols.pressure import Owner
 from stubserve.protocols.serving import Ingress
+from stubserve.protocols.stall import StallWatch
+
+log = logging.getLogger("stubserve.grpc")
 
 PREFIX_BYTES = 5
 # Longer messages go to the arena, and so do all when unfinished ones may already have this much of the heap.
@@ -60,6 +64,14 @@ class SmallRoom:
         self.left = ROOM_BYTES
 
 
+class InboxOwner(Owner, Protocol):
+    """What an inbox tells its stream."""
+
+    def stalled(self) -> None:
+        """The client has begun a message and does not send the rest of it, or too slowly."""
+        ...
+
+
 class Inbox:
     """One stream's. `encoding` is what its compressed messages are compressed with; no message may be longer than
     `max_bytes`. `connection` and `owner` are whose the messages are while they arrive."""
@@ -78,7 +90,8 @@ class Inbox:
         "_ready",
         "_room",
         "_small",
-        "received",
+        "_watch",
+        "bytes_received",
     )
 
     def __init__(
@@ -86,7 +99,7 @@ class Inbox:
         ingress: Ingress,
         room: SmallRoom,
         connection: Hashable,
-        owner: Owner,
+        owner: InboxOwner,
         encoding: str = "identity",
         max_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
@@ -104,8 +117,9 @@ class Inbox:
         self._arrival: ArenaArrival | None = None
         self._ready = 0
         self._compressed = False
-        # All bytes so far
-        self.received = 0
+        # All bytes so far, and who watches that they go on
+        self.bytes_received = 0
+        self._watch: StallWatch | None = None
 
     @property
     def partial(self) -> bool:
@@ -119,7 +133,7 @@ class Inbox:
 
     def feed(self, data: memoryview) -> Iterator[Message]:
         """Takes the payload of a DATA frame; gives the messages that it completes. Raises MessageRefusal."""
-        self.received += len(data)
+        self.bytes_received += len(data)
         at, end = 0, len(data)
         while at < end:
             if self._length < 0:
@@ -157,12 +171,40 @@ class Inbox:
             if self._filled == self._length:
                 yield self._finish()
 
+    def watch(self, watch: StallWatch | None) -> None:
+        """Has somebody watch that the message at hand goes on, or nobody."""
+        before, self._watch = self._watch, watch
+        if before is not None:
+            before.unwatch(self)
+        if watch is not None:
+            watch.watch(self)
+
+    @property
+    def watched(self) -> bool:
+        return self._watch is not None
+
+    def stalled(self) -> None:
+        assert self._watch is not None
+        log.info(
+            "ending an RPC whose message did not arrive completely: it fell behind --request-min-rate=%d or took "
+            "longer than --request-timeout-secs=%d",
+            *self._watch.pace,
+        )
+        self._owner.stalled()
+
     def drop(self) -> None:
         """Nothing more comes."""
         arrival = self._arrival
         self._forget()
         if arrival is not None:
             arrival.drop()
+
+    def close(self) -> None:
+        """The stream is closed, and not known here any more."""
+        self.drop()
+        if self._watch is not None:
+            self.watch(None)
+        del self._owner
 
     def _forget(self) -> None:
         """The message at hand is somebody else's now, or nobody's."""

@@ -36,8 +36,8 @@ class MessageTaker(Protocol):
         """No message follows."""
         ...
 
-    def caught_up(self) -> None:
-        """No message waits any more."""
+    def grant(self) -> None:
+        """The client may go on: no message waits any more."""
         ...
 
 
@@ -92,7 +92,7 @@ class Intake:
         if self._end_is_due:
             self._taker.ended_by_client()
         else:
-            self._taker.caught_up()
+            self._taker.grant()
 
     def _pass_on(self, turn: Turn) -> None:
         try:

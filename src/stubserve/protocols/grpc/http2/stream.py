@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from stubserve.errors import ServeError
 from stubserve.inference.heap_account import FREE_BYTES
@@ -20,9 +19,10 @@ from stubserve.inference.memory import Block
 from stubserve.inference.steps import Steps
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.heads import OPENING, RpcHead, trailers
-from stubserve.protocols.grpc.http2.inbox import Inbox, Message, MessageRefusal, SmallRoom
+from stubserve.protocols.grpc.http2.inbox import Inbox, Message, MessageRefusal
 from stubserve.protocols.grpc.http2.intake import Intake
-from stubserve.protocols.grpc.http2.outbox import Outbox, Outlet
+from stubserve.protocols.grpc.http2.outbox import Outbox
+from stubserve.protocols.grpc.http2.shared import StreamOwner
 from stubserve.protocols.grpc.transport import (
     CANCELLATION_LINE,
     DEADLINE_EXCEEDED,
@@ -36,27 +36,11 @@ from stubserve.protocols.grpc.transport import (
     Parts,
 )
 from stubserve.protocols.offload import LARGE_BYTES
-from stubserve.protocols.stall import StallWatch
 
 log = logging.getLogger("stubserve.grpc")
 
 # How much a client may send on a stream before the server has taken it.
 RECEIVE_WINDOW = 2 << 20
-
-
-class StreamOwner(Outlet, Hashable, Protocol):
-    """What a stream needs of its connection."""
-
-    small_room: SmallRoom
-    stall_watch: StallWatch
-
-    def compression(self, method: Method, head: RpcHead) -> str | None:
-        """The encoding of a stream's answers, None for none."""
-        ...
-
-    def forget(self, stream: Stream) -> None:
-        """Both sides of a stream are closed."""
-        ...
 
 
 class Stream:
@@ -78,7 +62,6 @@ class Stream:
         "_reading",
         "_sender",
         "_status",
-        "_watched",
         "closed",
         "half_closed",
         "id",
@@ -103,7 +86,6 @@ class Stream:
         self._intake: Intake | None = None
         self.receive_window = RECEIVE_WINDOW
         self._reading = True
-        self._watched = False
         self._asked = False
         self.half_closed = False
         # To the client
@@ -121,8 +103,7 @@ class Stream:
         if self._head.nbytes > FREE_BYTES:
             self._count_metadata()
         if self._head.timeout_s is not None:
-            loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(self._head.timeout_s, self._expire)
+            self._deadline = asyncio.get_running_loop().call_later(self._head.timeout_s, self._expire)
         self._handler = self._method.open(self)
 
     # What the connection tells
@@ -140,10 +121,10 @@ class Stream:
         except MessageRefusal as refusal:
             self.refuse(refusal)
         partial = self._inbox.partial
-        if partial != self._watched:
+        if partial != self._inbox.watched:
             self._watch_or_not()
         if partial or not self._method.unary:
-            self._grant()
+            self.grant()
 
     def ended_by_client(self) -> None:
         """The client has closed its side."""
@@ -184,17 +165,7 @@ class Stream:
 
     # What the watches tell
 
-    @property
-    def bytes_received(self) -> int:
-        return self._inbox.received
-
     def stalled(self) -> None:
-        """The client has begun a message and does not send the rest of it, or too slowly."""
-        log.info(
-            "ending an RPC whose message did not arrive completely: it fell behind --request-min-rate=%d or took "
-            "longer than --request-timeout-secs=%d",
-            *self._connection.stall_watch.pace,
-        )
         self._cut_off(DEADLINE_EXCEEDED, "the request did not arrive completely")
 
     def give_up(self, error: ServeError) -> None:
@@ -214,14 +185,13 @@ class Stream:
     def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
         if self._status is not None:
             return
-        if self._encoding is None and self._outbox is None:
-            size = sum(map(len, parts))
-            if self._sender.send_whole(self, size, parts):
-                self._status = (OK, "")
-                self._end()
-                return
-        self.send(parts, blocks)
-        self.finish(OK)
+        as_it_is = self._encoding is None and self._outbox is None
+        if as_it_is and self._sender.send_whole(self, sum(map(len, parts)), parts):
+            self._status = (OK, "")
+            self._end()
+        else:
+            self.send(parts, blocks)
+            self.finish(OK)
 
     def reply_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> None:
         if self._status is None:
@@ -252,7 +222,7 @@ class Stream:
     def resume_reading(self) -> None:
         self._reading = True
         self._watch_or_not()
-        self._grant()
+        self.grant()
 
     # What the intake tells
 
@@ -267,8 +237,20 @@ class Stream:
         self._inbox.drop()
         self._cut_off(refusal.status, str(refusal))
 
-    def caught_up(self) -> None:
-        self._grant()
+    def grant(self) -> None:
+        """Lets the client send more, once it has used half of what it may.
+
+        It may send the whole of a large message at once: there is a place for that already.
+        """
+        if not self._reading or self.half_closed or self._status is not None:
+            return
+        if self._intake is not None and self._intake.busy:
+            return
+        window = min(RECEIVE_WINDOW + self._inbox.missing, frames.MAX_WINDOW)
+        more = window - self.receive_window
+        if more >= RECEIVE_WINDOW // 2:
+            self._sender.write(frames.window_update(self.id, more))
+            self.receive_window = window
 
     # What the outbox tells
 
@@ -302,26 +284,10 @@ class Stream:
 
     def _watch_or_not(self) -> None:
         """The client has to go on with a message that it has begun, where it may."""
-        partial = self._inbox.partial and self._reading and self._status is None
-        if partial != self._watched:
-            self._watched = partial
-            watch = self._connection.stall_watch
-            (watch.watch if partial else watch.unwatch)(self)
-
-    def _grant(self) -> None:
-        """Lets the client send more, once it has used half of what it may.
-
-        It may send the whole of a large message at once: there is a place for that already.
-        """
-        if not self._reading or self.half_closed or self._status is not None:
-            return
-        if self._intake is not None and self._intake.busy:
-            return
-        window = min(RECEIVE_WINDOW + self._inbox.missing, frames.MAX_WINDOW)
-        more = window - self.receive_window
-        if more >= RECEIVE_WINDOW // 2:
-            self._sender.write(frames.window_update(self.id, more))
-            self.receive_window = window
+        inbox = self._inbox
+        wanted = inbox.partial and self._reading and self._status is None
+        if wanted != inbox.watched:
+            inbox.watch(self._connection.stall_watch if wanted else None)
 
     # The end
 
@@ -350,16 +316,13 @@ class Stream:
         self.closed = True
         self._handler = None
         self._clear_outbox()
-        self._inbox.drop()
+        self._inbox.close()
         self._drop_jobs()
         # What knows the stream is not known by it any more.
         self._outbox = self._intake = None
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-        if self._watched:
-            self._watched = False
-            self._connection.stall_watch.unwatch(self)
         if self._counted:
             self._connection.ingress.heap.give_back(self._counted)
             self._counted = 0
@@ -380,10 +343,8 @@ class Stream:
 
     def _count_metadata(self) -> None:
         """Tells the heap's account. Raises nothing: where there is no memory for it the RPC ends."""
-        nbytes = self._head.nbytes
         try:
-            self._connection.ingress.heap.take(nbytes)
+            self._connection.ingress.heap.take(self._head.nbytes)
+            self._counted = self._head.nbytes
         except ServeError as error:
             asyncio.get_running_loop().call_soon(self.give_up, error)
-        else:
-            self._counted = nbytes
