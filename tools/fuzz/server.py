@@ -282,7 +282,8 @@ def described(request: Request) -> tuple[Any, ...]:
         request.flags,
         request.priority,
         request.timeout_us,
-        request.parameters,
+        # Where one of them is no number it equals nothing.
+        repr(request.parameters),
         request.requested_outputs,
         request.batch_size,
         [(one.name, one.datatype, tuple(one.shape), bytes(one.buffer)) for one in request.inputs],
