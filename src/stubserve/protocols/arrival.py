@@ -130,6 +130,11 @@ class ArenaArrival(Arrival):
         """Where the next bytes go: not all that is missing, but not empty before the message is complete."""
         return self.view[self.moved : self._committed]
 
+    @property
+    def ready(self) -> int:
+        """How many bytes of `view` may be written, from its beginning on."""
+        return self._committed
+
     def add(self, data: memoryview) -> None:
         """Takes bytes that were received elsewhere. Raises ServeError (503); then the message is to be dropped."""
         start = self.moved
