@@ -483,21 +483,11 @@ def test_an_instance_on_a_gpu(tmp_path: Path) -> None:
 # Options
 
 
-class Asks(torch.nn.Module):
-    """Says how it is run: by inference mode, and with how many threads."""
-
-    def forward(self, x):
-        return torch.tensor([torch.is_inference_mode_enabled(), torch.get_num_threads(), torch.is_grad_enabled()])
-
-
 @pytest.fixture
 def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-SOURCE = "import torch\n{}"
 
 
 def write_module(tmp_path: Path, source: str) -> Path:
@@ -766,6 +756,7 @@ def test_a_program_that_takes_more_than_tensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch, about parts of its own
 def test_a_compiled_package(stub: StubMemory, tmp_path: Path) -> None:
     """Compiling takes a minute, and needs a compiler; it is done here only."""
     rows = {0: torch.export.Dim("rows", min=1, max=64)}
