@@ -6,6 +6,9 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
+import sysconfig
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -421,6 +424,19 @@ def test_the_tools_know_it(tmp_path: Path) -> None:
     assert "is no TorchScript: it is a pickle of Python objects" in texts[1]
     assert any("warning: " in text and "names 'cuda:0' in its code" in text for text in texts)
     assert any("parameter 'INFERENCE_MODE' of model 'other' must be 0 or 1, got 'on'" in text for text in texts)
+
+
+def test_an_environment_of_its_own(tmp_path: Path) -> None:
+    """The package is the one of the environment that the model names, here one that borrows this one's packages."""
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    packages = sysconfig.get_path("purelib", vars={"base": str(environment)})
+    Path(packages, "borrowed.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
+    more = f"parameters {{ key: 'EXECUTION_ENV_PATH' value {{ string_value: '{environment}' }} }}"
+    write_torch(tmp_path / "models", "m", Copy(), config(X, Y, more))
+    assert check_repositories([tmp_path / "models"], tmp_path / "no backends").problems == ()
+    finding = asyncio.run(inspect(tmp_path / "models" / "m", tmp_path / "no backends"))
+    assert (finding.backend, finding.environment) == ("pytorch", str(environment))
 
 
 def test_a_large_tensor_is_copied_once(tmp_path: Path) -> None:

@@ -401,6 +401,12 @@ def test_arguments_with_defaults(stub: StubMemory, tmp_path: Path) -> None:
     assert instance.infer(x=x, factor=x)["y"].tolist() == [1, 4]
 
 
+class NoForward(torch.nn.Module):
+    @torch.jit.export
+    def other(self, x):
+        return x
+
+
 class TakesNumber(torch.nn.Module):
     def forward(self, x, n: int):
         return x * n
@@ -462,7 +468,6 @@ class TakesTwo(torch.nn.Module):
             "unable to load model 'm': An input of type 'int' was detected in the model. Only a single input of type "
             "Dict(str, Tensor) or input(s) of type Tensor or List[str] are supported",
         ),
-        (TakesTwo, config(X, Y), "unable to load model 'm': '"),
         (Double, "output [ { name: 'y' data_type: TYPE_FP32 dims: 1 } ]", "model configuration must contain at least"),
         (
             Double,
@@ -473,6 +478,13 @@ class TakesTwo(torch.nn.Module):
 )
 def test_a_configuration_that_does_not_fit(tmp_path: Path, module: Any, text: str, reason: str) -> None:
     assert refused(load(module(), tmp_path, 'backend: "pytorch" ' + text)).startswith(reason)
+
+
+def test_what_torchscript_has_to_have(tmp_path: Path) -> None:
+    assert refused(load(NoForward(), tmp_path, config(X, Y))).endswith("/1/model.pt' has no method 'forward'")
+    assert "takes a dictionary beside other arguments (x, others). Only a single input of type Dict(str" in refused(
+        load(TakesTwo(), tmp_path, config(X, Y))
+    )
 
 
 def test_an_instance_on_a_gpu(tmp_path: Path) -> None:

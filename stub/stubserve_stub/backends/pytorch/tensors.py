@@ -53,7 +53,7 @@ class Tensors:
         """The bytes of a tensor of a known type in C order, as an array of uint8; its own memory if it has them so."""
         if tensor.requires_grad:
             tensor = tensor.detach()
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             tensor = tensor.cpu()
         if tensor.is_neg():
             tensor = tensor.resolve_neg()
