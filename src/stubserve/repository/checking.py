@@ -20,6 +20,7 @@ from stubserve.environments.environment import environment_in
 from stubserve.environments.probe import EnvironmentUnusable, inspect_file
 from stubserve.environments.resolve import PARAMETER, place_of
 from stubserve.errors import ServeError, internal
+from stubserve.inference.signature import Signature
 from stubserve.instances.threads import threads_per_instance
 from stubserve.instances.time_limit import execute_timeout
 from stubserve.model_config.complete import normalise
@@ -42,6 +43,7 @@ from stubserve.repository.folder import (
 from stubserve.repository.program import check_python_parameters, locate_program, missing_parts
 from stubserve.repository.source_check import completes_config, source_problems
 from stubserve.schedulers.factory import create_scheduler
+from stubserve.serving.warm_up_samples import sample_problems
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,10 @@ class _Check:
             self._attempt(create_scheduler, config)
             self._attempt(threads_per_instance, config, 1, os.environ)
             self._attempt(execute_timeout, config, 0.0)
+            # What a model may still complete is not there to compare with.
+            if config.input and not may_grow:
+                for wrong in sample_problems(config, Signature(config.name, 1, config), self._folder.path):
+                    self._add(wrong)
         for part, words in missing_parts(config):
             self._warn(words, (part,))
         return self._found

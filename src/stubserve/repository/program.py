@@ -26,6 +26,8 @@ from stubserve.errors import ServeError, internal, invalid, unsupported
 from stubserve.instances.launcher import Program
 
 _RUNTIME = "model.py"
+# The backends for which a batch is one tensor; with others these parts have no effect in Triton either
+_GATHERING = ("onnxruntime", "pytorch")
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
@@ -127,13 +129,20 @@ async def environment_of(program: Program, environments: Environments, config: A
 
 
 def missing_parts(config: Any) -> list[tuple[str, str]]:
-    """Fields of a configuration that have no effect, because stubserve does not offer them yet: (field, words)."""
-    used = {
-        "model_warmup": bool(config.model_warmup),
+    """Fields of a configuration that have no effect: (field, words)."""
+    parts = []
+    if config.backend not in _GATHERING:
+        parts += [
+            (part, f"'{part}' has no effect with backend '{config.backend}', which gets each request by itself")
+            for part in ("batch_input", "batch_output")
+            if getattr(config, part)
+        ]
+    not_offered = {
         "response_cache": config.response_cache.enable,
-        "batch_input": bool(config.batch_input),
-        "batch_output": bool(config.batch_output),
         "rate_limiter": any(group.HasField("rate_limiter") for group in config.instance_group),
         "model_repository_agents": bool(config.model_repository_agents.agents),
     }
-    return [(part, f"'{part}' has no effect, stubserve does not offer it yet") for part in used if used[part]]
+    parts += [
+        (part, f"'{part}' has no effect, stubserve does not offer it yet") for part in not_offered if not_offered[part]
+    ]
+    return parts

@@ -20,7 +20,17 @@ from stubserve_stub.wire.places import InArena, Lent, Shared
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.render import render_json
 from tests import onnx_models
-from tests.onnx_models import ELEMENT_TYPES, arithmetic, helper, identity, model, node, save, with_external_data
+from tests.onnx_models import (
+    ELEMENT_TYPES,
+    arithmetic,
+    helper,
+    identity,
+    model,
+    node,
+    save,
+    segment_sums,
+    with_external_data,
+)
 from tests.stub.backends.loaded import Instance, request, wire
 from tests.stub.runtime.stub_memory import StubMemory, stub_memory
 
@@ -387,7 +397,6 @@ OUT = "output [ { name: 'Y' data_type: TYPE_FP32 dims: [ -1 ] } ]"
         ),
         (IN.replace("'X'", "'Z'") + OUT, "unexpected inference input 'Z', allowed inputs are: X"),
         (IN + OUT.replace("'Y'", "'Z'"), "unexpected inference output 'Z', allowed outputs are: Y"),
-        (IN.replace("} ]", "allow_ragged_batch: true } ]") + OUT, "model 'm' has 'allow_ragged_batch', which"),
     ],
 )
 def test_a_configuration_that_does_not_fit(tmp_path: Path, config: str, reason: str) -> None:
@@ -663,3 +672,111 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(Refusal, match=r"pip install 'stubserve\[onnxruntime\]'.*EXECUTION_ENV_PATH"):
         load(identity(), tmp_path)
+
+
+# Ragged batches
+
+RAGGED = """
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }
+output { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }
+batch_output { kind: BATCH_SCATTER_WITH_INPUT_SHAPE target_name: "Y" source_input: "X" }
+"""
+
+
+def made_input(kind: str, datatype: str = "INT32", *targets: str) -> str:
+    names = ", ".join(f'"{name}"' for name in targets or ("Z",))
+    return f'batch_input {{ kind: {kind} target_name: [ {names} ] data_type: TYPE_{datatype} source_input: "X" }}\n'
+
+
+def flat(name: str) -> tuple[str, str, list[str]]:
+    return (name, "FP32", [f"n_{name}"])
+
+
+@pytest.mark.parametrize("size", [3, 2000])
+def test_requests_of_different_shapes(stub: StubMemory, tmp_path: Path, size: int) -> None:
+    """Run as one; outputs are parted by shape, twice: the second run binds them."""
+    neg = model([node("Neg", "X", "Y")], [flat("X")], [flat("Y")])
+    instance = load(neg, tmp_path, RAGGED, stub).start()
+    given = [
+        np.arange(rows * size * width, dtype=np.float32).reshape(rows, -1) for rows, width in ((1, 2), (2, 1), (1, 5))
+    ]
+    for _ in range(2):
+        entries = instance.run(*(request(X=array) for array in given))
+        for array, (error, (output,), _) in zip(given, entries, strict=True):
+            assert error is None
+            np.testing.assert_array_equal(instance.array(output), -array)
+
+
+def test_segments_are_summed(stub: StubMemory, tmp_path: Path) -> None:
+    """What ragged batches are for: a model that sums what each request has sent, by where each begins."""
+    config = RAGGED[: RAGGED.index("batch_output")].replace(
+        '"Y" data_type: TYPE_FP32 dims: [ -1 ]', '"Y" data_type: TYPE_FP32 dims: [ 1 ]'
+    )
+    config += made_input("BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO", "INT32", "BORDERS")
+    instance = load(segment_sums(), tmp_path, config, stub).start()
+    given = [np.full((1, width), width + 0.5, np.float32) for width in (1, 4, 2)]
+    entries = instance.run(*(request(X=array) for array in given))
+    assert [instance.array(output).tolist() for _, (output,), _ in entries] == [[[1.5]], [[18.0]], [[5.0]]]
+
+
+@pytest.mark.parametrize("datatype", ["INT32", "FP32"])
+@pytest.mark.parametrize(
+    ("kind", "dims", "expected"),
+    [
+        ("BATCH_ELEMENT_COUNT", ["z"], [2, 2, 1]),
+        ("BATCH_ACCUMULATED_ELEMENT_COUNT", ["z"], [2, 4, 5]),
+        ("BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO", ["z"], [0, 2, 4, 5]),
+        ("BATCH_MAX_ELEMENT_COUNT_AS_SHAPE", ["z"], [0, 0]),
+        ("BATCH_ITEM_SHAPE", ["z", 1], [2, 1, 1, 1]),
+        ("BATCH_ITEM_SHAPE_FLATTEN", ["z"], [2, 1, 1, 1]),
+    ],
+)
+def test_inputs_that_no_client_sends(
+    stub: StubMemory, tmp_path: Path, kind: str, dims: list[Any], expected: list[int], datatype: str
+) -> None:
+    """Each reaches the model: it answers every row with all of it."""
+    made = model(
+        [
+            node("Cast", "Z", "FLOATS", to=1),
+            node("Reshape", "FLOATS FLAT", "LINE"),
+            node("Shape", "LINE", "LENGTH"),
+            node("Concat", "FOUR LENGTH", "TARGET", axis=0),
+            node("Expand", "LINE TARGET", "Y"),
+        ],
+        [flat("X"), ("Z", datatype, dims)],
+        [("Y", "FP32", ["rows", "z"])],
+        [helper.make_tensor("FLAT", 7, [1], [-1]), helper.make_tensor("FOUR", 7, [1], [4])],
+    )
+    config = RAGGED[: RAGGED.index("batch_output")] + made_input(kind, datatype)
+    instance = load(made, tmp_path, config, stub).start()
+    shapes = [(1, 2), (2, 1), (1, 1)]
+    entries = instance.run(*(request(X=np.zeros(shape, np.float32)) for shape in shapes))
+    for shape, (error, tensors, _) in zip(shapes, entries, strict=True):
+        assert error is None, error
+        assert instance.array(tensors[0]).tolist() == [expected] * shape[0]
+
+
+def test_what_is_wrong_with_ragged_batches(tmp_path: Path) -> None:
+    flat_model = model([node("Neg", "X", "Y")], [flat("X")], [flat("Y")])
+    assert refusal(identity(), tmp_path, RAGGED) == (
+        "unable to load model 'm', configuration expects model provides input with shape [-1]  for ragged input 'X', "
+        "model provides [-1,-1]"
+    )
+    optional = RAGGED.replace("allow_ragged_batch", "optional: true allow_ragged_batch").replace("size: 8", "size: 0")
+    with_weights = model([node("Neg", "X", "Y")], [flat("X")], [flat("Y")], [helper.make_tensor("X", 1, [1], [0.0])])
+    assert "for ragged input 'X', which is not supported for optional input" in refusal(
+        with_weights, tmp_path, optional
+    )
+    counts = made_input("BATCH_ELEMENT_COUNT")
+    assert refusal(flat_model, tmp_path, RAGGED + counts) == (
+        "unable to load model 'm', configuration expects 2 inputs, model provides 1: X"
+    )
+    two = model([node("Neg", "X", "Y"), node("Neg", "Z", "W")], [flat("X"), flat("Z")], [flat("Y"), flat("W")])
+    assert refusal(two, tmp_path, RAGGED + counts) == (
+        "unable to load model 'm', configuration expects datatype TYPE_INT32 for batch input 'Z', model provides "
+        "TYPE_FP32"
+    )
+    assert refusal(two, tmp_path, RAGGED + made_input("BATCH_ELEMENT_COUNT", "FP32", "OTHER")) == (
+        "unexpected inference input 'OTHER', allowed inputs are: X, Z"
+    )

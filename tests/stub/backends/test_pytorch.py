@@ -173,6 +173,35 @@ def test_a_batch_of_several_requests(stub: StubMemory, tmp_path: Path) -> None:
                 np.testing.assert_array_equal(array, part + part * 2 if name == "SUM" else part - part * 2)
 
 
+class SegmentSums(torch.nn.Module):
+    """Sums of parts of x, which begin where `borders` says."""
+
+    def forward(self, x, borders):
+        return torch.stack([x[int(borders[at]) : int(borders[at + 1])].sum() for at in range(len(borders) - 1)])
+
+
+BORDERS = """
+    batch_input { kind: BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO target_name: "%s" data_type: TYPE_INT32
+                  source_input: "%s" }
+"""
+
+
+@pytest.mark.parametrize(("x", "borders"), [("x", "borders"), ("X__0", "B__1"), ("values", "places")])
+def test_ragged_batches(stub: StubMemory, tmp_path: Path, x: str, borders: str) -> None:
+    """What is made for a batch is an argument like any other."""
+    outputs = "output [ { name: 'y' data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: [] } } ]"
+    inputs = f"input [ {{ name: '{x}' data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }} ]"
+    text = f"{BATCHES} {inputs} {outputs} {BORDERS % (borders, x)}"
+    instance = load(SegmentSums(), tmp_path, text, stub).start()
+    parts = [np.full((1, size), size, np.float32) for size in (2, 5, 1)]
+    entries = instance.run(*(request(**{x: part}) for part in parts))
+    assert [entry[0] for entry in entries] == [None] * 3
+    assert [instance.array(entry[1][0]).tolist() for entry in entries] == [[4], [25], [1]]
+    assert refused(load(SegmentSums(), tmp_path, f"{BATCHES} {inputs} {outputs}")).startswith(
+        "unable to load model 'm', configuration expects 1 inputs, model provides 2: x, borders"
+    )
+
+
 class Views(torch.nn.Module):
     """Results that are not laid out as they are sent: transposed, stretched, negated by a flag, a weight itself."""
 

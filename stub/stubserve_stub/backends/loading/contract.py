@@ -24,12 +24,12 @@ class TensorInfo(NamedTuple):
 def compare(config: Mapping[str, Any], what: str, tensor: Mapping[str, Any], info: TensorInfo) -> None:
     """Whether one input or output (`what`) of a configuration is what `info` says. Raises Refusal."""
     model, name = config["name"], tensor["name"]
-    if tensor["data_type"] != info.config_type:
-        raise Refusal(
-            "unable to load model '{}', configuration expects datatype {} for {} '{}', model provides {}".format(
-                model, tensor["data_type"], what, name, info.config_type
-            )
-        )
+    compare_type(config, what, name, tensor["data_type"], info)
+    if what == "input" and tensor.get("allow_ragged_batch"):
+        _compare_ragged(model, tensor, info)
+        return
+    if what == "output" and any(name in made["target_name"] for made in config.get("batch_output", ())):
+        return  # it is what all requests get of it that has the dimensions of the configuration
     dims = dims_of(tensor)
     batches = bool(config.get("max_batch_size"))
     if info.dims or batches:
@@ -41,10 +41,30 @@ def compare(config: Mapping[str, Any], what: str, tensor: Mapping[str, Any], inf
         )
 
 
+def compare_type(config: Mapping[str, Any], what: str, name: str, data_type: str, info: TensorInfo) -> None:
+    """Whether the file has a tensor of the configuration with the same data type. Raises Refusal."""
+    if data_type != info.config_type:
+        raise Refusal(
+            "unable to load model '{}', configuration expects datatype {} for {} '{}', model provides {}".format(
+                config["name"], data_type, what, name, info.config_type
+            )
+        )
+
+
 def dims_of(tensor: Mapping[str, Any]) -> Sequence[int]:
     """The dimensions that a model sees of an input or output of a configuration, without that of the batch."""
     reshape = tensor.get("reshape")
     return [int(dim) for dim in (tensor["dims"] if reshape is None else reshape.get("shape", []))]
+
+
+def _compare_ragged(model: str, tensor: Mapping[str, Any], info: TensorInfo) -> None:
+    """A ragged input reaches the model without its shape, in one dimension."""
+    what = "unable to load model '{}', configuration expects model provides input with shape [-1] ".format(model)
+    if tensor.get("optional"):
+        raise Refusal("{}for ragged input '{}', which is not supported for optional input".format(what, tensor["name"]))
+    if list(info.dims) != [-1]:
+        # Upstream has the two spaces.
+        raise Refusal("{} for ragged input '{}', model provides {}".format(what, tensor["name"], _shape(info.dims)))
 
 
 def _compare_dims(model: str, name: str, own: Sequence[int], dims: Sequence[int], batches: bool, exactly: bool) -> None:

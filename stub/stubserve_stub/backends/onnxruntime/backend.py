@@ -20,6 +20,7 @@ from stubserve_stub.backends.onnxruntime.options import Options, options_of
 from stubserve_stub.backends.onnxruntime.session import find_file, open_session, run_options
 from stubserve_stub.backends.onnxruntime.tensors import Contract, contract_of
 from stubserve_stub.backends.onnxruntime.validation import validate
+from stubserve_stub.backends.ragged import RaggedBatches
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
 
@@ -65,7 +66,7 @@ class OnnxRuntimeBackend(NativeBackend):
             output["name"]: [int(dim) for dim in output["dims"]] for output in config["output"]
         }
         self._execution = Execution(session, contract, run_options(self._onnxruntime, options), self.room, scalars)
-        self._gatherer = Gatherer(config["name"], self._batches)
+        self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.of(config))
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         return self._gatherer.run(requests, self._execution.run)

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List
 from stubserve_stub.backends.base import InstanceFacts, ModelFiles
 from stubserve_stub.backends.gather import Gatherer
 from stubserve_stub.backends.loading.packages import import_package
-from stubserve_stub.backends.loading.unoffered import refuse_gpu, refuse_parts
+from stubserve_stub.backends.loading.unoffered import refuse_gpu
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse
 from stubserve_stub.backends.pytorch import exported, module, torchscript
 from stubserve_stub.backends.pytorch import file as torch_file
@@ -17,6 +17,7 @@ from stubserve_stub.backends.pytorch.options import Options, options_of
 from stubserve_stub.backends.pytorch.program import Program
 from stubserve_stub.backends.pytorch.switches import switch
 from stubserve_stub.backends.pytorch.tensors import Tensors
+from stubserve_stub.backends.ragged import RaggedBatches
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
 
@@ -32,7 +33,6 @@ class PyTorchBackend(NativeBackend):
         super().instance_initialize(instance)
         config = self.config
         refuse_gpu(instance, "pytorch")
-        refuse_parts(config, "pytorch")
         options = options_of(config)
         tensors = Tensors(self._torch)
         remarks = [*options.remarks, *switch(self._torch, options)]
@@ -45,7 +45,7 @@ class PyTorchBackend(NativeBackend):
             self._log(remark)
         self.writes_inputs = program.writes_inputs
         self._execution = Execution(self._torch, program, naming, tensors, config, options.inference_mode)
-        self._gatherer = Gatherer(config["name"], self._batches)
+        self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.of(config))
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         return self._gatherer.run(requests, self._execution.run)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from stubserve_stub.backends.loading.contract import compare, dims_of
+from stubserve_stub.backends.loading.contract import compare, compare_type, dims_of
 from stubserve_stub.backends.pytorch.program import Argument, Program
 from stubserve_stub.backends.pytorch.tensors import Tensors
 from stubserve_stub.runtime.failure import Refusal
@@ -40,21 +40,34 @@ def resolve(config: Mapping[str, Any], program: Program, tensors: Tensors) -> Na
             )
         for tensor in described:
             _check_type(config, what, tensor, tensors)
+    # Behind those that clients send are those that are made for each batch.
+    made = [(name, batch["data_type"]) for batch in config.get("batch_input") or () for name in batch["target_name"]]
+    names = [tensor["name"] for tensor in given["input"]] + [name for name, _ in made]
     if program.takes_dict:
-        inputs = {tensor["name"]: position for position, tensor in enumerate(given["input"])}
+        inputs = {name: position for position, name in enumerate(names)}
     else:
-        inputs = _positions(config, "input", program.arguments, program.in_order, remarks)
+        inputs = _positions(config["name"], "input", names, program.arguments, program.in_order, remarks)
         _check_required(config, inputs, program.arguments)
-    outputs = _positions(config, "output", program.results, program.in_order, remarks)
+    names = [tensor["name"] for tensor in given["output"]]
+    outputs = _positions(config["name"], "output", names, program.results, program.in_order, remarks)
     _check_arguments(config, "input", inputs, program.arguments)
     _check_arguments(config, "output", outputs, program.results)
+    if program.arguments is not None:
+        for name, data_type in made:
+            info = program.arguments[inputs[name]].info
+            if info is not None:
+                compare_type(config, "batch input", name, data_type, info)
     return Naming(inputs, outputs, remarks)
 
 
 def _positions(
-    config: Mapping[str, Any], what: str, arguments: Optional[Sequence[Argument]], in_order: bool, remarks: List[str]
+    model: str,
+    what: str,
+    names: Sequence[str],
+    arguments: Optional[Sequence[Argument]],
+    in_order: bool,
+    remarks: List[str],
 ) -> Dict[str, int]:
-    names = [tensor["name"] for tensor in config[what]]
     known = {name: position for position, argument in enumerate(arguments or ()) for name in argument.names}
     ordered = {name: position for position, name in enumerate(names)}
     if in_order:
@@ -68,7 +81,7 @@ def _positions(
             positions = ordered
             if len(names) > 1:
                 remarks.append(_unnamed(what, names, known))
-    _refuse_overlaps(config["name"], what, positions, arguments)
+    _refuse_overlaps(model, what, positions, arguments)
     return positions
 
 
