@@ -9,7 +9,8 @@ says `model.py`. Libraries cannot be loaded here, so one that is found is refuse
 
 A backend that is built in (`stubserve_stub.backends`) stands for the library of that name, in the backend directory of
 a Triton installation for instance. A `model.py` alone there goes before it, and so does a library of the model's own.
-It runs in the server's own environment, or in the model's if it needs packages.
+It runs in the server's own environment, or in the model's if it needs packages. One that serves modules in Python, too
+(pytorch), stands for the `model.py` in that directory as well, where there is none.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stubserve_stub.backends.find import BUILT_IN, IN_ENVIRONMENTS, PYTHON
+from stubserve_stub.backends.find import BUILT_IN, IN_ENVIRONMENTS, PYTHON, WITH_PYTHON_RUNTIME
 
 from stubserve.environments.environment import Environment
 from stubserve.environments.resolve import Environments
@@ -79,6 +80,8 @@ def _program_of_backend(config: Any, model_dirs: tuple[Path, ...], backend_direc
             raise _no_backend(backend)
         runtime = _RUNTIME
     file = folder / runtime
+    if built_in and runtime == _RUNTIME and backend in WITH_PYTHON_RUNTIME and not file.is_file():
+        return Program(None, runtime=runtime, backend=backend)
     if not (_is_plain(runtime) and runtime.endswith(".py") and file.is_file()):
         raise _no_runtime(config.name, runtime, places)
     packed = folder / f"pb_exec_env_{runtime}.tar.gz"

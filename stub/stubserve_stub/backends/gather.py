@@ -2,7 +2,7 @@
 
 Guarantees. A batch of one request is not copied: its inputs are the views that came (but one that does not lie where
 its data type may lie is). Of several requests each input is copied once, straight into one buffer, which is used again
-for the next batch. Outputs are not copied at all: each
+for the next batch, unless a model has kept it. Outputs are not copied at all: each
 request gets a slice, and where that lies in room that the backend has asked for, it is answered from there. Only
 outputs that some request asks for are asked of the model, and each request gets its own.
 
@@ -21,6 +21,7 @@ Cost. For a batch of one request 3 µs; for each further one a copy of its input
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -59,7 +60,9 @@ class Gatherer:
         self._batches = batches
         self._ragged = ragged
         # By the name of an input: what batches are gathered into
-        self._buffers: Dict[str, Any] = {}
+        self._buffers: Dict[str, np.ndarray] = {}
+        # What was made of each for the last batch, alive while anybody looks at it
+        self._gathered: "Dict[str, weakref.ref[Any]]" = {}
 
     def run(self, requests: Sequence[NativeRequest], compute: Compute) -> List[NativeResponse]:
         """The response to each request. `compute` returns at least the outputs that it is asked for.
@@ -171,9 +174,11 @@ class Gatherer:
         name, datatype, shape, _ = views[0]
         nbytes = sum(view.memory.nbytes for view in views)
         buffer = self._buffers.get(name)
-        if buffer is None or buffer.nbytes < nbytes:
+        if buffer is None or buffer.nbytes < nbytes or self._gathered[name]() is not None:
             buffer = self._buffers[name] = np.empty(nbytes, np.uint8)
-        joined = buffer[:nbytes]
+        joined: Any = np.frombuffer(memoryview(buffer), np.uint8, nbytes)  # type: ignore[arg-type]
+        # All that is made of this array has the memoryview below it, as in `backends.native`.
+        self._gathered[name] = weakref.ref(joined.base)
         np.concatenate([view.memory for view in views], out=joined)
         if len(views) > 1:
             shape = (sum(view.shape[0] for view in views), *shape[1:])
