@@ -221,7 +221,7 @@ def test_a_stub_that_dies_in_the_middle(tmp_path: Path) -> None:
 
 
 def test_warmed_up(tmp_path: Path) -> None:
-    """All responses of a sample belong to it; a batch of two is none that `repeat` takes."""
+    """All responses of a sample belong to it; a batch of two is none for a model without batching."""
     sample = """
     model_warmup {
       name: "w" batch_size: COUNT
@@ -233,7 +233,7 @@ def test_warmed_up(tmp_path: Path) -> None:
     write_model(tmp_path, "repeat", "", REPEAT + sample.replace("COUNT", "1"))
     write_model(tmp_path, "two", "", REPEAT + sample.replace("COUNT", "2"))
     with Serving(tmp_path, "--exit-on-error=false") as server:
-        server.wait_for("failed to load 'two' .*repeat backend does not support batched request execution")
+        server.wait_for("failed to load 'two' .*batch size 2 for 'two_0_0', max allowed is 0")
         assert server.statistics("repeat")["execution_count"] == 1
 
 

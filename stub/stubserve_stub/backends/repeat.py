@@ -18,10 +18,8 @@ from stubserve_stub.backends.expected import check_single, check_tensors, check_
 from stubserve_stub.backends.native import NativeRequest, NativeResponse, Output
 from stubserve_stub.backends.streams import Stream, StreamingBackend
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.datatypes import BY_NAME
-from stubserve_stub.wire.messages import Entry
 
 _INPUTS = {"IN": "INT32", "DELAY": "UINT32", "WAIT": "UINT32"}
 _OUTPUTS = {"OUT": "INT32", "IDX": "UINT32"}
@@ -34,12 +32,6 @@ class RepeatBackend(StreamingBackend):
     def instance_initialize(self, instance: InstanceFacts) -> None:
         super().instance_initialize(instance)
         _check(self.config)
-
-    def execute(self, batch: WireBatch) -> Sequence[Entry]:
-        if len(batch.requests) > 1:
-            # A warm-up may bring some together.
-            raise Refusal("repeat backend does not support batched request execution")
-        return super().execute(batch)
 
     def answer(self, request: NativeRequest, stream: Stream) -> None:
         given, delay = request.inputs["IN"], request.inputs["DELAY"]
