@@ -76,6 +76,8 @@ class Outcome:
 
 def main() -> None:
     options = parse_arguments()
+    # Who ends this ends its server too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("chaos ended"))
     try:
         outcome = run(options.seconds, options.life, children=not options.no_children)
     except ServerError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import resource
+import signal
 import sys
 import tempfile
 import time
@@ -94,6 +95,8 @@ class Round:
 
 def main() -> None:
     options = parse_arguments()
+    # Who ends this ends its server too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("siege ended"))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     print(line(TITLES), flush=True)
