@@ -141,6 +141,7 @@ def besiege(name: str, kinds: list[str], seconds: float) -> Round:
             ports = server.http_port, server.grpc_port
             if fort.until_whole(server.http_port) is None:
                 raise ServerError(f"half of the arena cannot be had from the start:\n{server.log_tail()}")
+            fort.use_everything(server.http_port)
             with fort.Watch(server.pid) as watch:
                 descriptors = watch.descriptors()
                 with contextlib.ExitStack() as hostile:
