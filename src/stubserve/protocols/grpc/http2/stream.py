@@ -315,11 +315,13 @@ class Stream:
     def _release(self) -> None:
         self.closed = True
         self._handler = None
-        self._clear_outbox()
         self._inbox.close()
-        self._drop_jobs()
-        # What knows the stream is not known by it any more.
-        self._outbox = self._intake = None
+        if self._outbox is not None:
+            self._outbox.clear()
+        if self._outbox is not None or self._intake is not None:
+            self._drop_jobs()
+            # What knows the stream is not known by it any more.
+            self._outbox = self._intake = None
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
