@@ -22,14 +22,16 @@ from stubserve.environments.resolve import PARAMETER, place_of
 from stubserve.errors import ServeError, internal
 from stubserve.instances.threads import threads_per_instance
 from stubserve.instances.time_limit import execute_timeout
-from stubserve.model_config.complete import normalise
+from stubserve.model_config.complete import gpu_groups, normalise
 from stubserve.model_config.parse import decode_text
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.reading import Reading, read_leniently
+from stubserve.model_config.templates import find_templates, kept
 from stubserve.model_config.validate import problems, validate_directory_name
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
 from stubserve.model_config.validate_members import member_problems
 from stubserve.repository import onnx_check
+from stubserve.repository.candidate import RUNS_ON_CPU
 from stubserve.repository.dependencies import circle, members_of
 from stubserve.repository.folder import (
     CONFIG_FILE,
@@ -74,13 +76,16 @@ class Report:
         return sum(not problem.is_warning for problem in self.problems)
 
 
-def check_repositories(repositories: Sequence[Path], backend_directory: Path) -> Report:
-    """Checks all models of all repositories. Raises ServeError if a repository cannot be read."""
+def check_repositories(repositories: Sequence[Path], backend_directory: Path, gpu_to_cpu: bool = False) -> Report:
+    """Checks all models of all repositories, `gpu_to_cpu` as `serve --gpu-fallback=cpu` would serve them.
+
+    Raises ServeError if a repository cannot be read.
+    """
     found: list[Problem] = []
     with _log_as_problems("", repositories[0], found):
         folders = survey(repositories).models
     for folder in folders.values():
-        problems_of_model = _Check(folder, folders, backend_directory).run()
+        problems_of_model = _Check(folder, folders, backend_directory, gpu_to_cpu).run()
         found += sorted(problems_of_model, key=lambda problem: (problem.file, problem.line))
     return Report(tuple(folders), tuple(found))
 
@@ -88,10 +93,13 @@ def check_repositories(repositories: Sequence[Path], backend_directory: Path) ->
 class _Check:
     """The check of one model."""
 
-    def __init__(self, folder: ModelFolder, models: Mapping[str, ModelFolder], backend_directory: Path) -> None:
+    def __init__(
+        self, folder: ModelFolder, models: Mapping[str, ModelFolder], backend_directory: Path, gpu_to_cpu: bool
+    ) -> None:
         self._folder = folder
         self._models = models
         self._backend_directory = backend_directory
+        self._gpu_to_cpu = gpu_to_cpu
         self._file = folder.path / CONFIG_FILE
         self._reading = Reading(ModelConfig(), None)
         self._found: list[Problem] = []
@@ -102,7 +110,7 @@ class _Check:
         if not self._read():
             return self._found
         try:
-            config = normalise(self._reading.config, self._folder.name, self._folder.path)
+            config = normalise(self._reading.config, self._folder.name, self._folder.path, gpu_to_cpu=self._gpu_to_cpu)
         except ServeError as error:
             self._add(error)
             self._versions(self._reading.config)
@@ -132,6 +140,9 @@ class _Check:
             self._attempt(execute_timeout, config, 0.0)
         for part, words in missing_parts(config):
             self._warn(words, (part,))
+        if self._gpu_to_cpu:
+            for index in gpu_groups(self._reading.config)[:1]:
+                self._warn(RUNS_ON_CPU, ("instance_group", index, "kind"))
         return self._found
 
     def _read(self) -> bool:
@@ -147,6 +158,10 @@ class _Check:
         self._reading = read_leniently(text)
         for mistake in self._reading.mistakes:
             self._found.append(Problem(self._folder.name, self._file, mistake.line, mistake.text))
+        for template in find_templates(text):
+            if template.in_string:
+                problem = Problem(self._folder.name, self._file, template.line, kept(template), is_warning=True)
+                self._found.append(problem)
         return self._reading.complete
 
     def _programs(self, config: Any) -> list[Path]:
@@ -258,7 +273,7 @@ class _Check:
         if problem not in self._found:
             self._found.append(problem)
 
-    def _warn(self, text: str, path: tuple[str, ...]) -> None:
+    def _warn(self, text: str, path: tuple[str | int, ...]) -> None:
         line = self._reading.line_of(path)
         self._found.append(Problem(self._folder.name, self._file, line, text, is_warning=True))
 
