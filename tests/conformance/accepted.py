@@ -371,7 +371,7 @@ _NEW_FOLDER_TEXTS = {
 DECISIONS = (
     Accepted(
         "Where there is no GPU, the flag that serves the model on the CPU is named, too.",
-        ("broken/config_gpu", "reload/config_gpu"),
+        ("broken/config_gpu", "broken/config_gpu_suffix", "reload/config_gpu", "reload/config_gpu_suffix"),
         200,
         "has kind KIND_GPU but no GPUs are available; --gpu-fallback=cpu serves the model on the CPU",
     ),
