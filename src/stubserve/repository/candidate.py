@@ -22,6 +22,7 @@ from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.validate import validate_directory_name, validate_model
 from stubserve.repository.contents import Contents, contents_of
 from stubserve.repository.folder import ModelFolder, check_model_name, locate, read_config, templates_kept
+from stubserve.repository.model_files import absent_files
 from stubserve.settings import RepositorySettings
 
 log = logging.getLogger("stubserve.repository")
@@ -99,6 +100,9 @@ def read_candidate(
     config = normalise(given, folder.name, folder.path, gpu_to_cpu=settings.gpu_to_cpu)
     validate_directory_name(config, folder.name)
     validate_model(config)
+    absent = absent_files(folder.path)
+    if absent:
+        log.warning("model '%s' lacks %s", folder.name, absent)
     if settings.gpu_to_cpu and gpu_groups(given):
         log.warning("model '%s': %s", folder.name, RUNS_ON_CPU)
     return Candidate(folder, config, written is not None, override, contents)

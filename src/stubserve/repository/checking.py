@@ -41,6 +41,7 @@ from stubserve.repository.folder import (
     read_labels,
     survey,
 )
+from stubserve.repository.model_files import absent_files
 from stubserve.repository.program import check_python_parameters, locate_program, missing_parts
 from stubserve.repository.source_check import completes_config, source_problems
 from stubserve.schedulers.factory import create_scheduler
@@ -107,6 +108,9 @@ class _Check:
         self._in_environment = True
 
     def run(self) -> list[Problem]:
+        absent = absent_files(self._folder.path)
+        if absent:
+            self._found.append(Problem(self._folder.name, self._folder.path, 0, f"lacks {absent}", is_warning=True))
         if not self._read():
             return self._found
         try:
