@@ -179,8 +179,8 @@ input { name: "A" data_type: TYPE_FP32 dims: 1 }
 output { name: "B" data_type: TYPE_FP32 dims: 1 }
 ensemble_scheduling {
   step [
-    { model_name: "m" input_map { key: "X" value: "A" } output_map { key: "Y" value: "t" } },
-    { model_name: "nosuch" input_map { key: "X" value: "t" } output_map { key: "Y" value: "B" } }
+    { model_name: "m" model_version: -1 input_map { key: "X" value: "A" } output_map { key: "Y" value: "t" } },
+    { model_name: "nosuch" model_version: -1 input_map { key: "X" value: "t" } output_map { key: "Y" value: "B" } }
   ]
 }
 """
@@ -196,7 +196,7 @@ def write_ensemble(repository: Path, name: str, *models: str, datatype: str = "F
     (repository / name / "1").mkdir(parents=True)
     ends = ["INPUT0", *(f"t{number}" for number in range(1, len(models))), "OUTPUT0"]
     steps = "\n".join(
-        f'step {{ model_name: "{model}" input_map {{ key: "INPUT0" value: "{ends[number]}" }} '
+        f'step {{ model_name: "{model}" model_version: -1 input_map {{ key: "INPUT0" value: "{ends[number]}" }} '
         f'output_map {{ key: "OUTPUT0" value: "{ends[number + 1]}" }} }}'
         for number, model in enumerate(models)
     )

@@ -116,6 +116,10 @@ def write_everything(repository: Path) -> None:
     write_ensemble(repository, "other_shape", "onnx_both: A=A B=A > SUM=B")
     write_ensemble(repository, "no_steps_batch", "echo: INPUT0=A > OUTPUT0=B", more="max_batch_size: 4\n")
     write_ensemble(repository, "with_instances", "echo: INPUT0=A > OUTPUT0=B", more="instance_group { count: 1 }\n")
+    for name, version in (("no_version", ""), ("other_version", "model_version: 3")):
+        write_ensemble(repository, name, "echo: INPUT0=A > OUTPUT0=B")
+        file = repository / name / "config.pbtxt"
+        file.write_text(file.read_text().replace("model_version: -1", version))
     write_ensemble(repository, "of_a_broken_one", "onnx_name: X=A > Y=B")
 
 

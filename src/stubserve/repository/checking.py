@@ -32,7 +32,7 @@ from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
 from stubserve.model_config.validate_members import member_problems
 from stubserve.repository import onnx_check
 from stubserve.repository.candidate import RUNS_ON_CPU
-from stubserve.repository.dependencies import circle, members_of
+from stubserve.repository.dependencies import circle, members_of, version_not_loaded
 from stubserve.repository.folder import (
     CONFIG_FILE,
     ModelFolder,
@@ -230,6 +230,9 @@ class _Check:
                 line = self._reading.line_of(("ensemble_scheduling", "step", index, "model_name"))
                 text = f"step {index} uses model '{step.model_name}', which is in none of the repositories"
                 self._found.append(Problem(self._folder.name, self._file, line, text))
+            if step.model_version != -1 and step.model_version not in self._versions_on_disk(step):
+                error = version_not_loaded(config.name, step)
+                self._add(error.at("ensemble_scheduling", "step", index, "model_version"))
 
         members = members_of(config)
         closed = circle(config.name, members, self._members_on_disk)
@@ -241,6 +244,20 @@ class _Check:
             if whole.keys() == configs.keys():
                 for wrong in member_problems(config, whole):
                     self._add(wrong)
+
+    def _versions_on_disk(self, step: Any) -> Collection[int]:
+        """The versions of a step's model that would be served; the step's own where that cannot be told."""
+        folder = self._models.get(step.model_name)
+        if folder is None:
+            return (step.model_version,)
+        try:
+            # What is odd about its versions is told with that model
+            with _log_as_problems(folder.name, folder.path, []):
+                return available_versions(
+                    folder, normalise(read_config(folder) or ModelConfig(), folder.name, folder.path)
+                )
+        except ServeError:
+            return (step.model_version,)
 
     def _members_on_disk(self, name: str) -> Collection[str]:
         config = self._config_on_disk(name)
