@@ -28,6 +28,10 @@ from tests.real_server import Serving
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"
 DOCS = (ROOT / "docs" / "examples.md").read_text()
+
+# A page takes seconds of a processor, and others want the processor, too.
+pytestmark = pytest.mark.timeout(600)
+
 OCR = ("ocr", "ocr_ensemble", "ocr_bls")
 # Seconds, on a machine that does much else
 PATIENT = {"connection_timeout": 150.0, "network_timeout": 150.0}
