@@ -63,6 +63,18 @@ def test_every_end_of_a_request_is_counted(end: Exception | None, tally: str, fa
     assert len(world.faults) == faults
 
 
+@pytest.mark.parametrize("end", [TimeoutError(), ConnectionResetError()])
+def test_what_takes_long_while_nothing_runs_is_no_fault(end: Exception) -> None:
+    """The machine was suspended, or all of its processes were stopped."""
+    world = World(generation=2)
+    world.go.set()
+    client = Scripted(world, end)
+    world.stood_still = float("inf")
+    client.run()
+    assert client.tally == Counter(["stood still"])
+    assert world.faults == []
+
+
 def test_a_connection_may_be_lost_with_its_server() -> None:
     world = World(generation=3)
     world.go.set()

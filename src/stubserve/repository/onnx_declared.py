@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stubserve_stub.backends.loading.contract import TensorInfo, dims_of
 from stubserve_stub.backends.onnxruntime.file import CutOff, fields
-from stubserve_stub.backends.onnxruntime.tensors import Contract, TensorInfo
+from stubserve_stub.backends.onnxruntime.tensors import Contract
 from stubserve_stub.wire.datatypes import BY_NAME
 
 # Fields of ONNX's messages
@@ -60,7 +61,7 @@ def _contract(model: memoryview, config: Mapping[str, Any]) -> Contract:
             weights.update(_text(name) for field, name in fields(value) if field == _INITIALIZER_NAME)
     replaceable = parts.get(_MODEL_IR_VERSION, 0) >= _REPLACEABLE_FROM
     batches = bool(config.get("max_batch_size"))
-    dims = {one["name"]: _dims(one, batches) for one in config["output"]}
+    dims = {one["name"]: [-1, *dims_of(one)] if batches else list(dims_of(one)) for one in config["output"]}
     return Contract(
         {name: _info(name, kind) for name, kind in given.items() if name not in weights},
         {name: _info(name, kind, dims.get(name, [])) for name, kind in made.items()},
@@ -84,12 +85,6 @@ def _info(name: str, kind: bytes, expected: list[int] | None = None) -> TensorIn
         if expected is not None and len(expected) == len(found):
             found = [own if own != -1 else other for own, other in zip(found, expected, strict=True)]
     return TensorInfo(name, BY_NAME[_ELEMENTS[parts[_TENSOR_ELEMENT]]].number, found)
-
-
-def _dims(tensor: Mapping[str, Any], batches: bool) -> list[int]:
-    reshape = tensor.get("reshape")
-    dims = [int(dim) for dim in (tensor["dims"] if reshape is None else reshape.get("shape", []))]
-    return [-1, *dims] if batches else dims
 
 
 def _text(value: Any) -> str:
