@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,19 @@ def write_everything(repository: Path) -> None:
         repository,
         "timeout",
         config=io_config(extra='parameters { key: "EXECUTE_TIMEOUT_SECS" value { string_value: "x" } }'),
+    )
+
+    warm_up = 'model_warmup {{ name: "w" inputs {{ key: "{}" value {{ data_type: TYPE_FP32 dims: [ 2 ] {} }} }} }}'
+    for name, tensor, data in (
+        ("warm", "INPUT0", "zero_data: true"),
+        ("warm_unknown", "NOSUCH", "zero_data: true"),
+        ("warm_without_file", "INPUT0", 'input_data_file: "gone"'),
+    ):
+        write_model(repository, name, config=io_config(extra=warm_up.format(tensor, data)))
+    (repository / "torch_pickle" / "1").mkdir(parents=True)
+    (repository / "torch_pickle" / "1" / "model.pt").write_bytes(pickle.dumps({}))
+    (repository / "torch_pickle" / "config.pbtxt").write_text(
+        io_config().replace("python", "pytorch").replace("INPUT0", "INPUT__0").replace("OUTPUT0", "OUTPUT__0")
     )
 
     plain = identity("FP32", ["n"]).SerializeToString()
