@@ -450,6 +450,7 @@ DECISIONS = (
         (
             "statistics/shape_of_answer",
             "statistics/fresh_model",
+            "statistics/fresh_batching_model",
             "statistics/decoupled_model",
             "versions/latest_stats",
             "versions/all_stats",
@@ -884,10 +885,6 @@ NOT_YET = (
     Accepted(
         "Shared memory of a client's own.",
         _starting("grpc/shared_memory_"),
-    ),
-    Accepted(
-        "Model warm-up.",
-        ("statistics/fresh_batching_model", *_starting("broken/warmup_"), *_starting("reload/warmup_")),
     ),
 )
 

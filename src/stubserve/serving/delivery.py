@@ -86,16 +86,12 @@ class Delivery:
 
     def respond_streamed(self, request: Request, response: Response, start_ns: int) -> None:
         """Passes on what a model has sent, at `start_ns`, through a response sender."""
-        self.count_streamed(request, response, start_ns)
-        self.respond(request, response)
-
-    def count_streamed(self, request: Request, response: Response, start_ns: int) -> None:
-        """Counts what a model has sent through a response sender, as far as statistics have a place for it."""
         if self._signature.decoupled:
             try:
                 self._statistics.record_response(request, response, start_ns)
             except Exception:
                 log.exception("a response of model '%s' could not be counted", self._signature.model)
+        self.respond(request, response)
 
     def fail(self, requests: Iterable[Request], error: ServeError, outcome: str | None) -> None:
         """Answers requests with an error; with an `outcome` they are counted, as failures without an execution."""

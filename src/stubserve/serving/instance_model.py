@@ -163,10 +163,6 @@ class InstanceModel:
         """Counts a batch that was executed without having been submitted, to warm an instance up."""
         self._delivery.executed(requests)
 
-    def count_response(self, request: Request, response: Response, start_ns: int) -> None:
-        """Counts what a model has sent for a request of such a batch, at `start_ns`."""
-        self._delivery.count_streamed(request, response, start_ns)
-
     def _refuse_if_down(self) -> None:
         if not self._dispatcher.serving:
             self._delivery.fail(self._dispatcher.drain(), self._unavailable(), OTHER_FAILURE)

@@ -5,7 +5,8 @@ death, because what a warm-up fills (caches, pools, compiled kernels) has died w
 the instance is not ready and its model's scheduler does not know of it.
 
 The batches go to the stub as any others do, so models call others, answer through senders and are watched by
-EXECUTE_TIMEOUT_SECS; they are counted in the statistics, as upstream counts them. Nobody reads the answers: their
+EXECUTE_TIMEOUT_SECS; they are counted in the statistics as upstream counts them, that is without the responses of
+decoupled models. Nobody reads the answers: their
 memory is let go of as they come, and their errors are what the warm-up fails with. The inputs are made anew for each
 batch, since a model may write to its inputs, or keep them.
 """
@@ -76,6 +77,7 @@ class WarmUp:
             return [sample.too_large(instance, max_batch_size).message] * sample.requests
         requests: list[Request] = []
         added: list[list[Tensor]] = []
+        begin = time.monotonic_ns()
         try:
             for _ in range(sample.requests):
                 requests.append(Request([], unanswered))
@@ -85,7 +87,8 @@ class WarmUp:
             batch = _Batch(self._model, instance, stub.pid, requests)
             now = time.monotonic_ns()
             for request in requests:
-                request.request_start_ns = request.queue_start_ns = request.compute_start_ns = now
+                request.request_start_ns = request.queue_start_ns = begin
+                request.compute_start_ns = now
             stub.work.owner = batch
             stub.work.execute(Work.of_slots(requests, added if sample.added else None))
         except BaseException:
@@ -129,7 +132,6 @@ class _Batch:
         self._look_for_end()
 
     def on_response(self, request: Request, response: Response, start_ns: int) -> None:
-        self._model.count_response(request, response, start_ns)
         self._take(request, response)
         self._look_for_end()
 

@@ -132,7 +132,7 @@ def _input(request: Request, name: str, setting: Any, signature: Signature, mode
     source = setting.WhichOneof("input_data_type")
     given = None
     if source == "input_data_file":
-        given = _file(model_dir / _FOLDER / setting.input_data_file)
+        given = _file(f"{model_dir}/{_FOLDER}/{setting.input_data_file}")
         if setting.data_type == BYTES:
             nbytes = len(given)
         elif len(given) < nbytes:
@@ -150,9 +150,10 @@ def _input(request: Request, name: str, setting: Any, signature: Signature, mode
     return SampleInput(name, setting.data_type, shape, nbytes, given, random)
 
 
-def _file(path: Path) -> bytes:
+def _file(path: str) -> bytes:
+    # As text, for upstream names it so where the file's name is empty.
     try:
-        return path.read_bytes()
+        return Path(path).read_bytes()
     except OSError as error:
         raise internal(f"failed to open text file for read {path}: {error.strerror}") from None
 

@@ -26,7 +26,7 @@ _INDEX = post("/v2/repository/index")
 def _seen(name: str) -> Case:
     of_a_type = name.startswith(("warm_zero_", "warm_random_")) and name not in ("warm_zero_values", "warm_zero_false")
     kind = name.rpartition("_")[2].upper().replace("STRING", "BYTES")
-    steps: list[Exchange] = [_load(name), get(f"/v2/models/{name}/stats")]
+    steps: list[Exchange] = [_load(name)]
     if of_a_type and kind in ("BF16", "FP16"):
         steps.append(infer(name, {"inputs": [tensor("IN", kind, [1], None, binary_data_size=2)]}, b"\0\0"))
     elif of_a_type:
@@ -34,7 +34,7 @@ def _seen(name: str) -> Case:
         steps.append(infer(name, {"inputs": [tensor("IN", kind, [1], [value])]}))
     elif name not in _STREAMING:
         steps.append(infer(name, {"inputs": _ASK.get(name, [tensor("IN", "INT32", [2], [1, 2])])}))
-    return case(f"warm_up/{name.removeprefix('warm_')}", *steps, server="warm_up")
+    return case(f"warm_up/{name.removeprefix('warm_')}", *steps, stats=name, server="warm_up")
 
 
 def _failing(name: str) -> Case:

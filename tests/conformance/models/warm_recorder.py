@@ -27,7 +27,7 @@ class TritonPythonModel:
         self.seen = []
 
     def execute(self, requests):
-        told = json.dumps(self.seen)
+        told = json.dumps(self.seen, sort_keys=True)
         self.seen.append([self.describe(request) for request in requests])
         fails = self.parameters.get("fails") if len(self.seen) == 1 else None
         if fails == "raise":
