@@ -132,7 +132,7 @@ def run(stack: ExitStack, options: argparse.Namespace, chosen: list[Workload]) -
         progress(f"starting {each.name}")
         server = stack.enter_context(Server(each, models, folder / f"{each.name}.log"))
         server.sleep()
-        subjects.append(Subject(each, server, folder))
+        subjects.append(Subject(each, server, folder, stack))
     report = Report(machine.describe(subjects, flags(options)), options.servers, TARGETS)
 
     # Memory first without what large tensors leave warm, so they come last here.
