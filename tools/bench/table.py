@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import wrk
+from . import onnx_loads, wrk
 from .payloads import Form
 from .pipelines import PipelineLoad, StepCost
 from .streaming import CallsOfModels, EventStreams, GrpcLoad, GrpcStreams
@@ -46,6 +46,7 @@ def all_workloads() -> list[Workload]:
         PipelineLoad("1-4-1, 4 MiB", "fan", 1 << 20, 2, factor=4),
         CallsOfModels("16 floats", 1000, 16),
         CallsOfModels("4 MiB", 20, 1 << 20),
+        *(onnx_loads.all_loads() if wrk.available() and onnx_loads.available() else []),
         StartUp(1),
         StartUp(20),
     ]
