@@ -1,7 +1,7 @@
 """ONNX Runtime behind a server, beside a bare loop over the same session with the same one thread.
 
-The bare loop runs right before the server is measured, while the server has nothing to do. It has the machine to itself,
-whereas a server shares the two cores with the client, so a share of 1 is more than a server can reach.
+The bare loop runs right before the server is measured, while the server has nothing to do. It has the machine to
+itself, whereas a server shares the two cores with the client, so a share of 1 is more than a server can reach.
 """
 
 from __future__ import annotations

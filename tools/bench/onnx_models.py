@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def dense(layers: int) -> Any:
     """VALUES floats through so many layers of WIDTH."""
     weights, nodes = [], []
     sizes = [VALUES, *[WIDTH] * layers, CLASSES]
-    for number, (before, after) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for number, (before, after) in enumerate(pairwise(sizes)):
         last = number == layers
         weights.append(_weights(f"w{number}", (before, after), before))
         nodes.append(_node("MatMul", [f"x{number}" if number else "X", f"w{number}"], "Y" if last else f"m{number}"))

@@ -1,6 +1,6 @@
-"""Ensembles of identity models: a chain of three, and one that hands its tensor to four models and adds what they answer.
+"""Ensembles of identity models: a chain of three, and one that hands its tensor to four and adds what they answer.
 
-No request is like the one before it: ids and values differ, so nothing that a server remembers of a whole request helps.
+No request is like the one before: ids and values differ, so nothing that a server remembers of a whole request helps.
 The models are served by a copy of the server that only these rows use (`Subject.serving`), so that they do not count in
 the rows about memory.
 """
