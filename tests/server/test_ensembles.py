@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf import json_format, text_format
 
+from stubserve.model_config.proto import ModelConfig
 from tests.real_server import Answer, Serving, binary_output, eventually, io_config, write_model
 from tests.server.grpc_calls import connected
 from tests.server.grpc_calls import request as grpc_request
@@ -428,3 +431,26 @@ def test_a_client_that_leaves_a_stream_stops_it(repository: Path) -> None:
         responses.cancel()
         server.wait_for("the source has heard")
         eventually(lambda: server.statistics("chain")["inference_stats"]["fail"]["count"] == 1)
+
+
+def test_an_ensemble_of_files_follows_its_members(repository: Path) -> None:
+    """Its configuration and its labels came with the load; no folder in the repository has them."""
+    write_model(repository, "first")
+    write_chain(repository.parent, "made", "first", "first")
+    config = (repository.parent / "made" / "config.pbtxt").read_text()
+    config = config.replace('name: "OUTPUT0" data_type', 'name: "OUTPUT0" label_filename: "labels.txt" data_type')
+    as_json = json_format.MessageToJson(text_format.Parse(config, ModelConfig()), preserving_proto_field_name=True)
+    labels = base64.b64encode(b"zero\none\ntwo\n").decode()
+    parameters = {"config": as_json, "file:labels.txt": labels, "file:1/none": ""}
+    with Serving(repository, EXPLICIT) as server:
+        body = json.dumps({"parameters": parameters}).encode()
+        assert server.request("POST", "/v2/repository/models/made/load", body).status == 200
+        assert values(run(server, "made", 1, 2, 3)) == [1, 2, 3]
+        for added, model in enumerate(["", WRITER, ""]):
+            write_model(repository, "first", *([model] if model else []))
+            assert load(server, "first").status == 200
+            assert values(run(server, "made", 1, 2, 3)) == [1 + added % 2 * 2, 2 + added % 2 * 2, 3 + added % 2 * 2]
+            tensor = {"name": "INPUT0", "shape": [3], "datatype": "FP32", "data": [1, 5, 2]}
+            wanted = [{"name": "OUTPUT0", "parameters": {"classification": 1}}]
+            answer = server.infer_json("made", [tensor], outputs=wanted)
+            assert answer.json()["outputs"][0]["data"][0].endswith(":1:one")
