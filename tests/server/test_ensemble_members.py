@@ -223,7 +223,10 @@ def test_a_priority_counts_with_the_members(repository: Path, tmp_path: Path) ->
 
 def test_a_timeout_counts_in_the_queues_of_members(repository: Path, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    policy = "default_queue_policy { timeout_action: REJECT default_timeout_microseconds: 600000000 allow_timeout_override: true }"
+    policy = (
+        "default_queue_policy { timeout_action: REJECT "
+        "default_timeout_microseconds: 600000000 allow_timeout_override: true }"
+    )
     write_model(repository, "gated", gated(gate), io_config("FP32", "1", 1, f"dynamic_batching {{ {policy} }}"))
     write_chain(repository, "chain", "gated")
     give_batches(repository / "chain" / "config.pbtxt", 1)

@@ -9,6 +9,7 @@ descriptors that grow. The end is a table, and exit code 1 where there were faul
 from __future__ import annotations
 
 import argparse
+import http.client
 import os
 import signal
 import sys
@@ -21,7 +22,8 @@ from pathlib import Path
 
 import psutil
 
-from tools.bench import servers
+from tools.bench import payloads, servers
+from tools.bench.payloads import JSON_LENGTH_HEADER
 from tools.bench.servers import Server, ServerError
 
 from . import grpc_clients, http_clients, models, remains
@@ -38,9 +40,22 @@ CLIENTS: list[tuple[type[Client], int]] = [
     (grpc_clients.Streams, 2),
     (grpc_clients.Cancelling, 1),
 ]
+# With --pipelines: everything goes through ensembles
+PIPELINE_CLIENTS: list[tuple[type[Client], int]] = [
+    (http_clients.Chains, 4),
+    (http_clients.Forks, 4),
+    (http_clients.CountedEvents, 2),
+    (http_clients.VanishingChains, 2),
+    (grpc_clients.UnaryChains, 2),
+    (grpc_clients.CountedStreams, 2),
+    (grpc_clients.CancellingCounted, 1),
+]
 LIFE_S = 40.0
 TROUBLE_EVERY_S = 0.5
 SETTLED_WITHIN_S = 10.0
+# What is left of the shared memory at rest has to hold an input and an output of half of PROBE_BYTES each.
+SHM_LIMIT = "256M"
+PROBE_BYTES = 192 << 20
 GONE_WITHIN_S = 10.0
 # A parent's memory is warm when it has served for a while; a life's growth beyond that is a leak.
 GROWTH_MIB = 32.0
@@ -75,7 +90,7 @@ class Outcome:
 def main() -> None:
     options = parse_arguments()
     try:
-        outcome = run(options.seconds, options.life, children=not options.no_children)
+        outcome = run(options.seconds, options.life, not options.no_children, options.pipelines)
     except ServerError as error:
         sys.exit(f"chaos stopped: {error}")
     print(table(outcome))
@@ -87,17 +102,21 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=600, help="length of the run (default: %(default)s)")
     parser.add_argument("--life", type=float, default=LIFE_S, help="how long a server lives (default: %(default)s)")
     parser.add_argument("--no-children", action="store_true", help="models start no processes of their own")
+    parser.add_argument(
+        "--pipelines", action="store_true", help="ask ensembles only, and kill the stubs of their members, nothing else"
+    )
     options = parser.parse_args()
     if options.seconds < 1 or options.life < 1:
         parser.error("--seconds and --life must be at least 1")
     return options
 
 
-def run(seconds: float, life_s: float, children: bool) -> Outcome:
+def run(seconds: float, life_s: float, children: bool, pipelines: bool = False) -> Outcome:
     """Servers one after the other, two at least, until the time is up. Raises ServerError when one does not start."""
     world = World()
-    clients = [kind(world, seed) for kind, count in CLIENTS for seed in range(count)]
-    troubles = Troubles(world)
+    crowd = PIPELINE_CLIENTS if pipelines else CLIENTS
+    clients = [kind(world, seed) for kind, count in crowd for seed in range(count)]
+    troubles = Troubles(world, kills=pipelines)
     lives: list[Life] = []
     deadline = time.monotonic() + seconds
     for client in clients:
@@ -135,7 +154,7 @@ def live(
     if children:
         environment["CHAOS_CHILDREN"] = "1"
     program = servers.stubserve(Path(sys.executable))
-    flags = ("--model-control-mode", "explicit", "--load-model", "*", "--shm-limit", "1G", "--log-info", "false")
+    flags = ("--model-control-mode", "explicit", "--load-model", "*", "--shm-limit", SHM_LIMIT, "--log-info", "false")
     flags += ("--stub-restart-limit", "1000000", "--exit-timeout-secs", "20")
     program = replace(program, arguments=(*program.arguments, *flags), environment=environment)
     life = Life(end.name)
@@ -152,6 +171,8 @@ def live(
                 server.require_alive()
                 troubles.one(server.pid)
             rest(world, clients, troubles)
+            if not until_free(server.http_port):
+                world.fault(f"{PROBE_BYTES >> 20} MiB of the shared memory's {SHM_LIMIT} cannot be had any more")
             settle(server.pid, life)
             life.rss.append(process.memory_info().rss / MIB)
         world.go.set()
@@ -175,6 +196,29 @@ def rest(world: World, clients: list[Client], troubles: Troubles) -> None:
         if not client.idle.wait(ANSWER_WITHIN_S + 5):
             world.fault(f"{client.name}: its request does not end: {client.whereabouts()}")
     troubles.calm_down()
+
+
+def until_free(port: int) -> bool:
+    """Waits until most of the shared memory can be had: in one request, its answer, and what lies between two steps."""
+    payload = payloads.numbers("works", PROBE_BYTES // 2 // 4)
+    body = payload.body.replace(b"INPUT0", b"X").replace(b"OUTPUT0", b"Y")
+    headers = {**payload.headers, JSON_LENGTH_HEADER: str(len(body) - PROBE_BYTES // 2)}
+    deadline = time.monotonic() + SETTLED_WITHIN_S
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_WITHIN_S)
+        try:
+            connection.request("POST", payload.path, body, headers)
+            response = connection.getresponse()
+            response.read()
+            if response.status == 200:
+                return True
+        except OSError:
+            pass
+        finally:
+            connection.close()
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
 
 
 def settle(pid: int, life: Life) -> None:
