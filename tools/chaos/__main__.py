@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import json
 import os
 import signal
 import sys
@@ -22,8 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from tools.bench import payloads, servers
-from tools.bench.payloads import JSON_LENGTH_HEADER
+from tools.bench import servers
 from tools.bench.servers import Server, ServerError
 
 from . import grpc_clients, http_clients, models, remains
@@ -200,14 +200,16 @@ def rest(world: World, clients: list[Client], troubles: Troubles) -> None:
 
 def until_free(port: int) -> bool:
     """Waits until most of the shared memory can be had: in one request, its answer, and what lies between two steps."""
-    payload = payloads.numbers("works", PROBE_BYTES // 2 // 4)
-    body = payload.body.replace(b"INPUT0", b"X").replace(b"OUTPUT0", b"Y")
-    headers = {**payload.headers, JSON_LENGTH_HEADER: str(len(body) - PROBE_BYTES // 2)}
+    size = PROBE_BYTES // 2
+    tensor = {"name": "X", "datatype": "FP32", "shape": [1, size // 4], "parameters": {"binary_data_size": size}}
+    text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(text))}
+    body = text + bytes(size)
     deadline = time.monotonic() + SETTLED_WITHIN_S
     while True:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_WITHIN_S)
         try:
-            connection.request("POST", payload.path, body, headers)
+            connection.request("POST", "/v2/models/works/infer", body, headers)
             response = connection.getresponse()
             response.read()
             if response.status == 200:
