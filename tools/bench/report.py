@@ -109,9 +109,7 @@ class Report:
 
     def _cells(self, row: Row) -> list[str]:
         cells = [row.metric.name, *(row.summary(name) for name in self.servers)]
-        for name in self._others():
-            cells.append(row.lead(name))
-        return [*cells, row.verdict()]
+        return [*cells, *(row.lead(name) for name in self._others()), row.verdict()]
 
     def footnote(self) -> str:
         return (
