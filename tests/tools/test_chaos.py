@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections import Counter
 
@@ -70,6 +71,23 @@ def test_a_connection_may_be_lost_with_its_server() -> None:
     client = Scripted(world, ConnectionResetError())
     client.run()
     assert client.tally == Counter(["lost with the server"])
+    assert world.faults == []
+
+
+def test_a_request_during_which_nothing_ran_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(generation=2)
+    world.go.set()
+    now = time.monotonic()
+    world.pulse.beat(now)
+    assert not world.pulse.stood_still_since(now, now + 1)
+    assert world.pulse.stood_still_since(now, now + 10)
+    world.pulse.beat(now + 10)
+    assert world.pulse.stood_still_since(now, now + 10.5)
+    assert not world.pulse.stood_still_since(now + 11, now + 12)
+    client = Scripted(world, TimeoutError())
+    monkeypatch.setattr(world.pulse, "stood_still_since", lambda begin, now: True)
+    client.run()
+    assert client.tally == Counter(["stood still"])
     assert world.faults == []
 
 

@@ -119,6 +119,7 @@ def run(seconds: float, life_s: float, children: bool, pipelines: bool = False) 
     troubles = Troubles(world, kills=pipelines)
     lives: list[Life] = []
     deadline = time.monotonic() + seconds
+    world.pulse.start()
     for client in clients:
         client.start()
     with tempfile.TemporaryDirectory(prefix="stubserve-chaos-") as folder:
@@ -255,7 +256,7 @@ def judge(life: Life, world: World) -> None:
 
 
 def table(outcome: Outcome) -> str:
-    words = ["right", "refused", "lost with the server", "lost", "hung", "wrong"]
+    words = ["right", "refused", "lost with the server", "lost", "hung", "wrong", "stood still"]
     lines = ["client      " + "  ".join(word.rjust(8) for word in words)]
     by_kind: dict[str, Counter[str]] = {}
     reasons: Counter[str] = Counter()

@@ -13,6 +13,9 @@ from pathlib import Path
 
 # A request that takes longer hangs.
 ANSWER_WITHIN_S = 30.0
+# A process that has not run for so long was stopped, or the machine was.
+STILL_S = 5.0
+PULSE_S = 0.5
 
 
 class Wrong(Exception):
@@ -21,6 +24,28 @@ class Wrong(Exception):
 
 class Refused(Exception):
     """An answer that is an error, with its reason."""
+
+
+class Pulse(threading.Thread):
+    """Knows when this process did not run at all: what is due then tells nothing of the server."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._last = time.monotonic()
+        self._stood_still_until = 0.0
+
+    def run(self) -> None:
+        while True:
+            time.sleep(PULSE_S)
+            self.beat(time.monotonic())
+
+    def beat(self, now: float) -> None:
+        if now - self._last > STILL_S:
+            self._stood_still_until = now
+        self._last = now
+
+    def stood_still_since(self, begin: float, now: float) -> bool:
+        return self._stood_still_until > begin or now - self._last > STILL_S
 
 
 @dataclass
@@ -33,6 +58,7 @@ class World:
     go: threading.Event = field(default_factory=threading.Event)
     over: bool = False
     faults: list[str] = field(default_factory=list)
+    pulse: Pulse = field(default_factory=Pulse)
 
     def fault(self, text: str) -> None:
         self.faults.append(f"{time.strftime('%H:%M:%S')} {text}")
@@ -81,6 +107,7 @@ class Client(threading.Thread):
     def _ask_once(self) -> None:
         world = self.world
         generation = world.generation
+        begin = time.monotonic()
         try:
             self.ask()
             self.tally["right"] += 1
@@ -92,8 +119,11 @@ class Client(threading.Thread):
             self.reasons[re.sub(r"[0-9]+", "N", str(error))[:160]] += 1
             self.hang_up()
         except TimeoutError:
-            self.tally["hung"] += 1
-            world.fault(f"{self.name}: no end of a request within {ANSWER_WITHIN_S:.0f} s")
+            if world.pulse.stood_still_since(begin, time.monotonic()):
+                self.tally["stood still"] += 1
+            else:
+                self.tally["hung"] += 1
+                world.fault(f"{self.name}: no end of a request within {ANSWER_WITHIN_S:.0f} s")
             self.hang_up()
         except OSError as error:
             self.hang_up()
