@@ -78,6 +78,33 @@ def arithmetic(dims: Sequence[Any] = ("batch", "n")) -> Any:
     )
 
 
+def segment_sums() -> Any:
+    """Y has a row with the sum of each segment of X; BORDERS is where they begin, and the end."""
+    return model(
+        [
+            # The sums up to each border; their differences are those of the segments.
+            node("Concat", "ZERO SUMS", "FROM_ZERO", axis=0),
+            node("CumSum", "X AXIS", "SUMS"),
+            node("Gather", "FROM_ZERO BORDERS", "AT_BORDERS", axis=0),
+            node("Slice", "AT_BORDERS ONE_LIST END AXIS_LIST", "LATER"),
+            node("Slice", "AT_BORDERS ZERO_LIST MINUS_ONE AXIS_LIST", "EARLIER"),
+            node("Sub", "LATER EARLIER", "DIFFERENCES"),
+            node("Unsqueeze", "DIFFERENCES ONE_LIST", "Y"),
+        ],
+        [("X", "FP32", ["elements"]), ("BORDERS", "INT32", ["borders"])],
+        [("Y", "FP32", ["n", 1])],
+        [
+            helper.make_tensor("ZERO", 1, [1], [0.0]),
+            helper.make_tensor("AXIS", 6, [], [0]),
+            helper.make_tensor("AXIS_LIST", 7, [1], [0]),
+            helper.make_tensor("ZERO_LIST", 7, [1], [0]),
+            helper.make_tensor("ONE_LIST", 7, [1], [1]),
+            helper.make_tensor("MINUS_ONE", 7, [1], [-1]),
+            helper.make_tensor("END", 7, [1], [1 << 40]),
+        ],
+    )
+
+
 def save(made: Any, version_dir: Path, filename: str = "model.onnx") -> Path:
     version_dir.mkdir(parents=True, exist_ok=True)
     path = version_dir / filename

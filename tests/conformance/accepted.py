@@ -220,6 +220,7 @@ _MINDED = {
     "http2/rst_stream_0": "PROTOCOL_ERROR",
     "http2/rst_idle_stream": "PROTOCOL_ERROR",
     "http2/window_update_idle_stream": "PROTOCOL_ERROR",
+    "http2/headers_lower_stream": "PROTOCOL_ERROR",
     "http2/window_overflow": "FLOW_CONTROL_ERROR",
 }
 

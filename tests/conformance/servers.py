@@ -14,7 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import broken_models, changing_models, ensemble_models, environment_models, repository, serving_models
+from . import (
+    batch_models,
+    broken_models,
+    changing_models,
+    ensemble_models,
+    environment_models,
+    repository,
+    serving_models,
+)
 from .wire import exchange
 
 START_TIMEOUT_S = 300.0
@@ -55,6 +63,9 @@ SETUPS = {
         (*ensemble_models.MEMBERS, *ensemble_models.BROKEN),
         ("--strict-readiness=false", "--model-control-mode=explicit"),
     ),
+    # Each case loads its model: real Triton dies where warm-ups fail while others run.
+    "warm_up": (batch_models.WARM, ("--strict-readiness=false", "--model-control-mode=explicit")),
+    "ragged": (batch_models.RAGGED, ("--strict-readiness=false",)),
     "poll": (
         changing_models.MODELS,
         ("--strict-readiness=false", "--model-control-mode=poll", "--repository-poll-secs=1"),

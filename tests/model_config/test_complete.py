@@ -79,6 +79,10 @@ def test_backend_from_contents(files: list[str], backend: str, platform: str, fi
         ('backend: "onnxruntime" platform: "foo"', "onnxruntime", "foo", "model.onnx"),
         ('backend: "pytorch"', "pytorch", "pytorch_libtorch", "model.pt"),
         ('backend: "pytorch" platform: "torch_aoti"', "pytorch", "torch_aoti", "model.pt2"),
+        # Which of its files that is the backend sees.
+        ('backend: "pytorch" runtime: "model.py"', "pytorch", "pytorch_libtorch", ""),
+        ('backend: "pytorch" runtime: "libtriton_pytorch.so"', "pytorch", "pytorch_libtorch", "model.pt"),
+        ('backend: "onnxruntime" runtime: "model.py"', "onnxruntime", "onnxruntime_onnx", "model.onnx"),
         (
             'backend: "tensorflow" default_model_filename: "model.graphdef"',
             *("tensorflow", "tensorflow_graphdef", "model.graphdef"),

@@ -62,7 +62,40 @@ model_warmup { name: "x" }
         "a/config.pbtxt:9: error: failed to open text file for read a/labels.txt: No such file or directory",
         "a/config.pbtxt:10: error: instance group b_0 of model b has kind KIND_GPU but no GPUs are available",
         "a/config.pbtxt:12: error: Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: si'",
-        "a/config.pbtxt:13: warning: 'model_warmup' has no effect, stubserve does not offer it yet",
+    ]
+
+
+def test_warm_up_samples(repository: Path) -> None:
+    """Checked as a load checks them, one error for each sample; but not where the model may still add inputs."""
+    config = """backend: "python"
+input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
+model_warmup { name: "none" batch_size: 1 }
+model_warmup {
+  name: "file" batch_size: 1
+  inputs { key: "X" value { data_type: TYPE_FP32 dims: [ 4 ] input_data_file: "x" } }
+}
+model_warmup {
+  name: "good" batch_size: 1
+  inputs { key: "X" value { data_type: TYPE_FP32 dims: [ 3 ] input_data_file: "x" } }
+}
+model_warmup { name: "skipped" }
+"""
+    (repository / "m" / "warmup").mkdir(parents=True)
+    (repository / "m" / "warmup" / "x").write_bytes(bytes(12))
+    write_model(repository, "m", config=config)
+    grows = """
+        class TritonPythonModel:
+            auto_complete_config = staticmethod(lambda config: config)
+            def execute(self, requests):
+                pass
+        """
+    write_model(repository, "grows", grows, config)
+    assert found(repository) == [
+        "m/config.pbtxt:4: error: [request id: <id_unknown>] expected 1 inputs but got 0 inputs for model 'm'. Got "
+        "input(s) [], but missing required input(s) ['X']. Please provide all required input(s).",
+        "m/config.pbtxt:5: error: [request id: <id_unknown>] warmup setting expects 16 bytes, but the data provided "
+        "from xonly has 12 bytes",
     ]
 
 

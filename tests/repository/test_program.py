@@ -134,6 +134,20 @@ def test_a_backend_that_is_built_in(model_dir: Path, backends: Path) -> None:
     assert find('backend: "identity"', model_dir, backends).file == backends / "identity" / "model.py"
 
 
+def test_modules_in_python_are_built_in_too(model_dir: Path, backends: Path) -> None:
+    """For the one backend that has them; what a Triton installation has in that place goes before it."""
+    config = 'backend: "pytorch" runtime: "model.py"'
+    assert find(config, model_dir, backends) == Program(None, runtime="model.py", backend="pytorch")
+    assert "unable to find Python backend based backend library 'model.py'" in refusal(
+        'backend: "onnxruntime" runtime: "model.py"', model_dir, backends
+    )
+    (backends / "pytorch").mkdir()
+    for name in ("libtriton_pytorch.so", "model.py"):
+        (backends / "pytorch" / name).touch()
+    assert find('backend: "pytorch"', model_dir, backends) == Program(None, backend="pytorch")
+    assert find(config, model_dir, backends).file == backends / "pytorch" / "model.py"
+
+
 def test_a_library_of_the_models_own_goes_before_what_is_built_in(model_dir: Path, backends: Path) -> None:
     (model_dir / "1" / "libtriton_identity.so").touch()
     assert "is a compiled library" in refusal('backend: "identity"', model_dir, backends)

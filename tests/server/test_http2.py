@@ -14,8 +14,9 @@ import pytest
 from hpack import Encoder
 
 from stubserve.protocols.grpc.http2 import frames
-from stubserve.protocols.grpc.http2.connection import MAX_IDLE_FRAMES, MAX_RESETS, MAX_STREAMS
+from stubserve.protocols.grpc.http2.connection import MAX_STREAMS
 from stubserve.protocols.grpc.http2.frames import frame, rst_stream, window_update
+from stubserve.protocols.grpc.http2.idling import MAX_IDLE_FRAMES, MAX_RESETS
 from stubserve.protocols.grpc.http2.reader import MAX_FRAME_BYTES
 from stubserve.protocols.grpc.http2.stream import RECEIVE_WINDOW
 from stubserve.protocols.grpc.wellknown import message_class

@@ -12,17 +12,7 @@ from tools.fuzz.finding import Finding, Findings
 INPUTS = 300
 
 
-# The stand-ins of these know the server as it was before its limits on arrivals and header blocks; they are to follow.
-OUTDATED = ("hpack", "http2_connection", "http_head")
-RUNNABLE = [
-    pytest.param(
-        name, marks=pytest.mark.skip(reason="its stand-ins are to follow the server") if name in OUTDATED else ()
-    )
-    for name in targets.NAMES
-]
-
-
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", targets.NAMES)
 def test_nothing_is_found(name: str, tmp_path: Path) -> None:
     target = targets.load(name)
     findings = Findings(tmp_path)
@@ -31,7 +21,7 @@ def test_nothing_is_found(name: str, tmp_path: Path) -> None:
     assert findings.inputs == {}, [path.read_text() for path in tmp_path.glob("*.txt")]
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", targets.NAMES)
 def test_the_same_inputs_every_time(name: str) -> None:
     target = targets.load(name)
     runs = [list(mutation.inputs(target.SEEDS, target.WORDS, 50)) for _ in range(2)]

@@ -11,6 +11,8 @@ from collections import Counter
 from pathlib import Path
 
 MARK = "STUBSERVE_CHAOS_MARK"
+# Between two looks, which are counted, and not the time: all may stand still meanwhile.
+LOOK_S = 0.05
 
 
 def marked(mark: str) -> dict[int, str]:
@@ -48,10 +50,13 @@ def descriptors(pid: int) -> Counter[str]:
 
 
 def after(mark: str, within_s: float) -> list[str]:
-    """What is still there when `within_s` have passed; it is ended then."""
-    deadline = time.monotonic() + within_s
-    while (left := marked(mark)) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    """What is still there when `within_s` have passed, in which it could run; it is ended then."""
+    left = marked(mark)
+    for _ in range(round(within_s / LOOK_S)):
+        if not left:
+            break
+        time.sleep(LOOK_S)
+        left = marked(mark)
     found = [f"process {pid}: {command}" for pid, command in left.items()]
     if count := memfds(mark) if left else 0:
         found.append(f"{count} descriptors of shared memory")

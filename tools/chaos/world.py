@@ -13,9 +13,7 @@ from pathlib import Path
 
 # A request that takes longer hangs.
 ANSWER_WITHIN_S = 30.0
-# A process that has not run for so long was stopped, or the machine was.
-STILL_S = 5.0
-PULSE_S = 0.5
+STANDS_STILL_S = 3.0
 
 
 class Wrong(Exception):
@@ -24,28 +22,6 @@ class Wrong(Exception):
 
 class Refused(Exception):
     """An answer that is an error, with its reason."""
-
-
-class Pulse(threading.Thread):
-    """Knows when this process did not run at all: what is due then tells nothing of the server."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self._last = time.monotonic()
-        self._stood_still_until = 0.0
-
-    def run(self) -> None:
-        while True:
-            time.sleep(PULSE_S)
-            self.beat(time.monotonic())
-
-    def beat(self, now: float) -> None:
-        if now - self._last > STILL_S:
-            self._stood_still_until = now
-        self._last = now
-
-    def stood_still_since(self, begin: float, now: float) -> bool:
-        return self._stood_still_until > begin or now - self._last > STILL_S
 
 
 @dataclass
@@ -58,10 +34,27 @@ class World:
     go: threading.Event = field(default_factory=threading.Event)
     over: bool = False
     faults: list[str] = field(default_factory=list)
-    pulse: Pulse = field(default_factory=Pulse)
+
+    # When this process last stood still, and since when it is known: see `watch_clock`
+    stood_still: float = float("-inf")
+    seen: float = field(default_factory=time.monotonic)
 
     def fault(self, text: str) -> None:
         self.faults.append(f"{time.strftime('%H:%M:%S')} {text}")
+
+    def watch_clock(self) -> None:
+        """Notes when time passes in which nothing here runs: the machine is suspended, or everything on it stopped.
+        What takes long then does not hang. Runs until all is over."""
+        while not self.over:
+            time.sleep(STANDS_STILL_S / 10)
+            now = time.monotonic()
+            if now - self.seen > STANDS_STILL_S:
+                self.stood_still = now
+            self.seen = now
+
+    def ran_since(self, began: float) -> bool:
+        """Whether this process has run all the time since then."""
+        return self.stood_still < began and time.monotonic() - self.seen <= STANDS_STILL_S
 
 
 class Client(threading.Thread):
@@ -107,7 +100,7 @@ class Client(threading.Thread):
     def _ask_once(self) -> None:
         world = self.world
         generation = world.generation
-        begin = time.monotonic()
+        began = time.monotonic()
         try:
             self.ask()
             self.tally["right"] += 1
@@ -119,15 +112,18 @@ class Client(threading.Thread):
             self.reasons[re.sub(r"[0-9]+", "N", str(error))[:160]] += 1
             self.hang_up()
         except TimeoutError:
-            if world.pulse.stood_still_since(begin, time.monotonic()):
-                self.tally["stood still"] += 1
-            else:
+            if world.ran_since(began):
                 self.tally["hung"] += 1
                 world.fault(f"{self.name}: no end of a request within {ANSWER_WITHIN_S:.0f} s")
+            else:
+                self.tally["stood still"] += 1
             self.hang_up()
         except OSError as error:
             self.hang_up()
-            if generation % 2 == 0 and generation == world.generation:
+            if generation % 2 == 0 and generation == world.generation and not world.ran_since(began):
+                # What is not read for long is closed.
+                self.tally["stood still"] += 1
+            elif generation % 2 == 0 and generation == world.generation:
                 self.tally["lost"] += 1
                 world.fault(f"{self.name}: a connection was lost although nobody ended the server: {error!r}")
             else:

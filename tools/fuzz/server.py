@@ -1,13 +1,17 @@
 """What stands in for the rest of the server when its readers are fuzzed: models that answer at once, and transports.
 
-`Ingress` has one model of each kind of signature; memory is counted, so that a target can tell what was not given back.
+`Ingress` has one model of each kind of signature, and the server's own shared memory, which counts what it gives: a
+target can tell what was not given back. Time stands still, so that no answer depends on how long an input takes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import socket
 from collections.abc import Callable, Coroutine
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -15,16 +19,30 @@ from stubserve.errors import ServeError, not_found
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
+from stubserve.inference.steps import Steps
 from stubserve.inference.tensor import Tensor
+from stubserve.instances.memory import Memory as SharedMemory
 from stubserve.model_config.parse import parse_text
+from stubserve.protocols.arrival import Arrivals
+from stubserve.protocols.offload import Offload
+from stubserve.protocols.pressure import Pressure
+from stubserve.protocols.stall import Pace
+
+T = TypeVar("T")
 
 ARENA_BYTES = 1 << 20
+SHARED_BYTES = 4 << 20
 MOST_PIECES = 20
 
 
 def signature(name: str) -> Signature:
     """A fresh signature, which remembers nothing."""
-    return Signature(name, 1, parse_text(CONFIGS[name], "config.pbtxt"))
+    return Signature(name, 1, _config(name))
+
+
+@functools.cache
+def _config(name: str) -> Any:
+    return parse_text(CONFIGS[name], "config.pbtxt")
 
 
 CONFIGS = {
@@ -92,15 +110,53 @@ class Model:
             block.drop()
 
 
-class Ingress(Memory):
-    """The server as protocols see it."""
-
-    max_input_size = 1 << 16
-    http_forwarding = None
+class CountedOffload(Offload):
+    """Knows whether it still works on something."""
 
     def __init__(self) -> None:
         super().__init__()
+        self._busy: set[asyncio.Future[Any]] = set()
+
+    async def run(self, steps: Steps[T]) -> T:
+        work = asyncio.ensure_future(super().run(steps))
+        self._busy.add(work)
+        work.add_done_callback(self._busy.discard)
+        return await work
+
+    async def idle(self) -> None:
+        while self._busy:
+            await asyncio.wait(self._busy)
+            await asyncio.sleep(0)
+
+
+# One for all inputs: to map an arena and to start threads would be most of their time.
+_shared_memory = SharedMemory(SHARED_BYTES)
+_offload = CountedOffload()
+
+
+class Ingress:
+    """The server as protocols see it. What is read in another process is beyond its largest input."""
+
+    max_input_size = 1 << 16
+    http_forwarding = None
+    grpc_port = 8001
+    pace = Pace()
+    send_timeout_s = 60.0
+    idle_timeout_s = 60.0
+
+    def __init__(self) -> None:
         self.models = {name: Model(name) for name in CONFIGS}
+        self.heap = _shared_memory.heap
+        self.block = _shared_memory.block
+        self.store = _shared_memory.store
+        self.pressure = Pressure()
+        self.arrivals = Arrivals(_shared_memory, self.pressure, SHARED_BYTES // 2)
+        self.offload = _offload
+
+    @property
+    def held(self) -> int:
+        """Blocks of the arena and bytes of the heap that were not given back."""
+        return _shared_memory.ingress.live_blocks + self.heap.taken
 
     def find_model(self, name: str, version: str) -> Any:
         try:
@@ -109,11 +165,15 @@ class Ingress(Memory):
             raise not_found(f"Request for unknown model: '{name}' is not found") from None
 
 
+PEER, NAME = ("127.0.0.1", 1), ("127.0.0.1", 2)
+SOCKET = SimpleNamespace(fileno=lambda: 3, family=socket.AF_INET, getpeername=lambda: PEER, getsockname=lambda: NAME)
+
+
 class Transport(asyncio.Transport):
     """Keeps what is written; `closed` once the protocol has closed it."""
 
     def __init__(self) -> None:
-        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        super().__init__({"peername": PEER, "sockname": NAME, "socket": SOCKET})
         self.sent = bytearray()
         self.closed = False
         self.paused = False
@@ -150,7 +210,21 @@ class Transport(asyncio.Transport):
         pass
 
 
-_loop = uvloop.new_event_loop()
+class _Never:
+    """A timer's handle."""
+
+    def cancel(self) -> None:
+        pass
+
+
+class _TimelessLoop(uvloop.Loop):
+    """No timer ever fires, nor keeps anything alive."""
+
+    def call_later(self, *args: Any, **more: Any) -> Any:
+        return _Never()
+
+
+_loop = _TimelessLoop()
 
 
 def in_loop(coroutine: Coroutine[Any, Any, bytes]) -> bytes:
@@ -186,9 +260,10 @@ async def deliver(protocol: Any, transport: Transport, pieces: list[bytes]) -> b
 
 
 async def turns() -> None:
-    """Lets the event loop do what it has been asked to."""
+    """Lets the event loop do what it has been asked to, long work as well."""
     for _ in range(4):
         await asyncio.sleep(0)
+    await _offload.idle()
 
 
 def outcome(read: Callable[[], Any]) -> Any:
@@ -207,7 +282,8 @@ def described(request: Request) -> tuple[Any, ...]:
         request.flags,
         request.priority,
         request.timeout_us,
-        request.parameters,
+        # Where one of them is no number it equals nothing.
+        repr(request.parameters),
         request.requested_outputs,
         request.batch_size,
         [(one.name, one.datatype, tuple(one.shape), bytes(one.buffer)) for one in request.inputs],

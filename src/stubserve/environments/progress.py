@@ -6,9 +6,10 @@ import logging
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 log = logging.getLogger("stubserve.environments")
 
@@ -23,15 +24,7 @@ class ExtractionProgress:
         self._last = time.monotonic()
         self._bar: Progress | None = None
         if sys.stderr.isatty():
-            self._bar = Progress(
-                TextColumn("extracting {task.description}"),
-                BarColumn(),
-                DownloadColumn(binary_units=True),
-                TransferSpeedColumn(),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
+            self._bar = _bar()
             self._task = self._bar.add_task(archive.name, total=None)
 
     def __enter__(self) -> ExtractionProgress:
@@ -52,3 +45,19 @@ class ExtractionProgress:
         if now - self._last >= _LINE_EVERY_S:
             self._last = now
             log.info("extracting %s: %d %% of %d MiB", self._archive, 100 * done // max(size, 1), size >> 20)
+
+
+def _bar() -> Progress:
+    # Imported only when there is an archive: it takes 30 ms, and a server may have none.
+    from rich import progress
+    from rich.console import Console
+
+    return progress.Progress(
+        progress.TextColumn("extracting {task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(binary_units=True),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )

@@ -12,10 +12,7 @@ a second `admit` is free. A request that fails is left as it was.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from math import prod
-from struct import Struct
-from struct import error as StructError
 
 from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
@@ -23,16 +20,9 @@ from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
 from stubserve.errors import Code, ServeError, invalid
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature, TensorSignature
-from stubserve.inference.steps import Steps, finish
+from stubserve.inference.steps import Steps
+from stubserve.inference.string_elements import StringWalk, check_strings, walk_quickly
 from stubserve.inference.tensor import Tensor
-
-_LENGTH = Struct("<I")
-# Bytes per element above which walking from one to the next is quicker than looking at all bytes.
-_SHORT = 64
-# How many elements are walked in one step.
-_STRINGS = 4096
-# The product of a longer shape is a number that may take long to work out.
-_MAX_DIMS = 64
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
@@ -85,120 +75,13 @@ def size_mismatch(request: Request, name: str, signature: Signature, expected: i
     )
 
 
-def check_strings(request: Request, tensor: Tensor, expected: int, model: str) -> None:
-    """Checks that a BYTES tensor holds exactly `expected` elements, each behind its length. Raises ServeError.
-
-    About 0.1 µs per element where `wire.strings` has no quicker way. Upstream's core does not look at the end of the
-    last element; the text for it is the one that its Python backend has.
-    """
-    data = tensor.buffer
-    size = len(data)
-    if size > strings.SMALL:
-        rows = strings.of_one_length(data)
-        if rows is not None and len(rows) == expected:
-            return
-        if size < expected * _SHORT and strings.is_short_text(data, expected):
-            return
-    length_at = _LENGTH.unpack_from
-    at = count = 0
-    try:
-        while at < size:
-            at += length_at(data, at)[0] + 4
-            count += 1
-    except StructError:
-        count = -1
-    if at != size or count != expected:
-        raise finish(_walk(data)).refusal(request, tensor, expected, model)
-
-
 def admit_steps(request: Request, signature: Signature) -> Steps[None]:
     """As `admit`, in steps, for requests with large inputs."""
     walks = {}
     for tensor in request.inputs:
         if tensor.datatype == BYTES and tensor.name in signature.inputs and tensor.nbytes > strings.SMALL:
-            walks[tensor.name] = yield from _walk_quickly(tensor)
+            walks[tensor.name] = yield from walk_quickly(tensor)
     admit(request, signature, walks)
-
-
-def _walk_quickly(tensor: Tensor) -> Steps[StringWalk]:
-    data = tensor.buffer
-    walk = StringWalk(len(data))
-    rows = yield partial(strings.of_one_length, data)
-    count = 0 if rows is None else len(rows)
-    if rows is None and len(tensor.shape) <= _MAX_DIMS:
-        expected = prod(tensor.shape)
-        if len(data) < expected * _SHORT and (yield partial(strings.is_short_text, data, expected)):
-            count = expected
-    if not count:
-        return (yield from _walk(data))
-    walk.at, walk.count = walk.size, count
-    return walk
-
-
-class StringWalk:
-    """What walking through the elements of a BYTES tensor has found.
-
-    There are `count` of them in `size` bytes, the last of which is said to end `at`; it begins at `start` and has
-    `length` bytes. Where fewer than four bytes are left for another length, `at` is where they begin.
-    """
-
-    __slots__ = ("at", "count", "length", "size", "start")
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.at = self.count = self.length = self.start = 0
-
-    def holds(self, expected: int) -> bool:
-        """Whether there are so many whole elements and nothing else."""
-        return self.at == self.size and self.count == expected
-
-    def refusal(self, request: Request, tensor: Tensor, expected: int, model: str) -> ServeError:
-        """Why a tensor that does not hold `expected` elements is refused; the first fault counts."""
-        if self.count > expected or (self.count == expected and self.at < self.size):
-            return request.refuse(
-                Code.INVALID_ARG,
-                f"unexpected number of string elements {expected + 1} for inference input '{tensor.name}' "
-                f"for model '{model}', expecting {expected}",
-            )
-        if self.at < self.size:
-            return request.refuse(
-                Code.INVALID_ARG,
-                f"incomplete string length indicator for inference input '{tensor.name}' for model '{model}', "
-                f"expecting 4 bytes but only {self.size - self.at} bytes available. "
-                "Please make sure the string length indicator is in one buffer.",
-            )
-        if self.count != expected:
-            return request.refuse(
-                Code.INVALID_ARG,
-                f"expected {expected} string elements for inference input '{tensor.name}' for model '{model}', "
-                f"got {self.count}",
-            )
-        return invalid(
-            f"incomplete string data for inference input '{tensor.name}', expecting string of length {self.length} "
-            f"but only {self.size - self.start} bytes available"
-        )
-
-
-def _walk(data: bytes | memoryview) -> Steps[StringWalk]:
-    """Walks from each element to the next, in steps."""
-    size = len(data)
-    walk = StringWalk(size)
-    length_at = _LENGTH.unpack_from
-    at = count = length = start = 0
-    try:
-        while at < size:
-            for _ in range(_STRINGS):
-                (length,) = length_at(data, at)
-                start = at + 4
-                at = start + length
-                count += 1
-                if at >= size:
-                    break
-            yield None
-    except StructError:
-        pass
-    walk.at, walk.count, walk.length, walk.start = at, count, length, start
-    return walk
 
 
 def reshape_outputs(response: Response, signature: Signature) -> None:

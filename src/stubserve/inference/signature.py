@@ -56,6 +56,7 @@ class Signature:
     __slots__ = (
         "correlation_control",
         "decoupled",
+        "has_strings",
         "inputs",
         "labels",
         "max_batch_size",
@@ -84,6 +85,8 @@ class Signature:
             for tensor in config.output
         }
         self.required_inputs = sum(not tensor.optional for tensor in self.inputs.values())
+        # Whether an input holds strings, whose bytes have to be looked at
+        self.has_strings = any(tensor.is_bytes for tensor in self.inputs.values())
         self.reshaped_outputs = any(tensor.reshape is not None for tensor in self.outputs.values())
         self.labels: dict[str, list[str]] = {}
         self.correlation_control = _correlation_control(config)
@@ -91,11 +94,6 @@ class Signature:
             tensor.is_bytes or tensor.reshape is not None for tensor in self.inputs.values()
         )
         self.memo: dict[str, Any] = {}
-
-    @property
-    def has_strings(self) -> bool:
-        """Whether an input holds strings, whose bytes have to be looked at."""
-        return any(tensor.is_bytes for tensor in self.inputs.values())
 
     def __repr__(self) -> str:
         return f"<Signature {self.model!r} version {self.version}: {list(self.inputs)} -> {list(self.outputs)}>"

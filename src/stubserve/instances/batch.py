@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from stubserve_stub.wire import messages, places
 from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
@@ -138,7 +139,7 @@ def read_result(
                 # What the model answered in an empty slot is for nobody.
                 entry = None if error is not None else entries[index]
                 if isinstance(entry, tuple):
-                    drop_blocks(_response(entry, batch, memory, instance).outputs)
+                    drop_blocks(_response(entry, (), batch, memory, instance).outputs)
                 continue
             request.compute_input_end_ns = start_ns
             request.compute_infer_end_ns = end_ns
@@ -155,7 +156,7 @@ def read_result(
                     if batch.answered is None or index not in batch.answered:
                         left.append((index, entry))
                     continue
-                response = _response(entry, batch, memory, instance)
+                response = _response(entry, request.inputs, batch, memory, instance)
             finished.append((request, response))
     except BaseException:
         for _, response in finished:
@@ -168,7 +169,7 @@ def read_response(wire: WireResponse | None, final: bool, memory: StubMemory, in
     """A sender's response; it refers to no input."""
     if wire is None:
         return Response(final=final, empty=True)
-    response = _response(wire, None, memory, instance)
+    response = _response(wire, (), None, memory, instance)
     response.final = final
     return response
 
@@ -183,7 +184,10 @@ def hold_inputs(tensors: Iterable[Tensor], held: Sequence[int], memory: StubMemo
                 memory.hold(offset, span)
 
 
-def _response(wire: WireResponse, batch: Batch | None, memory: StubMemory, instance: str) -> Response:
+def _response(
+    wire: WireResponse, own: Sequence[Tensor], batch: Batch | None, memory: StubMemory, instance: str
+) -> Response:
+    """A response to a request of `batch` whose inputs are `own`, where a stub can lend them."""
     wire_error, wire_outputs, parameters = wire
     error = None
     if wire_error is not None:
@@ -192,7 +196,7 @@ def _response(wire: WireResponse, batch: Batch | None, memory: StubMemory, insta
     outputs: list[Tensor] = []
     try:
         for output in wire_outputs:
-            outputs.append(_output(output, batch, memory, instance))  # noqa: PERF401 - those before a bad one count
+            outputs.append(_output(output, own, batch, memory, instance))  # noqa: PERF401 - those before a bad one count
     except ServeError as wrong:
         drop_blocks(outputs)
         return Response(error=wrong)
@@ -202,14 +206,15 @@ def _response(wire: WireResponse, batch: Batch | None, memory: StubMemory, insta
     return Response(outputs, parameters, error)
 
 
-def _output(wire: WireTensor, batch: Batch | None, memory: StubMemory, instance: str) -> Tensor:
+def _output(wire: WireTensor, own: Sequence[Tensor], batch: Batch | None, memory: StubMemory, instance: str) -> Tensor:
     name, datatype, shape, data = wire
     if isinstance(data, bytes):
         return Tensor(name, datatype, shape, data)
     place = places.unpack(data)
     if isinstance(place, InArena):
         return Tensor(name, datatype, shape, None, memory.output(place.offset, place.nbytes).whole())
-    given = () if batch is None else batch.tensors()
+    # Its own first: a batch of many requests that all return an input is not to be looked through for each.
+    given = () if batch is None else chain(own, batch.tensors())
     lent, span = given_span(place, given, memory, f"output '{name}' of stub '{instance}'")
     span.send_on()
     return Tensor(name, datatype, shape, None, span.hold(), lent.offset, lent.nbytes)
@@ -223,7 +228,11 @@ def given_span(place: Place, tensors: Iterable[Tensor], memory: StubMemory, what
     """
     if not isinstance(place, Lent):
         raise internal(f"{what} {places.refusal(place) or 'is in memory that a stub cannot name'}")
-    span = next((tensor.span for tensor in tensors if tensor.offset == place.within and tensor.span is not None), None)
+    span = None
+    for tensor in tensors:
+        if tensor.offset == place.within and tensor.span is not None:
+            span = tensor.span
+            break
     span = span or memory.held(place.within)
     if span is None or not span.contains(place.offset, place.nbytes):
         raise internal(f"{what} is in memory that the stub was not given")

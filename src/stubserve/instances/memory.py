@@ -45,10 +45,21 @@ class Memory:
             offset = self._with_room(self.ingress.allocate, nbytes)
         return Block(offset, nbytes, self.arena.view(offset, nbytes), self._free)
 
-    def reserve(self, nbytes: int) -> Block:
-        """A block that is only address space until `grow` commits it from its start on. Raises ServeError (503)."""
+    def reserve(self, nbytes: int, first: int) -> tuple[Block, int]:
+        """A block with at least its `first` bytes committed, and how many are; the rest is address space only.
+
+        `grow` commits more of it. Raises ServeError (503).
+        """
         offset = self._with_room(self.ingress.reserve, nbytes)
-        return Block(offset, nbytes, self.arena.view(offset, nbytes), self._free)
+        block = Block(offset, nbytes, self.arena.view(offset, nbytes), self._free)
+        committed = self.ingress.committed(offset)
+        if committed < first:
+            try:
+                committed = self.grow(block, first)
+            except BaseException:
+                block.drop()
+                raise
+        return block, committed
 
     def grow(self, block: Block, nbytes: int) -> int:
         """Commits the first `nbytes` of a reserved block; how many may be used then. Raises ServeError (503)."""

@@ -23,6 +23,7 @@ _GROUP = model_config_pb2.ModelInstanceGroup
 _TWO_ON_CPU = frozenset({"tensorflow", "onnxruntime"})
 
 _LIBTORCH_ALIAS = "libtorch"
+_PYTHON_RUNTIME = "model.py"
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,8 @@ def _fill_backend(config: Any, model_name: str, contents: _VersionContents) -> N
     if known is not None:
         config.backend = known.backend
         config.platform = config.platform or known.platform
-        config.default_model_filename = config.default_model_filename or known.filename
+        if not (known.backend == "pytorch" and config.runtime == _PYTHON_RUNTIME):  # which looks for a module first
+            config.default_model_filename = config.default_model_filename or known.filename
     elif not (config.backend or config.platform or config.default_model_filename):
         _, dot, backend = model_name.partition(".")
         if not dot:

@@ -32,7 +32,7 @@ class ArrivalMemory(Protocol):
 
     heap: HeapAccount
 
-    def reserve(self, nbytes: int) -> Block: ...
+    def reserve(self, nbytes: int, first: int) -> tuple[Block, int]: ...
 
     def grow(self, block: Block, nbytes: int) -> int: ...
 
@@ -99,22 +99,27 @@ class ArenaArrival(Arrival):
     Whoever receives it owns the block's first hold until it says `drop`.
     """
 
+    # `_committed` is how much of `view` may be touched.
     __slots__ = ("_committed", "_start", "block", "length", "offset", "view")
 
     def __init__(self, arrivals: Arrivals, connection: Hashable, owner: Owner, length: int, start: int) -> None:
         super().__init__(arrivals, connection, owner)
         self.length = length
         self._start = start
-        # How much of `view` may be touched
-        self._committed = 0
-        self.block = arrivals.memory.reserve(start + length)
+        first = start + min(length, FIRST_AHEAD)
+        arrivals.hold(self, first)
+        self.growing = True
+        try:
+            self.block, committed = arrivals.memory.reserve(start + length, first)
+        except ServeError:
+            arrivals.forget(self)
+            raise
+        finally:
+            self.growing = False
+        # A warm block is there as a whole.
+        self._committed = min(committed - start, length)
         self.offset = self.block.offset + start
         self.view = self.block.view[start : start + length]
-        try:
-            self._grow(FIRST_AHEAD)
-        except ServeError:
-            self.drop()
-            raise
 
     @property
     def complete(self) -> bool:
@@ -124,6 +129,11 @@ class ArenaArrival(Arrival):
     def rest(self) -> memoryview:
         """Where the next bytes go: not all that is missing, but not empty before the message is complete."""
         return self.view[self.moved : self._committed]
+
+    @property
+    def ready(self) -> int:
+        """How many bytes of `view` may be written, from its beginning on."""
+        return self._committed
 
     def add(self, data: memoryview) -> None:
         """Takes bytes that were received elsewhere. Raises ServeError (503); then the message is to be dropped."""
@@ -135,24 +145,26 @@ class ArenaArrival(Arrival):
         self.advance(len(data))
 
     def advance(self, nbytes: int) -> bool:
-        """So many bytes were written into `rest`; whether it is complete.
+        """So many bytes were written into `rest`; whether that was all.
 
         Raises ServeError (503); then the message is to be dropped.
         """
         moved = self.moved + nbytes
+        if moved == self.length:
+            self.moved = moved
+            self._arrivals.forget(self)
+            return True
         self.has_moved(moved)
         if self._committed < self.length:
             ahead = min(max(moved, FIRST_AHEAD), MOST_AHEAD)
             if self._committed - moved < ahead // 2:
                 self._grow(moved + ahead)
-        if moved < self.length:
-            return False
-        self._arrivals.forget(self)
-        return True
+        return False
 
     def drop(self) -> None:
         """Lets go of the block."""
-        self._arrivals.forget(self)
+        if self.held:
+            self._arrivals.forget(self)
         self.block.drop()
 
     def _grow(self, wanted: int) -> None:
@@ -163,7 +175,6 @@ class ArenaArrival(Arrival):
             committed = self._arrivals.memory.grow(self.block, wanted)
         finally:
             self.growing = False
-        # A warm block is there as a whole.
         self._committed = min(committed - self._start, self.length)
 
 

@@ -16,9 +16,10 @@ from stubserve_stub.wire.layout import INLINE_BYTES
 
 from stubserve.errors import ServeError
 from stubserve.inference import admissions
-from stubserve.inference.admission import admit, check_strings
+from stubserve.inference.admission import admit
 from stubserve.inference.request import Request, Response, unanswered
 from stubserve.inference.signature import Signature
+from stubserve.inference.string_elements import check_strings
 from stubserve.inference.tensor import Tensor
 from stubserve.protocols.placement import BodyPlacer
 from stubserve.protocols.reply_format import ReplyFormat

@@ -20,6 +20,7 @@ from stubserve.environments.environment import environment_in
 from stubserve.environments.probe import EnvironmentUnusable, inspect_file
 from stubserve.environments.resolve import PARAMETER, place_of
 from stubserve.errors import ServeError, internal
+from stubserve.inference.signature import Signature
 from stubserve.instances.threads import threads_per_instance
 from stubserve.instances.time_limit import execute_timeout
 from stubserve.model_config.complete import normalise
@@ -29,8 +30,8 @@ from stubserve.model_config.reading import Reading, read_leniently
 from stubserve.model_config.validate import problems, validate_directory_name
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
 from stubserve.model_config.validate_members import member_problems
-from stubserve.repository import onnx_check
 from stubserve.repository.dependencies import circle, members_of
+from stubserve.repository.file_checks import FILE_CHECKS, FileCheck
 from stubserve.repository.folder import (
     CONFIG_FILE,
     ModelFolder,
@@ -42,6 +43,7 @@ from stubserve.repository.folder import (
 from stubserve.repository.program import check_python_parameters, locate_program, missing_parts
 from stubserve.repository.source_check import completes_config, source_problems
 from stubserve.schedulers.factory import create_scheduler
+from stubserve.serving.warm_up_samples import sample_problems
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,8 @@ class _Check:
                 self._found.append(
                     Problem(self._folder.name, file, problem.line, problem.text, is_warning=problem.is_warning)
                 )
-        if config.backend == onnx_check.BACKEND:
-            self._onnx(config)
+        if config.backend in FILE_CHECKS:
+            self._files(config, FILE_CHECKS[config.backend])
         self._labels(config)
         self._environment(config)
         if config.platform == ENSEMBLE_PLATFORM:
@@ -130,6 +132,10 @@ class _Check:
             self._attempt(create_scheduler, config)
             self._attempt(threads_per_instance, config, 1, os.environ)
             self._attempt(execute_timeout, config, 0.0)
+            # What a model may still complete is not there to compare with.
+            if config.input and not may_grow:
+                for wrong in sample_problems(config, Signature(config.name, 1, config), self._folder.path):
+                    self._add(wrong)
         for part, words in missing_parts(config):
             self._warn(words, (part,))
         return self._found
@@ -169,9 +175,9 @@ class _Check:
         with _log_as_problems(self._folder.name, self._folder.path, self._found):
             return self._attempt(available_versions, self._folder, config) or []
 
-    def _onnx(self, config: Any) -> None:
-        """What the onnxruntime backend would refuse; with files that cannot be looked at, `_versions` has said so."""
-        for text in (onnx_check.config_problem(config), onnx_check.package_problem(config)):
+    def _files(self, config: Any, check: FileCheck) -> None:
+        """What a backend would refuse; with folders that cannot be looked at, `_versions` has said so."""
+        for text in (check.config_problem(config), check.package_problem(config)):
             if text:
                 self._found.append(Problem(self._folder.name, self._file, 0, text))
         try:
@@ -179,10 +185,8 @@ class _Check:
         except ServeError:
             return
         for version in versions:
-            wrong = onnx_check.file_problem(config, self._folder.version_path(version))
-            if wrong is not None:
-                file, text = wrong
-                self._found.append(Problem(self._folder.name, file, 0, text))
+            for file, text, is_warning in check.file_problems(config, self._folder.version_path(version)):
+                self._found.append(Problem(self._folder.name, file, 0, text, is_warning=is_warning))
 
     def _labels(self, config: Any) -> None:
         for index, output in enumerate(config.output):

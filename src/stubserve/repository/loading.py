@@ -43,6 +43,8 @@ from stubserve.repository.program import (
     missing_parts,
 )
 from stubserve.serving.instance_model import InstanceModel
+from stubserve.serving.warm_up import WarmUp
+from stubserve.serving.warm_up_samples import read_samples
 from stubserve.settings import InstanceSettings, LatencySettings
 
 log = logging.getLogger("stubserve.repository")
@@ -94,7 +96,8 @@ class Loader:
             labels = await asyncio.to_thread(read_labels, folder, config)
             model = InstanceModel(name, version, config, to_json_dict(config), labels)
             model.latencies = self._latencies(config)
-            instances = self._instances(model, launcher, specs, config_json, first)
+            warm_up = await self._warm_up(model, folder.path)
+            instances = self._instances(model, launcher, specs, config_json, warm_up, first)
             model.begin_with(instances)
             await _start_all(instances)
         except BaseException:
@@ -112,11 +115,17 @@ class Loader:
         config = with_instances(model.config, candidate.config)
         assigned = assign(model.instances, instances_of(config))
         missing = [one for one in assigned if isinstance(one, InstanceSpec)]
-        started = self._instances(model, launcher, missing, render_json(config))
+        warm_up = await self._warm_up(model, candidate.folder.path)
+        started = self._instances(model, launcher, missing, render_json(config), warm_up)
         await _start_all(started)
         new = iter(started)
         instances = [next(new) if isinstance(one, InstanceSpec) else one for one in assigned]
         return InstanceUpdate(model, instances, started, config)
+
+    async def _warm_up(self, model: InstanceModel, folder: Path) -> WarmUp:
+        """What instances execute before they are ready. Raises ServeError. In a thread, as samples may be files."""
+        samples = await asyncio.to_thread(read_samples, model.config, model.signature, folder)
+        return WarmUp(model, samples, self._memory)
 
     async def _launcher(self, candidate: Candidate, version: int, services: Services) -> tuple[Launcher, Any]:
         """What starts the stubs of a version, and the configuration with what its program says."""
@@ -216,6 +225,7 @@ class Loader:
         launcher: Launcher,
         specs: Sequence[InstanceSpec],
         config_json: str,
+        warm_up: WarmUp,
         first: Stub | None = None,
     ) -> list[Instance]:
         """Instances that are still to be started; `first` is a stub for the first of them, which has imported."""
@@ -232,6 +242,8 @@ class Loader:
                             await asyncio.sleep(0)
                         await stub.handshake.imported()
                     await launcher.initialize(stub, spec, model.config, config_json)
+                    if not spec.passive:
+                        await warm_up.run(stub, spec.name)
                 except BaseException:
                     if stub is not None:
                         await stub.kill()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +11,23 @@ from stubserve_stub.backends.onnxruntime.options import options_of
 from stubserve_stub.backends.onnxruntime.session import find_file
 from stubserve_stub.runtime.failure import Refusal
 
-from stubserve.environments.resolve import PARAMETER
 from stubserve.model_config.render import to_json_dict
-
-BACKEND = "onnxruntime"
+from stubserve.repository.file_problem import FileProblem
 
 # Whether an accelerator is installed is known where the model runs.
 _ALL_PROVIDERS = ("CPUExecutionProvider", "OpenVINOExecutionProvider")
 
 
-def file_problem(config: Any, version_dir: Path) -> tuple[Path, str] | None:
-    """What is wrong with the file of a version, and which file it is."""
+def file_problems(config: Any, version_dir: Path) -> Iterator[FileProblem]:
+    """What is wrong with the file of a version."""
     path = find_file(str(version_dir), config.default_model_filename)
     if not Path(path).is_file():
-        return version_dir, f"unable to find '{path}' for model '{config.name}'"
+        yield FileProblem(version_dir, f"unable to find '{path}' for model '{config.name}'")
+        return
     try:
         onnx_file.read(path)
     except Refusal as refusal:
-        return Path(path), str(refusal)
-    return None
+        yield FileProblem(Path(path), str(refusal))
 
 
 def config_problem(config: Any) -> str:
@@ -39,13 +37,3 @@ def config_problem(config: Any) -> str:
     except Refusal as refusal:
         return str(refusal)
     return ""
-
-
-def package_problem(config: Any) -> str:
-    """Says how to get onnxruntime if the model runs in this environment, which does not have it."""
-    if PARAMETER in config.parameters or importlib.util.find_spec(BACKEND) is not None:
-        return ""
-    return (
-        f"model '{config.name}' needs the package onnxruntime: pip install 'stubserve[onnxruntime]', or an environment "
-        f"that has it in the parameter {PARAMETER}"
-    )

@@ -9,7 +9,8 @@ says `model.py`. Libraries cannot be loaded here, so one that is found is refuse
 
 A backend that is built in (`stubserve_stub.backends`) stands for the library of that name, in the backend directory of
 a Triton installation for instance. A `model.py` alone there goes before it, and so does a library of the model's own.
-It runs in the server's own environment, or in the model's if it needs packages.
+It runs in the server's own environment, or in the model's if it needs packages. One that serves modules in Python, too
+(pytorch), stands for the `model.py` in that directory as well, where there is none.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stubserve_stub.backends.find import BUILT_IN, IN_ENVIRONMENTS, PYTHON
+from stubserve_stub.backends.find import BUILT_IN, IN_ENVIRONMENTS, PYTHON, WITH_PYTHON_RUNTIME
 
 from stubserve.environments.environment import Environment
 from stubserve.environments.resolve import Environments
@@ -25,6 +26,8 @@ from stubserve.errors import ServeError, internal, invalid, unsupported
 from stubserve.instances.launcher import Program
 
 _RUNTIME = "model.py"
+# The backends for which a batch is one tensor; with others these parts have no effect in Triton either
+_GATHERING = ("onnxruntime", "pytorch")
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
@@ -77,6 +80,8 @@ def _program_of_backend(config: Any, model_dirs: tuple[Path, ...], backend_direc
             raise _no_backend(backend)
         runtime = _RUNTIME
     file = folder / runtime
+    if built_in and runtime == _RUNTIME and backend in WITH_PYTHON_RUNTIME and not file.is_file():
+        return Program(None, runtime=runtime, backend=backend)
     if not (_is_plain(runtime) and runtime.endswith(".py") and file.is_file()):
         raise _no_runtime(config.name, runtime, places)
     packed = folder / f"pb_exec_env_{runtime}.tar.gz"
@@ -124,13 +129,20 @@ async def environment_of(program: Program, environments: Environments, config: A
 
 
 def missing_parts(config: Any) -> list[tuple[str, str]]:
-    """Fields of a configuration that have no effect, because stubserve does not offer them yet: (field, words)."""
-    used = {
-        "model_warmup": bool(config.model_warmup),
+    """Fields of a configuration that have no effect: (field, words)."""
+    parts = []
+    if config.backend not in _GATHERING:
+        parts += [
+            (part, f"'{part}' has no effect with backend '{config.backend}', which gets each request by itself")
+            for part in ("batch_input", "batch_output")
+            if getattr(config, part)
+        ]
+    not_offered = {
         "response_cache": config.response_cache.enable,
-        "batch_input": bool(config.batch_input),
-        "batch_output": bool(config.batch_output),
         "rate_limiter": any(group.HasField("rate_limiter") for group in config.instance_group),
         "model_repository_agents": bool(config.model_repository_agents.agents),
     }
-    return [(part, f"'{part}' has no effect, stubserve does not offer it yet") for part in used if used[part]]
+    parts += [
+        (part, f"'{part}' has no effect, stubserve does not offer it yet") for part in not_offered if not_offered[part]
+    ]
+    return parts

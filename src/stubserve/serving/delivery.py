@@ -38,7 +38,7 @@ log = logging.getLogger("stubserve.model")
 class Delivery:
     """Passes on the answers to one model version's requests, and counts them."""
 
-    __slots__ = ("_draining", "_orderer", "_owed", "_signature", "_statistics", "latencies")
+    __slots__ = ("_draining", "_orderer", "_owed", "_signature", "_statistics", "latencies", "respond")
 
     def __init__(
         self, signature: Signature, statistics: ModelStatistics, draining: Draining, keep_order: bool = False
@@ -48,6 +48,10 @@ class Delivery:
         self._statistics = statistics
         self._draining = draining
         self._orderer = ResponseOrderer() if keep_order else None
+        # Passes on what a model has answered. Most go out as they come: then it costs no call more.
+        self.respond: Callable[[Request, Response], None] = self._pass_on
+        if self._orderer is not None or signature.reshaped_outputs:
+            self.respond = self._shape_and_pass_on
         # What is to be done once the responses of a request that are held back have been passed on
         self._owed: dict[Request, list[Callable[[], None]]] = {}
 
@@ -67,8 +71,7 @@ class Delivery:
 
     # Answers
 
-    def respond(self, request: Request, response: Response) -> None:
-        """Passes on what a model has answered."""
+    def _shape_and_pass_on(self, request: Request, response: Response) -> None:
         if self._signature.reshaped_outputs:
             try:
                 reshape_outputs(response, self._signature)
@@ -83,12 +86,16 @@ class Delivery:
 
     def respond_streamed(self, request: Request, response: Response, start_ns: int) -> None:
         """Passes on what a model has sent, at `start_ns`, through a response sender."""
+        self.count_streamed(request, response, start_ns)
+        self.respond(request, response)
+
+    def count_streamed(self, request: Request, response: Response, start_ns: int) -> None:
+        """Counts what a model has sent through a response sender, as far as statistics have a place for it."""
         if self._signature.decoupled:
             try:
                 self._statistics.record_response(request, response, start_ns)
             except Exception:
                 log.exception("a response of model '%s' could not be counted", self._signature.model)
-        self.respond(request, response)
 
     def fail(self, requests: Iterable[Request], error: ServeError, outcome: str | None) -> None:
         """Answers requests with an error; with an `outcome` they are counted, as failures without an execution."""

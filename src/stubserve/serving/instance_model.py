@@ -29,6 +29,12 @@ from stubserve.serving.instance_set import InstanceSet
 
 log = logging.getLogger("stubserve.model")
 
+# What upstream says of a model that wants to execute a request again and whose scheduler knows no such thing
+RESCHEDULED_IN_VAIN = (
+    "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is "
+    "not configured to handle such a flag."
+)
+
 
 class InstanceModel:
     """A `ServedModel` of instances, and their `InstanceOwner`. Lives on the event loop.
@@ -138,10 +144,7 @@ class InstanceModel:
     def on_rescheduled(self, instance: Instance, request: Request) -> None:
         if self._dispatcher.reschedule(request):
             return
-        refusal = internal(
-            "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the "
-            "model is not configured to handle such a flag."
-        )
+        refusal = internal(RESCHEDULED_IN_VAIN)
         log.error("%s (model instance '%s')", refusal.message, instance.name)
         self._delivery.fail((request,), refusal, None)
 
@@ -155,6 +158,14 @@ class InstanceModel:
         self._delivery.fail(open_, error, None)  # their execution has been counted
         self._refuse_if_down()
         self.poll()
+
+    def count_executed(self, requests: Sequence[Request]) -> None:
+        """Counts a batch that was executed without having been submitted, to warm an instance up."""
+        self._delivery.executed(requests)
+
+    def count_response(self, request: Request, response: Response, start_ns: int) -> None:
+        """Counts what a model has sent for a request of such a batch, at `start_ns`."""
+        self._delivery.count_streamed(request, response, start_ns)
 
     def _refuse_if_down(self) -> None:
         if not self._dispatcher.serving:

@@ -10,10 +10,16 @@ PYTHON = "python"
 BUILT_IN = {
     PYTHON: ("stubserve_stub.backends.python.backend", "PythonBackend"),
     "identity": ("stubserve_stub.backends.identity", "IdentityBackend"),
+    "repeat": ("stubserve_stub.backends.repeat", "RepeatBackend"),
+    "square": ("stubserve_stub.backends.square", "SquareBackend"),
     "onnxruntime": ("stubserve_stub.backends.onnxruntime.backend", "OnnxRuntimeBackend"),
+    "pytorch": ("stubserve_stub.backends.pytorch.backend", "PyTorchBackend"),
 }
 # Those that run in the environment that a model names, for the packages that they need are there
-IN_ENVIRONMENTS = frozenset({PYTHON, "onnxruntime"})
+IN_ENVIRONMENTS = frozenset({PYTHON, "onnxruntime", "pytorch"})
+
+# Those that stand for the model.py beside the library in Triton, too: `runtime: "model.py"` means something to them
+WITH_PYTHON_RUNTIME = frozenset({"pytorch"})
 
 
 def find(name: str) -> Any:

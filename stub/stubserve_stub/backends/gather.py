@@ -2,12 +2,16 @@
 
 Guarantees. A batch of one request is not copied: its inputs are the views that came (but one that does not lie where
 its data type may lie is). Of several requests each input is copied once, straight into one buffer, which is used again
-for the next batch. Outputs are not copied at all: each
+for the next batch, unless a model has kept it. Outputs are not copied at all: each
 request gets a slice, and where that lies in room that the backend has asked for, it is answered from there. Only
 outputs that some request asks for are asked of the model, and each request gets its own.
 
 Which requests run as one. Those that give the same inputs in the same shapes, but for the first dimension; others run
 after one another, as do all requests of a model without batching. The scheduler sees to it that this is rare.
+
+Ragged batches. What a configuration says of inputs whose shapes differ among the requests of a run, of inputs that are
+made for each run and of outputs that are parted by such shapes is `backends.ragged`'s; without it nothing of that is
+looked at.
 
 BYTES. Backends compute on elements, not on the bytes in which they travel: an input's `memory` is a flat array of
 `bytes` objects, and so is an output's.
@@ -17,12 +21,14 @@ Cost. For a batch of one request 3 µs; for each further one a copy of its input
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+import weakref
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from stubserve_stub.api import bytes_tensor
 from stubserve_stub.backends.native import InputView, NativeRequest, NativeResponse, Output
+from stubserve_stub.backends.ragged import RaggedBatches
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
@@ -45,13 +51,19 @@ Compute = Callable[[Gathered], Dict[str, Output]]
 
 
 class Gatherer:
-    """Runs the requests of one model's batches. With `batches` the first dimension of every tensor is the batch's."""
+    """Runs the requests of one model's batches. With `batches` the first dimension of every tensor is the batch's.
 
-    def __init__(self, model: str, batches: bool) -> None:
+    `ragged` is what the model's configuration says of ragged batches, None for nothing.
+    """
+
+    def __init__(self, model: str, batches: bool, ragged: Optional[RaggedBatches] = None) -> None:
         self._model = model
         self._batches = batches
+        self._ragged = ragged
         # By the name of an input: what batches are gathered into
-        self._buffers: Dict[str, Any] = {}
+        self._buffers: Dict[str, np.ndarray] = {}
+        # What was made of each for the last batch, alive while anybody looks at it
+        self._gathered: "Dict[str, weakref.ref[Any]]" = {}
 
     def run(self, requests: Sequence[NativeRequest], compute: Compute) -> List[NativeResponse]:
         """The response to each request. `compute` returns at least the outputs that it is asked for.
@@ -74,15 +86,22 @@ class Gatherer:
             return [[0]]
         if not self._batches:
             return [[index] for index in range(len(requests))]
-        first = _form(requests[0])
-        if all(_form(request) == first for request in requests):
+        first = self._form(requests[0])
+        if all(self._form(request) == first for request in requests):
             return [list(range(len(requests)))]
         alike: Dict[Any, List[int]] = {}
         for index, request in enumerate(requests):
             # The order in which a client has listed its inputs does not matter.
-            key = frozenset((name, tuple(tail)) for name, tail in _form(request))
+            key = frozenset((name, None if tail is None else tuple(tail)) for name, tail in self._form(request))
             alike.setdefault(key, []).append(index)
         return list(alike.values())
+
+    def _form(self, request: NativeRequest) -> List[Tuple[str, Optional[Sequence[int]]]]:
+        """What is the same for all requests of a run: their inputs, and the shape of a row, None where it may differ."""
+        ragged = self._ragged
+        if ragged is None:
+            return [(name, view.shape[1:]) for name, view in request.inputs.items()]
+        return [(name, None if name in ragged.inputs else view.shape[1:]) for name, view in request.inputs.items()]
 
     def _run(self, requests: Sequence[NativeRequest], compute: Compute) -> List[NativeResponse]:
         try:
@@ -94,50 +113,62 @@ class Gatherer:
     def gather(self, requests: Sequence[NativeRequest]) -> Gathered:
         """One run for requests of which all inputs fit. Raises Refusal for BYTES that are none."""
         first = requests[0]
+        ragged = self._ragged
         if len(requests) == 1:
             inputs = {name: self._single(view) for name, view in first.inputs.items()}
+            if ragged is not None:
+                inputs = {name: ragged.flattened(view, [view]) for name, view in inputs.items()}
+                inputs.update(ragged.made(requests))
             return Gathered(inputs, first.outputs, 1, first.rows)
         inputs = {}
         for name in first.inputs:
             views = [request.inputs[name] for request in requests]
-            inputs[name] = self._elements(views) if views[0].datatype == BYTES else self._joined(views)
+            joined = self._elements(views) if views[0].datatype == BYTES else self._joined(views)
+            inputs[name] = joined if ragged is None else ragged.flattened(joined, views)
+        if ragged is not None:
+            inputs.update(ragged.made(requests))
         outputs = first.outputs
         if any(request.outputs is not outputs for request in requests):
             outputs = list(dict.fromkeys(name for request in requests for name in request.outputs))
         return Gathered(inputs, outputs, len(requests), sum(request.rows for request in requests))
 
     def scatter(self, requests: Sequence[NativeRequest], outputs: Dict[str, Output]) -> List[NativeResponse]:
-        """The outputs of one run for the requests that have shared it, by their rows. Raises Refusal if rows miss."""
-        if len(requests) == 1 and not self._batches:
-            return [NativeResponse([_wired(outputs[name]) for name in requests[0].outputs])]
+        """The outputs of one run for the requests that have shared it. Raises Refusal if rows or elements miss."""
+        ragged = self._ragged
         rows = sum(request.rows for request in requests)
-        for output in outputs.values():
-            if not output.shape or output.shape[0] != rows:
-                raise Refusal(self._misfit(requests, output, rows))
+        # Of each output what each request gets
+        parts: Dict[str, List[Output]] = {}
+        for name, output in outputs.items():
+            if ragged is not None and ragged.scatters(name):
+                parts[name] = ragged.parts(output, requests)
+            elif self._batches:
+                parts[name] = self._rows(output, requests, rows)
+            else:
+                parts[name] = [output]
+        return [
+            NativeResponse([_wired(parts[name][index]) for name in request.outputs])
+            for index, request in enumerate(requests)
+        ]
+
+    def _rows(self, output: Output, requests: Sequence[NativeRequest], rows: int) -> List[Output]:
+        """An output's part for each request, by their rows. Raises Refusal if it has others than the batch's."""
+        name, datatype, shape, memory = output
+        if not shape or shape[0] != rows:
+            raise Refusal(self._misfit(requests, output, rows))
         if len(requests) == 1:
-            return [NativeResponse([_wired(outputs[name]) for name in requests[0].outputs])]
-        # Of each output: its memory, the shape behind the rows, and how much of the memory one row takes
-        parts = {
-            name: (
-                output.datatype,
-                _sliceable(output, len(requests)),
-                output.shape[1:],
-                len(output.memory) // max(rows, 1),
-            )
-            for name, output in outputs.items()
-        }
-        responses = []
+            return [output]
+        behind = shape[1:]
+        size = len(memory) // max(rows, 1)
+        if datatype != BYTES and rows == len(requests) and size <= INLINE_BYTES:
+            # Each part goes into a message anyway, and parts of bytes are cheap.
+            memory = bytes(memory)
+        parts = []
         start = 0
         for request in requests:
             end = start + request.rows
-            slices = []
-            for name in request.outputs:
-                datatype, memory, shape, size = parts[name]
-                part = Output(name, datatype, (request.rows, *shape), memory[start * size : end * size])
-                slices.append(part if datatype != BYTES else _wired(part))
-            responses.append(NativeResponse(slices))
+            parts.append(Output(name, datatype, (request.rows, *behind), memory[start * size : end * size]))
             start = end
-        return responses
+        return parts
 
     def _single(self, view: InputView) -> InputView:
         if view.datatype == BYTES:
@@ -152,17 +183,18 @@ class Gatherer:
         """One input of several requests, copied once."""
         name, datatype, shape, _ = views[0]
         memories = [view.memory for view in views]
-        if all(isinstance(memory, bytes) for memory in memories):
-            joined = np.frombuffer(b"".join(memories), np.uint8)
-        else:
-            nbytes = sum(map(len, memories))
-            buffer = self._buffers.get(name)
-            if buffer is None or buffer.nbytes < nbytes:
-                buffer = self._buffers[name] = np.empty(nbytes, np.uint8)
-            joined = buffer[:nbytes]
-            np.concatenate([np.frombuffer(memory, np.uint8) for memory in memories], out=joined)
         if len(views) > 1:
             shape = (sum(view.shape[0] for view in views), *shape[1:])
+        if all(isinstance(memory, bytes) for memory in memories):
+            return InputView(name, datatype, shape, np.frombuffer(bytearray().join(memories), np.uint8))
+        nbytes = sum(map(len, memories))
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.nbytes < nbytes or self._gathered[name]() is not None:
+            buffer = self._buffers[name] = np.empty(nbytes, np.uint8)
+        joined: Any = np.frombuffer(memoryview(buffer), np.uint8, nbytes)  # type: ignore[arg-type]
+        # All that is made of this array has the memoryview below it, as in `backends.native`.
+        self._gathered[name] = weakref.ref(joined.base)
+        np.concatenate([np.frombuffer(memory, np.uint8) for memory in memories], out=joined)
         return InputView(name, datatype, shape, joined)
 
     def _elements(self, views: Sequence[InputView]) -> InputView:
@@ -191,20 +223,8 @@ class Gatherer:
         )
 
 
-def _form(request: NativeRequest) -> List[Tuple[str, Sequence[int]]]:
-    """What requests of one run have in common: the names of their inputs, and the shapes of one row."""
-    return [(name, view.shape[1:]) for name, view in request.inputs.items()]
-
-
 def _inputs(requests: Sequence[NativeRequest]) -> List[Tuple[str, InputView]]:
     return [pair for request in requests for pair in request.inputs.items()]
-
-
-def _sliceable(output: Output, requests: int) -> Any:
-    """Memory of an output from which cheap parts can be cut: bytes where each part goes into a message anyway."""
-    memory = output.memory
-    small = output.datatype != BYTES and output.shape[0] == requests and len(memory) <= requests * INLINE_BYTES
-    return bytes(memory) if small else memory
 
 
 def _wired(output: Output) -> Output:
@@ -212,6 +232,17 @@ def _wired(output: Output) -> Output:
     if output.datatype != BYTES:
         return output
     return output._replace(memory=strings.join(output.memory.tolist()))
+
+
+def texts(view: InputView, reader: str) -> List[str]:
+    """The elements of a BYTES input as text, for a `reader` that takes nothing else. Raises Refusal."""
+    try:
+        return [element.decode() for element in view.memory]
+    except UnicodeDecodeError as error:
+        raise Refusal(
+            "input '{}' has a string that is no UTF-8, which {} cannot take: {}".format(view.name, reader, error),
+            codes.INVALID_ARG,
+        ) from None
 
 
 def address_of(memory: Any) -> int:

@@ -108,7 +108,7 @@ class NativeBackend(Backend):
         try:
             for wire in batch.requests:
                 # Not a comprehension: when one fails, those before it count.
-                entry = None if wire is None else _entry(next(given), batch.memory)
+                entry = None if wire is None else entry_of(next(given), batch.memory)
                 entries.append(entry)
         except BaseException:
             batch.memory.take_back(entries)
@@ -138,8 +138,8 @@ def _view(name: str, place: Any, memory: BatchMemory, writable: bool) -> Any:
     return array
 
 
-def _entry(response: NativeResponse, memory: BatchMemory) -> WireResponse:
-    """The entry of RESULT; an error where the outputs find no memory."""
+def entry_of(response: NativeResponse, memory: Any) -> WireResponse:
+    """A response as the wire has it; an error where its outputs find no memory. `memory` places and frees them."""
     if response.error:
         return failed(response.error, response.code)
     outputs: List[WireTensor] = []

@@ -38,7 +38,7 @@ _PYTHONS_WAITS = threading.Condition.wait.__code__.co_filename
 class OpenCall:
     """One request under way. `answers` are those that have come and that nobody has taken: (response, final)."""
 
-    __slots__ = ("answers", "blocking", "number", "on_answer", "opened_at", "promoted", "waiter")
+    __slots__ = ("answers", "blocking", "number", "on_answer", "opened_at", "reads", "waiter")
 
     def __init__(self, number: int, blocking: bool, on_answer: Optional[Callable[[], None]]) -> None:
         self.number = number
@@ -46,9 +46,9 @@ class OpenCall:
         self.answers: Deque[Tuple[Any, bool]] = collections.deque()
         # Called once, on whichever thread has read the first answer
         self.on_answer = on_answer
-        # Of a thread that waits while another one reads: the lock it sleeps on, and whether it is to read now
+        # Of a thread that waits: whether it reads, and the lock that it sleeps on while another one does
+        self.reads = False
         self.waiter: Optional[threading.Lock] = None
-        self.promoted = False
         self.opened_at = 0.0
 
 
@@ -96,31 +96,11 @@ class Calls:
 
     def wait(self, call: OpenCall) -> Tuple[Any, bool]:
         """The next answer to a call that is not finished: (response, final). Blocks this thread."""
-        while not call.answers:
-            waiter = None
-            with self._guard:
-                if call.answers:
-                    break
-                if self._reading:
-                    waiter = call.waiter = threading.Lock()
-                    waiter.acquire()
-                    self._followers.append(call)
-                self._reading = True
-            if waiter is not None:
-                try:
-                    waiter.acquire()
-                except BaseException:  # a signal handler of the model's has raised
-                    self._leave(call)
-                    raise
-                call.waiter = None
-                if not call.promoted:
-                    continue
-                call.promoted = False
+        if not call.answers:
             try:
-                while not call.answers:
-                    self._read(call.blocking)
-            finally:
-                self._pass_on_reading()
+                self._await(call)
+            finally:  # a signal handler of the model's may have raised, wherever this was
+                self._leave(call)
         return call.answers.popleft()
 
     def cancel(self, call: OpenCall) -> None:
@@ -156,25 +136,45 @@ class Calls:
             if told is not None:
                 told()
 
+    def _await(self, call: OpenCall) -> None:
+        """Reads, or sleeps while somebody else does, until there is an answer. `_leave` undoes it, however far it came:
+        so a part is noted with the call before it is taken, and a lock is closed before anybody may open it."""
+        while not call.answers:
+            with self._guard:
+                if call.answers:
+                    return
+                if not self._reading:
+                    call.reads = True
+                    self._reading = True
+                else:
+                    call.waiter = waiter = threading.Lock()
+                    waiter.acquire()
+                    self._followers.append(call)
+            if not call.reads:
+                waiter.acquire()
+            if call.reads:
+                while not call.answers:
+                    self._read(call.blocking)
+
     def _leave(self, call: OpenCall) -> None:
-        """Who waited for `call` does not any more, and may just have been given the reader's part."""
+        """Nobody waits for `call` any more; where it has the reader's part, that is passed on."""
         with self._guard:
             call.waiter = None
-            promoted, call.promoted = call.promoted, False
             if call in self._followers:
                 self._followers.remove(call)
-        if promoted:
-            self._pass_on_reading()
+            if call.reads:
+                call.reads = False
+                self._pass_on_reading()
 
     def _pass_on_reading(self) -> None:
-        with self._guard:
-            if not self._followers:
-                self._reading = False
-                return
-            heir = self._followers.pop(0)
-            heir.promoted = True
-            assert heir.waiter is not None
-            heir.waiter.release()
+        """To be called under the guard."""
+        if not self._followers:
+            self._reading = False
+            return
+        heir = self._followers.pop(0)
+        heir.reads = True
+        assert heir.waiter is not None
+        heir.waiter.release()
 
     # Coroutines
 
@@ -205,7 +205,8 @@ class Calls:
             if self._arrivals.poll(0):
                 self._read(False)
         finally:
-            self._pass_on_reading()
+            with self._guard:
+                self._pass_on_reading()
 
     # What holds up the instance
 

@@ -103,6 +103,10 @@ class Allocator:
         self._growing[offset] = 0
         return offset
 
+    def committed(self, offset: int) -> int:
+        """How many of a block's bytes may be touched, from its start on."""
+        return self._growing.get(offset, self._live[offset])
+
     def grow(self, offset: int, nbytes: int) -> int:
         """Commits at least the first `nbytes` of a block; how many of its bytes are. Raises ArenaFull."""
         size = self._live[offset]

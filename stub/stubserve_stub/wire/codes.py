@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 # Of Triton's error codes, as its Python backend numbers them, those that the stub itself uses
+UNKNOWN = 0
 INTERNAL = 1
 INVALID_ARG = 3
 UNAVAILABLE = 4

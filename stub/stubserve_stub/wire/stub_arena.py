@@ -10,8 +10,8 @@ stub's own process, by what they are for:
 
 What a stray write does beyond that is a SIGSEGV in the process of the model that made it, at the line that made it.
 
-Costs: two system calls for each input above COPIED_BYTES that does not lie in the stub's own segment, 10 µs together
-and another 10 µs for each megabyte.
+Costs: two system calls for each input above COPIED_BYTES that does not lie in the stub's own segment, 20 µs together
+and another 10 µs for each megabyte; and as much again where the processor has to look up pages anew that it knew.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from ..request import Case
 from . import (
     admission,
+    batch_models,
     batching,
     behaviour,
     calls,
@@ -66,6 +67,7 @@ _MODULES = (
     utils_surface,
     calls,
     batching,
+    batch_models,
     behaviour,
     loading,
     changing,

@@ -176,3 +176,15 @@ def test_fields_and_dimensions_have_a_limit() -> None:
     with pytest.raises(TooManyParts) as error:
         decode(data, split(data), signature, Memory(64 << 20).store)
     assert error.value.text == f"the request is made of too many dimensions of input 'IN0': at most {MAX_DIMS} are read"
+
+
+def test_tags_may_be_longer_than_they_need_be() -> None:
+    """As protobuf's own parser reads them: the digest must not lose what it does not."""
+    strings = b"\xc2\0\1a" + field(8, b"b") + b"\xc2\x80\0\1c" * 2
+    one = field(1, b"IN") + field(2, b"BYTES") + b"\xaa\0" + varint(len(strings)) + strings
+    one += field(4, field(1, b"padding") + field(2, field(3, PADDING.encode())))
+    data = field(1, b"model") + b"\xaa\x80\0" + varint(len(one)) + one
+    [asked] = service_pb2.ModelInferRequest.FromString(data).inputs
+    assert list(asked.contents.bytes_contents) == [b"a", b"b", b"c", b"c"]
+    made = digested(data)
+    assert list(made.raw_input_contents) == [contents.read(asked.contents, "IN", BY_NAME["BYTES"].number, "model")]

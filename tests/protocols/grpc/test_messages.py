@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 from stubserve_stub.wire.datatypes import BY_NAME
@@ -17,7 +18,7 @@ from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
 from stubserve.model_config.proto import ModelConfig
 from stubserve.protocols.grpc import contents
-from stubserve.protocols.grpc.envelope import split
+from stubserve.protocols.grpc.envelope import first_raw, split
 from stubserve.protocols.grpc.infer_encode import encode, encode_empty_final, encode_in_stream, encode_stream_error
 from stubserve.protocols.grpc.messages import service_pb2
 from stubserve.protocols.grpc.wire import Malformed, read_varint, varint
@@ -47,6 +48,38 @@ def test_a_message_is_taken_apart() -> None:
         for field in ("model_name", "model_version", "id", "raw_input_contents"):
             expected.ClearField(field)
         assert described == expected
+
+
+def overlong(tag: int, nbytes: int) -> bytes:
+    """A tag in more bytes than it needs."""
+    return bytes(
+        [tag & 0x7F | 0x80, *[tag >> 7 * n & 0x7F | 0x80 for n in range(1, nbytes - 1)], tag >> 7 * (nbytes - 1)]
+    )
+
+
+@pytest.mark.parametrize("nbytes", [2, 3, 5])
+def test_a_tag_may_be_longer_than_it_need_be(nbytes: int) -> None:
+    """Protobuf reads it as the field that it is."""
+    data = message().SerializeToString()
+    inputs = b"".join(overlong(0x2A, nbytes) + varint(len(one)) + one for one in [b"\x0a\1C", b"\x0a\1D"])
+    data += overlong(0x0A, nbytes) + b"\5other" + inputs + overlong(0x3A, nbytes) + b"\3raw"
+    theirs = service_pb2.ModelInferRequest.FromString(data)
+    envelope = split(data)
+    assert envelope.model_name == theirs.model_name == "other"
+    assert [data[start:end] for start, end in envelope.raw] == list(theirs.raw_input_contents)
+    described = service_pb2.ModelInferRequest.FromString(envelope.description)
+    assert [one.name for one in described.inputs] == ["A", "B", "C", "D"]
+    assert first_raw(memoryview(overlong(0x3A, nbytes) + b"\3raw")) == nbytes + 1
+
+
+# Six bytes; more than 32 bits; field 0, short and overlong
+@pytest.mark.parametrize("tag", [overlong(0x3A, 6), b"\xfa\xff\xff\xff\x1f", b"\x02", b"\x82\0", b"\x80" * 5 + b"\1"])
+def test_a_tag_is_refused_where_protobuf_does_so(tag: bytes) -> None:
+    data = b"\x0a\1m" + tag + b"\0"
+    with pytest.raises(DecodeError):
+        service_pb2.ModelInferRequest.FromString(data)
+    with pytest.raises(Malformed):
+        split(data)
 
 
 def test_the_key_holds_all_but_the_bytes() -> None:

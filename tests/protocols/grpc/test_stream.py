@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.heads import RpcHead
+from stubserve.protocols.grpc.http2.inbox import SmallRoom
 from stubserve.protocols.grpc.http2.sender import Sender
 from stubserve.protocols.grpc.http2.stream import Stream
-from stubserve.protocols.grpc.transport import Method
+from stubserve.protocols.grpc.transport import OK, Method, Rpc
+from stubserve.protocols.sent_memory import SentMemory
 from stubserve.protocols.stall import Pace
 
 
@@ -18,11 +23,28 @@ class Sent(list[bytes]):
 
     stream_window = 1 << 16
 
+    def send_whole(self, stream: Any, size: int, parts: list[bytes]) -> bool:
+        return False
+
+    def room(self) -> int:
+        return 1 << 14
+
+    def send_data(self, stream: int, length: int, pieces: list[bytes]) -> None:
+        self.extend(pieces)
+
     def send_head(self, stream: int, block: bytes, ends: bool = False) -> None:
         self.append(block)
 
     def write(self, *pieces: bytes) -> None:
         self.extend(pieces)
+
+
+class Whole(Sent):
+    """One that takes whole answers."""
+
+    def send_whole(self, stream: Any, size: int, parts: list[bytes]) -> bool:
+        self.extend(parts)
+        return True
 
 
 def test_a_client_that_may_not_send_has_not_stalled() -> None:
@@ -31,6 +53,7 @@ def test_a_client_that_may_not_send_has_not_stalled() -> None:
     watched: set[Any] = set()
     connection = SimpleNamespace(
         ingress=None,
+        small_room=SmallRoom(),
         sender=sent,
         compression=lambda method, head: None,
         stall_watch=SimpleNamespace(watch=watched.add, unwatch=watched.discard, pace=Pace()),
@@ -40,16 +63,54 @@ def test_a_client_that_may_not_send_has_not_stalled() -> None:
     stream = Stream(cast(Any, connection), 1, RpcHead([]), Method(lambda call: cast(Any, handler), unary=False))
     stream.begin()
     stream.data_received(memoryview(b"\0\0\0\0\x0aha"))
-    assert watched == {stream}
+    assert watched == {stream._inbox}
     stream.pause_reading()
     stream.data_received(memoryview(b"lf"))
     assert not watched
     stream.resume_reading()
-    assert watched == {stream}
+    assert watched == {stream._inbox}
     assert not sent
-    stream.stalled()
+    watched.pop().stalled()
     assert sent
-    assert not watched
+    assert not stream._inbox.watched
+
+
+@pytest.mark.parametrize("unary", [True, False])
+def test_nothing_of_an_rpc_that_is_over_knows_itself(unary: bool) -> None:
+    """Reference counting frees it: in steady traffic the garbage collector finds nothing."""
+    connection = SimpleNamespace(
+        ingress=None,
+        small_room=SmallRoom(),
+        sent_memory=SentMemory(),
+        sender=Whole() if unary else Sent(),
+        compression=lambda method, head: None,
+        stall_watch=SimpleNamespace(watch=lambda one: None, unwatch=lambda one: None, pace=Pace()),
+        forget=lambda stream: None,
+    )
+
+    class Echo:
+        def __init__(self, rpc: Rpc) -> None:
+            self.rpc = rpc
+
+        def on_message(self, data: bytes, block: object, offset: int) -> None:
+            if unary:
+                self.rpc.reply([data], [])
+            else:
+                self.rpc.send([data], [])
+                self.rpc.finish(OK)
+
+    stream = Stream(cast(Any, connection), 1, RpcHead([]), Method(cast(Any, Echo), unary))
+    stream.begin()
+    gc.collect()
+    gc.disable()
+    try:
+        stream.data_received(memoryview(b"\0\0\0\0\2h"))
+        stream.data_received(memoryview(b"a"))
+        assert stream.closed
+        del stream
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 class Waiting:

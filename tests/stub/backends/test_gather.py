@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stubserve_stub.backends.gather import Gathered, Gatherer
+from stubserve_stub.backends.gather import Gathered, Gatherer, address_of
 from stubserve_stub.backends.native import InputView, NativeRequest, NativeResponse, Output
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes, strings
@@ -93,12 +93,30 @@ def test_outputs_are_slices_of_one_memory() -> None:
 
 
 def test_the_buffer_is_used_again() -> None:
-    model = Model()
+    places: list[int] = []
+
+    def compute(gathered: Gathered) -> dict[str, Output]:
+        places.append(address_of(gathered.inputs["X"].memory))
+        return {"Y": Output("Y", FP32, (gathered.rows, 1), bytes(gathered.rows * 4))}
+
     gatherer = Gatherer("m", True)
     for rows in (3, 2):
-        gatherer.run([request(rows, X=floats(rows, 3)), request(1, X=floats(1, 3))], model)
-    first, second = (run.inputs["X"].memory for run in model.runs)
-    assert np.shares_memory(first, second)
+        gatherer.run([request(rows, X=floats(rows, 3)), request(1, X=floats(1, 3))], compute)
+    assert places[0] == places[1]
+
+
+def test_a_buffer_that_a_model_keeps_is_not_used_again() -> None:
+    """Also if it keeps no more than a part of what it was given."""
+    kept: list[Any] = []
+
+    def compute(gathered: Gathered) -> dict[str, Output]:
+        kept.append(array_of(gathered.inputs["X"])[1:])
+        return {"Y": Output("Y", FP32, (gathered.rows, 1), bytes(gathered.rows * 4))}
+
+    gatherer = Gatherer("m", True)
+    for value in (1, 2, 3):
+        gatherer.run([request(1, X=np.full((1, 2), value, np.float32))] * 2, compute)
+    assert [part.tolist() for part in kept] == [[[1, 1]], [[2, 2]], [[3, 3]]]
 
 
 def test_each_gets_what_it_has_asked_for() -> None:

@@ -10,23 +10,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stubserve_stub.backends.base import InstanceFacts, ModelFiles
 from stubserve_stub.backends.onnxruntime import file as onnx_file
-from stubserve_stub.backends.onnxruntime.backend import OnnxRuntimeBackend
 from stubserve_stub.backends.onnxruntime.options import options_of
-from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.host import Host
-from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.datatypes import BY_NAME, BYTES
 from stubserve_stub.wire.places import InArena, Lent, Shared
 
-from stubserve.model_config.complete import normalise
 from stubserve.model_config.parse import parse_text
-from stubserve.model_config.render import adopt_completed, render_json
+from stubserve.model_config.render import render_json
 from tests import onnx_models
-from tests.onnx_models import ELEMENT_TYPES, arithmetic, helper, identity, model, node, save, with_external_data
+from tests.onnx_models import (
+    ELEMENT_TYPES,
+    arithmetic,
+    helper,
+    identity,
+    model,
+    node,
+    save,
+    segment_sums,
+    with_external_data,
+)
+from tests.stub.backends.loaded import Instance, request, wire
 from tests.stub.runtime.stub_memory import StubMemory, stub_memory
 
 pytest.importorskip("onnxruntime")
@@ -38,87 +43,6 @@ PLAIN = [name for name in ELEMENT_TYPES if name not in ("BYTES", "BF16")]
 def stub() -> Iterator[StubMemory]:
     with stub_memory(8 << 20) as memory:
         yield memory
-
-
-class Log:
-    """The control socket of a host: keeps the lines."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def send(self, kind: str, **message: Any) -> None:
-        assert kind == "log"
-        self.lines.append(message["message"])
-
-
-class Instance:
-    """One instance of a model in `folder`, loaded as a stub does it."""
-
-    def __init__(
-        self, folder: Path, config: str = "", stub: StubMemory | None = None, settings: dict[str, str] | None = None
-    ) -> None:
-        self.log = Log()
-        self.stub: Any = stub
-        channel: Any = None if stub is None else stub.channel
-        self.backend = OnnxRuntimeBackend()
-        self.backend.initialize(Host("m_0", channel, self.log, settings))  # type: ignore[arg-type]
-        self.backend.model_initialize(ModelFiles(str(folder / "1"), "", "", []))
-        given = normalise(parse_text(config, "config.pbtxt"), "m", folder)
-        self.completed = adopt_completed(given, self.backend.complete_config("m", render_json(given)))
-
-    def start(self, kind: str = "CPU") -> Instance:
-        arguments = {"model_config": render_json(self.completed), "model_instance_kind": kind}
-        outputs = [output.name for output in self.completed.output]
-        self.backend.instance_initialize(InstanceFacts("m_0", arguments, outputs, False))
-        return self
-
-    def run(self, *requests: Any) -> Any:
-        """Entries of the result, settled."""
-        batch = WireBatch(1, requests, BatchMemory(self.stub.channel))
-        entries = self.backend.execute(batch)
-        return batch.memory.settle(entries)[1]
-
-    def infer(self, outputs: Sequence[str] | None = None, **inputs: Any) -> dict[str, Any]:
-        """Arrays in, arrays out; lists of bytes are BYTES."""
-        ((error, tensors, _),) = self.run(request(outputs, **inputs))
-        assert error is None, error
-        return {name: self.array(tensor) for tensor in tensors for name in tensor[:1]}
-
-    def array(self, tensor: Any) -> Any:
-        _, datatype, shape, place = tensor
-        data = place if isinstance(place, bytes) else self.stub.read(place)
-        if datatype == BYTES:
-            return elements(data)
-        kind = np.uint16 if BY_NAME["BF16"].number == datatype else numpy_type(datatype)
-        return np.frombuffer(data, kind).reshape(shape)
-
-
-def numpy_type(number: int) -> Any:
-    return next(kind.numpy for kind in BY_NAME.values() if kind.number == number)
-
-
-def elements(data: bytes) -> list[bytes]:
-    found = []
-    while data:
-        length = int.from_bytes(data[:4], "little")
-        found.append(data[4 : 4 + length])
-        data = data[4 + length :]
-    return found
-
-
-def wire(name: str, value: Any, datatype: str = "", place: Any = None) -> Any:
-    if isinstance(value, list):
-        return (name, BYTES, (len(value),), strings.join(value))
-    number = BY_NAME[datatype].number if datatype else numbers[value.dtype]
-    return (name, number, value.shape, value.tobytes() if place is None else tuple(place))
-
-
-numbers = {kind.numpy: kind.number for kind in BY_NAME.values()}
-
-
-def request(outputs: Sequence[str] | None = None, **inputs: Any) -> Any:
-    tensors = [value if isinstance(value, tuple) else wire(name, value) for name, value in inputs.items()]
-    return ("id", 0, 0, 0, None, outputs, tensors)
 
 
 def load(made: Any, tmp_path: Path, config: str = "", stub: StubMemory | None = None, **more: Any) -> Instance:
@@ -473,7 +397,6 @@ OUT = "output [ { name: 'Y' data_type: TYPE_FP32 dims: [ -1 ] } ]"
         ),
         (IN.replace("'X'", "'Z'") + OUT, "unexpected inference input 'Z', allowed inputs are: X"),
         (IN + OUT.replace("'Y'", "'Z'"), "unexpected inference output 'Z', allowed outputs are: Y"),
-        (IN.replace("} ]", "allow_ragged_batch: true } ]") + OUT, "model 'm' has 'allow_ragged_batch', which"),
     ],
 )
 def test_a_configuration_that_does_not_fit(tmp_path: Path, config: str, reason: str) -> None:
@@ -749,3 +672,111 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(Refusal, match=r"pip install 'stubserve\[onnxruntime\]'.*EXECUTION_ENV_PATH"):
         load(identity(), tmp_path)
+
+
+# Ragged batches
+
+RAGGED = """
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }
+output { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }
+batch_output { kind: BATCH_SCATTER_WITH_INPUT_SHAPE target_name: "Y" source_input: "X" }
+"""
+
+
+def made_input(kind: str, datatype: str = "INT32", *targets: str) -> str:
+    names = ", ".join(f'"{name}"' for name in targets or ("Z",))
+    return f'batch_input {{ kind: {kind} target_name: [ {names} ] data_type: TYPE_{datatype} source_input: "X" }}\n'
+
+
+def flat(name: str) -> tuple[str, str, list[str]]:
+    return (name, "FP32", [f"n_{name}"])
+
+
+@pytest.mark.parametrize("size", [3, 2000])
+def test_requests_of_different_shapes(stub: StubMemory, tmp_path: Path, size: int) -> None:
+    """Run as one; outputs are parted by shape, twice: the second run binds them."""
+    neg = model([node("Neg", "X", "Y")], [flat("X")], [flat("Y")])
+    instance = load(neg, tmp_path, RAGGED, stub).start()
+    given = [
+        np.arange(rows * size * width, dtype=np.float32).reshape(rows, -1) for rows, width in ((1, 2), (2, 1), (1, 5))
+    ]
+    for _ in range(2):
+        entries = instance.run(*(request(X=array) for array in given))
+        for array, (error, (output,), _) in zip(given, entries, strict=True):
+            assert error is None
+            np.testing.assert_array_equal(instance.array(output), -array)
+
+
+def test_segments_are_summed(stub: StubMemory, tmp_path: Path) -> None:
+    """What ragged batches are for: a model that sums what each request has sent, by where each begins."""
+    config = RAGGED[: RAGGED.index("batch_output")].replace(
+        '"Y" data_type: TYPE_FP32 dims: [ -1 ]', '"Y" data_type: TYPE_FP32 dims: [ 1 ]'
+    )
+    config += made_input("BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO", "INT32", "BORDERS")
+    instance = load(segment_sums(), tmp_path, config, stub).start()
+    given = [np.full((1, width), width + 0.5, np.float32) for width in (1, 4, 2)]
+    entries = instance.run(*(request(X=array) for array in given))
+    assert [instance.array(output).tolist() for _, (output,), _ in entries] == [[[1.5]], [[18.0]], [[5.0]]]
+
+
+@pytest.mark.parametrize("datatype", ["INT32", "FP32"])
+@pytest.mark.parametrize(
+    ("kind", "dims", "expected"),
+    [
+        ("BATCH_ELEMENT_COUNT", ["z"], [2, 2, 1]),
+        ("BATCH_ACCUMULATED_ELEMENT_COUNT", ["z"], [2, 4, 5]),
+        ("BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO", ["z"], [0, 2, 4, 5]),
+        ("BATCH_MAX_ELEMENT_COUNT_AS_SHAPE", ["z"], [0, 0]),
+        ("BATCH_ITEM_SHAPE", ["z", 1], [2, 1, 1, 1]),
+        ("BATCH_ITEM_SHAPE_FLATTEN", ["z"], [2, 1, 1, 1]),
+    ],
+)
+def test_inputs_that_no_client_sends(
+    stub: StubMemory, tmp_path: Path, kind: str, dims: list[Any], expected: list[int], datatype: str
+) -> None:
+    """Each reaches the model: it answers every row with all of it."""
+    made = model(
+        [
+            node("Cast", "Z", "FLOATS", to=1),
+            node("Reshape", "FLOATS FLAT", "LINE"),
+            node("Shape", "LINE", "LENGTH"),
+            node("Concat", "FOUR LENGTH", "TARGET", axis=0),
+            node("Expand", "LINE TARGET", "Y"),
+        ],
+        [flat("X"), ("Z", datatype, dims)],
+        [("Y", "FP32", ["rows", "z"])],
+        [helper.make_tensor("FLAT", 7, [1], [-1]), helper.make_tensor("FOUR", 7, [1], [4])],
+    )
+    config = RAGGED[: RAGGED.index("batch_output")] + made_input(kind, datatype)
+    instance = load(made, tmp_path, config, stub).start()
+    shapes = [(1, 2), (2, 1), (1, 1)]
+    entries = instance.run(*(request(X=np.zeros(shape, np.float32)) for shape in shapes))
+    for shape, (error, tensors, _) in zip(shapes, entries, strict=True):
+        assert error is None, error
+        assert instance.array(tensors[0]).tolist() == [expected] * shape[0]
+
+
+def test_what_is_wrong_with_ragged_batches(tmp_path: Path) -> None:
+    flat_model = model([node("Neg", "X", "Y")], [flat("X")], [flat("Y")])
+    assert refusal(identity(), tmp_path, RAGGED) == (
+        "unable to load model 'm', configuration expects model provides input with shape [-1]  for ragged input 'X', "
+        "model provides [-1,-1]"
+    )
+    optional = RAGGED.replace("allow_ragged_batch", "optional: true allow_ragged_batch").replace("size: 8", "size: 0")
+    with_weights = model([node("Neg", "X", "Y")], [flat("X")], [flat("Y")], [helper.make_tensor("X", 1, [1], [0.0])])
+    assert "for ragged input 'X', which is not supported for optional input" in refusal(
+        with_weights, tmp_path, optional
+    )
+    counts = made_input("BATCH_ELEMENT_COUNT")
+    assert refusal(flat_model, tmp_path, RAGGED + counts) == (
+        "unable to load model 'm', configuration expects 2 inputs, model provides 1: X"
+    )
+    two = model([node("Neg", "X", "Y"), node("Neg", "Z", "W")], [flat("X"), flat("Z")], [flat("Y"), flat("W")])
+    assert refusal(two, tmp_path, RAGGED + counts) == (
+        "unable to load model 'm', configuration expects datatype TYPE_INT32 for batch input 'Z', model provides "
+        "TYPE_FP32"
+    )
+    assert refusal(two, tmp_path, RAGGED + made_input("BATCH_ELEMENT_COUNT", "FP32", "OTHER")) == (
+        "unexpected inference input 'OTHER', allowed inputs are: X, Z"
+    )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import linecache
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -209,6 +211,71 @@ def test_a_follower_that_is_interrupted_is_not_given_the_part(calls: Calls, chan
     # Nobody reads now; whoever waits next does, and its answer may have come long before.
     channel.answer(answered(call.number, "late"))
     assert calls.wait(call) == ("late", True)
+
+
+def answer_when_it_sleeps(calls: Calls, channel: Channel, call: OpenCall, text: Any) -> None:
+    """Answers a call once its thread waits while another one reads."""
+    while call not in calls._followers:
+        os.sched_yield()
+    channel.answer(answered(call.number, text))
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_wait_that_is_interrupted_anywhere_leaves_nothing(calls: Calls, channel: Channel, follows: bool) -> None:
+    """A signal arrives between any two lines, and its handler may raise: here, at each of them in turn."""
+
+    class Interrupted(Exception):
+        pass
+
+    def trace_until(line: int) -> Any:
+        left = line
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            nonlocal left
+            if frame.f_code is not Calls._await.__code__:
+                return None
+            # Not on the line of a `with`: there its end is traced, which no signal can interrupt.
+            if event == "line" and "with " not in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
+                left -= 1
+                if not left:
+                    raise Interrupted
+            return trace
+
+        return trace
+
+    reader = Waiting(calls) if follows else None
+    if reader is not None:
+        followers(calls, 0)
+    interrupted = 0
+    for line in range(1, 100):
+        call = calls.open(TARGET, False, REQUEST)
+        if reader is None:
+            channel.answer(answered(call.number, line))
+        else:
+            threading.Thread(target=answer_when_it_sleeps, args=(calls, channel, call, line)).start()
+        before = sys.gettrace()
+        sys.settrace(trace_until(line))
+        try:
+            got = calls.wait(call)
+        except Interrupted:
+            interrupted += 1
+            got = None
+        finally:
+            sys.settrace(before)
+        assert calls._guard.acquire(timeout=60)
+        calls._guard.release()
+        assert calls._followers == []
+        assert calls._reading == (reader is not None)
+        # Whatever happened: nobody is cheated of an answer.
+        assert (got or calls.wait(call)) == (line, True)
+        if got is not None:
+            break
+    # All lines of the way that it takes, the last round without a disturbance
+    assert interrupted > 5
+    if reader is not None:
+        channel.answer(answered(reader.call.number, "mine"))
+        assert reader.result() == ("mine", True)
+    assert not calls._reading
 
 
 def test_coroutines(calls: Calls, channel: Channel) -> None:

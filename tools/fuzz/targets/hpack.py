@@ -1,6 +1,7 @@
 """Header blocks of one connection: heads that are remembered must be those that a decoder without memory reads.
 
-The input is a run of blocks, each behind its length in two bytes; every block comes twice.
+The input is a run of blocks, each behind its length in two bytes; every block comes twice. A second decoder gets them
+in pieces. What either refuses, or cuts off because it is too large, the judge must find wrong, or large.
 """
 
 from __future__ import annotations
@@ -8,16 +9,30 @@ from __future__ import annotations
 from hpack import Decoder, Encoder
 from hpack.exceptions import HPACKError
 
-from stubserve.protocols.grpc.http2.frames import ConnectionFault
-from stubserve.protocols.grpc.http2.heads import MAX_HEADER_LIST_BYTES, HeadDecoder, RpcHead
+from stubserve.protocols.grpc.http2.fields import (
+    FIELD_BYTES,
+    MAX_FIELDS,
+    MAX_LIST_BYTES,
+    MAX_REFUSED_FIELDS,
+    Field,
+    FieldDecoder,
+    Fields,
+)
+from stubserve.protocols.grpc.http2.frames import ENHANCE_YOUR_CALM, ConnectionFault
+from stubserve.protocols.grpc.http2.heads import HeadDecoder, RpcHead
 
 from ..finding import Finding, same
 
-FIELDS = [name for name in RpcHead.__slots__ if not name.startswith("_")]
+ATTRIBUTES = RpcHead.__slots__
+# The judge reads whatever is written; ours has a bound, which it names.
+NO_LIMIT = 1 << 40
+OVERLONG = "a number of more than 32 bits"
+# A coded string counts by its coded length before it is read; no symbol is longer than 30 bits.
+LEAST_PER_CODED_BYTE = 8 / 30
 
 
 def fuzz_one(data: bytes) -> None:
-    ours, reference = HeadDecoder(), Decoder(MAX_HEADER_LIST_BYTES)
+    whole, pieces, judge = HeadDecoder(), FieldDecoder(), Decoder(NO_LIMIT)
     at = 0
     while at + 2 <= len(data):
         length = int.from_bytes(data[at : at + 2], "big")
@@ -25,22 +40,45 @@ def fuzz_one(data: bytes) -> None:
         at += 2 + length
         for _ in range(2):
             try:
-                expected = RpcHead([(name, value) for name, value in reference.decode(block, raw=True)])
+                expected: list[Field] | None = [(name, value) for name, value in judge.decode(block, raw=True)]
             except HPACKError:
-                try:
-                    ours.decode(block)
-                except ConnectionFault:
-                    return
-                raise Finding("a block is remembered that cannot be decoded", repr(block)) from None
+                expected = None
             try:
-                head = ours.decode(block)
+                head = whole.decode(block)
+                found = _in_pieces(pieces, block)
             except ConnectionFault as fault:
-                raise Finding("a block is refused that can be decoded", f"{block!r}: {fault}") from None
-            same(_said(head), _said(expected), "a block is remembered wrongly", repr(block))
+                if expected is not None and not _may_refuse(fault, expected):
+                    raise Finding("a block is refused that can be decoded", f"{block!r}: {fault}") from None
+                return
+            if expected is None:
+                raise Finding("a block is read that cannot be decoded", repr(block))
+            same(found.fields, expected[: len(found.fields)], "pieces are read wrongly", repr(block))
+            if found.too_large != (len(found.fields) < len(expected)) or (found.too_large and not _is_large(expected)):
+                raise Finding("a block's size is told wrongly", f"{block!r}: {len(found.fields)} of {len(expected)}")
+            same(_said(head), _said(RpcHead(*found)), "a block is remembered wrongly", repr(block))
+
+
+def _in_pieces(decoder: FieldDecoder, block: bytes) -> Fields:
+    size = max(len(block) // 20, 1)
+    decoder.begin()
+    for at in range(0, len(block), size):
+        decoder.feed(block[at : at + size])
+    return decoder.end()
+
+
+def _may_refuse(fault: ConnectionFault, expected: list[Field]) -> bool:
+    if fault.code == ENHANCE_YOUR_CALM:
+        return len(expected) > MAX_REFUSED_FIELDS or _is_large(expected)
+    return str(fault) == OVERLONG
+
+
+def _is_large(fields: list[Field]) -> bool:
+    size = sum((len(name) + len(value)) / LEAST_PER_CODED_BYTE + FIELD_BYTES for name, value in fields)
+    return len(fields) > MAX_FIELDS or size > MAX_LIST_BYTES
 
 
 def _said(head: RpcHead) -> list[object]:
-    return [getattr(head, name, None) for name in FIELDS]
+    return [getattr(head, name) for name in ATTRIBUTES]
 
 
 HEADERS = [

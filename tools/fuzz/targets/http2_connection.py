@@ -13,20 +13,22 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from hpack import Encoder
-from stubserve.protocols.grpc.options import GrpcOptions
 
 from stubserve.inference.memory import Block
+from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.connection import Http2Connection
+from stubserve.protocols.grpc.http2.inbox import ROOM_BYTES, SmallRoom
 from stubserve.protocols.grpc.transport import OK, Method, Rpc
 from stubserve.protocols.sent_memory import SentMemory
 from stubserve.protocols.stall import StallWatch
+from stubserve.settings import GrpcSettings
 
 from ..finding import Finding, same
 from ..server import Ingress, Transport, cut, deliver, in_loop
 
 WHOLE = 1 << 16
-OPTIONS = GrpcOptions("127.0.0.1", 0, False, None, "none", 7_200_000, 20_000, False, 2, 300_000, 2, None, None)
+SCRATCH = memoryview(bytearray(WHOLE))
 
 
 class Echo:
@@ -92,19 +94,21 @@ async def _answers(pieces: list[bytes]) -> bytes:
     ingress = Ingress()
     shared = SimpleNamespace(
         ingress=ingress,
-        options=OPTIONS,
+        options=GrpcSettings(),
         methods=METHODS,
         response_encoding=None,
         compression_level=0,
-        scratch_view=memoryview(bytearray(1 << 18)),
+        scratch_view=SCRATCH,
+        small_room=SmallRoom(),
         sent_memory=SentMemory(),
-        stall_watch=StallWatch(),
-        connections=set(),
+        stall_watch=StallWatch(ingress.pace),
+        send_watch=SendWatch(ingress.pressure, ingress.send_timeout_s),
+        add=lambda connection, descriptor: True,
         forget=lambda connection: None,
     )
     sent = await deliver(Http2Connection(cast(Any, shared)), Transport(), pieces)
-    if ingress.held:
-        raise Finding("blocks are held by a connection that is gone", str(ingress.held))
+    if ingress.held or shared.small_room.left != ROOM_BYTES:
+        raise Finding("memory is held by a connection that is gone", f"{ingress.held} and {shared.small_room.left}")
     if _ADDRESS.search(sent):
         raise Finding("a client is told where something lies in the server's memory", repr(sent[-200:]))
     return sent
@@ -138,8 +142,8 @@ def _told(sent: bytes) -> dict[int, list[bytes]]:
 
 
 def block(path: str, *more: tuple[str, str]) -> bytes:
-    fields = [(":method", "POST"), (":scheme", "http"), (":path", path), ("content-type", "application/grpc")]
-    text: bytes = Encoder().encode([*fields, ("te", "trailers"), *more])
+    fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "a:1")]
+    text: bytes = Encoder().encode([*fields, ("content-type", "application/grpc"), ("te", "trailers"), *more])
     return text
 
 

@@ -15,7 +15,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from stubserve.protocols.http.connection import HttpConnection
-from stubserve.protocols.http.head import BadRequest, parse_head
+from stubserve.protocols.http.head import BadRequest, Http2Preface, parse_head
 from stubserve.protocols.http.shared import Connections
 
 from ..finding import Finding, same
@@ -68,7 +68,7 @@ def fuzz_one(data: bytes) -> None:
     text = data[1:]
     end = text.find(b"\r\n\r\n")
     if end >= 0:
-        with contextlib.suppress(BadRequest):
+        with contextlib.suppress(BadRequest, Http2Preface):
             parse_head(text[: end + 4])
     whole = in_loop(_answers(cut(text, WHOLE)))
     pieces = in_loop(_answers(cut(text, size)))
@@ -88,7 +88,7 @@ async def _answers(pieces: list[bytes]) -> bytes:
     connection = HttpConnection(Connections(ingress), CONFIG, ServerState(), {}, asyncio.get_running_loop())
     sent = await deliver(connection, Transport(), pieces)
     if ingress.held:
-        raise Finding("blocks are held by a connection that is gone", str(ingress.held))
+        raise Finding("memory is held by a connection that is gone", str(ingress.held))
     return sent
 
 

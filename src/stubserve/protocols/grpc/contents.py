@@ -26,6 +26,7 @@ from stubserve.protocols.grpc.wire import (
     VARINT,
     Malformed,
     TooManyParts,
+    read_tag,
     read_varint,
     skip,
     varint,
@@ -94,16 +95,14 @@ class Elements:
         """
         at, end, parts = 0, len(data), 0
         while at < end:
-            if data[at] == _STRING_TAG:
-                at = self._read_strings(data, at)
+            tag, begin = read_tag(data, at)
+            if tag == _STRING_TAG:
+                at = self._read_strings(data, begin)
                 yield None
                 continue
             parts += 1
-            tag, at = read_varint(data, at)
             number, wire = tag >> 3, tag & 7
-            if not number:
-                raise Malformed
-            begin = at
+            at = begin
             at = skip(data, at, wire)
             single = _SINGLE.get(number)
             if wire == LENGTH and single is not None:
@@ -150,21 +149,24 @@ class Elements:
         return made
 
     def _read_strings(self, data: bytes | memoryview, at: int) -> int:
-        """Takes some of the strings that begin at `at`; the position behind them."""
+        """Takes some of the strings that follow each other, the first with its length at `at`; the position behind."""
         end = len(data)
         out = bytearray()
         try:
             for _ in range(_FIELDS):
-                if at >= end or data[at] != _STRING_TAG:
-                    break
-                length = data[at + 1]
+                length = data[at]
                 if length < 0x80:
-                    at += 2
+                    at += 1
                 else:
-                    length, at = read_varint(data, at + 1)
+                    length, at = read_varint(data, at)
                 out += _LENGTH_OF(length)
                 out += data[at : at + length]
                 at += length
+                if at >= end or data[at] != _STRING_TAG:
+                    break
+                at += 1
+            else:
+                at -= 1
         except (IndexError, StructError):
             raise Malformed from None
         if at > end:

@@ -22,7 +22,7 @@ from stubserve.protocols.grpc.contents import MAX_PARTS, Elements
 from stubserve.protocols.grpc.envelope import split
 from stubserve.protocols.grpc.messages import service_pb2
 from stubserve.protocols.grpc.transport import Keep
-from stubserve.protocols.grpc.wire import LENGTH, Malformed, TooManyParts, field, read_varint, skip, varint
+from stubserve.protocols.grpc.wire import LENGTH, Malformed, TooManyParts, field, read_tag, read_varint, skip, varint
 from stubserve.protocols.offload import LARGE_BYTES
 
 _INPUT, _RAW = 5, 7
@@ -124,9 +124,7 @@ class _Walk:
             self._parts += 1
             self._check()
             begin = at
-            tag, at = read_varint(data, at)
-            if tag < 8:
-                raise Malformed
+            tag, at = read_tag(data, at)
             content = at
             if tag & 7 == LENGTH:
                 length, content = read_varint(data, at)

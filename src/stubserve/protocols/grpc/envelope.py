@@ -10,7 +10,7 @@ MAX_FIELDS are read.
 
 from __future__ import annotations
 
-from stubserve.protocols.grpc.wire import LENGTH, Malformed, TooManyParts, read_varint, skip
+from stubserve.protocols.grpc.wire import LENGTH, Malformed, TooManyParts, read_tag, read_varint, skip
 
 # Parameters, inputs, outputs and raw contents together.
 MAX_FIELDS = 2048
@@ -63,17 +63,17 @@ def split(data: bytes | memoryview) -> Envelope:
                 break
             begin = at
             tag = data[at]
+            at += 1
             if tag & 7 != LENGTH or tag > _RAW:
-                number, at = read_varint(data, at)
-                if number < 8:
-                    raise Malformed
-                at = skip(data, at, number & 7)
-                continue
-            length = data[at + 1]
+                tag, at = read_tag(data, begin)
+                if tag & 7 != LENGTH or tag > _RAW:
+                    at = skip(data, at, tag & 7)
+                    continue
+            length = data[at]
             if length < 0x80:
-                at += 2
+                at += 1
             else:
-                length, at = read_varint(data, at + 1)
+                length, at = read_varint(data, at)
             content = at
             at += length
             if at > end:
@@ -117,9 +117,7 @@ def first_raw(beginning: memoryview) -> int:
         for _ in range(MAX_FIELDS):
             if at >= end:
                 break
-            tag, at = read_varint(beginning, at)
-            if tag < 8:
-                break
+            tag, at = read_tag(beginning, at)
             if tag & 7 != LENGTH:
                 at = skip(beginning, at, tag & 7)
                 continue

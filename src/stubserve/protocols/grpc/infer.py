@@ -108,7 +108,7 @@ class GrpcInferCall(inference.Call):
 
     def in_steps(self, response: Response, encoder: Encoder) -> Work | None:
         """The work that makes the response's message, where that takes long. It raises ServeError."""
-        if not takes_long_to_encode(response, self.reply_format):
+        if self.reply_format.slots is None or not takes_long_to_encode(response, self.reply_format):
             return None
         return lambda keep: self._encode_in_steps(response, encoder, keep)
 
@@ -157,7 +157,7 @@ class GrpcInferCall(inference.Call):
             share.drop()
 
     def respond(self, request: Request, response: Response) -> None:
-        if response.final:
+        if response.final and self._share is not None:
             self._drop_share()
         self._on_response(self, response)
 

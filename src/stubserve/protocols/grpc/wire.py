@@ -13,6 +13,9 @@ LENGTH = 2
 FIXED32 = 5
 
 _MAX_VARINT_BYTES = 10
+_MAX_TAG_BYTES = 5
+_FIRST_TAG = 1 << 3
+_MAX_TAG = 0xFFFF_FFFF
 
 
 class Malformed(Exception):
@@ -45,6 +48,17 @@ def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     except IndexError:
         pass
     raise Malformed
+
+
+def read_tag(data: bytes | memoryview, at: int) -> tuple[int, int]:
+    """The tag at `at` (number and wire type of a field) and the position behind it.
+
+    It may be longer than it need be, and is refused where protobuf's parser does so. Raises Malformed.
+    """
+    tag, behind = read_varint(data, at)
+    if behind > at + _MAX_TAG_BYTES or not _FIRST_TAG <= tag <= _MAX_TAG:
+        raise Malformed
+    return tag, behind
 
 
 def skip(data: bytes | memoryview, at: int, wire_type: int) -> int:

@@ -13,6 +13,7 @@ import functools
 import logging
 import time
 from collections import deque
+from math import prod
 
 from starlette.responses import Response as HttpResponse
 from starlette.types import Receive, Scope, Send
@@ -26,11 +27,11 @@ from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.signature import Signature
 from stubserve.inference.steps import Steps
-from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.inference.tensor import drop_blocks
 from stubserve.protocols.http import json_text
 from stubserve.protocols.http.compression import Keep
 from stubserve.protocols.http.generate_decode import decode_generate
-from stubserve.protocols.http.infer_encode import is_long_text, json_array, json_array_steps
+from stubserve.protocols.http.infer_encode import LARGE_OUTPUT, is_long_text, json_array, json_array_steps
 from stubserve.protocols.http.reply import JSON
 from stubserve.protocols.placement import BodyPlacer
 from stubserve.protocols.serving import Ingress
@@ -142,13 +143,14 @@ class GenerateCall(Call):
             if self._encoding is None:
                 self._encoding = asyncio.ensure_future(self._encode_in_turn())
             return
-        document: bytes | Exception = b""
+        document = b""
+        error = response.error
         if self._is_wanted(response):
             try:
                 document = encode_document(request, response, self.model.signature)
-            except Exception as error:
-                document = error
-        self._take_response(request, response, document)
+            except Exception as raised:
+                error = self._as_answer(raised)
+        self._take_response(request, response, document, error)
 
     async def _encode_in_turn(self) -> None:
         """Encodes the responses that wait, and takes them, in their order."""
@@ -156,15 +158,16 @@ class GenerateCall(Call):
         try:
             while self._waiting:
                 request, response, blocks = self._waiting[0]
-                document: bytes | Exception = b""
+                document = b""
+                error = response.error
                 if self._is_wanted(response):
                     try:
                         steps = document_steps(request, response, self.model.signature, self._texts.add)
                         document = await offload.run(steps)
-                    except Exception as error:
-                        document = error
+                    except Exception as raised:
+                        error = self._as_answer(raised)
                 self._waiting.popleft()
-                self._take_response(request, response, document)
+                self._take_response(request, response, document, error)
                 for block in blocks:
                     block.drop()
             if self.request is not None and self._pending_bytes <= PENDING_BYTES:
@@ -181,19 +184,15 @@ class GenerateCall(Call):
             response.error is None and not response.empty and not self.gone and (self._streamed or not self._responses)
         )
 
-    def _take_response(self, request: Request, response: Response, document: bytes | Exception) -> None:
+    def _take_response(self, request: Request, response: Response, document: bytes, error: ServeError | None) -> None:
         """A response has come, and this is what it is in JSON, or why there is nothing."""
         if response.final:
             self.complete = True
         if not response.empty and not self.gone:
             self._responses += 1
-            error = response.error
-            if isinstance(document, Exception):
-                error = self._as_answer(document)
             if self._streamed or self._responses == 1:
                 if error is not None:
                     document = b'{"error":%b}' % json_text.string(error.message)
-                assert isinstance(document, bytes)
                 self._add(request, document)
             # Upstream has one status for all that goes wrong from here on.
             self.status = self.status or (200 if error is None else 400)
@@ -219,11 +218,14 @@ class GenerateCall(Call):
 
 
 def encode_document(request: Request, response: Response, signature: Signature) -> bytes:
-    """A response as a flat JSON object, members in alphabetical order. Raises ServeError for what JSON cannot say."""
+    """A response as a flat JSON object, members in alphabetical order. Raises ServeError for what JSON cannot say.
+
+    An output of one element is that element.
+    """
     members = _members(request, response, signature)
     for tensor in response.outputs:
         array = json_array(tensor)
-        members[tensor.name] = array[1:-1] if _is_single(tensor) else array
+        members[tensor.name] = array[1:-1] if prod(tensor.shape) == 1 else array
     return _joined(members)
 
 
@@ -237,7 +239,7 @@ def document_steps(request: Request, response: Response, signature: Signature, k
             pieces.append(piece)
             yield None
         array = b"".join(pieces)
-        members[tensor.name] = array[1:-1] if _is_single(tensor) else array
+        members[tensor.name] = array[1:-1] if prod(tensor.shape) == 1 else array
     return _joined(members)
 
 
@@ -257,12 +259,12 @@ def _joined(members: dict[str, bytes]) -> bytes:
     return b"{%b}" % b",".join([b"%b:%b" % (_string(name), members[name]) for name in sorted(members)])
 
 
-def _is_single(tensor: Tensor) -> bool:
-    return all(size == 1 for size in tensor.shape)
-
-
 def _is_large(response: Response) -> bool:
-    return any(map(is_long_text, response.outputs))
+    # A plain loop: this is asked of every event of a stream, which has mostly one output.
+    for tensor in response.outputs:  # noqa: SIM110
+        if tensor.nbytes > LARGE_OUTPUT and is_long_text(tensor):
+            return True
+    return False
 
 
 @functools.lru_cache(maxsize=4096)

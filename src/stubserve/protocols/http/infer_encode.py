@@ -253,8 +253,7 @@ def _numbers(datatype: int, values: np.ndarray[Any, Any]) -> bytes:
         return orjson.dumps((values != 0).tolist())
     if datatype in _FLOATS:
         return json_text.floats(values.astype(np.float64))
-    # A copy, for a buffer may begin anywhere.
-    return json_text.integers(values.copy())
+    return json_text.integers(values)
 
 
 def _elements(tensor: Tensor, count: int) -> list[bytes]:

@@ -11,13 +11,16 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from stubserve_stub.backends.base import InstanceFacts, ModelFiles
 from stubserve_stub.backends.gather import Gatherer
+from stubserve_stub.backends.loading.packages import import_package
+from stubserve_stub.backends.loading.unoffered import refuse_gpu
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse
 from stubserve_stub.backends.onnxruntime.completion import complete, needs_completion
 from stubserve_stub.backends.onnxruntime.execution import Execution
 from stubserve_stub.backends.onnxruntime.options import Options, options_of
-from stubserve_stub.backends.onnxruntime.session import find_file, import_onnxruntime, open_session, run_options
+from stubserve_stub.backends.onnxruntime.session import find_file, open_session, run_options
 from stubserve_stub.backends.onnxruntime.tensors import Contract, contract_of
 from stubserve_stub.backends.onnxruntime.validation import validate
+from stubserve_stub.backends.ragged import RaggedBatches
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
 
@@ -32,7 +35,7 @@ class OnnxRuntimeBackend(NativeBackend):
     writes_inputs = False
 
     def model_initialize(self, model: ModelFiles) -> None:
-        self._onnxruntime = import_onnxruntime(self.host.instance)
+        self._onnxruntime = import_package("onnxruntime", "onnxruntime", self.host.instance)
         self._version_dir = model.version_dir
         # What has been loaded to complete the configuration, by what it was loaded with
         self._opened: Optional[Tuple[str, Options, Any, Contract]] = None
@@ -53,11 +56,7 @@ class OnnxRuntimeBackend(NativeBackend):
     def instance_initialize(self, instance: InstanceFacts) -> None:
         super().instance_initialize(instance)
         config = self.config
-        if instance.arguments["model_instance_kind"] == "GPU":
-            raise Refusal(
-                "model instance '{}' is to run on a GPU, and the onnxruntime backend runs on CPUs only: "
-                "`instance_group [ {{ kind: KIND_CPU }} ]` says so in config.pbtxt".format(instance.name)
-            )
+        refuse_gpu(instance, "onnxruntime")
         session, contract, options = self._open(config)
         self._opened = None
         validate(config, contract)
@@ -67,7 +66,7 @@ class OnnxRuntimeBackend(NativeBackend):
             output["name"]: [int(dim) for dim in output["dims"]] for output in config["output"]
         }
         self._execution = Execution(session, contract, run_options(self._onnxruntime, options), self.room, scalars)
-        self._gatherer = Gatherer(config["name"], self._batches)
+        self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.of(config))
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         return self._gatherer.run(requests, self._execution.run)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping
 
-from stubserve_stub.backends.onnxruntime.tensors import Contract, TensorInfo
+from stubserve_stub.backends.loading.contract import TensorInfo
+from stubserve_stub.backends.onnxruntime.tensors import Contract
 from stubserve_stub.runtime.failure import Refusal
 
 _SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")

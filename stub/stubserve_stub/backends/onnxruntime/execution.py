@@ -24,12 +24,12 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from stubserve_stub.backends.gather import Gathered, address_of, nbytes_of
+from stubserve_stub.backends.gather import Gathered, address_of, nbytes_of, texts
+from stubserve_stub.backends.loading.contract import TensorInfo
 from stubserve_stub.backends.native import InputView, Output
 from stubserve_stub.backends.onnxruntime.session import explain
-from stubserve_stub.backends.onnxruntime.tensors import ELEMENT_TYPES, Contract, TensorInfo
+from stubserve_stub.backends.onnxruntime.tensors import ELEMENT_TYPES, Contract
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.wire import codes
 from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.layout import INLINE_BYTES
 
@@ -187,15 +187,7 @@ class Execution:
             typed: np.ndarray = view.memory.view(ELEMENT_TYPES[view.datatype])
             return typed.reshape(shape)
         array = np.empty(len(view.memory), np.object_)
-        try:
-            array[:] = [element.decode() for element in view.memory]
-        except UnicodeDecodeError as error:
-            raise Refusal(
-                "input '{}' has a string that is no UTF-8, which onnxruntime's Python package cannot take: {}".format(
-                    name, error
-                ),
-                codes.INVALID_ARG,
-            ) from None
+        array[:] = texts(view, "onnxruntime's Python package")
         return array.reshape(shape)
 
     def _strings(self, info: TensorInfo, array: Any) -> Output:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import Any, Dict, Iterator, List, NamedTuple, Set, Tuple
+from typing import Any, Dict, Iterator, NamedTuple, Set, Tuple
 
+from stubserve_stub.backends.loading.files import HEAD_BYTES, resemblance
 from stubserve_stub.runtime.failure import Refusal
 
 # Kinds of fields on the wire
@@ -95,7 +96,7 @@ def _read_model(path: str, view: memoryview) -> OnnxFile:
             ) from None
         seen.clear()
     if 7 not in seen:
-        raise Refusal("'{}' is no ONNX model: it has no graph{}".format(path, _resembles(view)))
+        raise Refusal("'{}' is no ONNX model: it has no graph{}".format(path, resemblance(bytes(view[:HEAD_BYTES]))))
     return OnnxFile(ir_version, opsets, external)
 
 
@@ -156,18 +157,3 @@ def _varint(message: memoryview, at: int) -> Tuple[int, int]:
 
 def _text(value: Any) -> str:
     return bytes(value).decode("utf-8", "backslashreplace")
-
-
-def _resembles(view: memoryview) -> str:
-    """What a file is rather than a model, where that is easily told."""
-    head = bytes(view[:200])
-    kinds: List[Tuple[bytes, str]] = [
-        (b"version https://git-lfs", "a pointer of Git LFS: `git lfs pull` gets the file"),
-        (b"PK\x03\x04", "a zip archive, as PyTorch saves models"),
-        (b"\x89HDF", "an HDF5 file"),
-        (b"<", "a web page or XML"),
-    ]
-    for start, what in kinds:
-        if head.startswith(start):
-            return "; it is " + what
-    return ""

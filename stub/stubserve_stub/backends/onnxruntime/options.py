@@ -6,8 +6,9 @@ only a GPU could use is left aside on a CPU, as upstream does, but said once.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from stubserve_stub.backends.loading.parameters import Parameters
 from stubserve_stub.runtime.failure import Refusal
 
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
@@ -49,7 +50,7 @@ def options_of(config: Mapping[str, Any], settings: Mapping[str, str], available
 
     `available` are onnxruntime's providers. Raises Refusal for values that mean nothing, and for what is not there.
     """
-    reader = _Parameters(config, settings)
+    reader = Parameters("onnxruntime", config, settings)
     remarks: List[str] = []
     mode = reader.integer("execution_mode")
     if mode not in (0, 1):
@@ -129,47 +130,3 @@ def _shrinkage(value: str, arena: Optional[bool], config: Mapping[str, Any], rem
         else:
             entries.append(entry)
     return ";".join(entries)
-
-
-class _Parameters:
-    """Reads parameters of a model, and settings of the backend."""
-
-    def __init__(self, config: Mapping[str, Any], settings: Mapping[str, str]) -> None:
-        self._model = config.get("name", "")
-        self._parameters: Dict[str, Any] = config.get("parameters", {})
-        self._settings = settings
-
-    def text(self, name: str) -> str:
-        """A parameter, empty where there is none."""
-        value: str = self._parameters.get(name, {}).get("string_value", "")
-        return value
-
-    def integer(self, name: str) -> int:
-        """A number from 0 on, 0 where there is no such parameter. Raises Refusal."""
-        return self._number(self.text(name), "parameter '{}' of model '{}'".format(name, self._model))
-
-    def boolean(self, name: str) -> Optional[bool]:
-        """None where there is no such parameter. Raises Refusal."""
-        return self._flag(self.text(name), "parameter '{}' of model '{}'".format(name, self._model))
-
-    def setting(self, name: str) -> int:
-        return self._number(self._settings.get(name, ""), "--backend-config=onnxruntime,{}".format(name))
-
-    def setting_is_on(self, name: str) -> bool:
-        return bool(self._flag(self._settings.get(name, ""), "--backend-config=onnxruntime,{}".format(name)))
-
-    def _number(self, text: str, what: str) -> int:
-        if not text:
-            return 0
-        if not (text.isascii() and text.isdigit()):
-            raise Refusal("{} must be an integer from 0 on, got '{}'".format(what, text))
-        return int(text)
-
-    def _flag(self, text: str, what: str) -> Optional[bool]:
-        if not text:
-            return None
-        if text.lower() in ("1", "true"):
-            return True
-        if text.lower() in ("0", "false"):
-            return False
-        raise Refusal("{} must be 0 or 1, got '{}'".format(what, text))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
-import sys
 from typing import Any, Tuple
 
 from stubserve_stub.backends.onnxruntime import file as onnx_file
@@ -22,20 +20,6 @@ _MISSING_OPERATOR = ("is not a registered function/op", "No Op registered for", 
 _TOO_NEW = ("is under development and support for this is limited", "Unsupported model IR version")
 
 _FATAL = 4
-
-
-def import_onnxruntime(instance: str) -> Any:
-    """The package. Raises Refusal if the stub's environment has none that works."""
-    try:
-        return importlib.import_module("onnxruntime")
-    except ImportError as error:
-        if error.name != "onnxruntime":
-            raise Refusal("onnxruntime in {} cannot be imported: {}".format(sys.prefix, error)) from None
-        raise Refusal(
-            "model instance '{}' needs the package onnxruntime, which the environment {} does not have: "
-            "pip install 'stubserve[onnxruntime]' adds it to the server's, or the parameter EXECUTION_ENV_PATH names "
-            "an environment that has it".format(instance, sys.prefix)
-        ) from None
 
 
 def find_file(version_dir: str, filename: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Sequence
 
+from stubserve_stub.backends.loading.contract import TensorInfo
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire.datatypes import BF16, BY_NAME, BY_NUMBER, BYTES
 
@@ -28,19 +29,6 @@ _BFLOAT16 = 16  # in onnx.TensorProto.DataType
 ELEMENT_TYPES: Dict[int, Any] = {
     number: _BFLOAT16 if number == BF16 else kind.numpy for number, kind in BY_NUMBER.items() if number != BYTES
 }
-
-
-class TensorInfo(NamedTuple):
-    """An input or output of a session. -1 in `dims` is a dimension that may have any size."""
-
-    name: str
-    datatype: int
-    dims: Sequence[int]
-
-    @property
-    def config_type(self) -> str:
-        """The data type as configurations name it."""
-        return BY_NUMBER[self.datatype].config_name
 
 
 class Contract(NamedTuple):

@@ -13,9 +13,8 @@ Guarantees:
 - what breaks the protocol costs what RFC 9113 says: one stream where the others can go on, else the connection, with a
   GOAWAY that says why;
 - what a client can make the server hold or do without asking for inference is bounded: header blocks (`fields`,
-  `reader.MAX_BLOCK_BYTES`), open streams (MAX_STREAMS), streams that it opens only to end them or to break them
-  (MAX_RESETS), pings (the `--grpc-http2-*` flags), and frames that move nothing (MAX_IDLE_FRAMES): settings, window
-  updates that nobody waits for, empty DATA, priorities, what is not known. Beyond that the connection ends.
+  `reader.MAX_BLOCK_BYTES`), open streams (MAX_STREAMS), pings (the `--grpc-http2-*` flags), streams that it opens only
+  to end or to break them, and frames that move nothing (`idling`). Beyond that the connection ends.
 """
 
 from __future__ import annotations
@@ -23,57 +22,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import Protocol, cast
+from typing import cast
 
 from stubserve.errors import ServeError
-from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.fields import MAX_FIELDS, MAX_LIST_BYTES
 from stubserve.protocols.grpc.http2.frames import ConnectionFault, StreamFault
 from stubserve.protocols.grpc.http2.heads import ACCEPTED, NOT_GRPC, OPENING, TOO_LARGE, RpcHead, trailers
+from stubserve.protocols.grpc.http2.idling import Idling
 from stubserve.protocols.grpc.http2.pings import Pings
 from stubserve.protocols.grpc.http2.reader import MAX_FRAME_BYTES, FrameReader
-from stubserve.protocols.grpc.http2.sender import Sender
+from stubserve.protocols.grpc.http2.sender import Sender, Sending
+from stubserve.protocols.grpc.http2.shared import SharedByConnections
 from stubserve.protocols.grpc.http2.stream import RECEIVE_WINDOW, Stream
 from stubserve.protocols.grpc.transport import RESOURCE_EXHAUSTED, UNIMPLEMENTED, Method
-from stubserve.protocols.sent_memory import SentMemory
-from stubserve.protocols.serving import Ingress
-from stubserve.protocols.stall import StallWatch
-from stubserve.settings import GrpcSettings
 
 log = logging.getLogger("stubserve.grpc")
 
 MAX_STREAMS = 1024
-MAX_RESETS = 1000
-MAX_IDLE_FRAMES = 1000
-# A stream that is opened, or data that a window update lets out, excuse so many frames that move nothing.
-_EXCUSED = 8
-
 _SKIPPED = 16
 
 _TOO_LARGE_TEXT = f"the metadata of a call may have {MAX_FIELDS} fields and {MAX_LIST_BYTES} bytes"
-
-
-class SharedByConnections(Protocol):
-    """What the connections of a transport have in common."""
-
-    ingress: Ingress
-    options: GrpcSettings
-    methods: dict[str, Method]
-    response_encoding: str | None
-    compression_level: int
-    scratch_view: memoryview
-    sent_memory: SentMemory
-    stall_watch: StallWatch
-    send_watch: SendWatch
-
-    def add(self, connection: Http2Connection, descriptor: int) -> bool:
-        """A client has connected; False where there is no descriptor for it."""
-        ...
-
-    def forget(self, connection: Http2Connection) -> None:
-        """A connection is closed."""
-        ...
 
 
 class Http2Connection(asyncio.BufferedProtocol):
@@ -83,6 +52,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         # Global state
         self._shared = shared
         self.ingress = shared.ingress
+        self.small_room = shared.small_room
         self.sent_memory = shared.sent_memory
         self.stall_watch = shared.stall_watch
         self.send_watch = shared.send_watch
@@ -99,9 +69,9 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.last_id = 0
         # Ranges of streams that it has left out, which it may not open any more; as many as a proper client has
         self._skipped: deque[tuple[int, int]] = deque(maxlen=_SKIPPED)
-        # What the client does that is of no use
-        self._resets = 0
-        self._idle_frames = 0
+        # What the client does that is of no use, and the frames of DATA when its last window update came
+        self._idling = Idling()
+        self.take_idle_frame = self._idling.take_frame
         self._data_frames = 0
         self.bytes_received = 0
         self._watched = False
@@ -213,8 +183,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def close_idle(self) -> None:
         self.go_away()
 
-    def close_after_answer(self) -> None:
-        self.go_away()
+    close_after_answer = close_idle
 
     def stalled(self) -> None:
         """The client has not said that it speaks HTTP/2, or has not ended a header block."""
@@ -227,10 +196,10 @@ class Http2Connection(asyncio.BufferedProtocol):
         wanted = self._shared.response_encoding
         return wanted if wanted is not None and method.infers and wanted in head.accepts else None
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: Sending) -> None:
         """Both sides of a stream are closed."""
-        if self.streams.pop(stream.id, None) is not None and self._resets:
-            self._resets -= 1
+        if self.streams.pop(stream.id, None) is not None and self._idling.resets:
+            self._idling.resets -= 1
         self.sender.waiting.pop(stream, None)
         if self._closing and not self.streams:
             self._loop.call_soon(self.close)
@@ -244,9 +213,8 @@ class Http2Connection(asyncio.BufferedProtocol):
             if stream.half_closed:
                 raise StreamFault(id, frames.STREAM_CLOSED, "headers on a stream that is closed")
             if not ends or head.trailer_fault:
-                raise StreamFault(
-                    id, frames.PROTOCOL_ERROR, head.trailer_fault or "trailers that do not end the stream"
-                )
+                fault = head.trailer_fault or "trailers that do not end the stream"
+                raise StreamFault(id, frames.PROTOCOL_ERROR, fault)
             stream.ended_by_client()
             return
         if id <= self.last_id:
@@ -258,7 +226,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         if id > self.last_id + 2:
             self._skipped.append((self.last_id + 1, id))
         self.last_id = id
-        self._idle_frames = max(self._idle_frames - _EXCUSED, 0)
+        if self._idling.frames:
+            self._idling.excuse_frames()
         if self._closing or len(self.streams) >= MAX_STREAMS:
             self.sender.write(frames.rst_stream(id, frames.REFUSED_STREAM))
         elif head.too_large:
@@ -299,15 +268,10 @@ class Http2Connection(asyncio.BufferedProtocol):
         else:
             raise ConnectionFault(frames.PROTOCOL_ERROR, "a client cannot push")
 
-    def take_idle_frame(self) -> None:
-        self._idle_frames += 1
-        if self._idle_frames > MAX_IDLE_FRAMES:
-            raise ConnectionFault(frames.ENHANCE_YOUR_CALM, "too many frames that move nothing")
-
     def fail_stream(self, fault: StreamFault) -> None:
         # It costs its client as much as a reset of its own: otherwise it could have the server reset its streams.
         log.debug("a gRPC stream breaks the protocol: %s", fault)
-        self._count_reset()
+        self._idling.take_reset()
         self.sender.write(frames.rst_stream(fault.stream, fault.code))
         stream = self.streams.get(fault.stream)
         if stream is not None:
@@ -352,7 +316,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             self.take_idle_frame()
         else:
             self._data_frames = sent
-            self._idle_frames = max(self._idle_frames - _EXCUSED, 0)
+            self._idling.excuse_frames()
 
     def _must_not_be_idle(self, id: int, what: str) -> None:
         if id % 2 == 0 or id > self.last_id:
@@ -363,14 +327,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         if stream is None:
             self.take_idle_frame()
         else:
-            self._count_reset()
+            self._idling.take_reset()
             stream.reset_by_client()
-
-    def _count_reset(self) -> None:
-        # A stream that ends takes one back: half of all may end so.
-        self._resets += 2
-        if self._resets > MAX_RESETS:
-            raise ConnectionFault(frames.ENHANCE_YOUR_CALM, "too many cancelled streams")
 
     # The end
 
@@ -389,5 +347,4 @@ class Http2Connection(asyncio.BufferedProtocol):
 def _uint32(payload: memoryview) -> int:
     if len(payload) != 4:
         raise ConnectionFault(frames.FRAME_SIZE_ERROR, "a frame of a wrong length")
-    value: int = frames.UINT32.unpack(payload)[0]
-    return value
+    return int(frames.UINT32.unpack(payload)[0])

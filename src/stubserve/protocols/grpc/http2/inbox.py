@@ -1,14 +1,15 @@
 """What a client sends on one stream, put together to messages.
 
-A short message is bytes, and takes memory as it comes. Any other is received into the arena by the rules of
-`protocols.arrival`: what its prefix claims takes no memory from anybody, and it is placed so that its first raw tensor
-is aligned.
+A short message is bytes, and takes memory as it comes; all that are unfinished share one small room in the heap. Any
+other is received into the arena by the rules of `protocols.arrival`: what its prefix claims takes no memory from
+anybody, and it is placed so that its first raw tensor is aligned.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from stubserve_stub.wire.layout import ALIGNMENT
 
@@ -19,10 +20,17 @@ from stubserve.protocols.grpc.envelope import first_raw
 from stubserve.protocols.grpc.transport import INTERNAL, MAX_MESSAGE_BYTES, RESOURCE_EXHAUSTED, UNIMPLEMENTED
 from stubserve.protocols.pressure import Owner
 from stubserve.protocols.serving import Ingress
+from stubserve.protocols.stall import StallWatch
+
+log = logging.getLogger("stubserve.grpc")
 
 PREFIX_BYTES = 5
-# Longer messages go to the arena. A client may leave a thousand streams with so much of a message each.
-SMALL_BYTES = 4 * 1024
+# Longer messages go to the arena, and so do all when unfinished ones may already have this much of the heap.
+SMALL_BYTES = 64 * 1024
+ROOM_BYTES = 16 << 20
+# An arrival is told of what has come in such steps: a frame brings 16 KiB, and looking at the clock for each costs more
+# than copying it.
+_REPORTED_BYTES = 128 * 1024
 
 
 class MessageRefusal(Exception):
@@ -47,6 +55,23 @@ class Message(NamedTuple):
             self.block.drop()
 
 
+class SmallRoom:
+    """The heap that the unfinished short messages of a server share: `left` is what they do not claim."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = ROOM_BYTES
+
+
+class InboxOwner(Owner, Protocol):
+    """What an inbox tells its stream."""
+
+    def stalled(self) -> None:
+        """The client has begun a message and does not send the rest of it, or too slowly."""
+        ...
+
+
 class Inbox:
     """One stream's. `encoding` is what its compressed messages are compressed with; no message may be longer than
     `max_bytes`. `connection` and `owner` are whose the messages are while they arrive."""
@@ -62,19 +87,24 @@ class Inbox:
         "_max_bytes",
         "_owner",
         "_prefix",
+        "_ready",
+        "_room",
         "_small",
-        "received",
+        "_watch",
+        "bytes_received",
     )
 
     def __init__(
         self,
         ingress: Ingress,
+        room: SmallRoom,
         connection: Hashable,
-        owner: Owner,
+        owner: InboxOwner,
         encoding: str = "identity",
         max_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self._ingress = ingress
+        self._room = room
         self._connection = connection
         self._owner = owner
         self._encoding = encoding
@@ -85,9 +115,11 @@ class Inbox:
         self._filled = 0
         self._small: bytearray | None = None
         self._arrival: ArenaArrival | None = None
+        self._ready = 0
         self._compressed = False
-        # All bytes so far
-        self.received = 0
+        # All bytes so far, and who watches that they go on
+        self.bytes_received = 0
+        self._watch: StallWatch | None = None
 
     @property
     def partial(self) -> bool:
@@ -100,8 +132,8 @@ class Inbox:
         return 0 if self._arrival is None else self._length - self._filled
 
     def feed(self, data: memoryview) -> Iterator[Message]:
-        """Takes the payload of a DATA frame; gives the messages that it completes. Raises Refusal."""
-        self.received += len(data)
+        """Takes the payload of a DATA frame; gives the messages that it completes. Raises MessageRefusal."""
+        self.bytes_received += len(data)
         at, end = 0, len(data)
         while at < end:
             if self._length < 0:
@@ -130,11 +162,35 @@ class Inbox:
                     continue
                 self._begin(length, data[at:end])
             take = min(self._length - self._filled, end - at)
-            self._add(data[at : at + take])
+            if self._small is not None:
+                self._small += data[at : at + take]
+            else:
+                self._place(data[at : at + take])
             self._filled += take
             at += take
             if self._filled == self._length:
                 yield self._finish()
+
+    def watch(self, watch: StallWatch | None) -> None:
+        """Has somebody watch that the message at hand goes on, or nobody."""
+        before, self._watch = self._watch, watch
+        if before is not None:
+            before.unwatch(self)
+        if watch is not None:
+            watch.watch(self)
+
+    @property
+    def watched(self) -> bool:
+        return self._watch is not None
+
+    def stalled(self) -> None:
+        assert self._watch is not None
+        log.info(
+            "ending an RPC whose message did not arrive completely: it fell behind --request-min-rate=%d or took "
+            "longer than --request-timeout-secs=%d",
+            *self._watch.pace,
+        )
+        self._owner.stalled()
 
     def drop(self) -> None:
         """Nothing more comes."""
@@ -143,8 +199,17 @@ class Inbox:
         if arrival is not None:
             arrival.drop()
 
+    def close(self) -> None:
+        """The stream is closed, and not known here any more."""
+        self.drop()
+        if self._watch is not None:
+            self.watch(None)
+        del self._owner
+
     def _forget(self) -> None:
         """The message at hand is somebody else's now, or nobody's."""
+        if self._small is not None:
+            self._room.left += self._length
         self._length = -1
         self._small = self._arrival = None
 
@@ -160,26 +225,36 @@ class Inbox:
         return flag == 1
 
     def _begin(self, length: int, beginning: memoryview) -> None:
-        if length > SMALL_BYTES:
+        if length <= SMALL_BYTES and length <= self._room.left:
+            self._room.left -= length
+            self._small = bytearray()
+        else:
             start = 0 if self._compressed else -first_raw(beginning) % ALIGNMENT
             try:
                 self._arrival = self._ingress.arrivals.into_arena(self._connection, self._owner, length, start)
             except ServeError as error:
                 raise _refused(error) from None
-        else:
-            self._small = bytearray()
+            self._ready = self._arrival.ready
         self._length = length
         self._filled = 0
 
-    def _add(self, data: memoryview) -> None:
-        if self._arrival is None:
-            assert self._small is not None
-            self._small += data
-            return
+    def _place(self, data: memoryview) -> None:
+        """Writes a part of the message at hand into the arena."""
+        arrival = self._arrival
+        assert arrival is not None
+        end = self._filled + len(data)
         try:
-            self._arrival.add(data)
+            if end > self._ready:
+                arrival.advance(self._filled - arrival.moved)
+                arrival.add(data)
+            else:
+                arrival.view[self._filled : end] = data
+                if end - arrival.moved < _REPORTED_BYTES and end < self._length:
+                    return
+                arrival.advance(end - arrival.moved)
         except ServeError as error:
             raise _refused(error) from None
+        self._ready = arrival.ready
 
     def _finish(self) -> Message:
         arrival = self._arrival

@@ -7,6 +7,8 @@ import ssl
 
 from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.grpc.http2.connection import Http2Connection
+from stubserve.protocols.grpc.http2.inbox import SmallRoom
+from stubserve.protocols.grpc.http2.shared import ListedConnection
 from stubserve.protocols.grpc.service import Service
 from stubserve.protocols.listening import listen
 from stubserve.protocols.open_connections import OpenConnections
@@ -36,10 +38,11 @@ class Http2Transport:
             self.response_encoding, self.compression_level = _ENCODINGS[options.compression_level]
         # What connections share
         self.scratch_view = memoryview(bytearray(SCRATCH_BYTES))
+        self.small_room = SmallRoom()
         self.sent_memory = SentMemory()
         self.stall_watch = StallWatch(ingress.pace)
         self.send_watch = SendWatch(ingress.pressure, ingress.send_timeout_s)
-        self.connections: set[Http2Connection] = set()
+        self.connections: set[ListedConnection] = set()
         self._open = OpenConnections(ingress.idle_timeout_s)
         self._service = service
         self._tls = None if options.tls is None else _context(options.tls)
@@ -71,12 +74,12 @@ class Http2Transport:
             self._gone.clear()
             await self._gone.wait()
 
-    def add(self, connection: Http2Connection, descriptor: int) -> bool:
+    def add(self, connection: ListedConnection, descriptor: int) -> bool:
         """A client has connected; False where there is no descriptor for it."""
         self.connections.add(connection)
         return self._open.add(connection, descriptor)
 
-    def forget(self, connection: Http2Connection) -> None:
+    def forget(self, connection: ListedConnection) -> None:
         """A connection is closed."""
         self.connections.discard(connection)
         self._open.forget(connection)

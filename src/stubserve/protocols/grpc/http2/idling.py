@@ -1,0 +1,41 @@
+"""What a client has the server do on a connection that is of no use to anybody, counted until it is too much.
+
+Frames that move nothing (settings, window updates that nobody waits for, empty DATA, priorities, what is not known)
+and streams that are opened only to be ended or broken cost the server more than their client. A few of them belong to
+any client, so what is of use excuses some. `take_frame` and `take_reset` raise ConnectionFault beyond that.
+"""
+
+from __future__ import annotations
+
+from stubserve.protocols.grpc.http2.frames import ENHANCE_YOUR_CALM, ConnectionFault
+
+MAX_RESETS = 1000
+MAX_IDLE_FRAMES = 1000
+# A stream that is opened, or data that a window update lets out, excuse so many frames that move nothing.
+_EXCUSED = 8
+
+
+class Idling:
+    """One connection's. `frames` and `resets` are what counts at the moment."""
+
+    __slots__ = ("frames", "resets")
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self.resets = 0
+
+    def take_frame(self) -> None:
+        """A frame that moves nothing."""
+        self.frames += 1
+        if self.frames > MAX_IDLE_FRAMES:
+            raise ConnectionFault(ENHANCE_YOUR_CALM, "too many frames that move nothing")
+
+    def excuse_frames(self) -> None:
+        """Something moves."""
+        self.frames = max(self.frames - _EXCUSED, 0)
+
+    def take_reset(self) -> None:
+        """A stream is ended by its client, or broken. One that ends by itself takes one back: half may end so."""
+        self.resets += 2
+        if self.resets > MAX_RESETS:
+            raise ConnectionFault(ENHANCE_YOUR_CALM, "too many cancelled streams")

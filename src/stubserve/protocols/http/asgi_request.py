@@ -1,0 +1,45 @@
+"""What routes need of a request that came as plain ASGI."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+
+from stubserve.errors import invalid
+from stubserve.inference.served_model import ServedModel
+from stubserve.protocols.management import ServerFacts
+
+
+def find_model(server: ServerFacts, request: Request) -> ServedModel:
+    return server.find_model(request.path_params["model"], request.path_params.get("version", ""))
+
+
+@contextlib.asynccontextmanager
+async def body_of(request: Request, server: ServerFacts, limit: int | None = None) -> AsyncIterator[bytes]:
+    """The request's body, counted in the heap's account as long as the context lasts.
+
+    Raises ServeError as soon as it is longer than `limit` bytes (--http-max-input-size), or there is no memory for it.
+    """
+    share = server.heap.share()
+    limit = server.max_input_size if limit is None else limit
+    declared = request.headers.get("content-length", "")
+    body = bytearray()
+    try:
+        too_long = declared.isdecimal() and int(declared) > limit
+        if not too_long:
+            async for piece in request.stream():
+                share.add(len(piece))
+                body += piece
+                if len(body) > limit:
+                    too_long = True
+                    break
+        if too_long:
+            raise invalid(
+                f"request JSON size of {declared or len(body)} bytes exceeds the maximum allowed input size of {limit} "
+                "bytes. Use --http-max-input-size to increase the limit."
+            )
+        yield bytes(body)
+    finally:
+        share.drop()

@@ -1,0 +1,42 @@
+"""What can be said of models that a backend loads out of a file, without loading them: one check for each backend."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stubserve.environments.resolve import PARAMETER
+from stubserve.repository import onnx_check, torch_check
+from stubserve.repository.file_problem import FileProblem
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """The check of one backend. `package` is what it imports, `extra` what `pip install stubserve[extra]` calls that.
+
+    `config_problem` says what the backend would refuse of a configuration, empty for nothing, and `file_problems` what
+    is wrong with the file in a version's folder.
+    """
+
+    package: str
+    extra: str
+    config_problem: Callable[[Any], str]
+    file_problems: Callable[[Any, Path], Iterator[FileProblem]]
+
+    def package_problem(self, config: Any) -> str:
+        """Says how to get the package if the model runs in this environment, which does not have it."""
+        if PARAMETER in config.parameters or importlib.util.find_spec(self.package) is not None:
+            return ""
+        return (
+            f"model '{config.name}' needs the package {self.package}: pip install 'stubserve[{self.extra}]', or an "
+            f"environment that has it in the parameter {PARAMETER}"
+        )
+
+
+FILE_CHECKS = {
+    "onnxruntime": FileCheck("onnxruntime", "onnxruntime", onnx_check.config_problem, onnx_check.file_problems),
+    "pytorch": FileCheck("torch", "pytorch", torch_check.config_problem, torch_check.file_problems),
+}

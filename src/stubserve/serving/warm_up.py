@@ -1,0 +1,166 @@
+"""Warm-up: what an instance executes before it is ready, as `model_warmup` says.
+
+Each life of a stub is warmed up: at the load, where instances are added, and when a stub is started anew after its
+death, because what a warm-up fills (caches, pools, compiled kernels) has died with the process. Until it is through,
+the instance is not ready and its model's scheduler does not know of it.
+
+The batches go to the stub as any others do, so models call others, answer through senders and are watched by
+EXECUTE_TIMEOUT_SECS; they are counted in the statistics, as upstream counts them. Nobody reads the answers: their
+memory is let go of as they come, and their errors are what the warm-up fails with. The inputs are made anew for each
+batch, since a model may write to its inputs, or keep them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from stubserve_stub.wire.layout import INLINE_BYTES
+
+from stubserve.errors import ServeError, internal, invalid
+from stubserve.inference.request import Request, Response, unanswered
+from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.inference.work import Work
+from stubserve.instances.memory import Memory
+from stubserve.instances.stub import Stub
+from stubserve.serving.instance_model import RESCHEDULED_IN_VAIN, InstanceModel
+from stubserve.serving.warm_up_samples import Sample, SampleInput
+
+log = logging.getLogger("stubserve.model")
+
+
+class WarmUp:
+    """The warm-up of one model version's instances."""
+
+    def __init__(self, model: InstanceModel, samples: Sequence[Sample], memory: Memory) -> None:
+        self._model = model
+        self._samples = samples
+        self._memory = memory
+
+    async def run(self, stub: Stub, instance: str) -> None:
+        """Runs all samples in a stub whose model is initialized. Raises ServeError for the first that fails.
+
+        The stub is left as it is then; whoever has started it ends it.
+        """
+        for sample in self._samples:
+            for iteration in range(1, sample.count + 1):
+                log.debug(
+                    "model '%s' instance %s is running warmup sample '%s' for iteration %d",
+                    self._model.name,
+                    instance,
+                    sample.name,
+                    iteration,
+                )
+                try:
+                    errors = await self._execute(stub, instance, sample)
+                except ServeError as error:
+                    errors = [error.message]
+                if errors:
+                    log.debug(
+                        "model '%s' instance %s failed to run warmup sample '%s'",
+                        self._model.name,
+                        instance,
+                        sample.name,
+                    )
+                    text = "".join(f"{error}; " for error in errors)
+                    raise invalid(f"failed to run warmup sample '{sample.name}': {text}")
+
+    async def _execute(self, stub: Stub, instance: str, sample: Sample) -> list[str]:
+        """Runs a sample once: the errors of its responses. Raises ServeError where it cannot be run."""
+        if stub.death is not None:
+            raise _unhealthy(instance, stub.death, stub.pid)
+        max_batch_size = self._model.signature.max_batch_size
+        if sample.is_too_large(max_batch_size):
+            return [sample.too_large(instance, max_batch_size).message] * sample.requests
+        requests: list[Request] = []
+        added: list[list[Tensor]] = []
+        try:
+            for _ in range(sample.requests):
+                requests.append(Request([], unanswered))
+                requests[-1].inputs.extend(map(self._placed, sample.inputs))
+                added.append([])
+                added[-1].extend(map(self._placed, sample.added))
+            batch = _Batch(self._model, instance, stub.pid, requests)
+            now = time.monotonic_ns()
+            for request in requests:
+                request.request_start_ns = request.queue_start_ns = request.compute_start_ns = now
+            stub.work.owner = batch
+            stub.work.execute(Work.of_slots(requests, added if sample.added else None))
+        except BaseException:
+            for request in requests:
+                drop_blocks(request.inputs)
+            raise
+        finally:
+            for tensors in added:
+                drop_blocks(tensors)  # the stub's work holds what it has
+        # Where the load is given up meanwhile the stub is ended, and the batch hears of that.
+        return await batch.errors
+
+    def _placed(self, sample: SampleInput) -> Tensor:
+        """A tensor with an input's bytes. Raises ServeError (503)."""
+        if sample.nbytes <= INLINE_BYTES:
+            data = bytearray(sample.nbytes)
+            sample.fill(memoryview(data))
+            return Tensor(sample.name, sample.datatype, sample.shape, bytes(data))
+        block = self._memory.block(sample.nbytes)
+        sample.fill(block.view)
+        return Tensor(sample.name, sample.datatype, sample.shape, None, block.whole())
+
+
+class _Batch:
+    """One batch of a warm-up: hears what the stub says of it. `errors` is done when all requests are over."""
+
+    def __init__(self, model: InstanceModel, instance: str, pid: int, requests: Iterable[Request]) -> None:
+        self.errors: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        self._model = model
+        self._instance = instance
+        self._pid = pid
+        self._unanswered = set(requests)
+        self._found: list[str] = []
+        self._has_run = False
+
+    def on_results(self, work: Work, finished: list[tuple[Request, Response]]) -> None:
+        for request, response in finished:
+            self._take(request, response)
+        self._model.count_executed(work.requests)
+        self._has_run = True
+        self._look_for_end()
+
+    def on_response(self, request: Request, response: Response, start_ns: int) -> None:
+        self._model.count_response(request, response, start_ns)
+        self._take(request, response)
+        self._look_for_end()
+
+    def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
+        act()
+
+    def on_rescheduled(self, request: Request) -> None:
+        self._take(request, Response(error=internal(RESCHEDULED_IN_VAIN)))
+
+    def on_death(self, cause: str, unfinished: list[Request], open_: list[Request]) -> None:
+        for request in (*unfinished, *open_):
+            self._end(request)
+        if not self.errors.done():
+            self.errors.set_exception(_unhealthy(self._instance, cause, self._pid))
+
+    def _take(self, request: Request, response: Response) -> None:
+        drop_blocks(response.outputs)
+        if response.error is not None:
+            self._found.append(response.error.message)
+        if response.final:
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        if request in self._unanswered:
+            self._unanswered.discard(request)
+            drop_blocks(request.inputs)
+
+    def _look_for_end(self) -> None:
+        if self._has_run and not self._unanswered and not self.errors.done():
+            self.errors.set_result(self._found)
+
+
+def _unhealthy(instance: str, cause: str, pid: int) -> ServeError:
+    return internal(f"Stub process '{instance}' is not healthy: {cause} (pid {pid}).")

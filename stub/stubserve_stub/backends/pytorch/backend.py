@@ -1,0 +1,81 @@
+"""The backend's steps, and which of the ways to load a file is the one for it."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List
+
+from stubserve_stub.backends.base import InstanceFacts, ModelFiles
+from stubserve_stub.backends.gather import Gatherer
+from stubserve_stub.backends.loading.packages import import_package
+from stubserve_stub.backends.loading.unoffered import refuse_gpu
+from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse
+from stubserve_stub.backends.pytorch import exported, module, torchscript
+from stubserve_stub.backends.pytorch import file as torch_file
+from stubserve_stub.backends.pytorch.execution import Execution, explain
+from stubserve_stub.backends.pytorch.naming import resolve
+from stubserve_stub.backends.pytorch.options import Options, options_of
+from stubserve_stub.backends.pytorch.program import Program
+from stubserve_stub.backends.pytorch.switches import switch
+from stubserve_stub.backends.pytorch.tensors import Tensors
+from stubserve_stub.backends.ragged import RaggedBatches
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.wire import codes
+
+
+class PyTorchBackend(NativeBackend):
+    """One instance of a model of PyTorch's."""
+
+    def model_initialize(self, model: ModelFiles) -> None:
+        self._torch = import_package("torch", "pytorch", self.host.instance)
+        self._version_dir = model.version_dir
+
+    def instance_initialize(self, instance: InstanceFacts) -> None:
+        super().instance_initialize(instance)
+        config = self.config
+        refuse_gpu(instance, "pytorch")
+        options = options_of(config)
+        tensors = Tensors(self._torch)
+        remarks = [*options.remarks, *switch(self._torch, options)]
+        path = torch_file.find(self._version_dir, config)
+        # The model's own devices are kept where the group's kind says so.
+        device = None if instance.arguments["model_instance_kind"] == "MODEL" else "cpu"
+        program = self._load(path, device, options, tensors)
+        naming = resolve(config, program, tensors)
+        for remark in (*remarks, *naming.remarks):
+            self._log(remark)
+        self.writes_inputs = program.writes_inputs
+        self._execution = Execution(self._torch, program, naming, tensors, config, options.inference_mode)
+        self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.of(config))
+
+    def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
+        return self._gatherer.run(requests, self._execution.run)
+
+    def instance_finalize(self) -> None:
+        del self._execution
+
+    def _load(self, path: str, device: Any, options: Options, tensors: Tensors) -> Program:
+        name = self.config["name"]
+        if path.endswith(torch_file.SOURCE):
+            return module.load(self._torch, path, name, options, self._log)
+        kind = torch_file.kind_of(path)
+        loaders: Dict[str, Callable[[], Program]] = {
+            torch_file.TORCHSCRIPT: lambda: torchscript.load(self._torch, path, device),
+            torch_file.EXPORTED: lambda: exported.load_exported(self._torch, path, tensors, self.host.instance),
+            torch_file.COMPILED: lambda: exported.load_compiled(self._torch, path, self.host.instance),
+        }
+        if kind not in loaders:
+            raise torch_file.no_torchscript(path, kind)
+        if options.compile is not None:
+            self._log("TORCH_COMPILE_OPTIONAL_PARAMETERS has no effect: it is for modules in Python")
+        if kind == torch_file.TORCHSCRIPT:
+            for found in torch_file.cuda_devices(path):
+                self._log(torch_file.names_device(path, found))
+        try:
+            return loaders[kind]()
+        except Refusal as refusal:
+            raise Refusal("unable to load model '{}': {}".format(name, refusal)) from None
+        except Exception as error:
+            raise Refusal("failed to load model '{}': '{}': {}".format(name, path, explain(error))) from None
+
+    def _log(self, text: str) -> None:
+        self.host.log(codes.LOG_WARNING, "pytorch.py", 0, "model '{}': {}".format(self.config["name"], text))

@@ -1,0 +1,155 @@
+"""Runs a program on memory that others own: inputs where they lie, results as torch has made them.
+
+A tensor is a view of its input's memory, so nothing of a single request is copied on its way in. A program that may
+write to its inputs, or keep them, gets a copy where the memory is read-only: because it is small, or because others
+see it too; which programs do is known of TorchScript and of exported programs, and assumed of the rest. torch makes
+results in memory of its own; they are copied once, when they are sent, but for one that is an input.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List, Mapping, Sequence
+
+from stubserve_stub.api.bytes_tensor import object_array
+from stubserve_stub.backends.gather import Gathered, texts
+from stubserve_stub.backends.native import InputView, Output
+from stubserve_stub.backends.pytorch.naming import Naming
+from stubserve_stub.backends.pytorch.program import Program
+from stubserve_stub.backends.pytorch.tensors import Tensors
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.wire import codes
+from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, BYTES
+
+_GPU = re.compile("cuda|nvidia", re.IGNORECASE)
+_CONFIG_NUMBERS = {kind.config_name: kind.number for kind in BY_NAME.values()}
+
+
+class Execution:
+    """One program and what its configuration calls its arguments and results. `torch` is the package."""
+
+    def __init__(
+        self, torch: Any, program: Program, naming: Naming, tensors: Tensors, config: Mapping[str, Any], inference: bool
+    ) -> None:
+        self._torch_tensor = torch.Tensor
+        self._mode = torch.inference_mode if inference else torch.no_grad
+        self._program = program
+        self._inputs = naming.inputs
+        self._outputs = naming.outputs
+        self._tensors = tensors
+        # Of each output its data type, and the shape in which one without dimensions is sent
+        self._types = {output["name"]: _CONFIG_NUMBERS[output["data_type"]] for output in config["output"]}
+        self._scalars = {output["name"]: _ones(output["dims"]) for output in config["output"]}
+        self._defaults: List[Any] = []
+        if program.arguments is not None:
+            self._defaults = [argument.default for argument in program.arguments]
+        elif not program.takes_dict:
+            self._defaults = [None] * len(naming.inputs)
+
+    def run(self, batch: Gathered) -> Dict[str, Output]:
+        """The outputs that are asked for. Raises Refusal with torch's error."""
+        if not batch.outputs:
+            return {}
+        with self._mode():
+            arguments = self._arguments(batch.inputs)
+            if not self._program.explains:
+                value = self._program.call(*arguments)
+            else:
+                try:
+                    value = self._program.call(*arguments)
+                except Exception as error:
+                    raise Refusal("PyTorch execute failure: {}".format(explain(error))) from None
+            return self._results(batch.outputs, value)
+
+    def _arguments(self, inputs: Mapping[str, InputView]) -> Sequence[Any]:
+        values = {name: self._value(view) for name, view in inputs.items()}
+        if self._program.takes_dict:
+            return (values,)
+        arguments = list(self._defaults)
+        for name, value in values.items():
+            arguments[self._inputs[name]] = value
+        return arguments
+
+    def _value(self, view: InputView) -> Any:
+        if view.datatype == BYTES:
+            return texts(view, "TorchScript")
+        memory = view.memory
+        if self._program.writes_inputs and not memory.flags.writeable:
+            memory = memory.copy()
+        return self._tensors.over(memory, view.datatype, view.shape)
+
+    def _results(self, names: Sequence[str], value: Any) -> Dict[str, Output]:
+        if isinstance(value, dict):
+            return {name: self._output(name, _by_key(name, value)) for name in names}
+        # A list of strings is one result, a list of anything else is several.
+        if isinstance(value, self._torch_tensor) or (isinstance(value, list) and value and isinstance(value[0], str)):
+            value = (value,)
+        elif not isinstance(value, (tuple, list)):
+            raise Refusal(
+                "PyTorch execute failure: output must be of type Tensor, List[str], or a Tuple, List or Dict of these, "
+                "received {}".format(type(value).__name__)
+            )
+        outputs = {}
+        for name in names:
+            position = self._outputs[name]
+            if position >= len(value):
+                raise Refusal(
+                    "The output {} in the model configuration refers to an output index which doesn't exist. This "
+                    "model has {} outputs".format(name, len(value)),
+                    codes.INVALID_ARG,
+                )
+            outputs[name] = self._output(name, value[position])
+        return outputs
+
+    def _output(self, name: str, value: Any) -> Output:
+        expected = self._types[name]
+        if isinstance(value, self._torch_tensor):
+            number = self._tensors.number_of(value.dtype)
+            if number != expected:
+                raise self._mistyped(name, str(value.dtype) if number is None else BY_NUMBER[number].config_name)
+            shape = tuple(value.shape) or self._scalars[name]
+            return Output(name, expected, shape, self._tensors.memory_of(value))
+        if isinstance(value, list) and all(isinstance(element, str) for element in value):
+            if expected != BYTES:
+                raise self._mistyped(name, BY_NUMBER[BYTES].config_name)
+            return Output(name, BYTES, (len(value),), object_array([element.encode() for element in value]))
+        raise Refusal(
+            "PyTorch execute failure: output '{}' must be of type Tensor or List[str], received {}".format(
+                name, type(value).__name__
+            )
+        )
+
+    def _mistyped(self, name: str, provided: str) -> Refusal:
+        return Refusal(
+            "configuration expects datatype {} for output '{}', model provides {}".format(
+                BY_NUMBER[self._types[name]].config_name, name, provided
+            ),
+            codes.INVALID_ARG,
+        )
+
+
+def explain(error: BaseException) -> str:
+    """What torch says of an error, and what to do about one that can only come from a model made for a GPU."""
+    text = str(error).strip() or type(error).__name__
+    if not _GPU.search(text):
+        return text
+    return (
+        text + "\nThe model asks for a GPU itself, and this instance runs on a CPU: a device stays in the code of a "
+        "model that has been traced on it, or that names it. Move the model and its example inputs to the CPU, trace, "
+        "script or export it there, and save it again."
+    )
+
+
+def _by_key(name: str, value: Mapping[str, Any]) -> Any:
+    if name not in value:
+        raise Refusal(
+            "The output {} in the model configuration is no key of the dictionary that the model returns, which has "
+            "{}".format(name, ", ".join(map(str, value))),
+            codes.INVALID_ARG,
+        )
+    return value[name]
+
+
+def _ones(dims: Sequence[Any]) -> Sequence[int]:
+    """The shape of a single element in as many dimensions as a configuration has, none where it cannot be one."""
+    return tuple(1 for _ in dims) if all(int(dim) in (1, -1) for dim in dims) else ()

@@ -1,0 +1,76 @@
+"""From a model's configuration to how torch shall run it: every parameter is honoured, or named in an error or log.
+
+The names are those of Triton's backend (its README); NUM_THREADS and NUM_INTEROP_THREADS are what it calls the numbers
+of threads for modules in Python. What only a GPU could use is left aside on a CPU, as upstream does, but said once.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+
+from stubserve_stub.backends.loading.parameters import Parameters
+from stubserve_stub.runtime.failure import Refusal
+
+_COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
+_INIT_LIBRARY = "MODEL_INIT_LIBRARY"
+# Switches without effect here, and why
+_IDLE = {
+    "DISABLE_CUDNN": "it is for GPUs",
+    "ENABLE_CACHE_CLEANING": "it is for GPUs",
+    "ENABLE_NVFUSER": "it is for GPUs",
+    "ENABLE_WEIGHT_SHARING": "each instance is a process with weights of its own",
+}
+
+
+class Options(NamedTuple):
+    """How a model runs. None, and 0 threads, leave it to torch.
+
+    `compile` are the arguments of torch.compile, None for not to compile; `remarks` are lines for the log.
+    """
+
+    inference_mode: bool
+    optimized_execution: bool
+    jit_executor: Optional[bool]
+    jit_profiling: Optional[bool]
+    tensor_fuser: Optional[bool]
+    intra_op_threads: int
+    inter_op_threads: int
+    compile: Optional[Dict[str, Any]]
+    remarks: Tuple[str, ...]
+
+
+def options_of(config: Mapping[str, Any]) -> Options:
+    """The options of a configuration (the JSON of the server). Raises Refusal for values that mean nothing."""
+    reader = Parameters("pytorch", config, {})
+    if reader.text(_INIT_LIBRARY):
+        raise Refusal("{} has a compiled library, which stubserve does not load".format(reader.called(_INIT_LIBRARY)))
+    remarks = [
+        "parameter '{}' has no effect: {}".format(name, why) for name, why in _IDLE.items() if reader.boolean(name)
+    ]
+    return Options(
+        reader.boolean("INFERENCE_MODE") is not False,
+        not reader.boolean("DISABLE_OPTIMIZED_EXECUTION"),
+        reader.boolean("ENABLE_JIT_EXECUTOR"),
+        reader.boolean("ENABLE_JIT_PROFILING"),
+        reader.boolean("ENABLE_TENSOR_FUSER"),
+        reader.integer("INTRA_OP_THREAD_COUNT") or reader.integer("NUM_THREADS"),
+        reader.integer("INTER_OP_THREAD_COUNT") or reader.integer("NUM_INTEROP_THREADS"),
+        _compile_arguments(reader),
+        tuple(remarks),
+    )
+
+
+def _compile_arguments(reader: Parameters) -> Optional[Dict[str, Any]]:
+    text = reader.text(_COMPILE)
+    if not text:
+        return None
+    try:
+        arguments = json.loads(text)
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise Refusal("{} must be a JSON object, got '{}'".format(reader.called(_COMPILE), text))
+    if "model" in arguments:
+        raise Refusal("'model' is not an optional parameter for 'torch.compile'")
+    return arguments

@@ -1,0 +1,175 @@
+"""Ragged batches: requests of one run whose inputs have different shapes, and the tensors that tell a model of them.
+
+Three parts of a configuration belong together, with Triton's rules:
+
+    allow_ragged_batch   such an input reaches the model without any shape: its elements of all requests, one after the
+                         other, in one dimension; also where there is one request alone
+    batch_input          an input of the model's that no client sends. It is made for each run out of the shapes of the
+                         source input, one for each request:
+        BATCH_ELEMENT_COUNT                         [requests]      how many elements each has
+        BATCH_ACCUMULATED_ELEMENT_COUNT             [requests]      how many it and those before it have
+        BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO   [requests + 1]  the same, with a 0 in front: where each begins
+        BATCH_MAX_ELEMENT_COUNT_AS_SHAPE            [most elements] zeros; only the shape says something
+        BATCH_ITEM_SHAPE                            [rows, rank]    the shape of each item of the batch
+        BATCH_ITEM_SHAPE_FLATTEN                    [rows * rank]   the same, in one dimension
+    batch_output         BATCH_SCATTER_WITH_INPUT_SHAPE: such an output has no rows. Each request gets as many elements
+                         as its shape has, which is the configuration's, with variable dimensions as in its source input
+
+What an element count counts includes the batch dimension. Where upstream would read or write past the end of memory,
+because an output has too few elements, the requests are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from stubserve_stub.backends.native import InputView, NativeRequest, Output
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.wire import codes
+from stubserve_stub.wire.datatypes import BY_NUMBER
+
+_NUMBERS = {kind.config_name: kind.number for kind in BY_NUMBER.values()}
+Shapes = Sequence[Sequence[int]]
+
+
+class _BatchInput(NamedTuple):
+    """What is made for each run: under each of the names in `targets`, from the shapes of `source`."""
+
+    kind: str
+    targets: Sequence[str]
+    source: str
+    datatype: int
+
+
+class _Scattered(NamedTuple):
+    """An output that is parted by the shapes of `source`; a dimension of -1 is taken from there."""
+
+    source: str
+    dims: Sequence[int]
+
+
+class RaggedBatches:
+    """What a model's configuration says of ragged batches. `inputs` are those without a shape."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.inputs: FrozenSet[str] = frozenset(
+            tensor["name"] for tensor in config.get("input", ()) if tensor.get("allow_ragged_batch")
+        )
+        self._made = [
+            _BatchInput(made["kind"], made["target_name"], made["source_input"][0], _NUMBERS[made["data_type"]])
+            for made in config.get("batch_input", ())
+        ]
+        dims = {output["name"]: _dims(config, output) for output in config.get("output", ())}
+        self._scattered = {
+            name: _Scattered(output["source_input"][0], dims[name])
+            for output in config.get("batch_output", ())
+            for name in output["target_name"]
+        }
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "Optional[RaggedBatches]":
+        """None for a model that has nothing of the kind, as most."""
+        ragged = cls(config)
+        return ragged if ragged.inputs or ragged._made or ragged._scattered else None
+
+    def flattened(self, view: InputView, views: Sequence[InputView]) -> InputView:
+        """The joined input `view` of the requests that gave `views`, in the shape that the model sees."""
+        if view.name not in self.inputs:
+            return view
+        return view._replace(shape=(sum(_elements(each.shape) for each in views),))
+
+    def made(self, requests: Sequence[NativeRequest]) -> Dict[str, InputView]:
+        """The inputs that no client sends, for one run. Raises Refusal if a request lacks their source."""
+        inputs: Dict[str, InputView] = {}
+        for kind, targets, source, datatype in self._made:
+            numbers = _KINDS[kind]([self._shape(request, source) for request in requests])
+            memory = numbers.astype(BY_NUMBER[datatype].numpy).reshape(-1).view(np.uint8)
+            for name in targets:
+                inputs[name] = InputView(name, datatype, numbers.shape, memory)
+        return inputs
+
+    def scatters(self, name: str) -> bool:
+        """Whether an output is parted by the shapes of an input, and not by rows."""
+        return name in self._scattered
+
+    def parts(self, output: Output, requests: Sequence[NativeRequest]) -> List[Output]:
+        """An output's part for each request. Raises Refusal if it has more or fewer elements than they take."""
+        source, dims = self._scattered[output.name]
+        shapes = [self._filled(output.name, dims, source, self._shape(request, source)) for request in requests]
+        counts = [_elements(shape) for shape in shapes]
+        has = _elements(output.shape)
+        if has != sum(counts):
+            raise Refusal(
+                "output '{}' has {} elements (shape {}), but the shapes of input '{}' make {} of it for the requests "
+                "of the batch".format(
+                    output.name, has, list(output.shape), source, " + ".join(map(str, counts)) or "none"
+                )
+            )
+        size = len(output.memory) // max(has, 1)
+        parts = []
+        start = 0
+        for shape, count in zip(shapes, counts):
+            end = start + count * size
+            parts.append(output._replace(shape=shape, memory=output.memory[start:end]))
+            start = end
+        return parts
+
+    @staticmethod
+    def _filled(name: str, dims: Sequence[int], source: str, shape: Sequence[int]) -> Sequence[int]:
+        if len(dims) > len(shape) and -1 in dims[len(shape) :]:
+            raise Refusal(
+                "output '{}' has the dimensions {}, of which input '{}' with the shape {} cannot tell all".format(
+                    name, list(dims), source, list(shape)
+                )
+            )
+        return [shape[index] if dim == -1 else dim for index, dim in enumerate(dims)]
+
+    @staticmethod
+    def _shape(request: NativeRequest, source: str) -> Sequence[int]:
+        view = request.inputs.get(source)
+        if view is None:
+            raise Refusal(
+                "the request has no input '{}', from which the model's batch inputs and outputs are made".format(
+                    source
+                ),
+                codes.INVALID_ARG,
+            )
+        return view.shape
+
+
+def _dims(config: Mapping[str, Any], tensor: Mapping[str, Any]) -> Sequence[int]:
+    """As the model sees them, with the batch dimension."""
+    reshape = tensor.get("reshape")
+    dims = [int(dim) for dim in (tensor["dims"] if reshape is None else reshape.get("shape", []))]
+    return [-1, *dims] if int(config.get("max_batch_size", 0)) else dims
+
+
+def _elements(shape: Sequence[int]) -> int:
+    elements = 1
+    for dim in shape:
+        elements *= dim
+    return elements
+
+
+def _counts(shapes: Shapes) -> np.ndarray:
+    return np.array([_elements(shape) for shape in shapes], np.int64)
+
+
+def _starts(shapes: Shapes) -> np.ndarray:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(_counts(shapes))])
+
+
+def _item_shapes(shapes: Shapes) -> np.ndarray:
+    return np.repeat([shape[1:] for shape in shapes], [shape[0] for shape in shapes], axis=0)
+
+
+_KINDS: Dict[str, Callable[[Shapes], np.ndarray]] = {
+    "BATCH_ELEMENT_COUNT": _counts,
+    "BATCH_ACCUMULATED_ELEMENT_COUNT": lambda shapes: np.cumsum(_counts(shapes)),
+    "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": _starts,
+    "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE": lambda shapes: np.zeros(max(_counts(shapes)), np.int64),
+    "BATCH_ITEM_SHAPE": _item_shapes,
+    "BATCH_ITEM_SHAPE_FLATTEN": lambda shapes: _item_shapes(shapes).reshape(-1),
+}

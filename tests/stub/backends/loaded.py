@@ -1,0 +1,108 @@
+"""A native backend in this process: an instance of a model in a folder, loaded as a stub does it, and its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stubserve_stub.backends import find
+from stubserve_stub.backends.base import InstanceFacts, ModelFiles
+from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.host import Host
+from stubserve_stub.runtime.wire_batch import WireBatch
+from stubserve_stub.wire import strings
+from stubserve_stub.wire.datatypes import BY_NAME, BYTES
+
+from stubserve.model_config.complete import normalise
+from stubserve.model_config.parse import parse_text
+from stubserve.model_config.render import adopt_completed, render_json
+from tests.stub.runtime.stub_memory import StubMemory
+
+
+class Log:
+    """The control socket of a host: keeps the lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def send(self, kind: str, **message: Any) -> None:
+        assert kind == "log"
+        self.lines.append(message["message"])
+
+
+class Instance:
+    """One instance of a model in `folder`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: str = "",
+        stub: StubMemory | None = None,
+        settings: dict[str, str] | None = None,
+    ) -> None:
+        given = normalise(parse_text(config, "config.pbtxt"), "m", folder)
+        self.log = Log()
+        self.stub: Any = stub
+        channel: Any = None if stub is None else stub.channel
+        self.backend = find.find(given.backend)
+        self.backend.initialize(Host("m_0", channel, self.log, settings))  # type: ignore[arg-type]
+        self.backend.model_initialize(ModelFiles(str(folder / "1"), "", "", []))
+        self.completed = given
+        if self.backend.completes_config:
+            self.completed = adopt_completed(given, self.backend.complete_config("m", render_json(given)))
+
+    def start(self, kind: str = "CPU") -> Instance:
+        arguments = {"model_config": render_json(self.completed), "model_instance_kind": kind}
+        outputs = [output.name for output in self.completed.output]
+        self.backend.instance_initialize(InstanceFacts("m_0", arguments, outputs, False))
+        return self
+
+    def run(self, *requests: Any) -> Any:
+        """Entries of the result, settled."""
+        batch = WireBatch(1, requests, BatchMemory(self.stub.channel))
+        entries = self.backend.execute(batch)
+        return batch.memory.settle(entries)[1]
+
+    def infer(self, outputs: Sequence[str] | None = None, **inputs: Any) -> dict[str, Any]:
+        """Arrays in, arrays out; lists of bytes are BYTES."""
+        ((error, tensors, _),) = self.run(request(outputs, **inputs))
+        assert error is None, error
+        return {name: self.array(tensor) for tensor in tensors for name in tensor[:1]}
+
+    def array(self, tensor: Any) -> Any:
+        _, datatype, shape, place = tensor
+        data = place if isinstance(place, bytes) else self.stub.read(place)
+        if datatype == BYTES:
+            return elements(data)
+        kind = np.uint16 if BY_NAME["BF16"].number == datatype else numpy_type(datatype)
+        return np.frombuffer(data, kind).reshape(shape)
+
+
+def numpy_type(number: int) -> Any:
+    return next(kind.numpy for kind in BY_NAME.values() if kind.number == number)
+
+
+def elements(data: bytes) -> list[bytes]:
+    found = []
+    while data:
+        length = int.from_bytes(data[:4], "little")
+        found.append(data[4 : 4 + length])
+        data = data[4 + length :]
+    return found
+
+
+def wire(name: str, value: Any, datatype: str = "", place: Any = None) -> Any:
+    if isinstance(value, list):
+        return (name, BYTES, (len(value),), strings.join(value))
+    number = BY_NAME[datatype].number if datatype else numbers[value.dtype]
+    return (name, number, value.shape, value.tobytes() if place is None else tuple(place))
+
+
+numbers = {kind.numpy: kind.number for kind in BY_NAME.values()}
+
+
+def request(outputs: Sequence[str] | None = None, **inputs: Any) -> Any:
+    tensors = [value if isinstance(value, tuple) else wire(name, value) for name, value in inputs.items()]
+    return ("id", 0, 0, 0, None, outputs, tensors)
