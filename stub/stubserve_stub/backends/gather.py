@@ -97,7 +97,7 @@ class Gatherer:
         return list(alike.values())
 
     def _form(self, request: NativeRequest) -> List[Tuple[str, Optional[Sequence[int]]]]:
-        """What is the same for all requests of a run: their inputs, and the shape of a row, None where it may differ."""
+        """What all requests of a run have in common: their inputs, and the shape of a row, None where it may differ."""
         ragged = self._ragged
         if ragged is None:
             return [(name, view.shape[1:]) for name, view in request.inputs.items()]
