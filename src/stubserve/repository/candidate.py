@@ -137,6 +137,20 @@ def make_candidate(
         raise
 
 
+def copy_candidate(served: Candidate, settings: RepositorySettings) -> Candidate:
+    """What serves from a folder that was made for it, as a further candidate with a folder of its own.
+
+    Raises ServeError, or OSError; then nothing is left.
+    """
+    home = Path(tempfile.mkdtemp(prefix="stubserve-model-"))
+    try:
+        shutil.copytree(served.folder.path, home, dirs_exist_ok=True)
+        return read_candidate(ModelFolder(served.folder.name, home, home.parent), settings, served.override)
+    except BaseException:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
+
+
 def _normal(path: str) -> str:
     """The path of a file parameter as one within the model's folder, which a leading slash stands for."""
     return os.path.normpath(path.lstrip("/"))
