@@ -18,8 +18,12 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[examples,test,dev]'
 	touch $@
 
+# Without the files that are to be fetched the models that need them are not there, and the others are served.
 serve: install
-	$(BIN)/stubserve serve $(REPOSITORY) --http-address=127.0.0.1 --grpc-address=127.0.0.1 $(ARGS)
+	@fetched=true; $(BIN)/stubserve fetch $(REPOSITORY) || fetched=false; \
+	$$fetched || echo "Serving without the models whose files could not be fetched; make serve tries again." >&2; \
+	exec $(BIN)/stubserve serve $(REPOSITORY) --http-address=127.0.0.1 \
+	--grpc-address=127.0.0.1 --exit-on-error=$$fetched --strict-readiness=$$fetched $(ARGS)
 
 test: install
 	$(BIN)/python -m pytest $(ARGS)

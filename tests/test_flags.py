@@ -67,6 +67,14 @@ def test_a_switch_before_a_folder_does_not_swallow_it() -> None:
     assert parse_arguments(["--allow-grpc", "models"]).repository.paths == (Path("models"),)
 
 
+def test_what_becomes_of_instances_for_gpus() -> None:
+    assert not parse_arguments(["m"]).repository.gpu_to_cpu
+    assert not parse_arguments(["m", "--gpu-fallback=none"]).repository.gpu_to_cpu
+    assert parse_arguments(["m", "--gpu-fallback", "cpu"]).repository.gpu_to_cpu
+    with pytest.raises(UsageError, match="must be cpu or none"):
+        parse_arguments(["m", "--gpu-fallback=CUDA"])
+
+
 def test_every_flag_has_a_setting() -> None:
     settings = parse_arguments(["m"])
     for flag in FLAGS:
@@ -145,7 +153,7 @@ def test_flags_of_missing_parts_are_fine_when_they_turn_them_off() -> None:
     ("words", "text"),
     [
         (["serve", "m", "--http-port=x"], "--http-port: Invalid option value. Got x\n\n'stubserve serve --help' lists"),
-        (["models"], "stubserve has no command 'models', only serve, check and env"),
+        (["models"], "stubserve has no command 'models', only serve, check, fetch and env"),
         ([], "usage: stubserve serve REPOSITORY"),
     ],
 )

@@ -1,7 +1,9 @@
 """Sends a picture to ocr and prints the words in it.
 
-    python model_repository/ocr/client.py [PICTURE] [--url localhost:8000] [--boxes]
+    python model_repository/ocr/client.py [PICTURE] [--model ocr] [--boxes] [--url localhost:8000]
 
+The same model comes in three forms, which take and give the same: in one model.py (ocr), put together by configuration
+(ocr_ensemble), and by code that calls other models (ocr_bls).
 Without a PICTURE it sends the scanned page that the package scikit-image ships. Needs numpy and `tritonclient[http]`.
 """
 
@@ -27,6 +29,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("picture", nargs="?", type=Path, help="a PNG or JPEG file (default: scikit-image's page.png)")
     parser.add_argument(
+        "--model", default="ocr", choices=["ocr", "ocr_ensemble", "ocr_bls"], help="who reads it (default: %(default)s)"
+    )
+    parser.add_argument(
         "--url", default="localhost:8000", help="HOST:PORT of the server's HTTP side (default: %(default)s)"
     )
     parser.add_argument("--boxes", action="store_true", help="print each line's confidence and top left corner too")
@@ -43,7 +48,7 @@ def main() -> None:
     image.set_data_from_numpy(np.array([data], dtype=np.object_))
     try:
         with triton.InferenceServerClient(args.url) as client:
-            result = client.infer("ocr", [image])
+            result = client.infer(args.model, [image])
     except OSError as error:
         sys.exit(f"no server answers at {args.url} ({error}): start one with `stubserve serve model_repository`")
     except InferenceServerException as error:

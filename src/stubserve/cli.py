@@ -17,6 +17,10 @@ def main() -> None:
         from stubserve.commands import check
 
         raise SystemExit(check.run(words[1:]))
+    if words and words[0] == "fetch":
+        from stubserve.commands import fetch
+
+        raise SystemExit(fetch.run(words[1:]))
     if words and words[0] == "env":
         from stubserve.commands import env
 
@@ -36,7 +40,7 @@ def main() -> None:
         raise SystemExit(1)
     elif not words[0].startswith("--"):
         raise SystemExit(
-            f"stubserve has no command '{words[0]}', only serve, check and env; 'stubserve --help' says more.\n"
+            f"stubserve has no command '{words[0]}', only serve, check, fetch and env; 'stubserve --help' says more.\n"
             f"To serve a folder of models: stubserve serve {words[0]}"
         )
     try:

@@ -15,6 +15,7 @@ from typing import Any
 from stubserve.flag_values import (
     parse_backend_config,
     parse_bool,
+    parse_gpu_fallback,
     parse_int,
     parse_metrics_config,
     parse_restricted,
@@ -254,6 +255,12 @@ FLAGS = (
         "Seconds that a connection may be idle; 0: no limit (3600).",
     ),
     Flag("grpc-transport", "grpc.transport", str, "native, or grpcio for gRPC through its C core: slower (native)."),
+    Flag(
+        "gpu-fallback",
+        "repository.gpu_to_cpu",
+        parse_gpu_fallback,
+        "cpu: instances of KIND_GPU run on the CPU; none: they are refused (none).",
+    ),
     Flag(
         "stub-restart-limit",
         "instances.restart_limit",

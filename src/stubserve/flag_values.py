@@ -64,6 +64,13 @@ def parse_size(text: str) -> int:
     return int(digits) << shift
 
 
+def parse_gpu_fallback(text: str) -> bool:
+    """Whether instances run on the CPU for want of a GPU: cpu or none. Raises UsageError."""
+    if text not in ("cpu", "none"):
+        raise UsageError(f"--gpu-fallback must be cpu or none. Got {text}")
+    return text == "cpu"
+
+
 def parse_restricted(text: str) -> dict[str, tuple[str, str]]:
     """`<kind>,<kind>:<key>=<value>` as kind -> (key, value). Raises UsageError."""
     kinds, colon, assignment = text.partition(":")

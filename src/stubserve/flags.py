@@ -204,6 +204,7 @@ def usage() -> str:
         "Serves the models of a Triton model repository. A tritonserver command line works too.",
         "",
         "Tools: stubserve check REPOSITORY     all problems of a repository, without serving it",
+        "       stubserve fetch REPOSITORY     model files out of packages, where models list some",
         "       stubserve env build MODEL_DIR  a packed environment from the model's requirements.txt",
         "       stubserve env check MODEL_DIR  imports the model in its environment and shows what it finds",
         "",

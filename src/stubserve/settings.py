@@ -41,6 +41,8 @@ class RepositorySettings:
     load_threads: int = 4
     config_name: str = ""
     disable_auto_complete: bool = False
+    # Whether what is configured for GPUs runs on the CPU
+    gpu_to_cpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)

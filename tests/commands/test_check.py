@@ -58,6 +58,17 @@ def test_on_a_terminal(repository: Path) -> None:
     assert b"ModelConfig has no field named 'bogus'" in shown
 
 
+def test_without_a_gpu(repository: Path) -> None:
+    write_model(repository, "m", config='backend: "python"\ninstance_group { kind: KIND_GPU }\n')
+    done = stubserve("check", str(repository))
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "1 model, 1 error, 0 warnings")
+    done = stubserve("check", str(repository), "--gpu-fallback=cpu")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "1 model, 0 errors, 1 warning")
+    done = stubserve("check", str(repository), "--gpu-fallback=gpu")
+    assert done.returncode == 2
+    assert "--gpu-fallback must be cpu or none. Got gpu" in done.stderr
+
+
 def test_usage() -> None:
     done = stubserve("check")
     assert done.returncode == 2

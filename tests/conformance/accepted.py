@@ -371,6 +371,12 @@ _NEW_FOLDER_TEXTS = {
 
 DECISIONS = (
     Accepted(
+        "Where there is no GPU, the flag that serves the model on the CPU is named, too.",
+        ("broken/config_gpu", "broken/config_gpu_suffix", "reload/config_gpu", "reload/config_gpu_suffix"),
+        200,
+        "has kind KIND_GPU but no GPUs are available; --gpu-fallback=cpu serves the model on the CPU",
+    ),
+    Accepted(
         "What is wrong with the name of a metric is told; Triton's text is now and then memory that it has given back.",
         ("control_utils/family_bad_name",),
         200,

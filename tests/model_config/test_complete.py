@@ -12,9 +12,9 @@ from stubserve.model_config.proto import ModelConfig
 FAR_AWAY = Path("/nonexistent")
 
 
-def complete(text: str, *, name: str = "foo", gpu_ids: tuple[int, ...] = ()) -> ModelConfig:
+def complete(text: str, *, name: str = "foo", gpu_ids: tuple[int, ...] = (), gpu_to_cpu: bool = False) -> ModelConfig:
     """Completes a configuration that names its backend, so that no folder is looked at."""
-    return normalise(parse_text(text, "c"), name, FAR_AWAY, gpu_ids=gpu_ids)
+    return normalise(parse_text(text, "c"), name, FAR_AWAY, gpu_ids=gpu_ids, gpu_to_cpu=gpu_to_cpu)
 
 
 def model(tmp_path: Path, *files: str) -> Path:
@@ -203,6 +203,21 @@ def gpu(name: str, device_id: int) -> InstanceSpec:
 )
 def test_instances(groups: str, gpu_ids: tuple[int, ...], expected: list[InstanceSpec]) -> None:
     assert instances_of(complete(f'backend: "python" {groups}', gpu_ids=gpu_ids)) == expected
+
+
+@pytest.mark.parametrize(
+    "group",
+    ["{ kind: KIND_GPU }", "{ kind: KIND_GPU gpus: [0, 7] }", "{ gpus: [0, 7] }"],
+)
+def test_groups_for_gpus_on_the_cpu(group: str) -> None:
+    config = complete(f'backend: "python" instance_group {group}', gpu_to_cpu=True)
+    assert instances_of(config) == [cpu("foo_0_0")]
+    assert not config.instance_group[0].gpus
+
+
+def test_other_groups_stay_where_they_are() -> None:
+    text = 'backend: "python" instance_group [{ kind: KIND_MODEL }, { kind: KIND_CPU gpus: 0 }]'
+    assert complete(text, gpu_to_cpu=True) == complete(text)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,21 @@ from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.render import render_json
 
 
+def test_templates_that_are_not_filled_in() -> None:
+    with pytest.raises(ServeError) as caught:
+        parse_text('backend: "${kept}"\n  max_batch_size: ${size}\ninput { dims: [ ${d}, ${e} ] }', "m/config.pbtxt")
+    assert caught.value.code is Code.INTERNAL
+    assert caught.value.message == (
+        "failed to read text proto from m/config.pbtxt: line 2, column 19: ${size} is a template that has not been "
+        "filled in. Write a value in its place, or have a script do it: tensorrtllm_backend's is "
+        "tools/fill_template.py -i config.pbtxt size:VALUE. Not filled in either: ${d} (line 3), ${e} (line 3)"
+    )
+
+
+def test_a_template_in_a_string_is_its_text() -> None:
+    assert parse_text('backend: "${kept}" # ${comment}', "c").backend == "${kept}"
+
+
 def test_text() -> None:
     config = parse_text('name: "m" max_batch_size: 4 input [{ name: "X", data_type: TYPE_FP32, dims: [-1, 2] }]', "c")
     assert (config.name, config.max_batch_size) == ("m", 4)

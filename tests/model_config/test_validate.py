@@ -150,12 +150,16 @@ def test_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("group", "gpu_ids", "message"),
     [
-        ("kind: KIND_GPU", (), "has kind KIND_GPU but no GPUs are available"),
+        (
+            "kind: KIND_GPU",
+            (),
+            "has kind KIND_GPU but no GPUs are available; --gpu-fallback=cpu serves the model on the CPU",
+        ),
         (
             "kind: KIND_GPU gpus: 0",
             (),
             "specifies invalid or unsupported gpu id 0. GPUs with at least the minimum required CUDA compute "
-            "compatibility of 7.500000 are: ",
+            "compatibility of 7.500000 are: ; --gpu-fallback=cpu serves the model on the CPU",
         ),
         (
             "kind: KIND_GPU gpus: [1, 4]",

@@ -1,23 +1,54 @@
-"""The examples, as a newcomer runs them: served out of the box, asked by their own clients."""
+"""The examples, as a newcomer runs them: served out of the box, asked by their own clients, and as the docs show them.
+
+Some need files that `stubserve fetch` takes out of packages. Where those cannot be had their tests are skipped.
+"""
 
 from __future__ import annotations
 
+import io
+import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnxruntime
 import pytest
+import tritonclient.http as triton
+from PIL import Image, ImageDraw, ImageFont
+from tokenizers import Tokenizer
 
+from stubserve.repository.checking import check_repositories
 from tests.real_server import Serving
 
-REPOSITORY = Path(__file__).parents[2] / "model_repository"
+ROOT = Path(__file__).parents[2]
+REPOSITORY = ROOT / "model_repository"
+DOCS = (ROOT / "docs" / "examples.md").read_text()
+
+# A page takes seconds of a processor, and others want the processor, too.
+pytestmark = pytest.mark.timeout(600)
+
+OCR = ("ocr", "ocr_ensemble", "ocr_bls")
+# Seconds, on a machine that does much else
+PATIENT = {"connection_timeout": 150.0, "network_timeout": 150.0}
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Serving]:
-    with Serving(REPOSITORY) as running:
-        yield running
+def fetched() -> None:
+    """All files of the examples."""
+    command = [sys.executable, "-m", "stubserve", "fetch", str(REPOSITORY)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"the examples' files cannot be fetched: {done.stderr}")
+
+
+def serving(*models: str) -> Serving:
+    """A server of some of the examples, and of what these need."""
+    return Serving(REPOSITORY, "--model-control-mode=explicit", *(f"--load-model={name}" for name in models))
 
 
 def run_client(server: Serving, model: str, *words: str) -> str:
@@ -31,14 +62,115 @@ def run_client(server: Serving, model: str, *words: str) -> str:
     return done.stdout
 
 
-def test_ocr_reads_the_scanned_page(server: Serving) -> None:
-    words = run_client(server, "ocr")
-    assert "Region-based segmentation" in words
-    assert "the markers are found at the two extreme parts of the" in words
+def page(lines: list[str], *, turned: int = 0, paper: str = "white", ink: str = "black") -> bytes:
+    """A picture of some lines, as a PNG file."""
+    picture = Image.new("RGB", (320, 240), paper)
+    for number, line in enumerate(lines):
+        ImageDraw.Draw(picture).text((30, 60 + 50 * number), line, fill=ink, font=ImageFont.load_default(20))
+    file = io.BytesIO()
+    picture.rotate(turned, expand=True, fillcolor=paper).save(file, "PNG")
+    return file.getvalue()
 
 
-def test_add_sub(server: Serving) -> None:
-    assert run_client(server, "add_sub")
+def test_add_sub_and_ocr_need_no_other_files() -> None:
+    with serving("add_sub", "ocr") as server:
+        assert run_client(server, "add_sub")
+        words = run_client(server, "ocr")
+        assert "Region-based segmentation" in words
+        assert "the markers are found at the two extreme parts of the" in words
+
+
+@pytest.mark.usefixtures("fetched")
+def test_ocr_in_its_three_forms(tmp_path: Path) -> None:
+    lines = ["Invoice 4711 of November", "Boxes of paper 19.90", "Total with tax 23.68"]
+    with serving(*OCR) as server, triton.InferenceServerClient(f"127.0.0.1:{server.port}", **PATIENT) as client:
+        slanted = page(lines, turned=5, paper="black", ink="yellow")
+        on_its_head = page(lines, turned=180)
+        blank = page([])
+        for model in OCR:
+            assert read(client, model, slanted) == (lines, (3, 4, 2), (3,)), model
+            assert read(client, model, blank) == ([], (0, 4, 2), (0,)), model
+            with pytest.raises(triton.InferenceServerException, match="IMAGE is not a PNG or JPEG file") as refused:
+                read(client, model, b"GIF89a")
+            assert refused.value.status() == "400", model
+        assert read(client, "ocr_ensemble", on_its_head)[0] != lines[::-1]
+        assert read(client, "ocr_bls", on_its_head)[0] == lines[::-1]
+
+
+def read(client: triton.InferenceServerClient, model: str, picture: bytes) -> tuple[list[str], Any, Any]:
+    """The texts, and the shapes of boxes and scores."""
+    image = triton.InferInput("IMAGE", [1], "BYTES")
+    image.set_data_from_numpy(np.array([picture], np.object_))
+    result = client.infer(model, [image])
+    texts = [text.decode() for text in result.as_numpy("TEXT")]
+    return texts, result.as_numpy("BOXES").shape, result.as_numpy("SCORES").shape
+
+
+@pytest.mark.usefixtures("fetched")
+def test_embeddings_are_those_of_the_network() -> None:
+    texts = ["A dog runs.", "Ein längerer Satz, der mehr als sechzehn Stücke hat und darum breiter ist als der andere."]
+    tokenizer = Tokenizer.from_file(str(REPOSITORY / "sentence_tokenizer" / "1" / "tokenizer.json"))
+    session = onnxruntime.InferenceSession(str(REPOSITORY / "sentence_encoder" / "1" / "model.onnx"))
+    tokenizer.no_padding()
+    with (
+        serving("sentence_embedding") as server,
+        triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client,
+    ):
+        for text in texts:
+            given = triton.InferInput("TEXT", [1, 1], "BYTES")
+            given.set_data_from_numpy(np.array([[text.encode()]], np.object_))
+            (embedding,) = client.infer("sentence_embedding", [given]).as_numpy("EMBEDDING")
+            ids = np.array([tokenizer.encode(text).ids])
+            inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+            expected = session.run(None, inputs)[0][0].mean(0)
+            # Weights of 8 bits: what is beside a sentence, padding too, changes its last digits.
+            assert embedding @ expected / np.linalg.norm(expected) > 0.99
+            assert abs(np.linalg.norm(embedding) - 1) < 1e-5
+
+
+@pytest.mark.usefixtures("fetched")
+def test_what_the_docs_show_is_what_is_printed() -> None:
+    shown = re.findall(r"^```\n\$ \.venv/bin/python (model_repository/\S+/client\.py.*)\n((?:.*\n)*?)```$", DOCS, re.M)
+    assert len(shown) >= 5
+    with Serving(REPOSITORY) as server:
+        for words, output in shown:
+            command = [sys.executable, *shlex.split(words), "--url", f"127.0.0.1:{server.port}"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+            assert done.returncode == 0, done.stdout + done.stderr
+            # Processors differ in the last digits of a similarity.
+            assert rounded(done.stdout) == rounded(output), words
+
+
+def rounded(output: str) -> str:
+    return re.sub(r"^0\.\d\d  ", "0.xx  ", output, flags=re.M)
+
+
+@pytest.mark.usefixtures("fetched")
+def test_check_finds_nothing() -> None:
+    assert check_repositories([REPOSITORY], Path("/nowhere")).problems == ()
+
+
+def test_make_serve_without_the_registry_serves_the_rest(tmp_path: Path) -> None:
+    fetched = shutil.ignore_patterns("*.onnx", "tokenizer.json", ".model_files.txt", "__pycache__")
+    copied = tmp_path / "models"
+    for model in ("add_sub", "sentence_embedding", "sentence_encoder", "sentence_pooling", "sentence_tokenizer"):
+        shutil.copytree(REPOSITORY / model, copied / model, ignore=fetched)
+    offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    making = Serving(copied, environment=offline)
+    flags = " ".join(word for word in making.command[5:] if "-address" not in word)
+    venv = Path(sys.executable).parents[1]
+    # What `install` does needs the registry.
+    making.command = ["make", "-C", str(ROOT), "-o", "install", "serve"]
+    making.command += [f"VENV={venv}", f"REPOSITORY={copied}", f"ARGS={flags}"]
+    with making as server:
+        assert "pip could not download" in server.output
+        assert "Serving without the models whose files could not be fetched" in server.output
+        assert server.get("/v2/health/ready").status == 200
+        rows = {row["name"]: row for row in server.request("POST", "/v2/repository/index").json()}
+        assert rows["add_sub"]["state"] == "READY"
+        assert rows["sentence_encoder"]["state"] == "UNAVAILABLE"
+        assert f"stubserve fetch {copied}" in server.output
+        assert run_client(server, "add_sub")
 
 
 def test_a_client_without_a_server_says_so() -> None:

@@ -60,7 +60,8 @@ model_warmup { name: "x" }
         "a/config.pbtxt:9: error: model output must specify 'name' for b",
         "a/config.pbtxt:9: error: model output must specify 'dims' for b",
         "a/config.pbtxt:9: error: failed to open text file for read a/labels.txt: No such file or directory",
-        "a/config.pbtxt:10: error: instance group b_0 of model b has kind KIND_GPU but no GPUs are available",
+        "a/config.pbtxt:10: error: instance group b_0 of model b has kind KIND_GPU but no GPUs are available; "
+        "--gpu-fallback=cpu serves the model on the CPU",
         "a/config.pbtxt:12: error: Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: si'",
     ]
 
@@ -97,6 +98,59 @@ model_warmup { name: "skipped" }
         "m/config.pbtxt:5: error: [request id: <id_unknown>] warmup setting expects 16 bytes, but the data provided "
         "from xonly has 12 bytes",
     ]
+
+
+def test_models_for_gpus_as_they_would_be_served_on_the_cpu(repository: Path) -> None:
+    groups = "instance_group [\n{ count: 1 },\n{ kind: KIND_GPU gpus: [ 0, 1 ] },\n{ kind: KIND_GPU } ]"
+    write_model(repository, "m", config='backend: "python"\n' + groups)
+    write_model(repository, "plain")
+    assert len(found(repository)) == 3
+    report = check_repositories([repository], NOWHERE, gpu_to_cpu=True)
+    assert [(one.model, one.line, one.is_warning, one.text) for one in report.problems] == [
+        ("m", 4, True, "instances for GPUs run on the CPU, as --gpu-fallback=cpu says")
+    ]
+
+
+TEMPLATES = """backend: "python"
+max_batch_size: ${triton_max_batch_size}  # ${not_this_one}
+model_transaction_policy { decoupled: ${decoupled_mode} }
+dynamic_batching { preferred_batch_size: [ ${small}, ${large} ] nonsense: 1 }
+input [ { name: "X" data_type: ${type} dims: [ -1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 0 ] } ]
+parameters { key: "dir" value { string_value: "${engine_dir}" } }
+"""
+
+
+def test_templates_that_are_not_filled_in(repository: Path) -> None:
+    write_model(repository, "m", config=TEMPLATES)
+    report = check_repositories([repository], NOWHERE)
+    say = "is a template that has not been filled in"
+    do = (
+        "Write a value in its place, or have a script do it: tensorrtllm_backend's is "
+        "tools/fill_template.py -i config.pbtxt"
+    )
+    assert [(one.line, one.is_warning, one.text) for one in report.problems] == [
+        (2, False, f"${{triton_max_batch_size}} {say}. {do} triton_max_batch_size:VALUE"),
+        (3, False, f"${{decoupled_mode}} {say}. {do} decoupled_mode:VALUE"),
+        (4, False, f"${{small}} {say}. {do} small:VALUE"),
+        (4, False, f"${{large}} {say}. {do} large:VALUE"),
+        (4, False, "ModelDynamicBatching has no field named 'nonsense'"),
+        (5, False, f"${{type}} {say}. {do} type:VALUE"),
+        (
+            6,
+            False,
+            "model output 'Y' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m",
+        ),
+        (7, True, f"${{engine_dir}} {say}; the model gets it as it stands"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["${everything}\n", 'backend: "python"\ninput [ { ${input} ] }\n'])
+def test_templates_where_nothing_else_can_be_read(repository: Path, text: str) -> None:
+    write_model(repository, "m", config=text)
+    problems = found(repository)
+    assert "is a template that has not been filled in" in problems[0]
+    assert f"m/config.pbtxt:{text.count(chr(10))}: error: ${{" in problems[0]
 
 
 def test_folders_and_versions(tmp_path: Path, repository: Path) -> None:
@@ -158,8 +212,8 @@ input { name: "A" data_type: TYPE_FP32 dims: 1 }
 output { name: "B" data_type: TYPE_FP32 dims: 1 }
 ensemble_scheduling {
   step [
-    { model_name: "m" input_map { key: "X" value: "A" } output_map { key: "Y" value: "t" } },
-    { model_name: "nosuch" input_map { key: "X" value: "t" } output_map { key: "Y" value: "B" } }
+    { model_name: "m" model_version: -1 input_map { key: "X" value: "A" } output_map { key: "Y" value: "t" } },
+    { model_name: "nosuch" model_version: -1 input_map { key: "X" value: "t" } output_map { key: "Y" value: "B" } }
   ]
 }
 """
@@ -175,7 +229,7 @@ def write_ensemble(repository: Path, name: str, *models: str, datatype: str = "F
     (repository / name / "1").mkdir(parents=True)
     ends = ["INPUT0", *(f"t{number}" for number in range(1, len(models))), "OUTPUT0"]
     steps = "\n".join(
-        f'step {{ model_name: "{model}" input_map {{ key: "INPUT0" value: "{ends[number]}" }} '
+        f'step {{ model_name: "{model}" model_version: -1 input_map {{ key: "INPUT0" value: "{ends[number]}" }} '
         f'output_map {{ key: "OUTPUT0" value: "{ends[number + 1]}" }} }}'
         for number, model in enumerate(models)
     )

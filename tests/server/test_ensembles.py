@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,26 +10,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf import json_format, text_format
 
-from tests.real_server import Answer, Serving, binary_output, eventually, io_config, write_model
+from stubserve.model_config.proto import ModelConfig
+from tests.real_server import Serving, binary_output, eventually, io_config, write_model
+from tests.server.ensembles import (
+    COUNTER,
+    DECOUPLED,
+    MORTAL,
+    WRITER,
+    load,
+    one,
+    run,
+    step,
+    unload,
+    values,
+    write_chain,
+    write_ensemble,
+)
 from tests.server.grpc_calls import connected
 from tests.server.grpc_calls import request as grpc_request
 
 EXPLICIT = "--model-control-mode=explicit"
-
-# Adds one in place: it writes to its input.
-WRITER = """
-    import triton_python_backend_utils as pb_utils
-
-    class TritonPythonModel:
-        def execute(self, requests):
-            responses = []
-            for request in requests:
-                array = request.inputs()[0].as_numpy()
-                array += 1
-                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]))
-            return responses
-"""
 
 # Adds all its inputs.
 JOIN = """
@@ -43,39 +46,6 @@ JOIN = """
                 for request in requests
             ]
 """
-
-# Ends its process when it is given a negative number.
-MORTAL = """
-    import os
-    import signal
-    import triton_python_backend_utils as pb_utils
-
-    class TritonPythonModel:
-        def execute(self, requests):
-            responses = []
-            for request in requests:
-                array = request.inputs()[0].as_numpy()
-                if array[0] < 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]))
-            return responses
-"""
-
-# Answers as often as its input says.
-COUNTER = """
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
-
-    class TritonPythonModel:
-        def execute(self, requests):
-            for request in requests:
-                sender = request.get_response_sender()
-                for number in range(int(request.inputs()[0].as_numpy()[0])):
-                    output = pb_utils.Tensor("OUTPUT0", np.array([number], np.float32))
-                    sender.send(pb_utils.InferenceResponse([output]))
-                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
-DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 # Calls the model that its parameter names.
 CALLER = """
@@ -125,31 +95,6 @@ def calls(target: str) -> str:
     return io_config(extra=f'parameters {{ key: "target" value {{ string_value: "{target}" }} }}')
 
 
-def step(model: str, inputs: dict[str, str], outputs: dict[str, str]) -> str:
-    maps = "".join(f'input_map {{ key: "{name}" value: "{tensor}" }} ' for name, tensor in inputs.items())
-    maps += "".join(f'output_map {{ key: "{name}" value: "{tensor}" }} ' for name, tensor in outputs.items())
-    return f'step {{ model_name: "{model}" model_version: -1 {maps} }}\n'
-
-
-def one(model: str, source: str, target: str) -> str:
-    return step(model, {"INPUT0": source}, {"OUTPUT0": target})
-
-
-def write_ensemble(repository: Path, name: str, *steps: str, outputs: str = "OUTPUT0") -> None:
-    folder = repository / name
-    (folder / "1").mkdir(parents=True)
-    ends = "".join(f'output {{ name: "{output}" data_type: TYPE_FP32 dims: -1 }}\n' for output in outputs.split())
-    (folder / "config.pbtxt").write_text(
-        'platform: "ensemble"\ninput { name: "INPUT0" data_type: TYPE_FP32 dims: -1 }\n'
-        f"{ends}ensemble_scheduling {{ {''.join(steps)} }}\n"
-    )
-
-
-def write_chain(repository: Path, name: str, *models: str) -> None:
-    ends = ["INPUT0", *(f"t{number}" for number in range(1, len(models))), "OUTPUT0"]
-    write_ensemble(repository, name, *(one(model, *ends[at : at + 2]) for at, model in enumerate(models)))
-
-
 def write_join(repository: Path, name: str, count: int) -> None:
     inputs = "".join(f'input {{ name: "IN{number}" data_type: TYPE_FP32 dims: -1 }}\n' for number in range(count))
     write_model(repository, name, JOIN, f'{inputs}output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: -1 }}')
@@ -160,16 +105,6 @@ def repository(tmp_path: Path) -> Path:
     folder = tmp_path / "models"
     folder.mkdir()
     return folder
-
-
-def values(answer: Answer) -> list[float]:
-    assert answer.status == 200, answer
-    found: list[float] = binary_output(answer).tolist()
-    return found
-
-
-def run(server: Serving, model: str, *numbers: float) -> Answer:
-    return server.infer_array(model, np.array(numbers, np.float32))
 
 
 @pytest.mark.parametrize("size", [2, 100_000])
@@ -255,15 +190,6 @@ def test_a_member_that_is_down(repository: Path) -> None:
         (row,) = [row for row in server.request("POST", "/v2/repository/index").json() if row["name"] == "chain"]
         assert row["state"] == "UNAVAILABLE"
         assert row["reason"].startswith("its member 'mortal' is not ready: ")
-
-
-def load(server: Serving, model: str) -> Answer:
-    return server.request("POST", f"/v2/repository/models/{model}/load")
-
-
-def unload(server: Serving, model: str, dependents: bool = False) -> Answer:
-    body = json.dumps({"parameters": {"unload_dependents": dependents}}).encode()
-    return server.request("POST", f"/v2/repository/models/{model}/unload", body)
 
 
 def test_members_come_and_go(repository: Path) -> None:
@@ -428,3 +354,26 @@ def test_a_client_that_leaves_a_stream_stops_it(repository: Path) -> None:
         responses.cancel()
         server.wait_for("the source has heard")
         eventually(lambda: server.statistics("chain")["inference_stats"]["fail"]["count"] == 1)
+
+
+def test_an_ensemble_of_files_follows_its_members(repository: Path) -> None:
+    """Its configuration and its labels came with the load; no folder in the repository has them."""
+    write_model(repository, "first")
+    write_chain(repository.parent, "made", "first", "first")
+    config = (repository.parent / "made" / "config.pbtxt").read_text()
+    config = config.replace('name: "OUTPUT0" data_type', 'name: "OUTPUT0" label_filename: "labels.txt" data_type')
+    as_json = json_format.MessageToJson(text_format.Parse(config, ModelConfig()), preserving_proto_field_name=True)
+    labels = base64.b64encode(b"zero\none\ntwo\n").decode()
+    parameters = {"config": as_json, "file:labels.txt": labels, "file:1/none": ""}
+    with Serving(repository, EXPLICIT) as server:
+        body = json.dumps({"parameters": parameters}).encode()
+        assert server.request("POST", "/v2/repository/models/made/load", body).status == 200
+        assert values(run(server, "made", 1, 2, 3)) == [1, 2, 3]
+        for added, model in enumerate(["", WRITER, ""]):
+            write_model(repository, "first", *([model] if model else []))
+            assert load(server, "first").status == 200
+            assert values(run(server, "made", 1, 2, 3)) == [1 + added % 2 * 2, 2 + added % 2 * 2, 3 + added % 2 * 2]
+            tensor = {"name": "INPUT0", "shape": [3], "datatype": "FP32", "data": [1, 5, 2]}
+            wanted = [{"name": "OUTPUT0", "parameters": {"classification": 1}}]
+            answer = server.infer_json("made", [tensor], outputs=wanted)
+            assert answer.json()["outputs"][0]["data"][0].endswith(":1:one")

@@ -227,17 +227,17 @@ def test_many_strings_and_classes_keep_nobody_waiting(repository: Path) -> None:
 
 
 def test_what_waits_for_a_busy_model_is_counted(repository: Path) -> None:
-    """Ids of 20 MB, of which no six fit into --shm-limit together."""
+    """Ids of 1 MB, of which no hundred fit into --shm-limit together."""
     write_model(repository, "patient", PATIENT)
     write_model(repository, "echo")
     with Serving(repository, "--shm-limit=64M") as server, connected(server) as calls:
         ended: queue.SimpleQueue[grpc.Future] = queue.SimpleQueue()
         waiting = []
-        for number in range(6):
-            call = calls.stub.ModelInfer.future(request("patient", id=f"{number}{'x' * (20 << 20)}"))
+        for number in range(100):
+            call = calls.stub.ModelInfer.future(request("patient", id=f"{number}{'x' * 1_000_000}"))
             call.add_done_callback(ended.put)
             waiting.append(call)
-        for _ in range(3):
+        for _ in range(30):
             refused = ended.get(timeout=60)
             assert refused.code() is grpc.StatusCode.UNAVAILABLE
             assert "--shm-limit" in refused.details()

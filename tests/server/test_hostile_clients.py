@@ -140,13 +140,13 @@ def test_ids_are_not_kept(tmp_path: Path) -> None:
         process = psutil.Process(server.process.pid)
 
         def ask(number: int) -> int:
-            body = {"id": "x" * 10_000_000, "parameters": {"p": number}, "inputs": [data]}
+            body = {"id": "x" * 1_000_000, "parameters": {"p": number}, "inputs": [data]}
             answer = server.request("POST", "/v2/models/echo/infer", json.dumps(body).encode())
-            assert (answer.status, len(answer.json()["id"])) == (200, 10_000_000)
+            assert (answer.status, len(answer.json()["id"])) == (200, 1_000_000)
             return process.memory_info().rss
 
         before = [ask(number) for number in range(3)][-1]
-        assert [ask(number) for number in range(3, 13)][-1] < before + (40 << 20)
+        assert [ask(number) for number in range(3, 60)][-1] < before + (20 << 20)
 
 
 HELD = """
@@ -169,13 +169,13 @@ def test_what_waits_for_a_busy_model_is_bounded(tmp_path: Path) -> None:
     write_model(tmp_path / "models", "held", HELD.format(go=str(go)))
     write_model(tmp_path / "models", "echo")
     text = json.dumps(
-        {"id": "x" * 20_000_000, "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}]}
+        {"id": "x" * 1_000_000, "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}]}
     )
     body = gzip.compress(text.encode())
     assert len(body) < 30_000
     with Serving(tmp_path / "models", "--shm-limit=64M") as server:
         process = psutil.Process(server.process.pid)
-        clients = [server.connect() for _ in range(12)]
+        clients = [server.connect() for _ in range(100)]
         for client in clients:
             client.request("POST", "/v2/models/held/infer", body, {"Content-Encoding": "gzip"})
         # Those for which there is no room are told at once.
@@ -183,7 +183,7 @@ def test_what_waits_for_a_busy_model_is_bounded(tmp_path: Path) -> None:
         for client in clients:
             refused.register(client.sock, selectors.EVENT_READ, client)
         answered: list[int] = []
-        while len(answered) < 9:
+        while len(answered) < 30:
             events = refused.select(60)
             assert events
             for key, _ in events:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -21,6 +24,7 @@ from tritonclient.utils import np_to_triton_dtype
 
 from stubserve.repository.checking import check_repositories
 from stubserve.repository.inspection import inspect
+from tests.environments.made import venv
 from tests.onnx_models import ELEMENT_TYPES, arithmetic, identity, model, node, save, with_external_data
 from tests.real_server import Answer, Serving, binary_output, binary_request, eventually, write_model
 from tests.server.test_copies import COPIED_BYTES, TENSOR_BYTES, Client, head, most_allocated, serving
@@ -326,6 +330,36 @@ def test_what_does_not_load(tmp_path: Path) -> None:
         assert "parameter 'execution_mode' of model 'mode' must be 0 (sequential) or 1" in reasons["mode"]
         x = np.ones((1, 2), np.float32)
         assert infer(tritonclient.http, server, "fine", {"X": x}).as_numpy("Y").tolist() == [[1, 1]]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_environment_of_its_own(tmp_path: Path, packed: bool) -> None:
+    """The package is that of the environment, another Python's and another version than the server's."""
+    made = venv("3.12", "2.0.2", "onnxruntime==1.20.1")
+    given = made
+    if packed:
+        given = tmp_path / "env.tar.gz"
+        subprocess.run([sys.executable, "-m", "venv_pack", "-q", "-p", made, "-o", given], check=True)
+    own = f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{given}" }} }}'
+    write_onnx(tmp_path / "models", "own", identity(), f"name: 'own' max_batch_size: 8 dynamic_batching {{ }} {own}")
+    write_onnx(tmp_path / "models", "usual", identity(), None)
+    with Serving(tmp_path / "models", environment={"XDG_CACHE_HOME": str(tmp_path / "cache")}) as server:
+        x = np.arange(20000, dtype=np.float32).reshape(2, -1)
+        for name in ("own", "usual"):
+            np.testing.assert_array_equal(infer(tritonclient.http, server, name, {"X": x}).as_numpy("Y"), x)
+        maps = {pid: Path(f"/proc/{pid}/maps").read_text() for pid in server.stub_pids()}
+        root = str(tmp_path / "cache") if packed else str(made)
+        loaded = [pid for pid, text in maps.items() if re.search(rf"{re.escape(root)}/.*onnxruntime_pybind11", text)]
+        assert 0 < len(loaded) < len(maps)
+
+
+def test_an_environment_without_the_package(tmp_path: Path) -> None:
+    made = venv("3.12", "2.0.2")
+    own = f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{made}" }} }}'
+    write_onnx(tmp_path, "own", identity(), f"name: 'own' max_batch_size: 8 {own}")
+    with Serving(tmp_path, "--exit-on-error=false") as server:
+        (row,) = server.request("POST", "/v2/repository/index", b"").json()
+        assert f"needs the package onnxruntime, which the environment {made} does not have: " in row["reason"]
 
 
 def test_the_default_batch_size(tmp_path: Path) -> None:

@@ -4,16 +4,18 @@ import http.server
 import json
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tools import soak
-from tools.bench import bulk, payloads, perf_analyzer, repository, versus, wrk
+from tools.bench import bare_loop, bulk, onnx_loads, onnx_models, payloads, perf_analyzer, repository, versus, wrk
 from tools.bench.__main__ import parse_arguments, programs, turns
 from tools.bench.payloads import JSON_LENGTH_HEADER, Form, Payload, Sample, WrongAnswerError
 from tools.bench.processes import Memory, ProcessTree
@@ -21,7 +23,7 @@ from tools.bench.report import Report, number, ratio, summary
 from tools.bench.rivals import RIVALS, Rival, payload_maker
 from tools.bench.servers import Program
 from tools.bench.table import all_workloads
-from tools.bench.targets import AFTERWARDS, TARGETS
+from tools.bench.targets import AFTERWARDS, BOUNDS, TARGETS
 from tools.bench.workloads import BATCH, CPU, P50, RATE, Metric
 from tools.bench.wrk import LoadError
 
@@ -249,9 +251,16 @@ def test_report_in_both_forms() -> None:
 
 def test_a_rival_without_a_figure_has_a_dash_and_no_ratio() -> None:
     assert filled(["triton", "stubserve", "mosec"], {}).table()[2:] == [
-        "| load | requests/s | 110 (100-120) | 330 (300-360) | 165 | 3.00x |  | 2.00x |",
+        "| load | requests/s | 110 (100-120) | 330 (300-360) | 165 | 3.00x | 2.00x |  |",
         "|  | p50 µs | 50.0 (50.0-50.0) | 25.0 (25.0-25.0) | - | 2.00x |  |  |",
     ]
+
+
+def test_a_bound_needs_no_other_server() -> None:
+    report = Report([], ["stubserve"], {}, {("load", RATE): 100, ("load", P50): 30, ("other", P50): 20})
+    report.add("load", "stubserve", {RATE: 90.0, P50: 25.0})
+    report.add("other", "mosec", {P50: 25.0})
+    assert [row.verdict() for row in report.rows()] == ["at least 100 missed", "at most 30 met", "at most 20"]
 
 
 def test_the_page_has_a_line_for_each_server_and_says_what_rivals_lack() -> None:
@@ -269,10 +278,41 @@ def test_the_page_has_a_line_for_each_server_and_says_what_rivals_lack() -> None
     assert "litserve" not in page.partition("## How")[2]
 
 
+def test_requests_that_differ_are_sent_in_turn_and_each_is_checked(tmp_path: Path) -> None:
+    first, second = (payloads.distinct("m", 4, number, 3) for number in (0, 1))
+    assert json.loads(first.body[: int(first.headers[payloads.JSON_LENGTH_HEADER])])["id"] == "request-0000"
+    first.check(*binary_answer(struct.pack("<4f", 0, 3, 6, 9)))
+    second.check(*binary_answer(struct.pack("<4f", 3, 6, 9, 12)))
+    with pytest.raises(WrongAnswerError):
+        second.check(*binary_answer(struct.pack("<4f", 0, 3, 6, 9)))
+    script = tmp_path / "load.lua"
+    wrk.write_script(script, first, second)
+    assert [Path(f"{script.with_suffix('.body')}{number}").read_bytes() for number in (1, 2)] == [
+        first.body,
+        second.body,
+    ]
+
+
+@pytest.mark.skipif(not onnx_loads.available(), reason="needs onnx and onnxruntime")
+def test_the_bare_loop_runs_what_the_servers_serve(tmp_path: Path) -> None:
+    onnx_models.write(tmp_path)
+    model = onnx_models.MODELS[0]
+    path = tmp_path / model.name / "1" / "model.onnx"
+    pace = bare_loop.run(sys.executable, path, model.values, 4, 0.01)
+    assert pace.rows_per_s == pytest.approx(4 / pace.ms_per_run * 1000)
+    (given,) = onnx_models.inputs(model, 1)
+    answer = onnx_models.session_of(model).run(None, {"X": given})[0]
+    np.testing.assert_allclose(onnx_models.open_session(path).run(None, {"X": given})[0], answer, rtol=1e-6)
+    right = onnx_loads.PlainComputedPayload(model.name, {}, given.tobytes(), answer.tobytes())
+    right.check(answer.tobytes(), None)
+    with pytest.raises(WrongAnswerError):
+        right.check((answer + 1).tobytes(), None)
+
+
 def test_every_target_is_of_a_row_that_can_be_measured() -> None:
     names = {AFTERWARDS, *(workload.name for workload in all_workloads())}
     if shutil.which("wrk") is not None:
-        assert {workload for workload, _ in TARGETS} <= names
+        assert {workload for workload, _ in (*TARGETS, *BOUNDS)} <= names
 
 
 @pytest.mark.parametrize("rival", RIVALS, ids=lambda rival: rival.name)

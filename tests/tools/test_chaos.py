@@ -19,11 +19,12 @@ LIFE_S = 3.0
 
 
 @pytest.mark.slow
-def test_nothing_is_lost_and_nothing_stays() -> None:
-    outcome = chaos.run(LIFE_S, LIFE_S, children=False)
+@pytest.mark.parametrize("pipelines", [False, True])
+def test_nothing_is_lost_and_nothing_stays(pipelines: bool) -> None:
+    outcome = chaos.run(LIFE_S, LIFE_S, children=False, pipelines=pipelines)
     assert outcome.faults == [], chaos.table(outcome)
     assert [life.end for life in outcome.lives] == ["SIGTERM", "SIGKILL"]
-    for kind, _ in chaos.CLIENTS:
+    for kind, _ in chaos.PIPELINE_CLIENTS if pipelines else chaos.CLIENTS:
         assert sum(client.tally["right"] for client in outcome.clients if isinstance(client, kind)) > 0, kind
     assert outcome.total("hung") == outcome.total("wrong") == outcome.total("lost") == 0
 

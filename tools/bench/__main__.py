@@ -22,7 +22,7 @@ from .payloads import WrongAnswerError
 from .report import CANDIDATE, REFERENCE, Report
 from .rivals import RIVALS, program
 from .servers import Program, Server, ServerError
-from .targets import AFTERWARDS, BEFORE_LARGE, TARGETS
+from .targets import AFTERWARDS, BEFORE_LARGE, BOUNDS, TARGETS
 from .workloads import Subject, Workload
 from .wrk import LoadError
 
@@ -132,8 +132,8 @@ def run(stack: ExitStack, options: argparse.Namespace, chosen: list[Workload]) -
         progress(f"starting {each.name}")
         server = stack.enter_context(Server(each, models, folder / f"{each.name}.log"))
         server.sleep()
-        subjects.append(Subject(each, server, folder))
-    report = Report(machine.describe(subjects, flags(options)), options.servers, TARGETS)
+        subjects.append(Subject(each, server, folder, stack))
+    report = Report(machine.describe(subjects, flags(options)), options.servers, TARGETS, BOUNDS)
 
     # Memory first without what large tensors leave warm, so they come last here.
     for large in (False, True):

@@ -11,6 +11,8 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Sequence
+from itertools import cycle
 
 from .payloads import Payload
 from .wrk import Load, LoadError
@@ -20,9 +22,12 @@ TIMEOUT_S = 30
 LONGEST_HEAD = 4096
 
 
-def run(port: int, payload: Payload, connections: int, seconds: int) -> Load:
-    """Posts `payload` over `connections` connections, a thread each; raises LoadError unless all went well."""
-    clients = [_Client(port, payload, memoryview(bytearray(BUFFER))) for _ in range(connections)]
+def run(port: int, payload: Payload, connections: int, seconds: int, others: Sequence[Payload] = ()) -> Load:
+    """Posts `payload`, with `others` in turn, over `connections` connections, a thread each.
+
+    Raises LoadError unless all went well.
+    """
+    clients = [_Client(port, (payload, *others), memoryview(bytearray(BUFFER))) for _ in range(connections)]
     threads = [threading.Thread(target=client.run, args=(time.monotonic() + seconds,)) for client in clients]
     begin = time.monotonic()
     for thread in threads:
@@ -42,18 +47,23 @@ def run(port: int, payload: Payload, connections: int, seconds: int) -> Load:
     )
 
 
+def message(port: int, payload: Payload) -> bytes:
+    """The whole of a request."""
+    headers = {"Host": f"127.0.0.1:{port}", "Content-Length": str(len(payload.body)), **payload.headers}
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"POST {payload.path} HTTP/1.1\r\n{head}\r\n".encode() + payload.body
+
+
 class _Client:
     """One connection. `times_s` are how long its requests took; after a `failure` it stops."""
 
-    def __init__(self, port: int, payload: Payload, buffer: memoryview) -> None:
+    def __init__(self, port: int, payloads: Sequence[Payload], buffer: memoryview) -> None:
         self.times_s: list[float] = []
         self.failure = ""
         self._port = port
         self._buffer = buffer
-        self._shortest = payload.shortest_answer
-        headers = {"Host": f"127.0.0.1:{port}", "Content-Length": str(len(payload.body)), **payload.headers}
-        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        self._request = f"POST {payload.path} HTTP/1.1\r\n{head}\r\n".encode() + payload.body
+        self._shortest = min(payload.shortest_answer for payload in payloads)
+        self._requests = cycle([message(port, payload) for payload in payloads])
 
     def run(self, until: float) -> None:
         try:
@@ -65,7 +75,7 @@ class _Client:
                     connection.setsockopt(socket.SOL_SOCKET, direction, struct.pack("ll", TIMEOUT_S, 0))
                 now = time.monotonic()
                 while not self.times_s or now < until:
-                    connection.sendall(self._request)
+                    connection.sendall(next(self._requests))
                     self._read_answer(connection)
                     begin, now = now, time.monotonic()
                     self.times_s.append(now - begin)

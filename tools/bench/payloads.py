@@ -7,7 +7,7 @@ import http.client
 import json
 import struct
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 JSON_LENGTH_HEADER = "Inference-Header-Content-Length"
 
@@ -36,9 +36,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Payload:
-    """One inference request for an identity model, ready to be sent again and again.
+    """One inference request, ready to be sent again and again.
 
-    `echo` is the tensor as the answer must carry it: raw bytes in the binary form, numbers in the JSON form.
+    `echo` is the tensor as the answer must carry it: raw bytes in the binary form, numbers in the JSON form. For most
+    models it is what was sent.
     """
 
     model: str
@@ -80,6 +81,14 @@ def numbers(model: str, count: int) -> Payload:
     return _binary(model, "FP32", count, float_bytes(count))
 
 
+def distinct(model: str, count: int, number: int, factor: int) -> Payload:
+    """As `numbers`, with an id and values that no other `number` has. Its answer is `factor` times the values."""
+    values = array("f", (float((i + number) % 1000) for i in range(count)))
+    answer = array("f", (factor * value for value in values))
+    payload = _binary(model, "FP32", count, values.tobytes(), f"request-{number:04}")
+    return replace(payload, echo=answer.tobytes())
+
+
 def strings(model: str, count: int) -> Payload:
     """`count` strings of 12 bytes as one vector, in the binary form in both directions."""
     return _binary(model, "BYTES", count, b"".join(struct.pack("<I12s", 12, text) for text in texts(count)))
@@ -106,8 +115,9 @@ def halves(count: int) -> list[float]:
     return [i + 0.5 for i in range(count)]
 
 
-def _binary(model: str, datatype: str, count: int, raw: bytes) -> Payload:
+def _binary(model: str, datatype: str, count: int, raw: bytes, request_id: str = "") -> Payload:
     request = {
+        **({"id": request_id} if request_id else {}),
         "inputs": [
             {
                 "name": "INPUT0",

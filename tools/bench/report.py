@@ -19,6 +19,7 @@ class Row:
     metric: Metric
     samples: Mapping[str, Sequence[float]]
     target: float | None
+    bound: float | None = None
 
     def summary(self, server: str) -> str:
         return summary(self.samples.get(server, ()))
@@ -28,7 +29,9 @@ class Row:
         return ratio(self.metric, self.samples.get(server, ()), self.samples.get(CANDIDATE, ()))
 
     def verdict(self) -> str:
-        """The target against the reference, and whether the median reaches it; empty without one."""
+        """The target against the reference, or the bound, and whether the median reaches it; empty without one."""
+        if self.bound is not None:
+            return self._bound(self.bound)
         if self.target is None:
             return ""
         reached = quotient(self.metric, self.samples.get(REFERENCE, ()), self.samples.get(CANDIDATE, ()))
@@ -36,16 +39,29 @@ class Row:
             return f"{self.target:g}x"
         return f"{self.target:g}x {'met' if reached >= self.target else 'missed'}"
 
+    def _bound(self, bound: float) -> str:
+        own = self.samples.get(CANDIDATE, ())
+        text = f"{'at least' if self.metric.more_is_better else 'at most'} {bound:g}"
+        if not own:
+            return text
+        reached = median(own) >= bound if self.metric.more_is_better else median(own) <= bound
+        return f"{text} {'met' if reached else 'missed'}"
+
 
 class Report:
     """The samples of a run, in the order in which their workloads and metrics were first seen."""
 
     def __init__(
-        self, header: Sequence[str], servers: Sequence[str], targets: Mapping[tuple[str, Metric], float]
+        self,
+        header: Sequence[str],
+        servers: Sequence[str],
+        targets: Mapping[tuple[str, Metric], float],
+        bounds: Mapping[tuple[str, Metric], float] | None = None,
     ) -> None:
         self.header = header
         self.servers = servers
         self._targets = targets
+        self._bounds = bounds or {}
         self._samples: dict[tuple[str, Metric], dict[str, list[float]]] = {}
 
     def add(self, workload: str, server: str, figures: Figures) -> None:
@@ -54,7 +70,9 @@ class Report:
 
     def rows(self) -> list[Row]:
         return [
-            Row(workload, metric, by_server, self._targets.get((workload, metric)))
+            Row(
+                workload, metric, by_server, self._targets.get((workload, metric)), self._bounds.get((workload, metric))
+            )
             for (workload, metric), by_server in self._samples.items()
         ]
 
@@ -86,14 +104,12 @@ class Report:
     def _titles(self) -> list[str]:
         titles = ["workload", "figure", *self.servers]
         for name in self._others():
-            titles += [f"better than {name}", "target"] if name == REFERENCE else [f"than {name}"]
-        return titles
+            titles += [f"better than {name}"] if name == REFERENCE else [f"than {name}"]
+        return [*titles, "target"]
 
     def _cells(self, row: Row) -> list[str]:
         cells = [row.metric.name, *(row.summary(name) for name in self.servers)]
-        for name in self._others():
-            cells += [row.lead(name), row.verdict()] if name == REFERENCE else [row.lead(name)]
-        return cells
+        return [*cells, *(row.lead(name) for name in self._others()), row.verdict()]
 
     def footnote(self) -> str:
         return (

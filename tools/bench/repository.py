@@ -81,6 +81,46 @@ input [ { name: "CALLS_AND_FLOATS" data_type: TYPE_INT32 dims: [ 2 ] } ]
 output [ { name: "RIGHT" data_type: TYPE_INT32 dims: [ 1 ] } ]
 """
 
+# Adds its four inputs.
+JOINING = """\
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            a, b, c, d = (pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in "ABCD")
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", a + b + c + d)]))
+        return responses
+"""
+
+JOINING_CONFIG = """\
+backend: "python"
+max_batch_size: 64
+input [
+  { name: "A" data_type: TYPE_FP32 dims: [ -1 ] },
+  { name: "B" data_type: TYPE_FP32 dims: [ -1 ] },
+  { name: "C" data_type: TYPE_FP32 dims: [ -1 ] },
+  { name: "D" data_type: TYPE_FP32 dims: [ -1 ] }
+]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+dynamic_batching { }
+instance_group [ { count: 1 kind: KIND_CPU } ]
+"""
+
+ENSEMBLE_CONFIG = """\
+platform: "ensemble"
+max_batch_size: 64
+input [ {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }} ]
+output [ {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }} ]
+ensemble_scheduling {{
+  step [
+{steps}
+  ]
+}}
+"""
+
 CONFIG = """\
 backend: "python"
 max_batch_size: {max_batch_size}
@@ -111,6 +151,39 @@ def write_configured(repository: Path, name: str, code: str, config: str) -> Non
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.py").write_text(code)
     (folder / "config.pbtxt").write_text(config)
+
+
+def write_ensemble(repository: Path, name: str, steps: list[tuple[str, dict[str, str], str]]) -> None:
+    """Writes an ensemble. A step is its model, the tensors of its inputs by their names, the tensor of its OUTPUT0."""
+    lines = []
+    for model, inputs, output in steps:
+        maps = "".join(f'input_map {{ key: "{key}" value: "{tensor}" }} ' for key, tensor in inputs.items())
+        maps += f'output_map {{ key: "OUTPUT0" value: "{output}" }}'
+        lines.append(f'    {{ model_name: "{model}" model_version: -1 {maps} }}')
+    folder = repository / name
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(ENSEMBLE_CONFIG.format(steps=",\n".join(lines)))
+
+
+def write_chain(repository: Path, name: str, *models: str) -> None:
+    """An ensemble that hands one tensor from model to model."""
+    ends = ["INPUT0", *(f"t{number}" for number in range(1, len(models))), "OUTPUT0"]
+    chain = zip(models, ends, ends[1:], strict=False)
+    write_ensemble(repository, name, [(model, {"INPUT0": source}, target) for model, source, target in chain])
+
+
+def write_pipelines(repository: Path) -> None:
+    """Identity models in a row, and one tensor that goes through four of them side by side."""
+    for number in range(4):
+        write_model(repository, f"step_{number}")
+    write_configured(repository, "join", JOINING, JOINING_CONFIG)
+    write_chain(repository, "chain_2", "step_0", "step_1")
+    write_chain(repository, "chain_3", "step_0", "step_1", "step_2")
+    parts: list[tuple[str, dict[str, str], str]] = [
+        (f"step_{number}", {"INPUT0": "INPUT0"}, f"part{number}") for number in range(4)
+    ]
+    join = {name: f"part{number}" for number, name in enumerate("ABCD")}
+    write_ensemble(repository, "fan", [*parts, ("join", join, "OUTPUT0")])
 
 
 def write_serving(repository: Path) -> None:

@@ -36,7 +36,7 @@ class Program:
 
     The words REPO, HTTP, GRPC and METRICS in `arguments` stand for the folder and the ports. `payload` puts a request
     into the server's protocol. A rival has a `package`, whose version is its own; the others speak KServe v2. A server
-    that `polls` works while it waits.
+    that `polls` works while it waits. `onnx` says whether it runs ONNX models.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Program:
     payload: Callable[[Sample], Payload] = payloads.kserve
     package: str = ""
     polls: bool = False
+    onnx: bool = True
 
     @property
     def kserve(self) -> bool:
@@ -86,7 +87,7 @@ def triton() -> Program:
     environment = {**os.environ, "PATH": f"{venv}/bin:{os.environ['PATH']}"}
     # A checkout's stub/ on the path would take the place of Triton's own triton_python_backend_utils.
     environment.pop("PYTHONPATH", None)
-    return Program("triton", tuple(arguments), f"{venv}/bin/python3", environment)
+    return Program("triton", tuple(arguments), f"{venv}/bin/python3", environment, onnx=False)
 
 
 def stubserve(python: Path) -> Program:

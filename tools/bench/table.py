@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from . import wrk
+from . import onnx_loads, wrk
 from .payloads import Form
+from .pipelines import PipelineLoad, StepCost
 from .streaming import CallsOfModels, EventStreams, GrpcLoad, GrpcStreams
 from .workloads import AnalyzerLoad, BatchedLoad, BulkLoad, StartUp, Workload, WrkLoad
 
@@ -20,6 +21,11 @@ def all_workloads() -> list[Workload]:
             WrkLoad("256 floats as JSON", floats, 256, 16, Form.JSON),
             WrkLoad("1000 strings", strings, 1000, 16, Form.STRINGS),
             BatchedLoad("dynamic batching, 4 instances of 2 ms", "sleep_2ms", 16, 64),
+            PipelineLoad("of 3, 16 floats", "chain_3", 16, 8),
+            PipelineLoad("of 3, 16 floats", "chain_3", 16, 64),
+            PipelineLoad("1-4-1, 16 floats", "fan", 16, 8, factor=4),
+            PipelineLoad("1-4-1, 16 floats", "fan", 16, 64, factor=4),
+            StepCost(),
         ]
     return [
         *found,
@@ -35,8 +41,12 @@ def all_workloads() -> list[Workload]:
         GrpcStreams(16),
         EventStreams(1),
         EventStreams(16),
+        PipelineLoad("of 3, 4 MiB", "chain_3", 1 << 20, 1),
+        PipelineLoad("of 3, 4 MiB", "chain_3", 1 << 20, 4),
+        PipelineLoad("1-4-1, 4 MiB", "fan", 1 << 20, 2, factor=4),
         CallsOfModels("16 floats", 1000, 16),
         CallsOfModels("4 MiB", 20, 1 << 20),
+        *(onnx_loads.all_loads() if wrk.available() and onnx_loads.available() else []),
         StartUp(1),
         StartUp(20),
     ]

@@ -1,10 +1,13 @@
 """How many times better than real Triton stubserve means to be, by workload and figure.
 
-A latency of at most half is 2 times better, memory of at most 0.8 is 1.25 times better.
+A latency of at most half is 2 times better, memory of at most 0.8 is 1.25 times better. BOUNDS are for figures that
+stubserve's alone decides: at most so much, or at least, whichever is better.
 """
 
 from __future__ import annotations
 
+from . import onnx_loads
+from .pipelines import STEP_P50
 from .streaming import CALLS, RESPONSES
 from .workloads import CPU, P50, P99, PARENT_RSS, RATE, START, STUB_RSS, Metric
 
@@ -35,8 +38,19 @@ TARGETS: dict[tuple[str, Metric], float] = {
     ("decoupled, 16 event streams", RESPONSES): 1,
     ("calls between models, 16 floats", CALLS): 2,
     ("calls between models, 4 MiB", CALLS): 4,
+    ("ensemble of 3, 16 floats, 8 connections", RATE): 2,
+    ("ensemble of 3, 16 floats, 64 connections", RATE): 2,
+    ("ensemble of 3, 4 MiB, 1 connection", RATE): 5,
+    ("ensemble of 3, 4 MiB, 4 connections", RATE): 5,
+    ("ensemble 1-4-1, 16 floats, 8 connections", RATE): 2,
+    ("ensemble 1-4-1, 16 floats, 64 connections", RATE): 2,
     ("start with 1 model", START): 1,
     ("start with 20 models", START): 1,
     (AFTERWARDS, PARENT_RSS): 1,
     (AFTERWARDS, STUB_RSS): 1.25,
+}
+
+BOUNDS: dict[tuple[str, Metric], float] = {
+    ("ensemble, one step more, 1 connection", STEP_P50): 60,
+    **{(load.name, onnx_loads.SHARE): 0.9 for load in onnx_loads.all_loads()},
 }

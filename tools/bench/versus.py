@@ -59,7 +59,7 @@ def targets(rows: Sequence[Row]) -> list[str]:
     """Every figure with a target, and what was reached."""
     lines = [row_of(["workload", "figure", REFERENCE, CANDIDATE, "better by", "target"]), row_of(["---"] * 6)]
     for row in rows:
-        if row.target is not None:
+        if row.target is not None or row.bound is not None:
             cells = [row.summary(REFERENCE), row.summary(CANDIDATE), row.lead(REFERENCE), row.verdict()]
             lines.append(row_of([row.workload, row.metric.name, *cells]))
     return lines

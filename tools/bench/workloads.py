@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -44,11 +46,31 @@ Figures = dict[Metric, float]
 
 @dataclass(frozen=True)
 class Subject:
-    """A server under measurement: its running copy, and how to start another."""
+    """A server under measurement: its running copy, and how to start another.
+
+    `beside` are further copies, by the repository that they serve. They are stopped with `stack`.
+    """
 
     program: Program
     server: Server
     workspace: Path
+    stack: ExitStack = field(default_factory=ExitStack)
+    beside: dict[str, Server] = field(default_factory=dict)
+
+    def serving(self, repository: str, write: Callable[[Path], None]) -> Server:
+        """The copy that serves this repository, started when it is first asked for. `write` fills a new folder.
+
+        It sleeps as the first copy does; its memory and its start are nobody's row.
+        """
+        server = self.beside.get(repository)
+        if server is None:
+            folder = self.workspace / repository
+            if not folder.exists():
+                write(folder)
+            server = Server(self.program, folder, self.workspace / f"{self.program.name}-{repository}.log")
+            self.beside[repository] = self.stack.enter_context(server)
+            server.sleep()
+        return server
 
 
 class Workload(Protocol):

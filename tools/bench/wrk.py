@@ -12,6 +12,22 @@ from .payloads import Payload
 
 MARK = "bench-result: "
 
+# Where requests differ, they are all made beforehand and sent in turn.
+IN_TURN = """
+local made, last = {{}}, 0
+function init(args)
+  for number = 1, {count} do
+    local file = assert(io.open({body} .. number, "rb"))
+    made[number] = wrk.format(nil, nil, nil, file:read("*a"))
+    file:close()
+  end
+end
+function request()
+  last = last % {count} + 1
+  return made[last]
+end
+"""
+
 # wrk hands its totals to `done`; times are microseconds.
 SCRIPT = """\
 local file = assert(io.open({body}, "rb"))
@@ -55,12 +71,21 @@ def version() -> str:
     return " ".join((shown.stdout + shown.stderr).split()[:2])
 
 
-def write_script(script: Path, payload: Payload) -> None:
-    """Writes the Lua script that posts `payload`, and the body beside it."""
+def write_script(script: Path, payload: Payload, *others: Payload) -> None:
+    """Writes the Lua script that posts `payload`, and the bodies beside it; with `others`, all of them in turn.
+
+    They have the same path and headers.
+    """
     body = script.with_suffix(".body")
     body.write_bytes(payload.body)
     headers = "\n".join(f"wrk.headers[{json.dumps(k)}] = {json.dumps(v)}" for k, v in payload.headers.items())
-    script.write_text(SCRIPT.format(body=json.dumps(str(body)), headers=headers, mark=MARK))
+    text = SCRIPT.format(body=json.dumps(str(body)), headers=headers, mark=MARK)
+    if others:
+        for number, each in enumerate((payload, *others), 1):
+            assert (each.path, each.headers) == (payload.path, payload.headers)
+            Path(f"{body}{number}").write_bytes(each.body)
+        text += IN_TURN.format(body=json.dumps(str(body)), count=1 + len(others))
+    script.write_text(text)
 
 
 def run(port: int, script: Path, payload: Payload, connections: int, seconds: int) -> Load:

@@ -9,6 +9,8 @@ descriptors that grow. The end is a table, and exit code 1 where there were faul
 from __future__ import annotations
 
 import argparse
+import http.client
+import json
 import os
 import signal
 import sys
@@ -39,8 +41,21 @@ CLIENTS: list[tuple[type[Client], int]] = [
     (grpc_clients.Streams, 2),
     (grpc_clients.Cancelling, 1),
 ]
+# With --pipelines: everything goes through ensembles
+PIPELINE_CLIENTS: list[tuple[type[Client], int]] = [
+    (http_clients.Chains, 4),
+    (http_clients.Forks, 4),
+    (http_clients.CountedEvents, 2),
+    (http_clients.VanishingChains, 2),
+    (grpc_clients.UnaryChains, 2),
+    (grpc_clients.CountedStreams, 2),
+    (grpc_clients.CancellingCounted, 1),
+]
 LIFE_S = 40.0
 TROUBLE_EVERY_S = 0.5
+# What is left of the shared memory at rest has to hold an input and an output of half of PROBE_BYTES each.
+SHM_LIMIT = "256M"
+PROBE_BYTES = 192 << 20
 # How often the parent is looked at until it is at rest; not a time, for it may stand still meanwhile.
 LOOKS = 10
 GONE_WITHIN_S = 10.0
@@ -76,8 +91,10 @@ class Outcome:
 
 def main() -> None:
     options = parse_arguments()
+    # Who ends this ends its server too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("chaos ended"))
     try:
-        outcome = run(options.seconds, options.life, children=not options.no_children)
+        outcome = run(options.seconds, options.life, not options.no_children, options.pipelines)
     except ServerError as error:
         sys.exit(f"chaos stopped: {error}")
     print(table(outcome))
@@ -89,17 +106,21 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=600, help="length of the run (default: %(default)s)")
     parser.add_argument("--life", type=float, default=LIFE_S, help="how long a server lives (default: %(default)s)")
     parser.add_argument("--no-children", action="store_true", help="models start no processes of their own")
+    parser.add_argument(
+        "--pipelines", action="store_true", help="ask ensembles only, and kill the stubs of their members, nothing else"
+    )
     options = parser.parse_args()
     if options.seconds < 1 or options.life < 1:
         parser.error("--seconds and --life must be at least 1")
     return options
 
 
-def run(seconds: float, life_s: float, children: bool) -> Outcome:
+def run(seconds: float, life_s: float, children: bool, pipelines: bool = False) -> Outcome:
     """Servers one after the other, two at least, until the time is up. Raises ServerError when one does not start."""
     world = World()
-    clients = [kind(world, seed) for kind, count in CLIENTS for seed in range(count)]
-    troubles = Troubles(world)
+    crowd = PIPELINE_CLIENTS if pipelines else CLIENTS
+    clients = [kind(world, seed) for kind, count in crowd for seed in range(count)]
+    troubles = Troubles(world, kills=pipelines)
     lives: list[Life] = []
     deadline = time.monotonic() + seconds
     threading.Thread(target=world.watch_clock, daemon=True).start()
@@ -138,7 +159,7 @@ def live(
     if children:
         environment["CHAOS_CHILDREN"] = "1"
     program = servers.stubserve(Path(sys.executable))
-    flags = ("--model-control-mode", "explicit", "--load-model", "*", "--shm-limit", "1G", "--log-info", "false")
+    flags = ("--model-control-mode", "explicit", "--load-model", "*", "--shm-limit", SHM_LIMIT, "--log-info", "false")
     flags += ("--stub-restart-limit", "1000000", "--exit-timeout-secs", "20")
     program = replace(program, arguments=(*program.arguments, *flags), environment=environment)
     life = Life(end.name)
@@ -155,6 +176,8 @@ def live(
                 server.require_alive()
                 troubles.one(server.pid)
             rest(world, clients, troubles)
+            if not until_free(server.http_port):
+                world.fault(f"{PROBE_BYTES >> 20} MiB of the shared memory's {SHM_LIMIT} cannot be had any more")
             settle(server.pid, life)
             life.rss.append(process.memory_info().rss / MIB)
         world.go.set()
@@ -183,6 +206,29 @@ def rest(world: World, clients: list[Client], troubles: Troubles) -> None:
             world.fault(f"{client.name}: its request does not end: {client.whereabouts()}")
             break
     troubles.calm_down()
+
+
+def until_free(port: int) -> bool:
+    """Waits until most of the shared memory can be had: in one request, its answer, and what lies between two steps."""
+    size = PROBE_BYTES // 2
+    tensor = {"name": "X", "datatype": "FP32", "shape": [1, size // 4], "parameters": {"binary_data_size": size}}
+    text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(text))}
+    body = text + bytes(size)
+    for _ in range(LOOKS):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_WITHIN_S)
+        try:
+            connection.request("POST", "/v2/models/works/infer", body, headers)
+            response = connection.getresponse()
+            response.read()
+            if response.status == 200:
+                return True
+        except OSError:
+            pass
+        finally:
+            connection.close()
+        time.sleep(1.0)
+    return False
 
 
 def settle(pid: int, life: Life) -> None:

@@ -63,8 +63,8 @@ class GrpcClient(Client):
         raise NotImplementedError
 
 
-def counting(n: int) -> Any:
-    request = service_pb2.ModelInferRequest(model_name="counts", id=str(n))
+def counting(n: int, model: str = "counts") -> Any:
+    request = service_pb2.ModelInferRequest(model_name=model, id=str(n))
     request.inputs.add(name="N", datatype="INT32", shape=[1])
     request.raw_input_contents.append(n.to_bytes(4, "little"))
     request.parameters["triton_enable_empty_final_response"].bool_param = True
@@ -72,19 +72,31 @@ def counting(n: int) -> Any:
 
 
 class Unary(GrpcClient):
+    """What `model` answers is `factor` times the tensor and `more`."""
+
+    model, factor, more = "works", 2.0, 1.0
+
     def call(self) -> None:
         x = np.full((1, self.random.choice(SIZES)), self.random.randrange(1 << 20), np.float32)
-        request = service_pb2.ModelInferRequest(model_name="works", id=self.name)
+        request = service_pb2.ModelInferRequest(model_name=self.model, id=self.name)
         request.inputs.add(name="X", datatype="FP32", shape=x.shape)
         request.raw_input_contents.append(x.tobytes())
         answer = self.stub.ModelInfer(request, timeout=ANSWER_WITHIN_S)
         y = np.frombuffer(answer.raw_output_contents[0], np.float32)
-        if not np.array_equal(y, 2 * x[0] + 1) or answer.id != self.name:
-            raise Wrong(f"works({x[0, 0]:.0f} x {x.size}) = {y[:3]} x {y.size}")
+        if not np.array_equal(y, self.factor * x[0] + self.more) or answer.id != self.name:
+            raise Wrong(f"{self.model}({x[0, 0]:.0f} x {x.size}) = {y[:3]} x {y.size}")
+
+
+class UnaryChains(Unary):
+    """Through an ensemble of two steps."""
+
+    model, factor, more = "chain", 4.0, 3.0
 
 
 class Streams(GrpcClient):
     """Several requests on one stream; each counts down to its final response, or ends with an error."""
+
+    model, factor = "counts", 1
 
     def call(self) -> None:
         counts = [self.random.choice([1, 5, 300]) for _ in range(4)]
@@ -92,7 +104,7 @@ class Streams(GrpcClient):
         answers = self.stub.ModelStreamInfer(iter(requests.get, None), timeout=ANSWER_WITHIN_S)
         try:
             for n in counts:
-                requests.put(counting(n))
+                requests.put(counting(n, self.model))
                 self._check(n, answers)
         finally:
             requests.put(None)
@@ -106,14 +118,21 @@ class Streams(GrpcClient):
                 raise Refused(f"in a stream: {answer.error_message}")
             response = answer.infer_response
             if response.raw_output_contents:
-                if int.from_bytes(response.raw_output_contents[0], "little") != expected or response.id != str(n):
-                    raise Wrong(f"counts({n}) = {response} where {expected} was due")
+                y = int.from_bytes(response.raw_output_contents[0], "little", signed=True)
+                if y != self.factor * expected or response.id != str(n):
+                    raise Wrong(f"{self.model}({n}) = {response} where {self.factor * expected} was due")
                 expected -= 1
             if response.parameters["triton_final_response"].bool_param:
                 if expected:
-                    raise Wrong(f"counts({n}) ended at {expected}")
+                    raise Wrong(f"{self.model}({n}) ended at {expected}")
                 return
         raise Refused("in a stream: it ended without an error")
+
+
+class CountedStreams(Streams):
+    """The same through an ensemble behind a model that streams."""
+
+    model, factor = "counted", -1
 
 
 class Cancelling(Client):
@@ -123,12 +142,14 @@ class Cancelling(Client):
     ever, whatever the server does, past the call's deadline and the end of its connection.
     """
 
+    model = "counts"
+
     def __init__(self, world: World, seed: int) -> None:
         super().__init__(world, seed)
         self.random = random.Random(seed)
 
     def ask(self) -> None:
-        message = counting(5000).SerializeToString()
+        message = counting(5000, self.model).SerializeToString()
         data = b"\0" + UINT32.pack(len(message)) + message
         with socket.create_connection(("127.0.0.1", self.world.grpc_port), ANSWER_WITHIN_S) as connection:
             connection.sendall(GRPC_PREFACE + frame(SETTINGS, 0, 0))
@@ -147,3 +168,9 @@ class Cancelling(Client):
                 if not part:
                     raise ConnectionError("the connection ended with the stream")
                 seen = seen[-len(PING_TEXT) :] + part
+
+
+class CancellingCounted(Cancelling):
+    """The same through an ensemble behind a model that streams."""
+
+    model = "counted"

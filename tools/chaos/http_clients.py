@@ -58,9 +58,9 @@ def read(response: http.client.HTTPResponse) -> bytes:
 
 
 class Binary(HttpClient):
-    """Tensors behind JSON."""
+    """Tensors behind JSON. What `model` answers is `factor` times the tensor and `more`."""
 
-    model, sign = "works", 1.0
+    model, factor, more = "works", 2.0, 1.0
 
     def request(self) -> tuple[np.ndarray, bytes, dict[str, str]]:
         x = np.full((1, self.random.choice(SIZES)), self.random.randrange(1 << 20), np.float32)
@@ -75,14 +75,26 @@ class Binary(HttpClient):
         response = self.post(f"/v2/models/{self.model}/infer", body, headers)
         answer = read(response)
         y = np.frombuffer(answer[int(response.headers["Inference-Header-Content-Length"]) :], np.float32)
-        if not np.array_equal(y, self.sign * (2 * x[0] + 1)):
+        if not np.array_equal(y, self.factor * x[0] + self.more):
             raise Wrong(f"{self.model}({x[0, 0]:.0f} x {x.size}) = {y[:3]} x {y.size}")
 
 
 class Calls(Binary):
     """The same through a model that calls the other."""
 
-    model, sign = "calls", -1.0
+    model, factor, more = "calls", -2.0, -1.0
+
+
+class Chains(Binary):
+    """The same through an ensemble of two steps."""
+
+    model, factor, more = "chain", 4.0, 3.0
+
+
+class Forks(Binary):
+    """Through an ensemble that hands its tensor to two steps, one of which calls a model, and joins what they make."""
+
+    model, factor, more = "fork", 4.0, 2.0
 
 
 class Json(HttpClient):
@@ -95,33 +107,43 @@ class Json(HttpClient):
 
 
 class Events(HttpClient):
-    """generate_stream: the events are N, N - 1, ... 1, or end with an error."""
+    """generate_stream: the events are N, N - 1, ... 1 times `factor`, or end with an error."""
+
+    model, factor = "counts", 1
 
     def ask(self) -> None:
         n = self.random.choice([1, 5, 300])
-        response = self.post("/v2/models/counts/generate_stream", json.dumps({"N": n}).encode())
+        response = self.post(f"/v2/models/{self.model}/generate_stream", json.dumps({"N": n}).encode())
         body = read(response)
         try:
             events = [json.loads(event.removeprefix(b"data: ")) for event in body.split(b"\n\n") if event]
         except ValueError:
-            raise Wrong(f"counts({n}): no events: ... {body[-200:]!r}") from None
-        values = [event["Y"] for event in events if "Y" in event]
+            raise Wrong(f"{self.model}({n}): no events: ... {body[-200:]!r}") from None
+        values = [self.factor * event["Y"] for event in events if "Y" in event]
         if values != list(range(n, n - len(values), -1)):
-            raise Wrong(f"counts({n}) = {values[:10]} x {len(values)}")
+            raise Wrong(f"{self.model}({n}) = {values[:10]} x {len(values)}")
         if "error" in (events[-1] if events else {}):
             raise Refused(f"in a stream: {events[-1]['error']}")
         if len(values) != n:
-            raise Wrong(f"counts({n}) ended after {len(values)} without an error")
+            raise Wrong(f"{self.model}({n}) ended after {len(values)} without an error")
+
+
+class CountedEvents(Events):
+    """The same through an ensemble behind a model that streams."""
+
+    model, factor = "counted", -1
 
 
 class Vanishing(HttpClient):
     """Goes away in the middle of its request, or of the answer."""
 
+    tensor_models, streaming = ["works", "calls"], "counts"
+
     def ask(self) -> None:
         _, body, headers = Binary.request(self)  # type: ignore[arg-type]
-        model = self.random.choice(["works", "calls", "counts"])
-        path = f"/v2/models/{model}/{'generate_stream' if model == 'counts' else 'infer'}"
-        if model == "counts":
+        model = self.random.choice([*self.tensor_models, self.streaming])
+        path = f"/v2/models/{model}/{'generate_stream' if model == self.streaming else 'infer'}"
+        if model == self.streaming:
             body, headers = b'{"N":5000}', {}
         lines = [f"POST {path} HTTP/1.1", "Host: chaos", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -131,3 +153,9 @@ class Vanishing(HttpClient):
             connection.settimeout(self.random.choice([0.001, 0.01, 0.1]))
             with contextlib.suppress(TimeoutError):
                 connection.recv(self.random.choice([1, 10_000]))
+
+
+class VanishingChains(Vanishing):
+    """From the middle of a pipeline."""
+
+    tensor_models, streaming = ["chain", "fork"], "counted"

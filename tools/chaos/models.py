@@ -94,7 +94,90 @@ class TritonPythonModel:
 CALLS_CONFIG = WORKS_CONFIG.replace("dynamic_batching { }\n", "")
 
 
+# Each number, negated.
+NEGATES = """\
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("Y", -request.inputs()[0].as_numpy())])
+            for request in requests
+        ]
+"""
+NEGATES_CONFIG = COUNTS_CONFIG.replace("model_transaction_policy { decoupled: true }\n", "")
+
+# A minus B.
+SUBTRACTS = """\
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            a, b = (pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in "AB")
+            # It owns neither, and writes to one all the same.
+            a -= b
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", a)]))
+        return responses
+"""
+SUBTRACTS_CONFIG = WORKS_CONFIG.replace(
+    '{ name: "X" data_type: TYPE_FP32 dims: [ -1 ] }',
+    '{ name: "A" data_type: TYPE_FP32 dims: [ -1 ] }, { name: "B" data_type: TYPE_FP32 dims: [ -1 ] }',
+)
+
+# y = 4x + 3: `works` twice.
+CHAIN_CONFIG = """\
+platform: "ensemble"
+max_batch_size: 16
+input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
+ensemble_scheduling {
+  step [
+    { model_name: "works" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "half" } },
+    { model_name: "works" model_version: -1 input_map { key: "X" value: "half" } output_map { key: "Y" value: "Y" } }
+  ]
+}
+"""
+
+# y = 4x + 2: `works` and, through a model that calls it, its opposite, and the one less the other; x is read by both.
+FORK_CONFIG = (
+    CHAIN_CONFIG.partition("  step")[0]
+    + """\
+  step [
+    { model_name: "works" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "a" } },
+    { model_name: "calls" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "b" } },
+    {
+      model_name: "subtracts" model_version: -1
+      input_map { key: "A" value: "a" } input_map { key: "B" value: "b" } output_map { key: "Y" value: "Y" }
+    }
+  ]
+}
+"""
+)
+
+# -N, 1 - N, ... -1, in order.
+COUNTED_CONFIG = """\
+platform: "ensemble"
+input [ { name: "N" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] } ]
+ensemble_scheduling {
+  step [
+    { model_name: "counts" model_version: -1 input_map { key: "N" value: "N" } output_map { key: "Y" value: "n" } },
+    { model_name: "negates" model_version: -1 input_map { key: "N" value: "n" } output_map { key: "Y" value: "Y" } }
+  ]
+}
+"""
+
+
 def write(repository: Path) -> None:
+    write_configured(repository, "negates", NEGATES, NEGATES_CONFIG)
+    write_configured(repository, "subtracts", SUBTRACTS, SUBTRACTS_CONFIG)
+    for name, config in (("chain", CHAIN_CONFIG), ("fork", FORK_CONFIG), ("counted", COUNTED_CONFIG)):
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(config)
     write_configured(repository, "works", WORKS, WORKS_CONFIG)
     write_configured(repository, "counts", COUNTS, COUNTS_CONFIG)
     write_configured(repository, "calls", CALLS, CALLS_CONFIG)

@@ -16,26 +16,31 @@ import psutil
 from . import models
 from .world import ANSWER_WITHIN_S, World
 
-MODELS = ["works", "counts", "calls"]
+# In this order: ensembles come when their members are there.
+MODELS = ["works", "counts", "calls", "negates", "subtracts", "chain", "fork", "counted"]
 INSTANCES = 2
 # Loads wait for the queue of what they replace, and for each other.
 LOADED_WITHIN_S = 2 * ANSWER_WITHIN_S
 
 
 class Troubles:
-    """Makes trouble for the server of `world`. `tally` counts it by kind."""
+    """Makes trouble for the server of `world`. `tally` counts it by kind. With `kills` only, stubs are killed."""
 
-    def __init__(self, world: World, seed: int = 0) -> None:
+    def __init__(self, world: World, seed: int = 0, kills: bool = False) -> None:
         self.tally: Counter[str] = Counter()
         self._world = world
         self._random = random.Random(seed)
-        self._kinds: list[Callable[[int], None]] = [
-            *[self.kill_a_stub] * 6,
-            self.stop_a_stub,
-            *[self.load_anew] * 2,
-            self.take_away,
-            *[self.resize] * 2,
-        ]
+        self._kinds: list[Callable[[int], None]] = (
+            [self.kill_a_stub]
+            if kills
+            else [
+                *[self.kill_a_stub] * 6,
+                self.stop_a_stub,
+                *[self.load_anew] * 2,
+                self.take_away,
+                *[self.resize] * 2,
+            ]
+        )
 
     def one(self, pid: int) -> None:
         """One of them, whichever; `pid` is the server's."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import resource
+import signal
 import sys
 import tempfile
 import time
@@ -94,6 +95,8 @@ class Round:
 
 def main() -> None:
     options = parse_arguments()
+    # Who ends this ends its server too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("siege ended"))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     print(line(TITLES), flush=True)
@@ -138,6 +141,7 @@ def besiege(name: str, kinds: list[str], seconds: float) -> Round:
             ports = server.http_port, server.grpc_port
             if fort.until_whole(server.http_port) is None:
                 raise ServerError(f"half of the arena cannot be had from the start:\n{server.log_tail()}")
+            fort.use_everything(server.http_port)
             with fort.Watch(server.pid) as watch:
                 descriptors = watch.descriptors()
                 with contextlib.ExitStack() as hostile:

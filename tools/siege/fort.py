@@ -13,7 +13,7 @@ import psutil
 
 from tools.bench import payloads, servers
 from tools.bench.payloads import JSON_LENGTH_HEADER, Payload
-from tools.bench.servers import Server
+from tools.bench.servers import Server, ServerError
 
 MIB = 1 << 20
 SHM_LIMIT = 256 * MIB
@@ -74,6 +74,20 @@ def until_whole(port: int, model: str = "large") -> float | None:
             return time.monotonic() - begin
         time.sleep(0.1)
     return None
+
+
+def use_everything(port: int) -> None:
+    """Has the server start what it starts when it is needed: the process that reads large JSON has a descriptor."""
+    body = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,200000],"data":[' + b"0," * 199_999 + b"0]}]}"
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WHOLE_WITHIN_S)
+    try:
+        connection.request("POST", "/v2/models/echo/infer", body)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise ServerError(f"large JSON is refused from the start: {response.read(300)!r}")
+        response.read()
+    finally:
+        connection.close()
 
 
 def until_closed(watch: Watch, descriptors: int) -> int:

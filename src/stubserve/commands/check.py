@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from stubserve.errors import ServeError
+from stubserve.flag_values import UsageError, parse_gpu_fallback
 from stubserve.repository.checking import Problem, Report, check_repositories
 from stubserve.settings import DEFAULT_BACKEND_DIRECTORY
 
@@ -31,12 +32,19 @@ def run(words: Sequence[str]) -> int:
         metavar="DIR",
         help="backends written in Python: <name>/model.py (%(default)s)",
     )
+    parser.add_argument(
+        "--gpu-fallback",
+        type=_gpu_fallback,
+        default=False,
+        metavar="cpu|none",
+        help="check what `serve` with this flag would serve (none)",
+    )
     options = parser.parse_args(words)
     for repository in options.repositories:
         if not repository.is_dir():
             parser.error(f"{repository} is not a folder")
     try:
-        report = check_repositories(options.repositories, options.backend_directory)
+        report = check_repositories(options.repositories, options.backend_directory, options.gpu_fallback)
     except ServeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -47,6 +55,13 @@ def run(words: Sequence[str]) -> int:
             print(problem)
         print(_summary(report))
     return 1 if report.errors else 0
+
+
+def _gpu_fallback(text: str) -> bool:
+    try:
+        return parse_gpu_fallback(text)
+    except UsageError as wrong:
+        raise argparse.ArgumentTypeError(str(wrong)) from None
 
 
 def _summary(report: Report) -> str:

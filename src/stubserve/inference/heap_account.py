@@ -17,6 +17,11 @@ from typing import Protocol
 from stubserve.inference.request import Request
 
 FREE_BYTES = 8 * 1024
+# What a request may say beside its tensors: id, names, parameters. It goes through the event loop and a stub's ring in
+# one piece, so a longer one would keep everybody waiting, however it is counted.
+MAX_WORDS_BYTES = 1 << 20
+_WORDS = "its id, names and parameters may have %d bytes together"
+WORDS_TEXT = f"the request says too much beside its tensors: {_WORDS % MAX_WORDS_BYTES}"
 
 
 class SharedLedger(Protocol):

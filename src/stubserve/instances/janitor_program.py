@@ -6,8 +6,8 @@ session that their stub led, unless they have made their own, and a variable of 
 this server's alone. Everything with one of these is killed, with its descendants, until nothing is left.
 
 It is a program of its own, with nothing but the interpreter (`-I -S`) and no import that is not built in but `os`, so
-it takes 5 MiB and has started after 10 ms. Its only argument is the mark. On stdin come the process numbers of stubs,
-`+1234` and `-1234`, a line each; the end of stdin is the end of the server.
+it has 3 MiB of its own (9 resident) and has started after 10 ms. Its only argument is the mark. On stdin come the
+process numbers of stubs, `+1234` and `-1234`, a line each; the end of stdin is the end of the server.
 """
 
 import os

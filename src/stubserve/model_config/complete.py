@@ -64,10 +64,13 @@ class InstanceSpec:
     traits: tuple[int, bytes] = field(default=(0, b""), compare=False)
 
 
-def normalise(config: ModelConfig, model_name: str, model_dir: Path, *, gpu_ids: Sequence[int] = ()) -> ModelConfig:
+def normalise(
+    config: ModelConfig, model_name: str, model_dir: Path, *, gpu_ids: Sequence[int] = (), gpu_to_cpu: bool = False
+) -> ModelConfig:
     """A completed copy of `config`, which may be empty (a model without config.pbtxt).
 
-    `model_dir` is the model's folder, looked at for the backend; `gpu_ids` are the GPUs the server may use.
+    `model_dir` is the model's folder, looked at for the backend; `gpu_ids` are the GPUs the server may use. With
+    `gpu_to_cpu` instance groups for GPUs are taken as if they said KIND_CPU.
     Raises ServeError INVALID_ARG (no backend can be told), INTERNAL (the folder can not be read).
     """
     completed = ModelConfig()
@@ -76,8 +79,21 @@ def normalise(config: ModelConfig, model_name: str, model_dir: Path, *, gpu_ids:
         completed.name = model_name
     _fill_backend(completed, model_name, _VersionContents(model_dir))
     _fill_defaults(completed)
+    if gpu_to_cpu:
+        for index in gpu_groups(completed):
+            completed.instance_group[index].kind = _GROUP.KIND_CPU
+            completed.instance_group[index].ClearField("gpus")
     _fill_instance_groups(completed, gpu_ids)
     return completed
+
+
+def gpu_groups(config: ModelConfig) -> list[int]:
+    """The indices of the instance groups that a configuration wants on GPUs, also by only naming some."""
+    return [
+        index
+        for index, group in enumerate(config.instance_group)
+        if group.kind == _GROUP.KIND_GPU or (group.kind == _GROUP.KIND_AUTO and group.gpus)
+    ]
 
 
 def normalise_again(config: ModelConfig) -> ModelConfig:

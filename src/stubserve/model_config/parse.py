@@ -12,6 +12,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 
 from stubserve.errors import internal, invalid
 from stubserve.model_config.proto import ModelConfig, is_repeated
+from stubserve.model_config.templates import find_templates, unfilled
 
 _STRING_OR_COMMENT = re.compile(rb"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|#[^\n]*""")
 
@@ -40,6 +41,13 @@ def parse_text(text: str, where: str) -> ModelConfig:
     except text_format.ParseError as error:
         line, column = error.GetLine(), error.GetColumn()
         reason = str(error).removeprefix(f"{line}:{column} : ")
+        templates = [one for one in find_templates(text) if not one.in_string]
+        if templates:
+            # What the parser makes of them does not name them
+            line, column, reason = templates[0].line, templates[0].column, unfilled(templates[0])
+            if templates[1:]:
+                others = dict.fromkeys(f"{one.place} (line {one.line})" for one in templates[1:])
+                reason += f". Not filled in either: {', '.join(others)}"
         raise internal(f"failed to read text proto from {where}: line {line}, column {column}: {reason}") from None
     return config
 

@@ -15,6 +15,7 @@ from google.protobuf import text_format
 
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
 from stubserve.model_config.source import Path, Source, UnreadableText
+from stubserve.model_config.templates import find_templates, unfilled, with_words
 
 _NO_FIELD = re.compile(r'Message type "inference\.([\w.]+)" has no field named "(\w+)"')
 _EXCERPT = re.compile(r"^'.*': ", re.DOTALL)
@@ -55,16 +56,24 @@ class Reading:
 
 def read_leniently(text: str) -> Reading:
     """Reads as much of a configuration as there is."""
+    templates = [one for one in find_templates(text) if not one.in_string]
+    readable = with_words(text, templates)
     try:
-        source: Source | None = Source(text)
+        source: Source | None = Source(readable)
     except UnreadableText:
         source = None
     reading = Reading(ModelConfig(), source)
     rest = source
+    for one in templates:
+        found = source.at(one.line, one.column) if source is not None else None
+        path = (*found[1], found[0].name) if found is not None else ()
+        reading.mistakes.append(Mistake(one.line, one.column, unfilled(one), path))
+        if rest is not None and found is not None and not rest.text[one.start].isspace():
+            rest = rest.without(found[0])
     while True:
         config = ModelConfig()
         try:
-            text_format.Parse(text if rest is None else rest.text, config)
+            text_format.Parse(readable if rest is None else rest.text, config)
         except text_format.ParseError as error:
             line, column = error.GetLine() or 0, error.GetColumn() or 0
             found = rest.at(line, column) if rest is not None else None

@@ -40,6 +40,9 @@ MOST_INSTANCES = 1024
 # Labels are the tags behind an underscore, and two underscores are Prometheus' own.
 _METRIC_TAG = re.compile(r"(?!_)[a-zA-Z0-9_]*")
 
+# What is said beyond upstream's words where there is no GPU at all
+_ON_THE_CPU = "; --gpu-fallback=cpu serves the model on the CPU"
+
 # Upstream's default for --min-supported-compute-capability in GPU builds; only ever printed here.
 MIN_COMPUTE_CAPABILITY = 7.5
 
@@ -210,13 +213,14 @@ def _gpu_problems(
     group: Any, where: str, gpu_ids: Sequence[int], min_compute_capability: float
 ) -> Iterator[ServeError]:
     if not group.gpus:
-        lack = "specifies no GPUs" if gpu_ids else "no GPUs are available"
+        lack = "specifies no GPUs" if gpu_ids else f"no GPUs are available{_ON_THE_CPU}"
         yield invalid(f"{where} has kind KIND_GPU but {lack}")
     for gpu in group.gpus:
         if gpu not in gpu_ids:
             yield invalid(
                 f"{where} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum required CUDA "
                 f"compute compatibility of {min_compute_capability:.6f} are: {', '.join(map(str, gpu_ids))}"
+                f"{'' if gpu_ids else _ON_THE_CPU}"
             )
 
 

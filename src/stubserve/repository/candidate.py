@@ -7,6 +7,7 @@ folder is of the model that it was made for: it goes with it.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -15,13 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stubserve.errors import internal, invalid
-from stubserve.model_config.complete import normalise, without_instances
+from stubserve.model_config.complete import gpu_groups, normalise, without_instances
 from stubserve.model_config.parse import parse_json
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.validate import validate_directory_name, validate_model
 from stubserve.repository.contents import Contents, contents_of
-from stubserve.repository.folder import ModelFolder, check_model_name, locate, read_config
+from stubserve.repository.folder import ModelFolder, check_model_name, locate, read_config, templates_kept
+from stubserve.repository.model_files import absent_files
 from stubserve.settings import RepositorySettings
+
+log = logging.getLogger("stubserve.repository")
+
+# What is said of a model that is configured for GPUs and served without
+RUNS_ON_CPU = "instances for GPUs run on the CPU, as --gpu-fallback=cpu says"
 
 # Sequences stay with their instances, so these do not go while the model serves.
 _BOUND_TO_INSTANCES = "sequence_batching"
@@ -87,9 +94,17 @@ def read_candidate(
     else:
         # Without a file, only the model itself could tell what it takes.
         written = read_config(folder, settings.config_name, required=settings.disable_auto_complete)
-    config = normalise(written if written is not None else ModelConfig(), folder.name, folder.path)
+        for said in templates_kept(folder, settings.config_name):
+            log.warning("%s", said)
+    given = written if written is not None else ModelConfig()
+    config = normalise(given, folder.name, folder.path, gpu_to_cpu=settings.gpu_to_cpu)
     validate_directory_name(config, folder.name)
     validate_model(config)
+    absent = absent_files(folder.path)
+    if absent:
+        log.warning("model '%s' lacks %s", folder.name, absent)
+    if settings.gpu_to_cpu and gpu_groups(given):
+        log.warning("model '%s': %s", folder.name, RUNS_ON_CPU)
     return Candidate(folder, config, written is not None, override, contents)
 
 
@@ -117,6 +132,20 @@ def make_candidate(
     try:
         _write(home, files)
         return read_candidate(ModelFolder(name, home, home.parent), settings, override)
+    except BaseException:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
+
+
+def copy_candidate(served: Candidate, settings: RepositorySettings) -> Candidate:
+    """What serves from a folder that was made for it, as a further candidate with a folder of its own.
+
+    Raises ServeError, or OSError; then nothing is left.
+    """
+    home = Path(tempfile.mkdtemp(prefix="stubserve-model-"))
+    try:
+        shutil.copytree(served.folder.path, home, dirs_exist_ok=True)
+        return read_candidate(ModelFolder(served.folder.name, home, home.parent), settings, served.override)
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         raise

@@ -23,14 +23,16 @@ from stubserve.errors import ServeError, internal
 from stubserve.inference.signature import Signature
 from stubserve.instances.threads import threads_per_instance
 from stubserve.instances.time_limit import execute_timeout
-from stubserve.model_config.complete import normalise
+from stubserve.model_config.complete import gpu_groups, normalise
 from stubserve.model_config.parse import decode_text
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.reading import Reading, read_leniently
+from stubserve.model_config.templates import find_templates, kept
 from stubserve.model_config.validate import problems, validate_directory_name
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
 from stubserve.model_config.validate_members import member_problems
-from stubserve.repository.dependencies import circle, members_of
+from stubserve.repository.candidate import RUNS_ON_CPU
+from stubserve.repository.dependencies import circle, members_of, version_not_loaded
 from stubserve.repository.file_checks import FILE_CHECKS, FileCheck
 from stubserve.repository.folder import (
     CONFIG_FILE,
@@ -40,6 +42,7 @@ from stubserve.repository.folder import (
     read_labels,
     survey,
 )
+from stubserve.repository.model_files import absent_files
 from stubserve.repository.program import check_python_parameters, locate_program, missing_parts
 from stubserve.repository.source_check import completes_config, source_problems
 from stubserve.schedulers.factory import create_scheduler
@@ -76,13 +79,16 @@ class Report:
         return sum(not problem.is_warning for problem in self.problems)
 
 
-def check_repositories(repositories: Sequence[Path], backend_directory: Path) -> Report:
-    """Checks all models of all repositories. Raises ServeError if a repository cannot be read."""
+def check_repositories(repositories: Sequence[Path], backend_directory: Path, gpu_to_cpu: bool = False) -> Report:
+    """Checks all models of all repositories, `gpu_to_cpu` as `serve --gpu-fallback=cpu` would serve them.
+
+    Raises ServeError if a repository cannot be read.
+    """
     found: list[Problem] = []
     with _log_as_problems("", repositories[0], found):
         folders = survey(repositories).models
     for folder in folders.values():
-        problems_of_model = _Check(folder, folders, backend_directory).run()
+        problems_of_model = _Check(folder, folders, backend_directory, gpu_to_cpu).run()
         found += sorted(problems_of_model, key=lambda problem: (problem.file, problem.line))
     return Report(tuple(folders), tuple(found))
 
@@ -90,10 +96,13 @@ def check_repositories(repositories: Sequence[Path], backend_directory: Path) ->
 class _Check:
     """The check of one model."""
 
-    def __init__(self, folder: ModelFolder, models: Mapping[str, ModelFolder], backend_directory: Path) -> None:
+    def __init__(
+        self, folder: ModelFolder, models: Mapping[str, ModelFolder], backend_directory: Path, gpu_to_cpu: bool
+    ) -> None:
         self._folder = folder
         self._models = models
         self._backend_directory = backend_directory
+        self._gpu_to_cpu = gpu_to_cpu
         self._file = folder.path / CONFIG_FILE
         self._reading = Reading(ModelConfig(), None)
         self._found: list[Problem] = []
@@ -101,10 +110,13 @@ class _Check:
         self._in_environment = True
 
     def run(self) -> list[Problem]:
+        absent = absent_files(self._folder.path)
+        if absent:
+            self._found.append(Problem(self._folder.name, self._folder.path, 0, f"lacks {absent}", is_warning=True))
         if not self._read():
             return self._found
         try:
-            config = normalise(self._reading.config, self._folder.name, self._folder.path)
+            config = normalise(self._reading.config, self._folder.name, self._folder.path, gpu_to_cpu=self._gpu_to_cpu)
         except ServeError as error:
             self._add(error)
             self._versions(self._reading.config)
@@ -138,6 +150,9 @@ class _Check:
                     self._add(wrong)
         for part, words in missing_parts(config):
             self._warn(words, (part,))
+        if self._gpu_to_cpu:
+            for index in gpu_groups(self._reading.config)[:1]:
+                self._warn(RUNS_ON_CPU, ("instance_group", index, "kind"))
         return self._found
 
     def _read(self) -> bool:
@@ -153,6 +168,10 @@ class _Check:
         self._reading = read_leniently(text)
         for mistake in self._reading.mistakes:
             self._found.append(Problem(self._folder.name, self._file, mistake.line, mistake.text))
+        for template in find_templates(text):
+            if template.in_string:
+                problem = Problem(self._folder.name, self._file, template.line, kept(template), is_warning=True)
+                self._found.append(problem)
         return self._reading.complete
 
     def _programs(self, config: Any) -> list[Path]:
@@ -215,6 +234,9 @@ class _Check:
                 line = self._reading.line_of(("ensemble_scheduling", "step", index, "model_name"))
                 text = f"step {index} uses model '{step.model_name}', which is in none of the repositories"
                 self._found.append(Problem(self._folder.name, self._file, line, text))
+            if step.model_version != -1 and step.model_version not in self._versions_on_disk(step):
+                error = version_not_loaded(config.name, step)
+                self._add(error.at("ensemble_scheduling", "step", index, "model_version"))
 
         members = members_of(config)
         closed = circle(config.name, members, self._members_on_disk)
@@ -226,6 +248,20 @@ class _Check:
             if whole.keys() == configs.keys():
                 for wrong in member_problems(config, whole):
                     self._add(wrong)
+
+    def _versions_on_disk(self, step: Any) -> Collection[int]:
+        """The versions of a step's model that would be served; the step's own where that cannot be told."""
+        folder = self._models.get(step.model_name)
+        if folder is None:
+            return (step.model_version,)
+        try:
+            # What is odd about its versions is told with that model
+            with _log_as_problems(folder.name, folder.path, []):
+                return available_versions(
+                    folder, normalise(read_config(folder) or ModelConfig(), folder.name, folder.path)
+                )
+        except ServeError:
+            return (step.model_version,)
 
     def _members_on_disk(self, name: str) -> Collection[str]:
         config = self._config_on_disk(name)
@@ -262,7 +298,7 @@ class _Check:
         if problem not in self._found:
             self._found.append(problem)
 
-    def _warn(self, text: str, path: tuple[str, ...]) -> None:
+    def _warn(self, text: str, path: tuple[str | int, ...]) -> None:
         line = self._reading.line_of(path)
         self._found.append(Problem(self._folder.name, self._file, line, text, is_warning=True))
 

@@ -20,13 +20,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from stubserve.errors import Code, ServeError, internal, invalid, unavailable
 from stubserve.instances.model_control import no_model_control
 from stubserve.instances.services import Services
-from stubserve.repository.candidate import Candidate, check_parameters, find_candidate, make_candidate
+from stubserve.repository.candidate import Candidate, check_parameters, copy_candidate, find_candidate, make_candidate
 from stubserve.repository.changeover import Changeover, Starter, as_load_error
 from stubserve.repository.dependencies import DiskDependencies, circle, members_of, no_longer_needed, rounds
 from stubserve.repository.ensemble_loading import check_members, unavailable_members
@@ -65,7 +66,7 @@ class ModelControl:
         self._turns = Turns()
         self._changes: set[asyncio.Task[Any]] = set()
         self._disk = DiskDependencies(settings)
-        self._ensembles = Settling(registry.serving, self._disk, self._load_known, self._retire)
+        self._ensembles = Settling(registry.serving, self._disk, self._load_again, self._retire)
         # What somebody wanted loaded by its name, in contrast to what an ensemble has brought
         self._asked_for: set[str] = set()
         self._watch = RepositoryWatch(settings.paths, self._load_several, lambda name: self._unload(name, False, None))
@@ -208,13 +209,17 @@ class ModelControl:
             loaded.update(zip(group, outcomes, strict=True))
         return loaded
 
-    async def _load_known(self, name: str) -> bool:
+    async def _load_known(self, name: str, find: Callable[[str], Candidate] | None = None) -> bool:
         try:
-            await self._load(name, None, {}, None)
+            await self._load(name, None, {}, None, find=find)
         except Exception as raised:
             as_load_error(raised)  # which tells the log of what nobody expects; the rest has been told
             return False
         return True
+
+    async def _load_again(self, name: str) -> bool:
+        """An ensemble, for the sake of its members: what came with its own load counts as before."""
+        return await self._load_known(name, self._find_again)
 
     async def _load_and_settle(
         self, name: str, config: str | None, files: Mapping[str, bytes], outer: Turn | None
@@ -233,12 +238,14 @@ class ModelControl:
         files: Mapping[str, bytes],
         outer: Turn | None,
         only_if_missing: bool = False,
+        find: Callable[[str], Candidate] | None = None,
     ) -> Sequence[asyncio.Task[None]]:
         check_parameters(name, files)
         async with self._turns.of(name, outer) as turn:
             if only_if_missing and self._registry.ready_versions(name):
                 return ()
-            finding = asyncio.ensure_future(asyncio.to_thread(self._find, name, config, files))
+            look = partial(find, name) if find is not None else partial(self._find, name, config, files)
+            finding = asyncio.ensure_future(asyncio.to_thread(look))
             try:
                 candidate = await asyncio.shield(finding)
             except asyncio.CancelledError:
@@ -290,6 +297,12 @@ class ModelControl:
         if files:
             return make_candidate(name, self._settings, config, files)
         return find_candidate(name, self._settings, config, self._changeover.served(name))
+
+    def _find_again(self, name: str) -> Candidate:
+        served = self._changeover.served(name)
+        if served is not None and served.made:
+            return copy_candidate(served, self._settings)
+        return find_candidate(name, self._settings, None, served)
 
     # Letting go
 

@@ -27,6 +27,13 @@ def members_of(config: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
 
 
+def version_not_loaded(ensemble: str, step: Any) -> ServeError:
+    """What is said of a step whose version of its model is not there; upstream takes a missing version for 0."""
+    where = f"ensemble '{ensemble}' depends on '{step.model_name}'"
+    hint = "" if step.model_version else " (model_version: -1 means the latest)"
+    return invalid(f"{where} whose required version {step.model_version} is not loaded.{hint}")
+
+
 def rounds(needs: Mapping[str, Collection[str]]) -> list[list[str]]:
     """The models in rounds, each of which needs only what is in rounds before, or is not among them.
 

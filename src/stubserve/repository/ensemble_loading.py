@@ -13,6 +13,7 @@ from stubserve.model_config.render import to_json_dict
 from stubserve.model_config.validate import validate
 from stubserve.model_config.validate_members import is_decoupled, member_problems
 from stubserve.repository.candidate import Candidate
+from stubserve.repository.dependencies import version_not_loaded
 from stubserve.repository.folder import read_labels
 from stubserve.repository.registry import Registry, VersionState
 from stubserve.serving.ensemble_model import EnsembleModel, Models
@@ -78,7 +79,7 @@ def _why_not_there(config: Any, registry: Registry) -> ServeError:
             more = f". Model '{name}' loading failed with error: {text}" if text else ""
             return invalid(f"{where} which has no loaded version{more}")
         if step.model_version != -1 and not registry.serves(name, step.model_version):
-            return invalid(f"{where} whose required version {step.model_version} is not loaded.")
+            return version_not_loaded(config.name, step)
     return invalid(f"ensemble '{config.name}' depends on models that are not loaded")
 
 

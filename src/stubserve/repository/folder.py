@@ -22,6 +22,7 @@ from pathlib import Path
 from stubserve.errors import Code, ServeError, internal, invalid, not_found
 from stubserve.model_config.parse import decode_text, parse_text
 from stubserve.model_config.proto import ModelConfig
+from stubserve.model_config.templates import find_templates, kept
 
 _log = logging.getLogger("stubserve.repository")
 
@@ -131,11 +132,28 @@ def read_config(folder: ModelFolder, config_name: str = "", required: bool = Fal
     With `config_name` (--model-config-name) `configs/<config_name>.pbtxt` is read if it exists.
     Raises ServeError INTERNAL, naming the file that can not be read or parsed.
     """
-    path = folder.path / CONFIG_FILE
+    path = config_file(folder, config_name)
+    text = _config_text(path, required)
+    return None if text is None else parse_text(text, str(path))
+
+
+def config_file(folder: ModelFolder, config_name: str) -> Path:
+    """The file that `read_config` reads."""
     if config_name:
         custom = folder.path / "configs" / f"{config_name}.pbtxt"
         if custom.exists():
-            path = custom
+            return custom
+    return folder.path / CONFIG_FILE
+
+
+def templates_kept(folder: ModelFolder, config_name: str = "") -> list[str]:
+    """What is said of each placeholder that a configuration which could be read has in its strings."""
+    path = config_file(folder, config_name)
+    found = find_templates(_config_text(path, required=False) or "")
+    return [f"{path}:{template.line}: {kept(template)}" for template in found if template.in_string]
+
+
+def _config_text(path: Path, required: bool) -> str | None:
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -143,10 +161,9 @@ def read_config(folder: ModelFolder, config_name: str = "", required: bool = Fal
             return None
         raise _unopenable(path, error) from None
     try:
-        text = decode_text(content)
+        return decode_text(content)
     except UnicodeDecodeError as error:
         raise internal(f"failed to read text proto from {path}: no UTF-8 at byte {error.start}") from None
-    return parse_text(text, str(path))
 
 
 def available_versions(folder: ModelFolder, config: ModelConfig) -> list[int]:

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from stubserve_stub.backends.onnxruntime import file as onnx_file
+from stubserve_stub.backends.onnxruntime.completion import needs_completion
 from stubserve_stub.backends.onnxruntime.options import options_of
 from stubserve_stub.backends.onnxruntime.session import find_file
+from stubserve_stub.backends.onnxruntime.validation import validate
 from stubserve_stub.runtime.failure import Refusal
 
 from stubserve.model_config.render import to_json_dict
 from stubserve.repository.file_problem import FileProblem
+from stubserve.repository.onnx_declared import declared
 
 # Whether an accelerator is installed is known where the model runs.
 _ALL_PROVIDERS = ("CPUExecutionProvider", "OpenVINOExecutionProvider")
@@ -26,6 +29,10 @@ def file_problems(config: Any, version_dir: Path) -> Iterator[FileProblem]:
         return
     try:
         onnx_file.read(path)
+        said = to_json_dict(config)
+        contract = None if needs_completion(said) else declared(Path(path), said)
+        if contract is not None:
+            validate(said, contract)
     except Refusal as refusal:
         yield FileProblem(Path(path), str(refusal))
 

@@ -72,7 +72,8 @@ class EnsembleModel:
         limit = config.ensemble_scheduling.max_inflight_requests
         self.gates: Mapping[Step, Gate] = {step: Gate(limit) for step in self.plan.steps} if limit else {}
         self._models = models
-        self._keys = {step: (step.model, "" if step.version == -1 else str(step.version)) for step in self.plan.steps}
+        # By the index of a step
+        self._keys = [(step.model, "" if step.version == -1 else str(step.version)) for step in self.plan.steps]
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         # Moving parts
@@ -142,7 +143,7 @@ class EnsembleModel:
 
     def member(self, step: Step) -> ServedModel:
         """The model of a step. Raises ServeError."""
-        return self._models.find(*self._keys[step])
+        return self._models.find(*self._keys[step.index])
 
     def respond(self, request: Request, response: Response) -> None:
         self._delivery.respond(request, response)
@@ -203,7 +204,7 @@ class EnsembleModel:
         # Whoever asks may be about to submit a request.
         self._draining.begin()
         try:
-            members = {self._keys[step]: (step, self.member(step)) for step in self.plan.steps}
+            members = {self._keys[step.index]: (step, self.member(step)) for step in self.plan.steps}
             answers = await asyncio.gather(*(model.check_ready() for _, model in members.values()))
             reasons = zip(members.values(), answers, strict=True)
             return next((_of_member(step, why) for (step, _), why in reasons if why), "")

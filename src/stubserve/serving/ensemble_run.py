@@ -26,7 +26,7 @@ from stubserve.inference.request import CANCELLED, OTHER_FAILURE, Request, Respo
 from stubserve.inference.request import unanswered as nobody
 from stubserve.inference.served_model import BlockingCall, ServedModel
 from stubserve.inference.signature import Signature
-from stubserve.inference.tensor import drop_blocks
+from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.schedulers.ensemble.flow import EnsembleFlow, StepRun
 from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
 from stubserve.serving.ensemble_calls import Prospect, StepCall
@@ -43,7 +43,7 @@ class Ensemble(Protocol):
     name: str
     plan: EnsemblePlan
     signature: Signature
-    # By step; most ensembles have none
+    # By step; most ensembles have none at all
     gates: Mapping[Step, Gate]
 
     def member(self, step: Step) -> ServedModel:
@@ -67,20 +67,41 @@ class EnsembleRun:
     `input_ns`, `infer_ns` and `output_ns` are the sums of what the steps' requests took to compute.
     """
 
+    __slots__ = (
+        "_begun",
+        "_calls",
+        "_ensemble",
+        "_flow",
+        "_kept",
+        "_looking",
+        "_members",
+        "_over",
+        "_pace",
+        "_waiting",
+        "infer_ns",
+        "input_ns",
+        "name",
+        "output_ns",
+        "request",
+    )
+
     def __init__(self, ensemble: Ensemble, request: Request) -> None:
         self.request = request
         self.name = ensemble.name
         self.input_ns = 0
         self.infer_ns = 0
         self.output_ns = 0
-        self.members: dict[Step, ServedModel] = {}
         self._ensemble = ensemble
         self._flow: EnsembleFlow[FlowTensor] = EnsembleFlow(ensemble.plan, request.requested_outputs)
-        self._calls: dict[StepRun[FlowTensor], StepCall] = {}
-        self._begun: set[Step] = set()
+        # By the index of their steps; and the indices of those that have begun
+        self._members: dict[int, ServedModel] = {}
+        self._begun: set[int] = set()
+        # In the order in which they were made
+        self._calls: dict[StepCall, None] = {}
         # What waits at gates, and how to give that up
         self._waiting: dict[StepRun[FlowTensor], Callable[[], None]] = {}
-        self._pace = Pace(request, self._flow.readers_of)
+        # Made when a step answers without having ended, which few do
+        self._pace: Pace | None = None
         # The only response of an ensemble that is not decoupled, until all is over
         self._kept: Response | None = None
         self._looking = False
@@ -96,17 +117,21 @@ class EnsembleRun:
     def _begin(self) -> None:
         flow = self._flow
         try:
-            self.members = {step: self._ensemble.member(step) for step in flow.steps}
+            self._members = {step.index: self._ensemble.member(step) for step in flow.steps}
         except ServeError as error:
             flow.fail(self._told(error))
             self._look()
             return
-        for model in self.members.values():
+        for model in self._members.values():
             model.reserve()
         is_batch = self._ensemble.signature.max_batch_size > 0
-        flow.begin(
-            {tensor.name: FlowTensor(hold(tensor, flow.uses(tensor.name)), is_batch) for tensor in self.request.inputs}
-        )
+        given = {tensor.name: tensor for tensor in self.request.inputs}
+        inputs = {}
+        for name, _, uses, _, _ in flow.given:
+            tensor = given.get(name)
+            if tensor is not None:
+                inputs[name] = FlowTensor(hold(tensor, uses), is_batch)
+        flow.begin(inputs)
         self._look()
 
     def cancel(self) -> None:
@@ -124,8 +149,8 @@ class EnsembleRun:
 
     def waits_for(self) -> Sequence[BlockingCall]:
         """The calls that it cannot finish without, those to come among them."""
-        coming = [Prospect(model) for step, model in self.members.items() if step not in self._begun]
-        return [*self._calls.values(), *coming]
+        coming = [Prospect(model) for index, model in self._members.items() if index not in self._begun]
+        return [*self._calls, *coming]
 
     # There
 
@@ -135,10 +160,8 @@ class EnsembleRun:
             return
         self._looking = True
         flow = self._flow
-        while True:
+        while flow.runs or flow.responses:
             responses, runs = flow.take_responses(), flow.take_runs()
-            if not responses and not runs:
-                break
             for number, outputs in enumerate(responses, 1):
                 self._respond(outputs, final=flow.over and number == len(responses) and flow.error is None)
             for run in runs:
@@ -148,47 +171,53 @@ class EnsembleRun:
             self._end()
 
     def _start(self, run: StepRun[FlowTensor]) -> None:
-        self._begun.add(run.step)
-        self._pace.begun(run.step)
-        gate = self._ensemble.gates.get(run.step)
-        if gate is not None:
-            go = partial(self._go, run)
-            if not gate.enter(go):
-                self._waiting[run] = go
-                self._pace.waits(run.step)
-                if self._flow.error is not None:
-                    self._give_up_waiting()
-                return
-        self._submit(run)
+        self._begun.add(run.step.index)
+        if self._pace is not None:
+            self._pace.begun(run.step)
+        gates = self._ensemble.gates
+        if not gates or self._passes(run, gates[run.step]):
+            self._submit(run)
+
+    def _passes(self, run: StepRun[FlowTensor], gate: Gate) -> bool:
+        """Whether a run is inside; if not it waits, or has come to nothing."""
+        go = partial(self._go, run)
+        if gate.enter(go):
+            return True
+        self._waiting[run] = go
+        if self._pace is not None:
+            self._pace.waits(run.step)
+        if self._flow.error is not None:
+            self._give_up_waiting()
+        return False
 
     def _go(self, run: StepRun[FlowTensor]) -> None:
         """The gate has opened for this one."""
         del self._waiting[run]
-        self._pace.waits_no_longer(run.step)
+        if self._pace is not None:
+            self._pace.waits_no_longer(run.step)
         self._submit(run)
         self._look()
 
     def _submit(self, run: StepRun[FlowTensor]) -> None:
-        flow = self._flow
-        if flow.error is not None:
+        if self._flow.error is not None:
             self._drop(run)
             self._ended(run)
             return
-        model = self.members[run.step]
+        model = self._members[run.step.index]
         request = self._request(run, model.signature)
-        call = self._calls[run] = StepCall(run, model, self.answered)
+        call = StepCall(run, model, self.answered)
+        self._calls[call] = None
         request.on_response = call.on_response
         try:
             call.submit(request)
         except ServeError as error:
-            del self._calls[run]
+            del self._calls[call]
             self._ended(run)
             self._fail(self._told(error))
 
     def _request(self, run: StepRun[FlowTensor], signature: Signature) -> Request:
         """The request of a step; the run's holds on its inputs become the request's."""
         parent = self.request
-        flow, step = self._flow, run.step
         sequence = (parent.correlation_id, parent.flags)
         inputs = []
         for name, given in run.inputs.items():
@@ -197,7 +226,7 @@ class EnsembleRun:
                 sequence = given.sequence
         request = Request(
             inputs, nobody, parent.id, sequence[0], sequence[1], parent.priority, parent.timeout_us, parent.parameters,
-            [name for name, tensor in step.outputs.items() if flow.uses(tensor)],
+            self._flow.asked_of(run.step),
         )  # fmt: skip
         request.request_start_ns = time.monotonic_ns()
         return request
@@ -220,34 +249,48 @@ class EnsembleRun:
         elif not response.empty and flow.error is None:
             flow.answer(run, self._made(call, request, response))
         if response.final:
-            del self._calls[run]
-            self._pace.forget(request)
+            del self._calls[call]
+            if self._pace is not None:
+                self._pace.forget(request)
             self._count(request)
             self._ended(run)
         self._look()
         if not response.final:
-            self._pace.keep(request, run.step)
+            self._paced().keep(request, run.step)
+
+    def _paced(self) -> Pace:
+        if self._pace is None:
+            self._pace = pace = Pace(self.request, self._flow.readers_of)
+            for call in self._calls:
+                pace.begun(call.run.step)
+            for run in self._waiting:
+                pace.begun(run.step)
+                pace.waits(run.step)
+        return self._pace
 
     def _made(self, call: StepCall, request: Request, response: Response) -> dict[str, FlowTensor]:
         """The tensors of a response that somebody reads, held for them."""
-        outputs = call.run.step.outputs
         is_batch = call.model.signature.max_batch_size > 0
         sequence, overrides = sequence_of(request, response.parameters)
-        made: dict[str, FlowTensor] = {}
+        given: dict[str, Tensor] = {}
         for tensor in response.outputs:
-            target = outputs.get(tensor.name)
             # A model may answer twice under one name.
-            if target is not None and tensor.name not in made and self._flow.uses(target):
-                made[tensor.name] = FlowTensor(hold(tensor, self._flow.uses(target)), is_batch, sequence, overrides)
+            given.setdefault(tensor.name, tensor)
+        made: dict[str, FlowTensor] = {}
+        for name, _, uses, _, _ in self._flow.made_by(call.run.step):
+            found = given.get(name)
+            if found is not None:
+                made[name] = FlowTensor(hold(found, uses), is_batch, sequence, overrides)
         return made
 
     def _ended(self, run: StepRun[FlowTensor]) -> None:
         """The step's request is over, or has come to nothing."""
         self._flow.end(run)
-        gate = self._ensemble.gates.get(run.step)
-        if gate is not None:
-            gate.leave()
-        self._pace.ended(run.step)
+        gates = self._ensemble.gates
+        if gates:
+            gates[run.step].leave()
+        if self._pace is not None:
+            self._pace.ended(run.step)
 
     def _count(self, request: Request) -> None:
         if request.compute_end_ns:
@@ -302,9 +345,9 @@ class EnsembleRun:
         self._over = True
         for flowing, holds in self._flow.close():
             drop(flowing.tensor, holds)
-        for model in self.members.values():
+        for model in self._members.values():
             model.release()
-        self.members = {}
+        self._members = {}
 
     # Failure
 
@@ -316,7 +359,7 @@ class EnsembleRun:
             return
         self._flow.fail(error)
         self._give_up_waiting()
-        for call in list(self._calls.values()):
+        for call in list(self._calls):
             call.cancel()
 
     def _break_off(self) -> None:
@@ -326,12 +369,12 @@ class EnsembleRun:
         if self._over:
             return
         self._over = True
-        for model in self.members.values():
+        for model in self._members.values():
             model.release()
-        self.members = {}
+        self._members = {}
         error = internal(f"unexpected error in ensemble '{ensemble.name}'; see the server's log")
         ensemble.failed(self, error, OTHER_FAILURE)
-        for call in list(self._calls.values()):
+        for call in list(self._calls):
             call.cancel()
 
     def _give_up_waiting(self) -> None:
@@ -340,8 +383,9 @@ class EnsembleRun:
             self._ensemble.gates[run.step].give_up(go)
             self._drop(run)
             self._flow.end(run)
-            self._pace.waits_no_longer(run.step)
-            self._pace.ended(run.step)
+            if self._pace is not None:
+                self._pace.waits_no_longer(run.step)
+                self._pace.ended(run.step)
 
     def _drop(self, run: StepRun[FlowTensor]) -> None:
         """Gives back the holds of a run that has come to nothing."""

@@ -68,10 +68,14 @@ def step_input(name: str, given: FlowTensor, signature: Signature) -> Tensor:
     if span is not None and not span.shared:
         # Whoever sent it on has no use for it any more.
         span.returned = False
-    known = signature.inputs.get(name)
     shape = tensor.shape
-    if known is not None:
-        shape = tuple(fit(shape, given.is_batch, known.dims, signature.max_batch_size > 0))
+    batches = signature.max_batch_size > 0
+    if given.is_batch != batches:
+        known = signature.inputs.get(name)
+        if known is not None:
+            shape = fit(shape, given.is_batch, known.dims, batches)
+    if not isinstance(shape, tuple):
+        shape = tuple(shape)
     return Tensor(name, tensor.datatype, shape, tensor.data, span, tensor.offset, tensor.nbytes)
 
 
@@ -82,10 +86,12 @@ def ensemble_outputs(
     tensors = []
     parameters: dict[str, Any] | None = None
     # Upstream keeps them in a hash map, which gives them back last one first.
+    batches = signature.max_batch_size > 0
     for name, (tensor, is_batch, sequence, _) in reversed(list(outputs.items())):
-        known = signature.outputs[name]
-        dims = known.dims if known.reshape is None else known.reshape
-        shape = fit(tensor.shape, is_batch, dims, signature.max_batch_size > 0)
+        shape = tensor.shape
+        if is_batch != batches:
+            known = signature.outputs[name]
+            shape = fit(shape, is_batch, known.dims if known.reshape is None else known.reshape, batches)
         tensors.append(Tensor(name, tensor.datatype, shape, tensor.data, tensor.span, tensor.offset, tensor.nbytes))
         if sequence is not None and tensor.nbytes:
             parameters = {

@@ -16,7 +16,7 @@ looked at.
 BYTES. Backends compute on elements, not on the bytes in which they travel: an input's `memory` is a flat array of
 `bytes` objects, and so is an output's.
 
-Cost. For a batch of one request 3 µs; for each further one a copy of its inputs, a slice for each output, 2 µs.
+Cost. For a batch of one request 3 µs; for each further one a copy of its inputs, a slice for each output, 1.5 µs.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from stubserve_stub.backends.ragged import RaggedBatches
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
+from stubserve_stub.wire.layout import INLINE_BYTES
 
 
 class Gathered(NamedTuple):
@@ -85,18 +86,22 @@ class Gatherer:
             return [[0]]
         if not self._batches:
             return [[index] for index in range(len(requests))]
+        first = self._form(requests[0])
+        if all(self._form(request) == first for request in requests):
+            return [list(range(len(requests)))]
         alike: Dict[Any, List[int]] = {}
         for index, request in enumerate(requests):
             # The order in which a client has listed its inputs does not matter.
-            key = frozenset((name, self._fixed(view)) for name, view in request.inputs.items())
+            key = frozenset((name, None if tail is None else tuple(tail)) for name, tail in self._form(request))
             alike.setdefault(key, []).append(index)
         return list(alike.values())
 
-    def _fixed(self, view: InputView) -> Optional[Tuple[int, ...]]:
-        """In what an input has to be the same for all requests of a run; None for nothing."""
-        if self._ragged is not None and view.name in self._ragged.inputs:
-            return None
-        return tuple(view.shape[1:])
+    def _form(self, request: NativeRequest) -> List[Tuple[str, Optional[Sequence[int]]]]:
+        """What all requests of a run have in common: their inputs, and the shape of a row, None where it may differ."""
+        ragged = self._ragged
+        if ragged is None:
+            return [(name, view.shape[1:]) for name, view in request.inputs.items()]
+        return [(name, None if name in ragged.inputs else view.shape[1:]) for name, view in request.inputs.items()]
 
     def _run(self, requests: Sequence[NativeRequest], compute: Compute) -> List[NativeResponse]:
         try:
@@ -154,6 +159,9 @@ class Gatherer:
             return [output]
         behind = shape[1:]
         size = len(memory) // max(rows, 1)
+        if datatype != BYTES and rows == len(requests) and size <= INLINE_BYTES:
+            # Each part goes into a message anyway, and parts of bytes are cheap.
+            memory = bytes(memory)
         parts = []
         start = 0
         for request in requests:
@@ -165,6 +173,8 @@ class Gatherer:
     def _single(self, view: InputView) -> InputView:
         if view.datatype == BYTES:
             return self._elements([view])
+        if isinstance(view.memory, bytes):
+            view = view._replace(memory=np.frombuffer(view.memory, np.uint8))
         if address_of(view.memory) % BY_NUMBER[view.datatype].itemsize:
             return self._joined([view])
         return view
@@ -172,16 +182,19 @@ class Gatherer:
     def _joined(self, views: Sequence[InputView]) -> InputView:
         """One input of several requests, copied once."""
         name, datatype, shape, _ = views[0]
-        nbytes = sum(view.memory.nbytes for view in views)
+        memories = [view.memory for view in views]
+        if len(views) > 1:
+            shape = (sum(view.shape[0] for view in views), *shape[1:])
+        if all(isinstance(memory, bytes) for memory in memories):
+            return InputView(name, datatype, shape, np.frombuffer(bytearray().join(memories), np.uint8))
+        nbytes = sum(map(len, memories))
         buffer = self._buffers.get(name)
         if buffer is None or buffer.nbytes < nbytes or self._gathered[name]() is not None:
             buffer = self._buffers[name] = np.empty(nbytes, np.uint8)
         joined: Any = np.frombuffer(memoryview(buffer), np.uint8, nbytes)  # type: ignore[arg-type]
         # All that is made of this array has the memoryview below it, as in `backends.native`.
         self._gathered[name] = weakref.ref(joined.base)
-        np.concatenate([view.memory for view in views], out=joined)
-        if len(views) > 1:
-            shape = (sum(view.shape[0] for view in views), *shape[1:])
+        np.concatenate([np.frombuffer(memory, np.uint8) for memory in memories], out=joined)
         return InputView(name, datatype, shape, joined)
 
     def _elements(self, views: Sequence[InputView]) -> InputView:

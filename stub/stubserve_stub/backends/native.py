@@ -27,8 +27,8 @@ from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireT
 
 
 class InputView(NamedTuple):
-    """An input. `memory` is its bytes as an array of uint8; read-only where others see them, too, and where
-    they are few.
+    """An input. `memory` is its bytes: `bytes` where they are few, else an array of uint8, read-only where others see
+    them, too.
 
     BYTES are as they travel: each element behind its length.
     """
@@ -117,10 +117,11 @@ class NativeBackend(Backend):
 
     def _request(self, wire: WireRequest, memory: BatchMemory) -> NativeRequest:
         _, _, _, _, _, requested, wire_inputs = wire
-        inputs = {
-            name: InputView(name, datatype, shape, _view(name, place, memory, self.writes_inputs))
-            for name, datatype, shape, place in wire_inputs
-        }
+        inputs = {}
+        for name, datatype, shape, place in wire_inputs:
+            if not isinstance(place, bytes):
+                place = _view(name, place, memory, self.writes_inputs)
+            inputs[name] = InputView(name, datatype, shape, place)
         rows = 1
         if self._batches and wire_inputs:
             rows = wire_inputs[0][2][0]
@@ -128,8 +129,6 @@ class NativeBackend(Backend):
 
 
 def _view(name: str, place: Any, memory: BatchMemory, writable: bool) -> Any:
-    if isinstance(place, bytes):
-        return np.frombuffer(place, np.uint8)
     offset, view = memory.input(name, place, writable)
     array = np.frombuffer(view, np.uint8)
     bottom: Any = array

@@ -36,13 +36,13 @@ class RepeatBackend(StreamingBackend):
     def answer(self, request: NativeRequest, stream: Stream) -> None:
         given, delay = request.inputs["IN"], request.inputs["DELAY"]
         _check_alike(given.shape, delay.shape)
-        elements = given.memory.tobytes()
-        delays: List[int] = np.frombuffer(delay.memory.tobytes(), np.uint32).tolist()
+        elements = bytes(given.memory)
+        delays: List[int] = np.frombuffer(bytes(delay.memory), np.uint32).tolist()
         threading.Thread(target=_repeat, args=(elements, delays, request.outputs, stream), daemon=True).start()
 
     def after_batch(self, requests: Sequence[NativeRequest]) -> None:
         for request in requests:
-            (milliseconds,) = np.frombuffer(request.inputs["WAIT"].memory.tobytes(), np.uint32).tolist()
+            (milliseconds,) = np.frombuffer(bytes(request.inputs["WAIT"].memory), np.uint32).tolist()
             time.sleep(milliseconds / 1000)
 
 

@@ -49,7 +49,7 @@ class SquareBackend(StreamingBackend):
         shape = list(given.shape)
         if len(shape) == 2 and shape[0] != 1:
             raise Refusal("unexpected shape for IN input", codes.INVALID_ARG)
-        (number,) = np.frombuffer(given.memory.tobytes(), np.int32).tolist()
+        (number,) = np.frombuffer(bytes(given.memory), np.int32).tolist()
         if number < 0:
             # Upstream would send 2^64 of them.
             raise Refusal("IN is how many responses are to be sent, got {}".format(number), codes.INVALID_ARG)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from stubserve_stub.wire.datatypes import BY_NAME
 
 from stubserve.errors import ServeError
+from stubserve.inference.heap_account import MAX_WORDS_BYTES
 from stubserve.inference.signature import Signature
 from stubserve.inference.steps import finish
 from stubserve.instances.memory import Memory
@@ -22,7 +23,7 @@ from stubserve.protocols.grpc.digest import digest
 from stubserve.protocols.grpc.envelope import MAX_FIELDS, split
 from stubserve.protocols.grpc.infer_decode import MAX_DIMS, decode
 from stubserve.protocols.grpc.messages import service_pb2
-from stubserve.protocols.grpc.wire import Malformed, TooManyParts, field, varint
+from stubserve.protocols.grpc.wire import Malformed, TooLong, TooManyParts, field, varint
 from stubserve.protocols.offload import LARGE_BYTES
 
 MEMBERS = {
@@ -176,6 +177,23 @@ def test_fields_and_dimensions_have_a_limit() -> None:
     with pytest.raises(TooManyParts) as error:
         decode(data, split(data), signature, Memory(64 << 20).store)
     assert error.value.text == f"the request is made of too many dimensions of input 'IN0': at most {MAX_DIMS} are read"
+
+
+@pytest.mark.parametrize("field_number", [1, 2, 3])
+def test_names_and_ids_have_a_limit(field_number: int) -> None:
+    assert split(field(field_number, b"x" * MAX_WORDS_BYTES))
+    with pytest.raises(TooLong):
+        split(field(field_number, b"x" * (MAX_WORDS_BYTES + 1)))
+
+
+def test_parameters_have_a_limit() -> None:
+    asked = message(("int_contents", "INT32", [1] * 1000))
+    asked.parameters["p"].string_param = "x" * (MAX_WORDS_BYTES - len(PADDING) - 100)
+    assert digested(asked.SerializeToString()).raw_input_contents
+    asked.parameters["p"].string_param += "x" * 100
+    with pytest.raises(TooLong) as error:
+        digested(asked.SerializeToString())
+    assert "id, names and parameters may have 1048576 bytes together" in error.value.text
 
 
 def test_tags_may_be_longer_than_they_need_be() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from stubserve.errors import Code, ServeError
+from stubserve.inference.heap_account import MAX_WORDS_BYTES
 from stubserve.inference.request import Request
 from stubserve.inference.tensor import drop_blocks
 from stubserve.instances.memory import Memory
@@ -102,6 +103,9 @@ def test_it_reads_as_the_server_would() -> None:
         ({"inputs": [item("IN", "FP32", ["x"])]}, Code.INTERNAL, "attempt to access JSON non-number as double"),
         ({"inputs": [], "parameters": dict.fromkeys(map(str, range(MAX_PARAMETERS + 1)), 1)}, Code.INVALID_ARG,
          "request has 10001 parameters; it may have 10000"),
+        # Long words, and a refusal that quotes them
+        ({"id": "x" * MAX_WORDS_BYTES, "inputs": []}, Code.INVALID_ARG, "says too much beside its tensors"),
+        ({"inputs": [item("x" * MAX_WORDS_BYTES, "FP32", [1])]}, Code.INVALID_ARG, "says too much beside its tensors"),
         # More than the memory has room for
         ({"inputs": [item("A", "FP32", [1.5] * (5 * MIB)), item("IN", "FP32", [1.5] * (5 * MIB))]},
          Code.UNAVAILABLE, "--shm-limit"),

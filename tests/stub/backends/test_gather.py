@@ -31,7 +31,7 @@ def floats(*shape: int, start: int = 0) -> Any:
 
 
 def array_of(view: Any) -> Any:
-    return view.memory.view(np.float32).reshape(view.shape)
+    return np.frombuffer(view.memory, np.float32).reshape(view.shape)
 
 
 class Model:

@@ -70,7 +70,7 @@ def test_requests_come_as_views(stub: StubMemory) -> None:
     assert memory.tobytes() == DATA
     memory[0] = 99
     assert stub.read(place)[0] == 99
-    assert first.inputs["S"].memory.tobytes() == b"0123456789"
+    assert first.inputs["S"].memory == b"0123456789"
     assert not second.inputs["O"].memory.flags.writeable
 
 

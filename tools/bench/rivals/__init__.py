@@ -25,7 +25,18 @@ from ..servers import Program, ServerError
 
 FOLDER = Path(__file__).parent
 LARGEST_BODY = 64 << 20
-PACKAGES = ["mosec", "litserve", "fastapi", "uvicorn", "uvloop", "httptools", "pyzmq", "orjson", "msgpack"]
+PACKAGES = [
+    "mosec",
+    "litserve",
+    "fastapi",
+    "uvicorn",
+    "uvloop",
+    "httptools",
+    "pyzmq",
+    "orjson",
+    "msgpack",
+    "onnxruntime",
+]
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,7 @@ class Rival:
     setting: str
     lacks: str
     polls: bool = False
+    onnx: bool = True
 
 
 RIVALS = [
@@ -70,6 +82,8 @@ RIVALS = [
         "rows with fewer connections use workers that take one request at a time, which is faster there",
         lacks="KServe v2, so no perf_analyzer and no Triton client; shared memory, so a tensor is copied over a Unix "
         "socket to its worker and back; bodies over 10 MiB without a flag; models from a repository",
+        # A worker is a class of the program's, not an object that knows its file.
+        onnx=False,
     ),
     Rival(
         "litserve",
@@ -120,6 +134,7 @@ def program(rival: Rival) -> Program:
         payload=payload_maker(rival),
         package=rival.package,
         polls=rival.polls,
+        onnx=rival.onnx,
     )
 
 

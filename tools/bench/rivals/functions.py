@@ -16,6 +16,7 @@ import orjson
 MAX_BATCH_SIZE = 64
 SLEEP_MAX_BATCH_SIZE = 8
 SLEEP_WORKERS = 4
+ONNX_MAX_BATCH_SIZE = 32
 
 
 def identity(inputs):
@@ -56,6 +57,23 @@ JSON = (decode_json, encode_json)
 STRINGS = (decode_strings, encode_strings)
 
 
+class Onnx:
+    """An ONNX model, opened where it first runs: a session stays in its process. Inputs are rows, as are outputs."""
+
+    def __init__(self, path):
+        self._path = str(path)
+        self._session = None
+
+    def __call__(self, inputs):
+        if self._session is None:
+            import onnxruntime
+
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = options.inter_op_num_threads = 1
+            self._session = onnxruntime.InferenceSession(self._path, options, providers=["CPUExecutionProvider"])
+        return list(self._session.run(None, {"X": numpy.stack(inputs)})[0])
+
+
 def served(repository, batch_from):
     """Yields (route, codec, function, max_batch_size, workers) for each folder in `repository`.
 
@@ -64,7 +82,9 @@ def served(repository, batch_from):
     """
     batched_at_16 = MAX_BATCH_SIZE if batch_from <= 16 else 1
     for folder in sorted(Path(repository).iterdir()):
-        if folder.name == "sleep_2ms":
+        if (folder / "1" / "model.onnx").exists():
+            yield folder.name, FLOATS, Onnx(folder / "1" / "model.onnx"), ONNX_MAX_BATCH_SIZE, 1
+        elif folder.name == "sleep_2ms":
             yield folder.name, FLOATS, sleep_2ms, SLEEP_MAX_BATCH_SIZE, SLEEP_WORKERS
         elif folder.name == "identity_bytes":
             yield folder.name, STRINGS, identity, batched_at_16, 1

@@ -3,7 +3,8 @@
 Typed contents may be millions of elements, and a description millions of tiny parts. Protobuf's own parser would take
 them apart in one go, in which nothing else runs, and build an object for each. So a large message whose description is
 large is first walked here, in steps: its parts are counted, and contents become raw contents, in numpy's loops where
-they are numbers. What comes out is an ordinary message for `infer_decode`, with a short description.
+they are numbers; what is left beside them is no longer than MAX_WORDS_BYTES. What comes out is an ordinary message for
+`infer_decode`, with a short description.
 
 Guarantees: what a message means does not change. Where its contents are wrong (of another type than the input, or raw
 contents beside them) they are cut down to what shows that, so that the error is the same one. Costs: 10 ns for a
@@ -17,12 +18,23 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from stubserve.inference.heap_account import MAX_WORDS_BYTES
 from stubserve.inference.steps import Steps
 from stubserve.protocols.grpc.contents import MAX_PARTS, Elements
 from stubserve.protocols.grpc.envelope import split
 from stubserve.protocols.grpc.messages import service_pb2
 from stubserve.protocols.grpc.transport import Keep
-from stubserve.protocols.grpc.wire import LENGTH, Malformed, TooManyParts, field, read_tag, read_varint, skip, varint
+from stubserve.protocols.grpc.wire import (
+    LENGTH,
+    Malformed,
+    TooLong,
+    TooManyParts,
+    field,
+    read_tag,
+    read_varint,
+    skip,
+    varint,
+)
 from stubserve.protocols.offload import LARGE_BYTES
 
 _INPUT, _RAW = 5, 7
@@ -86,6 +98,8 @@ class _Walk:
                 if wire == LENGTH and number in _REQUEST_REST.within:
                     self._count(content, _REQUEST_REST.within[number])
                 rest.append(whole)
+        if sum(map(len, rest)) + sum(len(one.rest) for one in inputs) > MAX_WORDS_BYTES:
+            raise TooLong
         made = None if raw else (yield from _all_raw(inputs, keep))
         if made is not None:
             return [b"".join([*rest, *(field(_INPUT, one.rest) for one in inputs)]), *made]

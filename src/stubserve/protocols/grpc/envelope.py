@@ -10,7 +10,8 @@ MAX_FIELDS are read.
 
 from __future__ import annotations
 
-from stubserve.protocols.grpc.wire import LENGTH, Malformed, TooManyParts, read_tag, read_varint, skip
+from stubserve.inference.heap_account import MAX_WORDS_BYTES
+from stubserve.protocols.grpc.wire import LENGTH, Malformed, TooLong, TooManyParts, read_tag, read_varint, skip
 
 # Parameters, inputs, outputs and raw contents together.
 MAX_FIELDS = 2048
@@ -48,7 +49,7 @@ class Envelope:
 
 
 def split(data: bytes | memoryview) -> Envelope:
-    """Takes a message apart. Raises Malformed, also where it has more than MAX_FIELDS fields."""
+    """Takes a message apart. Raises Malformed, also where it has more than MAX_FIELDS fields, or a very long name."""
     envelope = Envelope()
     raw = envelope.raw
     pieces: list[bytes | memoryview] = []
@@ -74,6 +75,8 @@ def split(data: bytes | memoryview) -> Envelope:
                 at += 1
             else:
                 length, at = read_varint(data, at)
+                if length > MAX_WORDS_BYTES and tag < _PARAMETER:
+                    raise TooLong
             content = at
             at += length
             if at > end:

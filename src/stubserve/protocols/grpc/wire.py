@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from stubserve.inference.heap_account import WORDS_TEXT
+
 VARINT = 0
 FIXED64 = 1
 LENGTH = 2
@@ -33,6 +35,13 @@ class TooManyParts(Malformed):
     def __init__(self, what: str, most: int) -> None:
         super().__init__()
         self.text = f"the request is made of too many {what}: at most {most} are read"
+
+
+class TooLong(Malformed):
+    """It says more beside its tensors than anybody can mean."""
+
+    status = 8
+    text = WORDS_TEXT
 
 
 def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """The process that reads large JSON for the server: `python -m stubserve.protocols.http.json_worker FD`.
 
 It reads one job after the other from a socket and answers each, until the socket ends; see `json_process`. It knows
-nothing of models but what a job says.
+nothing of models but what a job says. A request that says too much beside its tensors is refused here, before anybody
+has to wait for all of it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from stubserve_stub.wire.layout import INLINE_BYTES
 
 from stubserve.errors import Code, ServeError
+from stubserve.inference.heap_account import MAX_WORDS_BYTES, WORDS_TEXT
 from stubserve.inference.tensor import Tensor
 from stubserve.protocols.http.generate_decode import decode_generate
 from stubserve.protocols.http.infer_json import decode_json
@@ -86,6 +88,10 @@ def main(descriptor: int) -> None:
                 answer = (None, answer)
             del text
             pickled = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
+            if len(pickled) > MAX_WORDS_BYTES:
+                # It may also be a refusal that quotes it.
+                pickled = pickle.dumps((Code.INVALID_ARG, WORDS_TEXT), pickle.HIGHEST_PROTOCOL)
+                data = []
             connection.sendall(HEAD.pack(len(pickled), sum(map(len, data))) + pickled)
             for piece in data:
                 connection.sendall(piece)

@@ -15,52 +15,72 @@ is mapped to, once for the caller where it is a requested output. A run takes on
 inputs, a response one with each of its outputs. `close` gives back what nobody took: turns that never met, and what
 a failure left behind. A tensor without uses is not taken at all.
 
-Costs: work per tensor and reader, independent of how many turns there have been. Turns are forgotten when everybody
-has had them, so a stream of any length takes the memory of what is under way.
+Costs: work per tensor and reader, independent of how many turns there have been. Each turn counts down what every step
+still waits for, so nothing is looked for. Turns are forgotten when everybody has had them, all but the first, which
+lasts as long as the flow and is the only one of most; so a stream of any length takes the memory of what is under way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from stubserve.errors import ServeError
-from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
+from stubserve.schedulers.ensemble.plan import EnsemblePlan, Made, Step
 
 T = TypeVar("T")
 
+_in_order = attrgetter("index")
 
-@dataclass(slots=True, eq=False)
+
 class StepRun(Generic[T]):
     """A step that is to run with these inputs, by the names that its model knows; absent ones are missing."""
 
-    step: Step
-    turn: int
-    inputs: dict[str, T]
+    __slots__ = ("inputs", "step", "turn")
+
+    def __init__(self, step: Step, turn: int, inputs: dict[str, T]) -> None:
+        self.step = step
+        self.turn = turn
+        self.inputs = inputs
 
 
-@dataclass(slots=True)
 class _Turn(Generic[T]):
-    """One turn of a tensor: its value, None if it is absent, and how many have yet to take it."""
+    """One turn of all tensors.
 
-    value: T | None
-    uses: int
+    `values` are those that are there, None where they are absent; one that is used once goes when it is taken. `waits`
+    is for how many tensors each step still waits, by its index, and in the last place the caller; who waits for none
+    has had them. `uses` is how often the values are still to be taken.
+    """
+
+    __slots__ = ("uses", "values", "waits")
+
+    def __init__(self, needs: Sequence[int]) -> None:
+        self.values: dict[str, T | None] = {}
+        self.waits = list(needs)
+        self.uses = 0
 
 
 class EnsembleFlow(Generic[T]):
-    """The flow of one request; `requested` are the outputs that its caller wants, None for all."""
+    """The flow of one request; `requested` are the outputs that its caller wants, None for all.
+
+    `runs` is what is to run now, `responses` what is to be answered now; see `take_runs` and `take_responses`.
+    """
+
+    __slots__ = ("_answers", "_returned", "_route", "_turns", "_under_way", "answered", "error", "responses", "runs")
 
     def __init__(self, plan: EnsemblePlan, requested: Collection[str] | None = None) -> None:
-        self._plan = plan
-        self._route = plan.route(requested)
-        self._turns: dict[str, dict[int, _Turn[T]]] = {}
-        # How many turns each tensor has had
-        self._counts: dict[str, int] = {}
-        self._under_way: set[StepRun[T]] = set()
-        self._runs: list[StepRun[T]] = []
-        self._responses: list[dict[str, T]] = []
-        self.responses = 0
+        self._route = route = plan.route(requested)
+        self._turns: dict[int, _Turn[T]] = {0: _Turn(route.needs)}
+        # How often each step has answered, by its index
+        self._answers = [0] * len(plan.steps)
+        self._under_way = 0
+        # What runs and responses had taken that came to nothing
+        self._returned: list[T] = []
+        self.runs: list[StepRun[T]] = []
+        self.responses: list[dict[str, T]] = []
+        # How many responses there have been
+        self.answered = 0
         self.error: ServeError | None = None
 
     def uses(self, tensor: str) -> int:
@@ -68,9 +88,22 @@ class EnsembleFlow(Generic[T]):
         return self._route.uses.get(tensor, 0)
 
     @property
-    def steps(self) -> Collection[Step]:
+    def steps(self) -> Sequence[Step]:
         """All that may have to run."""
         return self._route.steps
+
+    @property
+    def given(self) -> Sequence[Made]:
+        """The tensors of the caller that somebody reads."""
+        return self._route.given
+
+    def made_by(self, step: Step) -> Sequence[Made]:
+        """The tensors of a step that somebody reads."""
+        return self._route.made[step.index]
+
+    def asked_of(self, step: Step) -> list[str]:
+        """The names of the outputs that a step is to be asked for; the list is the plan's."""
+        return self._route.asked[step.index]
 
     def readers_of(self, step: Step) -> Collection[Step]:
         """The steps that read what this one makes."""
@@ -78,43 +111,33 @@ class EnsembleFlow(Generic[T]):
 
     def begin(self, inputs: Mapping[str, T]) -> None:
         """The caller's tensors, by name. An optional one that is missing is absent."""
-        for name in self._plan.inputs:
-            if self.uses(name):
-                self._add(name, inputs.get(name))
-        self._look(self._plan.inputs)
+        self._write(0, self._route.given, inputs)
 
     def answer(self, run: StepRun[T], outputs: Mapping[str, T]) -> None:
         """A response to a run: tensors by the names that the step's model knows. One that is not mapped is ignored."""
-        written = []
-        for name, tensor in run.step.outputs.items():
-            if self.uses(tensor):
-                self._add(tensor, outputs.get(name))
-                written.append(tensor)
-        if self.error is None:
-            self._look(written)
+        index = run.step.index
+        number = self._answers[index]
+        self._answers[index] = number + 1
+        self._write(number, self._route.made[index], outputs)
 
     def end(self, run: StepRun[T]) -> None:
         """The run has had its last response."""
-        self._under_way.remove(run)
+        self._under_way -= 1
 
     def fail(self, error: ServeError) -> None:
         """Something went wrong, in a step or outside. The first error counts."""
         if self.error is None:
             self.error = error
-            for run in self._runs:
-                self._under_way.remove(run)
-                for name, value in run.inputs.items():
-                    self._give_back(run.step.inputs[name], run.turn, value)
-            self._runs = []
+            self._return_runs()
 
     def take_runs(self) -> list[StepRun[T]]:
         """What is to run now; each run is under way until it has ended."""
-        runs, self._runs = self._runs, []
+        runs, self.runs = self.runs, []
         return runs
 
     def take_responses(self) -> list[dict[str, T]]:
         """What is to be answered now: the outputs of each response in the order of the configuration."""
-        responses, self._responses = self._responses, []
+        responses, self.responses = self.responses, []
         return responses
 
     @property
@@ -125,59 +148,79 @@ class EnsembleFlow(Generic[T]):
     def close(self) -> Iterator[tuple[T, int]]:
         """Gives back each tensor that was given and not taken by all, with the number of holds on it. Ends the flow."""
         turns, self._turns = self._turns, {}
-        for by_turn in turns.values():
-            for turn in by_turn.values():
-                if turn.value is not None:
-                    yield turn.value, turn.uses
+        for turn in turns.values():
+            for tensor, value in turn.values.items():
+                holds = self._untaken(tensor, turn)
+                if value is not None and holds:
+                    yield value, holds
         for outputs in self.take_responses():
-            for value in outputs.values():
-                yield value, 1
+            self._returned += outputs.values()
+        for value in self._returned:
+            yield value, 1
 
-    def _add(self, tensor: str, value: T | None) -> None:
-        number = self._counts.get(tensor, 0)
-        self._counts[tensor] = number + 1
-        self._turns.setdefault(tensor, {})[number] = _Turn(value, self.uses(tensor))
+    def _untaken(self, tensor: str, turn: _Turn[T]) -> int:
+        """How many of a tensor's uses nobody has had in this turn."""
+        route = self._route
+        holds = 1 if tensor in route.outputs and turn.waits[-1] else 0
+        for step in route.steps:
+            if turn.waits[step.index]:
+                holds += sum(one == tensor for one in step.inputs.values())
+        return holds
 
-    def _look(self, written: Collection[str]) -> None:
-        """Finds what the newest turn of these tensors completes."""
-        complete: dict[Step, int] = {}
-        for tensor in written:
-            if tensor not in self._counts:
-                continue
-            turn = self._counts[tensor] - 1
-            for step in self._route.readers.get(tensor, ()):
-                if self._is_there(step.inputs.values(), turn):
-                    complete[step] = turn
-        for step in sorted(complete, key=lambda step: step.index):
-            self._run(step, complete[step])
-        for tensor in written:
-            if tensor in self._route.outputs:
-                turn = self._counts[tensor] - 1
-                if self._is_there(self._route.outputs, turn):
+    def _write(self, number: int, made: Sequence[Made], given: Mapping[str, T]) -> None:
+        """One turn of what one writer makes, and what it completes."""
+        turn = self._turns.get(number)
+        if turn is None:
+            turn = self._turns[number] = _Turn(self._route.needs)
+        values, waits = turn.values, turn.waits
+        complete: list[Step] = []
+        for name, tensor, uses, readers, requested in made:
+            values[tensor] = given.get(name)
+            turn.uses += uses
+            for step in readers:
+                index = step.index
+                waits[index] -= 1
+                if not waits[index]:
+                    complete.append(step)
+            if requested:
+                waits[-1] -= 1
+                if not waits[-1]:
                     self._respond(turn)
-                    break
+        if len(complete) > 1:
+            complete.sort(key=_in_order)
+        for step in complete:
+            self._run(step, number, turn)
+        if self.error is not None:
+            self._return_runs()
+        if not turn.uses and number:
+            del self._turns[number]
 
-    def _is_there(self, tensors: Collection[str], turn: int) -> bool:
-        return all(turn in self._turns.get(tensor, ()) for tensor in tensors)
+    def _run(self, step: Step, number: int, turn: _Turn[T]) -> None:
+        inputs: dict[str, T] = {}
+        for name, tensor in step.inputs.items():
+            value = self._take(tensor, turn)
+            if value is not None:
+                inputs[name] = value
+        self._under_way += 1
+        self.runs.append(StepRun(step, number, inputs))
 
-    def _run(self, step: Step, turn: int) -> None:
-        taken = {name: self._take(tensor, turn) for name, tensor in step.inputs.items()}
-        run = StepRun(step, turn, {name: value for name, value in taken.items() if value is not None})
-        self._under_way.add(run)
-        self._runs.append(run)
+    def _respond(self, turn: _Turn[T]) -> None:
+        outputs: dict[str, T] = {}
+        for tensor in self._route.outputs:
+            value = self._take(tensor, turn)
+            if value is not None:
+                outputs[tensor] = value
+        if self.error is None:
+            self.responses.append(outputs)
+            self.answered += 1
+        else:
+            self._returned += outputs.values()
 
-    def _respond(self, turn: int) -> None:
-        outputs = {tensor: self._take(tensor, turn) for tensor in self._route.outputs}
-        self._responses.append({tensor: value for tensor, value in outputs.items() if value is not None})
-        self.responses += 1
+    def _return_runs(self) -> None:
+        for run in self.take_runs():
+            self._under_way -= 1
+            self._returned += run.inputs.values()
 
-    def _take(self, tensor: str, number: int) -> T | None:
-        by_turn = self._turns[tensor]
-        turn = by_turn[number]
+    def _take(self, tensor: str, turn: _Turn[T]) -> T | None:
         turn.uses -= 1
-        if not turn.uses:
-            del by_turn[number]
-        return turn.value
-
-    def _give_back(self, tensor: str, number: int, value: T) -> None:
-        self._turns[tensor].setdefault(number, _Turn(value, 0)).uses += 1
+        return turn.values.pop(tensor) if self._route.uses[tensor] == 1 else turn.values[tensor]

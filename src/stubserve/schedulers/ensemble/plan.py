@@ -7,9 +7,9 @@ and read by any number of steps; those that are outputs of the ensemble go to th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 # How many of them an ensemble remembers, by what is requested
 _ROUTES = 64
@@ -33,19 +33,37 @@ class Step:
         return self.index
 
 
+class Made(NamedTuple):
+    """A tensor that its writer makes under the name `name`, with the steps that read it.
+
+    `uses` is how often each turn of it is used: once for every input of a step that it is mapped to and, where it is
+    an output that is `requested`, once by the caller.
+    """
+
+    name: str
+    tensor: str
+    uses: int
+    readers: tuple[Step, ...]
+    requested: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """What has to run for a set of requested outputs.
 
-    `readers` are the steps that read a tensor, in the order of the configuration. `uses` says how often a tensor is
-    used: once for every input of a step that it is mapped to and, for a requested output, once by the caller. A tensor
-    that is not in it is made for nobody. `steps` are those that run, `followers` those that read what a step makes.
+    `given` are the tensors of the caller, `made` those of each step, by its index; what is used by nobody is in
+    neither, so a tensor that is not in `uses` is made for nobody. `asked` are the names of the outputs that a step is
+    asked for. `needs` is how many different tensors a step waits for, and in the last place how many the caller does.
+    `steps` are those that run, `followers` those that read what a step makes.
     """
 
     outputs: tuple[str, ...]
     steps: tuple[Step, ...]
     followers: Mapping[Step, tuple[Step, ...]]
-    readers: Mapping[str, tuple[Step, ...]]
+    given: tuple[Made, ...]
+    made: tuple[tuple[Made, ...], ...]
+    asked: tuple[list[str], ...]
+    needs: tuple[int, ...]
     uses: Mapping[str, int]
 
 
@@ -68,12 +86,13 @@ class EnsemblePlan:
         """What has to run to make the requested outputs, None for all; a step whose outputs nobody needs does not."""
         if requested is None:
             return self._full
-        outputs = tuple(name for name in self.outputs if name in requested)
-        route = self._routes.get(outputs)
+        key = tuple(requested)
+        route = self._routes.get(key)
         if route is None:
-            route = self._route(outputs)
+            outputs = tuple(name for name in self.outputs if name in requested)
+            route = self._routes.get(outputs) or self._route(outputs)
             if len(self._routes) < _ROUTES:
-                self._routes[outputs] = route
+                self._routes[key] = route
         return route
 
     def _route(self, outputs: tuple[str, ...]) -> Route:
@@ -85,19 +104,36 @@ class EnsemblePlan:
             if step is not None and step not in needed:
                 needed.add(step)
                 todo.extend(step.inputs.values())
+        steps = tuple(step for step in self.steps if step in needed)
         readers: dict[str, tuple[Step, ...]] = {}
-        for step in self.steps:
-            if step in needed:
-                for tensor in dict.fromkeys(step.inputs.values()):
-                    readers[tensor] = (*readers.get(tensor, ()), step)
+        for step in steps:
+            for tensor in dict.fromkeys(step.inputs.values()):
+                readers[tensor] = (*readers.get(tensor, ()), step)
         uses = Counter(outputs)
-        for step in needed:
+        for step in steps:
             uses.update(step.inputs.values())
-        followers = {
-            step: tuple(dict.fromkeys(reader for tensor in step.outputs.values() for reader in readers.get(tensor, ())))
-            for step in needed
-        }
-        return Route(outputs, tuple(step for step in self.steps if step in needed), followers, readers, uses)
+
+        def made(names: Iterable[tuple[str, str]]) -> tuple[Made, ...]:
+            return tuple(
+                Made(name, tensor, uses[tensor], readers.get(tensor, ()), tensor in outputs)
+                for name, tensor in names
+                if uses[tensor]
+            )
+
+        by_step = tuple(made(step.outputs.items()) if step in needed else () for step in self.steps)
+        return Route(
+            outputs=outputs,
+            steps=steps,
+            followers={
+                step: tuple(dict.fromkeys(reader for one in by_step[step.index] for reader in one.readers))
+                for step in steps
+            },
+            given=made((name, name) for name in self.inputs),
+            made=by_step,
+            asked=tuple([one.name for one in ones] for ones in by_step),
+            needs=(*(len(set(step.inputs.values())) for step in self.steps), len(outputs)),
+            uses=uses,
+        )
 
     def __repr__(self) -> str:
         return f"<EnsemblePlan {self.name!r}: {[step.model for step in self.steps]}>"

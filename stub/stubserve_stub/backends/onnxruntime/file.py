@@ -42,7 +42,7 @@ class OnnxFile(NamedTuple):
     external: Set[str]
 
 
-class _CutOff(Exception):
+class CutOff(Exception):
     """A field ends behind its message."""
 
 
@@ -79,16 +79,16 @@ def _read_model(path: str, view: memoryview) -> OnnxFile:
     external: Set[str] = set()
     seen: Set[int] = set()
     try:
-        for number, value in _fields(view):
+        for number, value in fields(view):
             seen.add(number)
             if number == _IR_VERSION and isinstance(value, int):
                 ir_version = value
             elif number == _OPSET_IMPORT and isinstance(value, memoryview):
-                fields = dict(_fields(value))
-                opsets[_text(fields.get(1, b""))] = int(fields.get(2, 0))
+                entry = dict(fields(value))
+                opsets[_text(entry.get(1, b""))] = int(entry.get(2, 0))
             elif number in _INSIDE[_MODEL] and isinstance(value, memoryview):
                 _collect(_INSIDE[_MODEL][number], value, external)
-    except (_CutOff, ValueError, TypeError):
+    except (CutOff, ValueError, TypeError):
         # What begins as a model and then breaks off has been cut off; what does not is something else.
         if ir_version and max(seen) < 100:
             raise Refusal(
@@ -103,26 +103,26 @@ def _read_model(path: str, view: memoryview) -> OnnxFile:
 def _collect(kind: int, message: memoryview, external: Set[str]) -> None:
     """Notes the files of all tensors in a message."""
     if kind == _TENSOR:
-        for number, value in _fields(message):
+        for number, value in fields(message):
             if number == _EXTERNAL_DATA and isinstance(value, memoryview):
-                entry = dict(_fields(value))
+                entry = dict(fields(value))
                 if bytes(entry.get(1, b"")) == b"location":
                     external.add(_text(entry.get(2, b"")))
         return
     inside = _INSIDE[kind]
-    for number, value in _fields(message):
+    for number, value in fields(message):
         if number in inside and isinstance(value, memoryview):
             _collect(inside[number], value, external)
 
 
-def _fields(message: memoryview) -> Iterator[Tuple[int, Any]]:
-    """Number and value of each field: an integer, or a view. Raises _CutOff."""
+def fields(message: memoryview) -> Iterator[Tuple[int, Any]]:
+    """Number and value of each field of a message: an integer, or a view. Raises CutOff."""
     at, end = 0, len(message)
     while at < end:
         key, at = _varint(message, at)
         number, kind = key >> 3, key & 7
         if not number:
-            raise _CutOff
+            raise CutOff
         if kind == _VARINT:
             value, at = _varint(message, at)
             yield number, value
@@ -132,9 +132,9 @@ def _fields(message: memoryview) -> Iterator[Tuple[int, Any]]:
         elif kind in (_FIXED32, _FIXED64):
             length = 4 if kind == _FIXED32 else 8
         else:
-            raise _CutOff
+            raise CutOff
         if at + length > end:
-            raise _CutOff
+            raise CutOff
         yield number, message[at : at + length]
         at += length
 
@@ -150,9 +150,9 @@ def _varint(message: memoryview, at: int) -> Tuple[int, int]:
                 return value, at
             shift += 7
             if shift > 63:
-                raise _CutOff
+                raise CutOff
     except IndexError:
-        raise _CutOff from None
+        raise CutOff from None
 
 
 def _text(value: Any) -> str:
