@@ -338,6 +338,7 @@ def run(settings: Settings) -> int:
     # What has been imported stays. The collector need not walk through it again and again, which takes tens of
     # milliseconds, in which nobody is served, and is called for by nothing but many requests in flight.
     gc.freeze()
+    gc.enable()
     try:
         return uvloop.run(serve(settings))
     finally:
