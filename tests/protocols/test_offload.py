@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from itertools import pairwise
 from typing import Any
@@ -66,6 +67,22 @@ def test_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
         work.close()
 
     asyncio.run(run())
+
+
+def test_threads_leave_the_cores_to_others() -> None:
+    def work() -> Steps[int]:
+        return (yield lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    async def run() -> int:
+        offload = Offload()
+        try:
+            return await offload.run(work())
+        finally:
+            offload.close()
+
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    assert asyncio.run(run()) == min(before + 10, 19)
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
 def test_a_slice_is_as_long_as_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import socket
 
+# How many connections may wait to be accepted. Whoever serves a listener sets it again.
+BACKLOG = 2048
+
 
 def listen(address: str, port: int, shared: bool = False) -> socket.socket:
     """A listening socket, `shared` with other servers. Raises OSError."""
@@ -15,7 +18,7 @@ def listen(address: str, port: int, shared: bool = False) -> socket.socket:
         if shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((address, port))
-        listener.listen(2048)
+        listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise

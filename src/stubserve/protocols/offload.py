@@ -4,7 +4,7 @@ Most of what takes long cannot leave the loop's thread for another one: orjson a
 interpreter's lock, and a second thread that wants the lock gets it only every 5 ms. So work comes in steps
 (`inference.steps`), and the loop does SLICE_S of it at a time, for one piece of work per pass of the loop, which looks
 at its sockets in between. However many large answers are being made, a small request waits for one slice per pass.
-Functions that let go of the lock run in threads meanwhile.
+Functions that let go of the lock run in threads meanwhile, which yield to everybody else where cores are short.
 
 A small request takes four or five passes (it is read, handed to its stub, answered, written), so it is a few slices
 longer on its way: with slices of 2 ms a client that asked every 10 ms fell behind for good. A slice costs the loop one
@@ -14,6 +14,9 @@ pass, about 20 µs, so 4 % of the work.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
@@ -27,6 +30,8 @@ SLICE_S = 0.0005
 # Results of less than this are not worth the detour; it is what the loop does in a few milliseconds.
 LARGE_BYTES = 256 * 1024
 _THREADS = 2
+# How much the threads yield, as `nice` counts: they get a tenth where others want the core, and all of it else.
+_NICE = 10
 
 
 class Offload:
@@ -65,7 +70,7 @@ class Offload:
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(_THREADS, "offload")
+            self._threads = ThreadPoolExecutor(_THREADS, "offload", _yield_to_others)
         return self._threads
 
     async def _slice(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -84,3 +89,10 @@ class Offload:
             loop.call_soon(self._wake, loop)
         else:
             self._waking = False
+
+
+def _yield_to_others() -> None:
+    """Lets whoever answers small requests go first where there are fewer cores than work: the loop, stubs, clients."""
+    with contextlib.suppress(OSError):
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICE)

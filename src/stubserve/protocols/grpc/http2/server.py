@@ -10,7 +10,7 @@ from stubserve.protocols.grpc.http2.connection import Http2Connection
 from stubserve.protocols.grpc.http2.inbox import SmallRoom
 from stubserve.protocols.grpc.http2.shared import ListedConnection
 from stubserve.protocols.grpc.service import Service
-from stubserve.protocols.listening import listen
+from stubserve.protocols.listening import BACKLOG, listen
 from stubserve.protocols.open_connections import OpenConnections
 from stubserve.protocols.sent_memory import SentMemory
 from stubserve.protocols.serving import Ingress
@@ -53,7 +53,7 @@ class Http2Transport:
 
     async def start(self) -> None:
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Http2Connection(self), sock=self._listener, ssl=self._tls
+            lambda: Http2Connection(self), sock=self._listener, backlog=BACKLOG, ssl=self._tls
         )
 
     async def stop(self, grace_s: float) -> None:
