@@ -22,6 +22,7 @@ from stubserve.protocols.grpc.infer_encode import Encoder, Parts, encode, encode
 from stubserve.protocols.grpc.infer_encode import takes_long as takes_long_to_encode
 from stubserve.protocols.grpc.transport import Keep, Rpc
 from stubserve.protocols.grpc.wire import Malformed
+from stubserve.protocols.offload import LARGE_BYTES
 from stubserve.protocols.reply_format import ReplyFormat
 from stubserve.protocols.serving import Ingress
 
@@ -79,7 +80,7 @@ class GrpcInferCall(inference.Call):
             except ServeError:
                 self.give_up(request)
                 raise
-        if takes_long(data, signature):
+        if len(data) > LARGE_BYTES and takes_long(data, signature):
             work = ingress.offload.run(admit_steps(request, signature))
             self._task = asyncio.get_running_loop().create_task(work)
             self._task.add_done_callback(functools.partial(self._admitted, request))

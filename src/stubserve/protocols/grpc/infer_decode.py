@@ -53,7 +53,7 @@ def decode(
     placer = BodyPlacer(data, block, offset, store)
     plans: dict[bytes, RequestPlan] = signature.memo.setdefault("grpc-plans", {})
     try:
-        in_steps = takes_long(data, signature)
+        in_steps = len(data) > LARGE_BYTES and takes_long(data, signature)
         plan = None if in_steps else plans.get(envelope.key)
         if plan is not None:
             return plan.apply(envelope.id, envelope.tail, placer, signature.model), plan.reply_format

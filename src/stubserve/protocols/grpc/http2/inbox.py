@@ -92,6 +92,7 @@ class Inbox:
         "_small",
         "_watch",
         "bytes_received",
+        "watched",
     )
 
     def __init__(
@@ -120,6 +121,7 @@ class Inbox:
         # All bytes so far, and who watches that they go on
         self.bytes_received = 0
         self._watch: StallWatch | None = None
+        self.watched = False
 
     @property
     def partial(self) -> bool:
@@ -149,7 +151,7 @@ class Inbox:
                     prefix = data[at : at + PREFIX_BYTES]
                     at += PREFIX_BYTES
                 length = int.from_bytes(prefix[1:], "big")
-                self._compressed = self._is_compressed(prefix[0])
+                self._compressed = prefix[0] != 0 and self._is_compressed(prefix[0])
                 if length > self._max_bytes:
                     raise MessageRefusal(
                         RESOURCE_EXHAUSTED, f"Received message larger than max ({length} vs. {self._max_bytes})"
@@ -176,12 +178,9 @@ class Inbox:
         before, self._watch = self._watch, watch
         if before is not None:
             before.unwatch(self)
+        self.watched = watch is not None
         if watch is not None:
             watch.watch(self)
-
-    @property
-    def watched(self) -> bool:
-        return self._watch is not None
 
     def stalled(self) -> None:
         assert self._watch is not None
@@ -201,8 +200,9 @@ class Inbox:
 
     def close(self) -> None:
         """The stream is closed, and not known here any more."""
-        self.drop()
-        if self._watch is not None:
+        if self._length >= 0:
+            self.drop()
+        if self.watched:
             self.watch(None)
         del self._owner
 
