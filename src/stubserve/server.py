@@ -193,10 +193,9 @@ class HttpServer(uvicorn.Server):
         self._stopping.set()
 
 
-def http_server(server: Server, connections: Connections | None = None) -> HttpServer:
+def http_server(server: Server, connections: Connections) -> HttpServer:
     """The HTTP front end of a server. What its connections share is `connections`, for who stops it in good order."""
     app = create_app(server)
-    connections = Connections(server) if connections is None else connections
     config = uvicorn.Config(
         app,
         http=functools.partial(HttpConnection, connections),  # type: ignore[arg-type]

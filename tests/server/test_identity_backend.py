@@ -9,7 +9,6 @@ import queue
 import re
 import signal
 import threading
-import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-import uvloop
 from tritonclient.utils import np_to_triton_dtype
 
 from stubserve import testing
@@ -28,10 +26,11 @@ from stubserve.model_config.parse import parse_text
 from stubserve.model_config.render import to_json_dict
 from stubserve.repository.checking import check_repositories
 from stubserve.repository.inspection import inspect
-from tests.real_server import Answer, Serving, binary_output, binary_request, write_model
+from tests.real_server import Answer, Serving, binary_output, write_model
 from tests.server.grpc_calls import connected, request
+from tests.server.native_models import measure_copies
 from tests.server.test_bls import eventually
-from tests.server.test_copies import COPIED_BYTES, TENSOR_BYTES, Client, head, most_allocated, serving
+from tests.server.test_copies import COPIED_BYTES, TENSOR_BYTES
 
 TYPES = [
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "STRING"
@@ -288,32 +287,7 @@ def test_a_large_tensor_is_not_copied(tmp_path: Path) -> None:
     """Over HTTP; in the parent and in shared memory, where the stub would have to put a copy."""
     write_identity(tmp_path, "plain")
     array = np.arange(TENSOR_BYTES // 4, dtype=np.float32)
-    _, body, headers = binary_request("plain", array)
-    message = head("plain", headers["Inference-Header-Content-Length"], f"Content-Length: {len(body)}") + body
-    in_parent = committed = 0
-
-    async def measure() -> None:
-        nonlocal in_parent, committed
-        async with serving(tmp_path) as (server, port):
-            ledger = server.memory.ledger
-            client = Client(port)
-            tracemalloc.start()
-            before = ledger.total
-            answer = memoryview(b"")
-
-            def ask() -> None:
-                nonlocal answer
-                answer = client.infer(message)
-
-            in_parent = await most_allocated(ask)
-            committed = ledger.total - before
-            assert answer[-TENSOR_BYTES:] == array.data.cast("B")
-            client.close()
-
-    try:
-        uvloop.run(measure())
-    finally:
-        tracemalloc.stop()
-
+    answer, in_parent, committed = measure_copies(tmp_path, array)
+    np.testing.assert_array_equal(answer, array)
     assert in_parent < COPIED_BYTES
     assert TENSOR_BYTES <= committed <= TENSOR_BYTES + TENSOR_BYTES // 16

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
-import threading
-import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,15 +15,15 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-import uvloop
 from tritonclient.utils import np_to_triton_dtype
 
 from stubserve.repository.checking import check_repositories
 from stubserve.repository.inspection import inspect
 from tests.environments.made import venv
 from tests.onnx_models import ELEMENT_TYPES, arithmetic, identity, model, node, save, with_external_data
-from tests.real_server import Answer, Serving, binary_output, binary_request, eventually, write_model
-from tests.server.test_copies import COPIED_BYTES, TENSOR_BYTES, Client, head, most_allocated, serving
+from tests.real_server import Serving, binary_output, write_model
+from tests.server.native_models import check_batches_of_many_requests, check_kills, measure_copies
+from tests.server.test_copies import COPIED_BYTES, TENSOR_BYTES
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -228,26 +224,7 @@ def test_external_data(server: Serving) -> None:
 
 @pytest.mark.parametrize("width", [2, 5000])
 def test_a_batch_of_many_requests(server: Serving, width: int) -> None:
-    """Nothing runs before eight rows are there; each gets its own, and from memory that is freed for itself."""
-    before = server.statistics("batched")
-    for _ in range(3):
-        answers: dict[int, Answer] = {}
-
-        def ask(number: int, answers: dict[int, Answer] = answers) -> None:
-            rows = 2 if number == 0 else 1
-            answers[number] = server.infer_array("batched", np.full((rows, width), number, np.float32))
-
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(7)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        for number in range(7):
-            expected = np.full((2 if number == 0 else 1, width), -number, np.float32)
-            np.testing.assert_array_equal(binary_output(answers[number]), expected)
-    after = server.statistics("batched")
-    assert after["execution_count"] - before["execution_count"] == 3
-    assert after["inference_count"] - before["inference_count"] == 24
+    check_batches_of_many_requests(server, width)
 
 
 @pytest.mark.parametrize("elements", [4, 70_000])
@@ -272,40 +249,7 @@ def test_killed_and_back(tmp_path: Path) -> None:
     """Stubs are killed while they are asked; every success is right, and they come back."""
     write_onnx(tmp_path, "batched", model([node("Neg", "INPUT0", "Y")], [("INPUT0", "FP32", ["n", "w"])],
                                           [("Y", "FP32", ["n", "w"])]), None)  # fmt: skip
-    stop = threading.Event()
-    wrong: list[Any] = []
-    succeeded: set[int] = set()
-    with Serving(tmp_path) as server:
-
-        def ask(number: int) -> None:
-            array = np.full((1, 20_000), number, np.float32)
-            while not stop.is_set():
-                answer = server.infer_array("batched", array)
-                if answer.status == 200:
-                    wrong.extend([] if (binary_output(answer) == -number).all() else [answer])
-                    succeeded.add(number)
-                elif answer.status not in (500, 503):
-                    wrong.append(answer)
-
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(1, 5)]
-        for thread in threads:
-            thread.start()
-        try:
-            for _ in range(2):
-                eventually(lambda: succeeded == {1, 2, 3, 4})
-                before = set(server.stub_pids())
-                assert len(before) == 2
-                for pid in before:
-                    os.kill(pid, signal.SIGKILL)
-                eventually(lambda before=before: len(set(server.stub_pids()) - before) == 2)
-                eventually(lambda: server.get("/v2/models/batched/ready").status == 200)
-                succeeded.clear()
-            eventually(lambda: succeeded == {1, 2, 3, 4})
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join(60)
-    assert wrong == []
+    check_kills(tmp_path, clients=4, stubs=2, rounds=2)
 
 
 def test_what_does_not_load(tmp_path: Path) -> None:
@@ -398,32 +342,7 @@ def test_a_large_tensor_is_not_copied(tmp_path: Path) -> None:
     config += " output [ { name: 'Y' data_type: TYPE_FP32 dims: [ -1 ] } ]"
     write_onnx(tmp_path, "plain", made, config)
     array = np.arange(TENSOR_BYTES // 4, dtype=np.float32)
-    _, body, headers = binary_request("plain", array)
-    message = head("plain", headers["Inference-Header-Content-Length"], f"Content-Length: {len(body)}") + body
-    in_parent = committed = 0
-
-    async def measure() -> None:
-        nonlocal in_parent, committed
-        async with serving(tmp_path) as (server, port):
-            ledger = server.memory.ledger
-            client = Client(port)
-            tracemalloc.start()
-            before = ledger.total
-            answer = memoryview(b"")
-
-            def ask() -> None:
-                nonlocal answer
-                answer = client.infer(message)
-
-            in_parent = await most_allocated(ask)
-            committed = ledger.total - before
-            np.testing.assert_array_equal(np.frombuffer(answer[-TENSOR_BYTES:], np.float32), -array)
-            client.close()
-
-    try:
-        uvloop.run(measure())
-    finally:
-        tracemalloc.stop()
-
+    answer, in_parent, committed = measure_copies(tmp_path, array)
+    np.testing.assert_array_equal(answer, -array)
     assert in_parent < COPIED_BYTES
     assert 2 * TENSOR_BYTES <= committed <= 2 * TENSOR_BYTES + TENSOR_BYTES // 2

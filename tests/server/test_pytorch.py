@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import subprocess
 import sys
 import sysconfig
-import threading
-import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,13 +15,13 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-import uvloop
 from tritonclient.utils import np_to_triton_dtype
 
 from stubserve.repository.checking import check_repositories
 from stubserve.repository.inspection import inspect
-from tests.real_server import Answer, Serving, binary_output, binary_request, eventually, write_model
-from tests.server.test_copies import COPIED_BYTES, TENSOR_BYTES, Client, head, most_allocated, serving
+from tests.real_server import Serving, binary_output, write_model
+from tests.server.native_models import check_batches_of_many_requests, check_kills, measure_copies
+from tests.server.test_copies import COPIED_BYTES, TENSOR_BYTES
 from tests.torch_models import (
     ELEMENT_TYPES,
     IGNORE_DEPRECATIONS,
@@ -305,26 +301,7 @@ def test_a_model_that_writes_to_its_input(server: Serving, elements: int) -> Non
 
 @pytest.mark.parametrize("width", [2, 5000])
 def test_a_batch_of_many_requests(server: Serving, width: int) -> None:
-    """Nothing runs before eight rows are there; each gets its own, and from memory that is freed for itself."""
-    before = server.statistics("batched")
-    for _ in range(3):
-        answers: dict[int, Answer] = {}
-
-        def ask(number: int, answers: dict[int, Answer] = answers) -> None:
-            rows = 2 if number == 0 else 1
-            answers[number] = server.infer_array("batched", np.full((rows, width), number, np.float32))
-
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(7)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        for number in range(7):
-            expected = np.full((2 if number == 0 else 1, width), -number, np.float32)
-            np.testing.assert_array_equal(binary_output(answers[number]), expected)
-    after = server.statistics("batched")
-    assert after["execution_count"] - before["execution_count"] == 3
-    assert after["inference_count"] - before["inference_count"] == 24
+    check_batches_of_many_requests(server, width)
 
 
 @pytest.mark.parametrize("elements", [4, 70_000])
@@ -348,39 +325,7 @@ def test_an_error_of_a_run(server: Serving) -> None:
 def test_killed_and_back(tmp_path: Path) -> None:
     """The stub is killed while it is asked; every success is right, and it comes back."""
     write_torch(tmp_path, "batched", Negated(), config({"INPUT0": "FP32 -1"}, {"Y": "FP32 -1"}, "max_batch_size: 4"))
-    stop = threading.Event()
-    wrong: list[Any] = []
-    succeeded: set[int] = set()
-    with Serving(tmp_path) as server:
-
-        def ask(number: int) -> None:
-            array = np.full((1, 20_000), number, np.float32)
-            while not stop.is_set():
-                answer = server.infer_array("batched", array)
-                if answer.status == 200:
-                    wrong.extend([] if (binary_output(answer) == -number).all() else [answer])
-                    succeeded.add(number)
-                elif answer.status not in (500, 503):
-                    wrong.append(answer)
-
-        threads = [threading.Thread(target=ask, args=(number,)) for number in (1, 2)]
-        for thread in threads:
-            thread.start()
-        try:
-            eventually(lambda: succeeded == {1, 2})
-            before = set(server.stub_pids())
-            assert len(before) == 1
-            for pid in before:
-                os.kill(pid, signal.SIGKILL)
-            eventually(lambda: len(set(server.stub_pids()) - before) == 1)
-            eventually(lambda: server.get("/v2/models/batched/ready").status == 200)
-            succeeded.clear()
-            eventually(lambda: succeeded == {1, 2})
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join(60)
-    assert wrong == []
+    check_kills(tmp_path, clients=2, stubs=1, rounds=1)
 
 
 def test_what_does_not_load(tmp_path: Path) -> None:
@@ -443,32 +388,7 @@ def test_a_large_tensor_is_copied_once(tmp_path: Path) -> None:
     """From torch's memory to where it is sent from: in shared memory is nothing but the input and the output."""
     write_torch(tmp_path, "plain", Negated(), config({"INPUT0": "FP32 -1"}, {"Y": "FP32 -1"}))
     array = np.arange(TENSOR_BYTES // 4, dtype=np.float32)
-    _, body, headers = binary_request("plain", array)
-    message = head("plain", headers["Inference-Header-Content-Length"], f"Content-Length: {len(body)}") + body
-    in_parent = committed = 0
-
-    async def measure() -> None:
-        nonlocal in_parent, committed
-        async with serving(tmp_path) as (server, port):
-            ledger = server.memory.ledger
-            client = Client(port)
-            tracemalloc.start()
-            before = ledger.total
-            answer = memoryview(b"")
-
-            def ask() -> None:
-                nonlocal answer
-                answer = client.infer(message)
-
-            in_parent = await most_allocated(ask)
-            committed = ledger.total - before
-            np.testing.assert_array_equal(np.frombuffer(answer[-TENSOR_BYTES:], np.float32), -array)
-            client.close()
-
-    try:
-        uvloop.run(measure())
-    finally:
-        tracemalloc.stop()
-
+    answer, in_parent, committed = measure_copies(tmp_path, array)
+    np.testing.assert_array_equal(answer, -array)
     assert in_parent < COPIED_BYTES
     assert 2 * TENSOR_BYTES <= committed <= 2 * TENSOR_BYTES + TENSOR_BYTES // 2

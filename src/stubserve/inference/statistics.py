@@ -150,15 +150,7 @@ class ModelStatistics:
         self.compute_input_ns += count * input_ns
         self.compute_infer_ns += count * infer_ns
         self.compute_output_ns += count * output_ns
-        self.execution_count += 1
-        executions = self.executions.get(batch_size)
-        if executions is None:
-            executions = self.executions[batch_size] = _Executions()
-        executions.count += 1
-        executions.input_ns += input_ns
-        executions.infer_ns += infer_ns
-        executions.output_ns += output_ns
-        self.last_inference_ms = time.time_ns() // 1_000_000
+        self._record_execution(batch_size, input_ns, infer_ns, output_ns)
 
     def record_ensemble(self, request: Request, input_ns: int, infer_ns: int, output_ns: int, end_ns: int) -> None:
         """Counts a request that others have computed, for these durations in all, and that ended well at `end_ns`."""
@@ -170,10 +162,13 @@ class ModelStatistics:
         self.compute_input_ns += input_ns
         self.compute_infer_ns += infer_ns
         self.compute_output_ns += output_ns
+        self._record_execution(size, input_ns, infer_ns, output_ns)
+
+    def _record_execution(self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
         self.execution_count += 1
-        executions = self.executions.get(size)
+        executions = self.executions.get(batch_size)
         if executions is None:
-            executions = self.executions[size] = _Executions()
+            executions = self.executions[batch_size] = _Executions()
         executions.count += 1
         executions.input_ns += input_ns
         executions.infer_ns += infer_ns

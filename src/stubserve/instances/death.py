@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+from stubserve.errors import ServeError, internal
+
 _CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
 _VMSTAT = Path("/proc/vmstat")
 
@@ -41,3 +43,8 @@ def cause_of_death(return_code: int, oom_kills_before: int) -> str:
     elif number == signal.SIGSEGV:
         cause += ", a crash in native code; the stub's stderr above shows the Python stack"
     return cause
+
+
+def unhealthy(stub: str, cause: str, pid: int) -> ServeError:
+    """What is answered with for a stub that has died."""
+    return internal(f"Stub process '{stub}' is not healthy: {cause} (pid {pid}).")

@@ -15,6 +15,7 @@ from typing import Any
 from stubserve.environments.environment import Environment
 from stubserve.environments.probe import explain
 from stubserve.errors import internal
+from stubserve.instances.death import unhealthy
 from stubserve.instances.health import Health
 from stubserve.instances.stub_process import StubProcess
 
@@ -98,8 +99,8 @@ class Handshake:
                 cause = f"{self._death} (pid {process.pid})"
                 cause = await asyncio.to_thread(explain, self._environment, cause, tail)
                 raise internal(f"Stub process '{process.name}' cannot be started: {cause}")
-            text = f"Stub process '{process.name}' is not healthy: {self._death} while {doing} (pid {process.pid})."
-            raise internal(text + (f" Its stderr ends with:\n{tail}" if tail else ""))
+            error = unhealthy(process.name, f"{self._death} while {doing}", process.pid)
+            raise internal(error.message + (f" Its stderr ends with:\n{tail}" if tail else ""))
         if message["kind"] == "failed":
             raise internal(message["error"])
         assert message["kind"] == kind, message

@@ -18,6 +18,7 @@ from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import Waiter
 from stubserve.inference.work import Work
 from stubserve.instances import waiting
+from stubserve.instances.death import unhealthy
 from stubserve.instances.restart import RestartPolicy
 from stubserve.instances.stub import Stub
 from stubserve.model_config.complete import InstanceSpec
@@ -181,7 +182,7 @@ class Instance:
     def on_death(self, cause: str, unfinished: list[Request], open_: list[Request]) -> None:
         stub, self.stub = self.stub, None
         assert stub is not None
-        error = self._unhealthy(stub, cause)
+        error = unhealthy(self.name, cause, stub.pid)
         self._look_for_end()
         if self.state is InstanceState.DRAINING or self.state is InstanceState.STOPPED:
             if unfinished or open_:
@@ -201,11 +202,8 @@ class Instance:
     async def _launched(self) -> Stub:
         stub = await self._launch(self)
         if stub.death is not None:  # between its last word and this line
-            raise self._unhealthy(stub, stub.death)
+            raise unhealthy(self.name, stub.death, stub.pid)
         return stub
-
-    def _unhealthy(self, stub: Stub, cause: str) -> ServeError:
-        return internal(f"Stub process '{self.name}' is not healthy: {cause} (pid {stub.pid}).")
 
     def _adopt(self, stub: Stub) -> None:
         self.stub = stub

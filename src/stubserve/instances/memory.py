@@ -39,10 +39,7 @@ class Memory:
 
     def block(self, nbytes: int) -> Block:
         """A block of ingress memory. Raises ServeError (503) that names the limit and who holds the memory."""
-        try:
-            offset = self.ingress.allocate(nbytes)
-        except MemoryError:
-            offset = self._with_room(self.ingress.allocate, nbytes)
+        offset = self._with_room(self.ingress.allocate, nbytes)
         return Block(offset, nbytes, self.arena.view(offset, nbytes), self._free)
 
     def reserve(self, nbytes: int, first: int) -> tuple[Block, int]:

@@ -12,7 +12,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 
 from stubserve.errors import internal, invalid
 from stubserve.model_config.proto import ModelConfig, is_repeated
-from stubserve.model_config.templates import find_templates, unfilled
+from stubserve.model_config.templates import unfilled, unfilled_templates
 
 _STRING_OR_COMMENT = re.compile(rb"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|#[^\n]*""")
 
@@ -41,7 +41,7 @@ def parse_text(text: str, where: str) -> ModelConfig:
     except text_format.ParseError as error:
         line, column = error.GetLine(), error.GetColumn()
         reason = str(error).removeprefix(f"{line}:{column} : ")
-        templates = [one for one in find_templates(text) if not one.in_string]
+        templates = unfilled_templates(text)
         if templates:
             # What the parser makes of them does not name them
             line, column, reason = templates[0].line, templates[0].column, unfilled(templates[0])

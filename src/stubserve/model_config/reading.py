@@ -15,7 +15,7 @@ from google.protobuf import text_format
 
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
 from stubserve.model_config.source import Path, Source, UnreadableText
-from stubserve.model_config.templates import find_templates, unfilled, with_words
+from stubserve.model_config.templates import unfilled, unfilled_templates, with_words
 
 _NO_FIELD = re.compile(r'Message type "inference\.([\w.]+)" has no field named "(\w+)"')
 _EXCERPT = re.compile(r"^'.*': ", re.DOTALL)
@@ -56,7 +56,7 @@ class Reading:
 
 def read_leniently(text: str) -> Reading:
     """Reads as much of a configuration as there is."""
-    templates = [one for one in find_templates(text) if not one.in_string]
+    templates = unfilled_templates(text)
     readable = with_words(text, templates)
     try:
         source: Source | None = Source(readable)

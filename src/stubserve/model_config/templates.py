@@ -42,6 +42,16 @@ def find_templates(text: str) -> list[Template]:
     return found
 
 
+def unfilled_templates(text: str) -> list[Template]:
+    """Those in the place of a value."""
+    return [one for one in find_templates(text) if not one.in_string]
+
+
+def kept_templates(text: str) -> list[Template]:
+    """Those in strings."""
+    return [one for one in find_templates(text) if one.in_string]
+
+
 def with_words(text: str, templates: Sequence[Template]) -> str:
     """The text with a word of the same length in the place of each of these placeholders."""
     for one in templates:

@@ -17,11 +17,12 @@ from pathlib import Path
 
 from stubserve.errors import internal, invalid
 from stubserve.model_config.complete import gpu_groups, normalise, without_instances
-from stubserve.model_config.parse import parse_json
+from stubserve.model_config.parse import parse_json, parse_text
 from stubserve.model_config.proto import ModelConfig
+from stubserve.model_config.templates import kept, kept_templates
 from stubserve.model_config.validate import validate_directory_name, validate_model
 from stubserve.repository.contents import Contents, contents_of
-from stubserve.repository.folder import ModelFolder, check_model_name, locate, read_config, templates_kept
+from stubserve.repository.folder import ModelFolder, check_model_name, config_text, locate
 from stubserve.repository.model_files import absent_files
 from stubserve.settings import RepositorySettings
 
@@ -93,9 +94,10 @@ def read_candidate(
         written: ModelConfig | None = parse_json(override)
     else:
         # Without a file, only the model itself could tell what it takes.
-        written = read_config(folder, settings.config_name, required=settings.disable_auto_complete)
-        for said in templates_kept(folder, settings.config_name):
-            log.warning("%s", said)
+        path, text = config_text(folder, settings.config_name, required=settings.disable_auto_complete)
+        written = None if text is None else parse_text(text, str(path))
+        for template in kept_templates(text or ""):
+            log.warning("%s:%d: %s", path, template.line, kept(template))
     given = written if written is not None else ModelConfig()
     config = normalise(given, folder.name, folder.path, gpu_to_cpu=settings.gpu_to_cpu)
     validate_directory_name(config, folder.name)

@@ -27,7 +27,7 @@ from stubserve.model_config.complete import gpu_groups, normalise
 from stubserve.model_config.parse import decode_text
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.reading import Reading, read_leniently
-from stubserve.model_config.templates import find_templates, kept
+from stubserve.model_config.templates import kept, kept_templates
 from stubserve.model_config.validate import problems, validate_directory_name
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
 from stubserve.model_config.validate_members import member_problems
@@ -168,10 +168,8 @@ class _Check:
         self._reading = read_leniently(text)
         for mistake in self._reading.mistakes:
             self._found.append(Problem(self._folder.name, self._file, mistake.line, mistake.text))
-        for template in find_templates(text):
-            if template.in_string:
-                problem = Problem(self._folder.name, self._file, template.line, kept(template), is_warning=True)
-                self._found.append(problem)
+        for template in kept_templates(text):
+            self._found.append(Problem(self._folder.name, self._file, template.line, kept(template), is_warning=True))
         return self._reading.complete
 
     def _programs(self, config: Any) -> list[Path]:

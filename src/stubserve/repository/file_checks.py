@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stubserve_stub.backends.pytorch import options as torch_options
+from stubserve_stub.runtime.failure import Refusal
+
 from stubserve.environments.resolve import PARAMETER
+from stubserve.model_config.render import to_json_dict
 from stubserve.repository import onnx_check, torch_check
 from stubserve.repository.file_problem import FileProblem
 
@@ -17,14 +21,22 @@ from stubserve.repository.file_problem import FileProblem
 class FileCheck:
     """The check of one backend. `package` is what it imports, `extra` what `pip install stubserve[extra]` calls that.
 
-    `config_problem` says what the backend would refuse of a configuration, empty for nothing, and `file_problems` what
-    is wrong with the file in a version's folder.
+    `read_options` raises the Refusal of a configuration that the backend would not take, given as JSON has it;
+    `file_problems` says what is wrong with the file in a version's folder.
     """
 
     package: str
     extra: str
-    config_problem: Callable[[Any], str]
+    read_options: Callable[[dict[str, Any]], object]
     file_problems: Callable[[Any, Path], Iterator[FileProblem]]
+
+    def config_problem(self, config: Any) -> str:
+        """What the backend would refuse of the configuration, empty for nothing."""
+        try:
+            self.read_options(to_json_dict(config))
+        except Refusal as refusal:
+            return str(refusal)
+        return ""
 
     def package_problem(self, config: Any) -> str:
         """Says how to get the package if the model runs in this environment, which does not have it."""
@@ -37,6 +49,6 @@ class FileCheck:
 
 
 FILE_CHECKS = {
-    "onnxruntime": FileCheck("onnxruntime", "onnxruntime", onnx_check.config_problem, onnx_check.file_problems),
-    "pytorch": FileCheck("torch", "pytorch", torch_check.config_problem, torch_check.file_problems),
+    "onnxruntime": FileCheck("onnxruntime", "onnxruntime", onnx_check.read_options, onnx_check.file_problems),
+    "pytorch": FileCheck("torch", "pytorch", torch_options.options_of, torch_check.file_problems),
 }

@@ -22,7 +22,6 @@ from pathlib import Path
 from stubserve.errors import Code, ServeError, internal, invalid, not_found
 from stubserve.model_config.parse import decode_text, parse_text
 from stubserve.model_config.proto import ModelConfig
-from stubserve.model_config.templates import find_templates, kept
 
 _log = logging.getLogger("stubserve.repository")
 
@@ -132,36 +131,25 @@ def read_config(folder: ModelFolder, config_name: str = "", required: bool = Fal
     With `config_name` (--model-config-name) `configs/<config_name>.pbtxt` is read if it exists.
     Raises ServeError INTERNAL, naming the file that can not be read or parsed.
     """
-    path = config_file(folder, config_name)
-    text = _config_text(path, required)
+    path, text = config_text(folder, config_name, required)
     return None if text is None else parse_text(text, str(path))
 
 
-def config_file(folder: ModelFolder, config_name: str) -> Path:
-    """The file that `read_config` reads."""
+def config_text(folder: ModelFolder, config_name: str = "", required: bool = False) -> tuple[Path, str | None]:
+    """The configuration file that `read_config` parses, and what is in it. Raises as that does."""
+    path = folder.path / CONFIG_FILE
     if config_name:
         custom = folder.path / "configs" / f"{config_name}.pbtxt"
         if custom.exists():
-            return custom
-    return folder.path / CONFIG_FILE
-
-
-def templates_kept(folder: ModelFolder, config_name: str = "") -> list[str]:
-    """What is said of each placeholder that a configuration which could be read has in its strings."""
-    path = config_file(folder, config_name)
-    found = find_templates(_config_text(path, required=False) or "")
-    return [f"{path}:{template.line}: {kept(template)}" for template in found if template.in_string]
-
-
-def _config_text(path: Path, required: bool) -> str | None:
+            path = custom
     try:
         content = path.read_bytes()
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not required:
-            return None
+            return path, None
         raise _unopenable(path, error) from None
     try:
-        return decode_text(content)
+        return path, decode_text(content)
     except UnicodeDecodeError as error:
         raise internal(f"failed to read text proto from {path}: no UTF-8 at byte {error.start}") from None
 

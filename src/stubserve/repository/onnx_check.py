@@ -37,10 +37,6 @@ def file_problems(config: Any, version_dir: Path) -> Iterator[FileProblem]:
         yield FileProblem(Path(path), str(refusal))
 
 
-def config_problem(config: Any) -> str:
-    """What the backend would refuse of the configuration, empty for nothing."""
-    try:
-        options_of(to_json_dict(config), {}, _ALL_PROVIDERS)
-    except Refusal as refusal:
-        return str(refusal)
-    return ""
+def read_options(config: dict[str, Any]) -> object:
+    """The backend's options, as JSON has the configuration. Raises Refusal."""
+    return options_of(config, {}, _ALL_PROVIDERS)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from stubserve_stub.backends.pytorch import file as torch_file
-from stubserve_stub.backends.pytorch.options import options_of
 from stubserve_stub.runtime.failure import Refusal
 
 from stubserve.model_config.render import to_json_dict
@@ -30,12 +29,3 @@ def file_problems(config: Any, version_dir: Path) -> Iterator[FileProblem]:
     if kind == torch_file.TORCHSCRIPT:
         for device in torch_file.cuda_devices(path):
             yield FileProblem(Path(path), torch_file.names_device(path, device), is_warning=True)
-
-
-def config_problem(config: Any) -> str:
-    """What the backend would refuse of the configuration, empty for nothing."""
-    try:
-        options_of(to_json_dict(config))
-    except Refusal as refusal:
-        return str(refusal)
-    return ""

@@ -6,5 +6,6 @@
 - `delivery`: passes answers on, in order where the model wants it, and counts them;
 - `instance_set`: which instances serve the version, which are retired, and whether they are ready;
 - `draining`: knows when nothing is under way any more;
+- `answering`: what it shares with ensembles of that;
 - `alarm`: wakes the dispatcher in time.
 """

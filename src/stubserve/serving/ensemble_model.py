@@ -20,12 +20,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from stubserve.errors import ServeError, unavailable
-from stubserve.inference.latencies import Latencies
 from stubserve.inference.request import OTHER_FAILURE, REJECTED, SUCCESS, Request, Response
 from stubserve.inference.served_model import BlockingCall, ServedModel, Waiter
 from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
+from stubserve.serving.answering import AnsweringModel
 from stubserve.serving.delivery import Delivery
 from stubserve.serving.draining import Draining
 from stubserve.serving.ensemble_calls import Prospect
@@ -42,7 +42,7 @@ class Models(Protocol):
         """The version of a model, the latest that is ready for an empty text. Raises ServeError."""
 
 
-class EnsembleModel:
+class EnsembleModel(AnsweringModel):
     """A `ServedModel` of members. Lives on the event loop.
 
     `members` are the models that its configuration was checked against, by (name, version as `find` takes it).
@@ -85,15 +85,6 @@ class EnsembleModel:
         self._coming = _ComingRun(name, self._coming_calls)
         self._poll_is_due = False
         self._closed = False
-
-    @property
-    def latencies(self) -> Latencies | None:
-        """Where its latencies are counted, None if nobody wants them."""
-        return self._delivery.latencies
-
-    @latencies.setter
-    def latencies(self, latencies: Latencies | None) -> None:
-        self._delivery.latencies = latencies
 
     # Requests
 
@@ -196,20 +187,11 @@ class EnsembleModel:
         except ServeError:
             return False
 
-    async def check_ready(self) -> str:
-        """As `why_not_ready`, and asks the members' models, all at once. Raises nothing."""
-        reason = self.why_not_ready()
-        if reason or not self.checks_readiness():
-            return reason
-        # Whoever asks may be about to submit a request.
-        self._draining.begin()
-        try:
-            members = {self._keys[step.index]: (step, self.member(step)) for step in self.plan.steps}
-            answers = await asyncio.gather(*(model.check_ready() for _, model in members.values()))
-            reasons = zip(members.values(), answers, strict=True)
-            return next((_of_member(step, why) for (step, _), why in reasons if why), "")
-        finally:
-            self._draining.end()
+    async def _ask_whether_ready(self) -> str:
+        members = {self._keys[step.index]: (step, self.member(step)) for step in self.plan.steps}
+        answers = await asyncio.gather(*(model.check_ready() for _, model in members.values()))
+        reasons = zip(members.values(), answers, strict=True)
+        return next((_of_member(step, why) for (step, _), why in reasons if why), "")
 
     # What it rests on
 
@@ -245,13 +227,6 @@ class EnsembleModel:
         return []
 
     # The end
-
-    def reserve(self) -> None:
-        """Keeps it from being drained until `release`."""
-        self._draining.begin()
-
-    def release(self) -> None:
-        self._draining.end()
 
     async def drained(self, patience_s: float = 0.0) -> bool:
         """Waits until nothing is under way. It has no batches of its own: its members' patience ends what hangs."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from stubserve.errors import ServeError, internal, unavailable
-from stubserve.inference.latencies import Latencies
 from stubserve.inference.request import BACKEND_FAILURE, OTHER_FAILURE, REJECTED, Request, Response
 from stubserve.inference.served_model import Waiter
 from stubserve.inference.signature import Signature
@@ -22,6 +21,7 @@ from stubserve.inference.work import Work
 from stubserve.instances.instance import Instance, InstanceState
 from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.factory import create_scheduler
+from stubserve.serving.answering import AnsweringModel
 from stubserve.serving.delivery import Delivery
 from stubserve.serving.dispatcher import Dispatcher
 from stubserve.serving.draining import Draining
@@ -36,7 +36,7 @@ RESCHEDULED_IN_VAIN = (
 )
 
 
-class InstanceModel:
+class InstanceModel(AnsweringModel):
     """A `ServedModel` of instances, and their `InstanceOwner`. Lives on the event loop.
 
     `scheduler` is the one that the configuration asks for, unless it is given. `clock` is CLOCK_MONOTONIC in ns.
@@ -72,15 +72,6 @@ class InstanceModel:
         self._delivery = Delivery(self.signature, self.statistics, self._draining, keep_order)
         self._dispatcher = Dispatcher(name, scheduler or create_scheduler(config), self._delivery, clock)
         self.poll = self._dispatcher.poll
-
-    @property
-    def latencies(self) -> Latencies | None:
-        """Where its latencies are counted, None if nobody wants them."""
-        return self._delivery.latencies
-
-    @latencies.setter
-    def latencies(self, latencies: Latencies | None) -> None:
-        self._delivery.latencies = latencies
 
     # Requests
 
@@ -223,23 +214,8 @@ class InstanceModel:
         """Whether the model defines `is_ready`."""
         return self._instances.checks_readiness()
 
-    async def check_ready(self) -> str:
-        """As `why_not_ready`, and asks the models that define `is_ready`: all at once, for five seconds at most."""
-        reason = self.why_not_ready()
-        if reason or not self.checks_readiness():
-            return reason
-        self._draining.begin()  # whoever asks may be about to submit a request
-        try:
-            return await self._instances.ask_whether_ready()
-        finally:
-            self._draining.end()
-
-    def reserve(self) -> None:
-        """Keeps it from being drained until `release`."""
-        self._draining.begin()
-
-    def release(self) -> None:
-        self._draining.end()
+    async def _ask_whether_ready(self) -> str:
+        return await self._instances.ask_whether_ready()
 
     async def drained(self, patience_s: float = 0.0) -> bool:
         """Waits until nothing is queued or executing, and nobody waits for `check_ready` to submit something.

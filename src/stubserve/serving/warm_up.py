@@ -6,9 +6,8 @@ the instance is not ready and its model's scheduler does not know of it.
 
 The batches go to the stub as any others do, so models call others, answer through senders and are watched by
 EXECUTE_TIMEOUT_SECS; they are counted in the statistics as upstream counts them, that is without the responses of
-decoupled models. Nobody reads the answers: their
-memory is let go of as they come, and their errors are what the warm-up fails with. The inputs are made anew for each
-batch, since a model may write to its inputs, or keep them.
+decoupled models. Nobody reads the answers: their memory is let go of as they come, and their errors are what the
+warm-up fails with. The inputs are made anew for each batch, since a model may write to its inputs, or keep them.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from stubserve.errors import ServeError, internal, invalid
 from stubserve.inference.request import Request, Response, unanswered
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
+from stubserve.instances.death import unhealthy
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub import Stub
 from stubserve.serving.instance_model import RESCHEDULED_IN_VAIN, InstanceModel
@@ -71,7 +71,7 @@ class WarmUp:
     async def _execute(self, stub: Stub, instance: str, sample: Sample) -> list[str]:
         """Runs a sample once: the errors of its responses. Raises ServeError where it cannot be run."""
         if stub.death is not None:
-            raise _unhealthy(instance, stub.death, stub.pid)
+            raise unhealthy(instance, stub.death, stub.pid)
         max_batch_size = self._model.signature.max_batch_size
         if sample.is_too_large(max_batch_size):
             return [sample.too_large(instance, max_batch_size).message] * sample.requests
@@ -145,7 +145,7 @@ class _Batch:
         for request in (*unfinished, *open_):
             self._end(request)
         if not self.errors.done():
-            self.errors.set_exception(_unhealthy(self._instance, cause, self._pid))
+            self.errors.set_exception(unhealthy(self._instance, cause, self._pid))
 
     def _take(self, request: Request, response: Response) -> None:
         drop_blocks(response.outputs)
@@ -162,7 +162,3 @@ class _Batch:
     def _look_for_end(self) -> None:
         if self._has_run and not self._unanswered and not self.errors.done():
             self.errors.set_result(self._found)
-
-
-def _unhealthy(instance: str, cause: str, pid: int) -> ServeError:
-    return internal(f"Stub process '{instance}' is not healthy: {cause} (pid {pid}).")

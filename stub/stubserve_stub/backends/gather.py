@@ -31,6 +31,7 @@ from stubserve_stub.backends.native import InputView, NativeRequest, NativeRespo
 from stubserve_stub.backends.ragged import RaggedBatches
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes, strings
+from stubserve_stub.wire.arena import address_of
 from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
 from stubserve_stub.wire.layout import INLINE_BYTES
 
@@ -181,10 +182,9 @@ class Gatherer:
 
     def _joined(self, views: Sequence[InputView]) -> InputView:
         """One input of several requests, copied once."""
-        name, datatype, shape, _ = views[0]
+        name, datatype = views[0].name, views[0].datatype
+        shape = _joined_shape(views)
         memories = [view.memory for view in views]
-        if len(views) > 1:
-            shape = (sum(view.shape[0] for view in views), *shape[1:])
         if all(isinstance(memory, bytes) for memory in memories):
             return InputView(name, datatype, shape, np.frombuffer(bytearray().join(memories), np.uint8))
         nbytes = sum(map(len, memories))
@@ -199,16 +199,14 @@ class Gatherer:
 
     def _elements(self, views: Sequence[InputView]) -> InputView:
         """One BYTES input of one or several requests, as a flat array of its elements."""
-        name, datatype, shape, _ = views[0]
+        name, datatype = views[0].name, views[0].datatype
         elements: List[bytes] = []
         for view in views:
             try:
                 elements += bytes_tensor.decode(view.memory)
             except Exception as error:
                 raise Refusal("input '{}': {}".format(name, error), codes.INVALID_ARG) from None
-        if len(views) > 1:
-            shape = (sum(view.shape[0] for view in views), *shape[1:])
-        return InputView(name, datatype, shape, bytes_tensor.object_array(elements))
+        return InputView(name, datatype, _joined_shape(views), bytes_tensor.object_array(elements))
 
     def _misfit(self, requests: Sequence[NativeRequest], output: Output, rows: int) -> str:
         return (
@@ -221,6 +219,12 @@ class Gatherer:
                 ", ".join("{} {}".format(name, list(view.shape)) for name, view in _inputs(requests)),
             )
         )
+
+
+def _joined_shape(views: Sequence[InputView]) -> Sequence[int]:
+    """The shape of one input of these requests, with the rows of all."""
+    shape = views[0].shape
+    return shape if len(views) == 1 else (sum(view.shape[0] for view in views), *shape[1:])
 
 
 def _inputs(requests: Sequence[NativeRequest]) -> List[Tuple[str, InputView]]:
@@ -243,12 +247,6 @@ def texts(view: InputView, reader: str) -> List[str]:
             "input '{}' has a string that is no UTF-8, which {} cannot take: {}".format(view.name, reader, error),
             codes.INVALID_ARG,
         ) from None
-
-
-def address_of(memory: Any) -> int:
-    """Where an array lies in this process."""
-    address: int = memory.__array_interface__["data"][0]
-    return address
 
 
 def nbytes_of(datatype: int, shape: Sequence[int]) -> int:

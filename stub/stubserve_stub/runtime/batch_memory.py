@@ -31,7 +31,7 @@ from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.lease import Lease, lease_of
 from stubserve_stub.runtime.outputs import no_memory, own_offsets, placed
 from stubserve_stub.wire import places
-from stubserve_stub.wire.arena import ArenaFull
+from stubserve_stub.wire.arena import ArenaFull, address_of
 from stubserve_stub.wire.layout import COPIED_BYTES
 from stubserve_stub.wire.messages import Entry, WireResponse, WireTensor
 from stubserve_stub.wire.places import InArena, Lent, Place, Shared
@@ -168,7 +168,7 @@ class BatchMemory:
     def _given(self, buffer: Any, nbytes: int) -> Optional[Place]:
         """The place of a buffer that lies in memory which the stub was given, or has reserved, else None."""
         if self._rooms or self._inputs:
-            address = _address(buffer)
+            address = address_of(buffer)
         for room in self._rooms:
             if room.address <= address and address + nbytes <= room.address + room.nbytes:
                 if address < room.end:
@@ -184,7 +184,7 @@ class BatchMemory:
         if lease is None:
             return None
         self._leases.append(weakref.ref(lease))
-        return Lent(lease.offset + _address(buffer) - lease.address, nbytes, lease.offset)
+        return Lent(lease.offset + address_of(buffer) - lease.address, nbytes, lease.offset)
 
     def _moved(self, response: WireResponse, spans: List[Tuple[int, int]]) -> WireResponse:
         error, outputs, parameters = response
@@ -198,10 +198,3 @@ class BatchMemory:
                     return no_memory(full)
             moved.append((name, datatype, shape, place))
         return (error, moved, parameters)
-
-
-def _address(buffer: Any) -> int:
-    """Where a contiguous buffer lies in this process."""
-    array = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
-    address: int = array.__array_interface__["data"][0]
-    return address

@@ -131,7 +131,7 @@ class Arena:
 
     def offset(self, memory: memoryview) -> int:
         """The arena offset of memory that a view of this arena gave. Raises ValueError for other memory."""
-        address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+        address = address_of(memory)
         for segment in self._segments.values():
             if 0 <= address - segment.address < segment.span:
                 return segment.start + address - segment.address
@@ -142,3 +142,10 @@ class Arena:
         if os.fstat(self.fd).st_size < start + self.span:
             os.ftruncate(self.fd, start + self.span)
         return Segment(self.fd, index, start, self.span)
+
+
+def address_of(buffer: Any) -> int:
+    """Where a contiguous buffer lies in this process."""
+    array = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -1,0 +1,55 @@
+"""What models of all kinds have in common that answer through a `Delivery` and are drained by a `Draining`."""
+
+from __future__ import annotations
+
+from stubserve.inference.latencies import Latencies
+from stubserve.serving.delivery import Delivery
+from stubserve.serving.draining import Draining
+
+
+class AnsweringModel:
+    """A part of a `ServedModel`, which is told there."""
+
+    _delivery: Delivery
+    _draining: Draining
+
+    @property
+    def latencies(self) -> Latencies | None:
+        """Where its latencies are counted, None if nobody wants them."""
+        return self._delivery.latencies
+
+    @latencies.setter
+    def latencies(self, latencies: Latencies | None) -> None:
+        self._delivery.latencies = latencies
+
+    # Readiness
+
+    def why_not_ready(self) -> str:
+        raise NotImplementedError
+
+    def checks_readiness(self) -> bool:
+        raise NotImplementedError
+
+    async def check_ready(self) -> str:
+        """As `why_not_ready`, and asks the models that define `is_ready`. Raises nothing."""
+        reason = self.why_not_ready()
+        if reason or not self.checks_readiness():
+            return reason
+        self._draining.begin()  # whoever asks may be about to submit a request
+        try:
+            return await self._ask_whether_ready()
+        finally:
+            self._draining.end()
+
+    async def _ask_whether_ready(self) -> str:
+        """Asks all models at once: the first reason of a no, empty if there is none. Raises nothing."""
+        raise NotImplementedError
+
+    # The end
+
+    def reserve(self) -> None:
+        """Keeps it from being drained until `release`."""
+        self._draining.begin()
+
+    def release(self) -> None:
+        self._draining.end()

@@ -1,0 +1,116 @@
+"""What the tests of several backends ask in the same way of models that no `model.py` runs.
+
+A model called `batched` answers INPUT0 with its negative, in batches; one called `plain` answers with as many floats as
+it was given, without.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from tests.real_server import Answer, Serving, binary_output, binary_request
+from tests.server.test_bls import eventually
+from tests.server.test_copies import TENSOR_BYTES, Client, head, most_allocated, serving
+
+
+def check_batches_of_many_requests(server: Serving, width: int) -> None:
+    """Nothing of `batched` runs before eight rows are there; each gets its own, from memory freed for itself."""
+    before = server.statistics("batched")
+    for _ in range(3):
+        answers: dict[int, Answer] = {}
+
+        def ask(number: int, answers: dict[int, Answer] = answers) -> None:
+            rows = 2 if number == 0 else 1
+            answers[number] = server.infer_array("batched", np.full((rows, width), number, np.float32))
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(7)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        for number in range(7):
+            expected = np.full((2 if number == 0 else 1, width), -number, np.float32)
+            np.testing.assert_array_equal(binary_output(answers[number]), expected)
+    after = server.statistics("batched")
+    assert after["execution_count"] - before["execution_count"] == 3
+    assert after["inference_count"] - before["inference_count"] == 24
+
+
+def check_kills(repository: Path, clients: int, stubs: int, rounds: int) -> None:
+    """Stubs of `batched` are killed while they are asked; every success is right, and they come back."""
+    stop = threading.Event()
+    wrong: list[Any] = []
+    succeeded: set[int] = set()
+    numbers = set(range(1, clients + 1))
+    with Serving(repository) as server:
+
+        def ask(number: int) -> None:
+            array = np.full((1, 20_000), number, np.float32)
+            while not stop.is_set():
+                answer = server.infer_array("batched", array)
+                if answer.status == 200:
+                    wrong.extend([] if (binary_output(answer) == -number).all() else [answer])
+                    succeeded.add(number)
+                elif answer.status not in (500, 503):
+                    wrong.append(answer)
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in numbers]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(rounds):
+                eventually(lambda: succeeded == numbers)
+                before = set(server.stub_pids())
+                assert len(before) == stubs
+                for pid in before:
+                    os.kill(pid, signal.SIGKILL)
+                eventually(lambda before=before: len(set(server.stub_pids()) - before) == stubs)
+                eventually(lambda: server.get("/v2/models/batched/ready").status == 200)
+                succeeded.clear()
+            eventually(lambda: succeeded == numbers)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(60)
+    assert wrong == []
+
+
+def measure_copies(repository: Path, array: np.ndarray) -> tuple[np.ndarray, int, int]:
+    """Asks `plain` for TENSOR_BYTES of floats over HTTP.
+
+    The answer, what the parent allocated for it at most, and what was committed of shared memory, in bytes.
+    """
+    _, body, headers = binary_request("plain", array)
+    message = head("plain", headers["Inference-Header-Content-Length"], f"Content-Length: {len(body)}") + body
+    answer = memoryview(b"")
+    in_parent = committed = 0
+
+    async def measure() -> None:
+        nonlocal in_parent, committed
+        async with serving(repository) as (server, port):
+            ledger = server.memory.ledger
+            client = Client(port)
+            tracemalloc.start()
+            before = ledger.total
+
+            def ask() -> None:
+                nonlocal answer
+                answer = client.infer(message)
+
+            in_parent = await most_allocated(ask)
+            committed = ledger.total - before
+            client.close()
+
+    try:
+        uvloop.run(measure())
+    finally:
+        tracemalloc.stop()
+    return np.frombuffer(answer[-TENSOR_BYTES:], np.float32), in_parent, committed
