@@ -149,6 +149,9 @@ class Serving:
 
     @property
     def output(self) -> str:
+        """What has come so far. A line may come after the answer to the request that it was written for, so what shall
+        be in it is waited for.
+        """
         with self._news:
             return "".join(self._lines)
 
@@ -165,6 +168,11 @@ class Serving:
                 if left <= 0 or not self._reader.is_alive():
                     raise AssertionError(f"no {pattern!r} in the output of the server:\n{text}")
                 self._news.wait(min(left, 1.0))
+
+    def wait_for_all(self, text: str, times: int) -> None:
+        """Waits until the output has the text so many times; fails when it has it more often."""
+        self.wait_for(f"(?s)({re.escape(text)}.*?){{{times}}}")
+        assert self.output.count(text) == times
 
     def stub_pids(self) -> list[int]:
         """The stubs of this server."""

@@ -534,7 +534,7 @@ def test_asking_in_initialize(tmp_path: Path) -> None:
     """
     write_model(tmp_path, "early", code)
     with Serving(tmp_path) as server:
-        assert "READY False" in server.output
+        server.wait_for("READY False")
 
 
 @pytest.mark.parametrize("what", ["load", "unload"])

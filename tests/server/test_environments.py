@@ -93,8 +93,8 @@ def test_all_at_once(tmp_path: Path) -> None:
         assert versions(server, "packed")[:2] == ["3.12", "2.0.2"]
         assert versions(server, "built")[:2] == ["3.9", "1.26.4"]
         assert versions(server, "plain")[1] == np.__version__
-        assert server.output.count("Extracting Python execution env") == 3
-        assert "triton_python_backend_stub' is not used and can be deleted" in server.output
+        server.wait_for_all("Extracting Python execution env", 3)
+        server.wait_for("triton_python_backend_stub' is not used and can be deleted")
 
 
 def test_workers_that_are_not_forked(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_extracted_again_only_when_the_archive_changes(tmp_path: Path) -> None:
     with Serving(*command) as server, Serving(*command) as second:
         first = versions(server, "m")
         assert versions(second, "m") == first
-        assert "Extracting" in server.output
+        server.wait_for_all("Extracting Python execution env", 1)
         assert "Extracting" not in second.output
         os.utime(model / "1" / "model.py")
         with Serving(*command) as third:
@@ -152,7 +152,7 @@ def test_extracted_again_only_when_the_archive_changes(tmp_path: Path) -> None:
         os.utime(archive)
         with Serving(*command) as third:
             assert versions(third, "m") != first
-            assert third.output.count("Extracting Python execution env") == 1
+            third.wait_for_all("Extracting Python execution env", 1)
         assert Path(first[2]).exists()  # others still use it
         assert versions(server, "m") == first
 
@@ -168,11 +168,11 @@ def test_a_reload_extracts_only_a_changed_archive(tmp_path: Path) -> None:
         os.utime(model / "1" / "model.py")
         assert server.request(*load).status == 200
         assert versions(server, "m") == first
-        assert server.output.count("Extracting Python execution env") == 1
+        server.wait_for_all("Extracting Python execution env", 1)
         os.utime(archive)
         assert server.request(*load).status == 200
         assert versions(server, "m") != first
-        assert server.output.count("Extracting Python execution env") == 2
+        server.wait_for_all("Extracting Python execution env", 2)
 
 
 def test_servers_that_start_together_extract_once(tmp_path: Path) -> None:

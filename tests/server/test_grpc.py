@@ -451,6 +451,7 @@ def test_each_request_and_cancellation_is_a_line_when_verbose(repository: Path, 
         server.wait_for("gRPC request cancelled by its client: /inference.GRPCInferenceService/ModelInfer")
         calls.stub.LogSettings(service_pb2.LogSettingsRequest(settings={"log_verbose_level": {"uint32_param": 0}}))
         calls.infer(request())
+        server.wait_for("gRPC request: /inference.GRPCInferenceService/LogSettings")
         lines = re.findall(r"gRPC request: /inference.GRPCInferenceService/(\w+)", server.output)
         assert lines == ["ModelInfer", "ServerLive", "ModelInfer", "LogSettings"]
 

@@ -111,7 +111,7 @@ def test_out_of_descriptors_is_said_and_health_answers(tmp_path: Path) -> None:
         assert server.get("/v2/health/live").status == 200
         assert server.infer_array("echo", np.zeros(4, np.float32)).status == 200
         server.wait_for(r"out of descriptors: \d+ of \d+ are in use.*ulimit -n")
-        assert server.output.count("out of descriptors") == 1
+        server.wait_for_all("out of descriptors", 1)
         for client in clients:
             client.close()
 

@@ -145,7 +145,7 @@ def test_instances_come_and_go_and_the_rest_stays(updated: Updated) -> None:
     (first,) = server.stub_pids()
     updated.change("grows", cpu(3))
     assert updated.names("grows", 6) == {"grows_0_0", "grows_0_1", "grows_0_2"}
-    assert "initialize grows_0_2 CPU one of 3" in server.output
+    server.wait_for("initialize grows_0_2 CPU one of 3")
     assert (updated.groups("grows"), updated.count("grows")) == ([("grows_0", 3)], 10)
     assert first in server.stub_pids()
     # The last stay, under the names that they have.
@@ -158,7 +158,7 @@ def test_instances_come_and_go_and_the_rest_stays(updated: Updated) -> None:
     server.wait_for("initialize grows_0_0 MODEL one of 2")
     assert updated.count("grows") >= 18
     assert server.output.count("successfully unloaded 'grows'") == 0
-    assert server.output.count("initialize grows_0_1") == 1
+    server.wait_for_all("initialize grows_0_1", 1)
     updated.drop("grows")
     assert server.stub_pids() == []
 
@@ -303,7 +303,7 @@ def test_an_unload_waits_for_instances_that_go(updated: Updated) -> None:
         assert {one.result(60) for one in running} == {"unloads_0_0", "unloads_0_1"}
         change.result(60)
     updated.wait_unloaded("unloads")
-    assert updated.server.output.count("finalize unloads_0_") == 2
+    updated.server.wait_for_all("finalize unloads_0_", 2)
     assert updated.server.stub_pids() == []
 
 

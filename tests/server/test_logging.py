@@ -307,7 +307,7 @@ def test_each_request_has_a_line_at_the_first_verbose_level(tmp_path: Path) -> N
             ask("POST", path, body, headers)
         ask("GET", "/v2/health/live", None, {})
         server.wait_for('"HTTP request: GET /v2/health/live"')
-        assert server.output.count('"HTTP request: POST /v2/models/echo/infer"') == 3
+        server.wait_for_all('"HTTP request: POST /v2/models/echo/infer"', 3)
         post(server, {"log_verbose_level": 0})
         ask("GET", "/v2/health/ready", None, {})
         assert "/v2/health/ready" not in server.output

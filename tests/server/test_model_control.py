@@ -561,7 +561,7 @@ def test_loads_of_one_model_take_turns_and_others_do_not_wait(controlled: Contro
         assert first.result(60).status == 200
         open_gate(pipe)
         assert second.result(60).status == 200
-        assert server.output.count("waiting in slow") == 2
+        server.wait_for_all("waiting in slow", 2)
     controlled.drop("slow", "quick")
 
 
@@ -732,8 +732,8 @@ def test_what_cannot_be_loaded_at_the_start(repository: Path, names: list[str], 
     write_model(repository, "a", NUMBER.format(1, 1))
     server = Serving(repository, EXPLICIT, *(f"--load-model={name}" for name in names))
     server.start()
+    server.wait_for(re.escape(text))
     assert server.process.wait(30) == 1
-    assert text in server.output
 
 
 def test_a_model_in_two_repositories(tmp_path: Path) -> None:

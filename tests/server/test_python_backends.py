@@ -125,4 +125,4 @@ def test_a_backend_brings_its_environment(tmp_path: Path) -> None:
         server.wait_for(f"Using Python execution env {packed}")
         server.wait_for(f"PREFIX {cache}/")
         server.wait_for(f"PREFIX {environment}\n")
-        assert server.output.count("Extracting Python execution env") == 1
+        server.wait_for_all("Extracting Python execution env", 1)

@@ -213,7 +213,7 @@ def test_a_model_that_closes_everything_while_it_loads_is_not_waited_for(tmp_pat
         """,
     )
     with Serving(tmp_path, "--exit-on-error=false") as server:
-        assert "it exited with code 1 while importing its model" in server.output
+        server.wait_for("it exited with code 1 while importing its model")
 
 
 def test_no_descriptors_are_left(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests.real_server import Serving, io_config, write_model
@@ -15,7 +16,7 @@ def test_a_load_names_file_line_and_template(repository: Path) -> None:
         place = f"{folder / 'config.pbtxt'}: line 2, column 17: ${{triton_max_batch_size}} is a template"
         assert place in row["reason"]
         assert "tools/fill_template.py -i config.pbtxt triton_max_batch_size:VALUE" in row["reason"]
-        assert place in server.output
+        server.wait_for(re.escape(place))
 
 
 def test_a_model_with_templates_in_strings_is_served_and_the_log_names_them(repository: Path) -> None:
@@ -26,4 +27,4 @@ def test_a_model_with_templates_in_strings_is_served_and_the_log_names_them(repo
         shown = server.get("/v2/models/m/config").json()["parameters"]["dir"]["string_value"]
         assert shown == "${engine_dir}"
         said = f"{folder / 'config.pbtxt'}:6: ${{engine_dir}} is a template that has not been filled in"
-        assert server.output.count(said) == 1
+        server.wait_for_all(said, 1)

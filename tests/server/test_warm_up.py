@@ -176,6 +176,7 @@ def test_each_instance_is_warm_before_it_is_ready(repository: Path) -> None:
     write_model(repository, "m", RECORDER, IO + groups + samples)
     with Serving(repository, "--log-verbose=1") as server:
         server.wait_until_ready()
+        server.wait_for_all("is running warmup sample", 8)
         output = server.output
         statistics = server.statistics("m")
         metrics = server.metrics().body.decode()
