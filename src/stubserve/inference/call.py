@@ -16,7 +16,6 @@ A base class: its two attributes and three methods cost a request one Python cal
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from stubserve.errors import ServeError, internal
 from stubserve.inference.admission import admit
@@ -33,12 +32,13 @@ class Call:
 
     __slots__ = ("model", "request")
 
-    # How its requests are admitted
-    _check: Callable[[Request, Signature], None] = staticmethod(admit)
-
     def __init__(self, model: ServedModel) -> None:
         self.model = model
         self.request: Request | None = None
+
+    def _check(self, request: Request, signature: Signature) -> None:
+        """How its requests are admitted. Raises ServeError."""
+        admit(request, signature)
 
     def admit(self, request: Request) -> None:
         """Checks a request against the model; `submit` need not be called first. Raises ServeError as `submit` does."""

@@ -25,6 +25,7 @@ from stubserve.inference.admissions import admit_as_before
 from stubserve.inference.call import Call
 from stubserve.inference.request import Request, Response, unanswered
 from stubserve.inference.served_model import ServedModel, Waiter
+from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.instances import waiting
 from stubserve.instances.answer_ring import AnswerRing
@@ -53,9 +54,6 @@ class StubCall(Call):
 
     __slots__ = ("_calls", "blocking", "number", "waiting", "waiting_bytes")
 
-    # Models call others in a loop, with the same names, types and shapes.
-    _check = staticmethod(admit_as_before)
-
     def __init__(self, calls: StubCalls, model: ServedModel, number: int, blocking: bool) -> None:
         super().__init__(model)
         self._calls = calls
@@ -63,6 +61,10 @@ class StubCall(Call):
         self.blocking = blocking
         self.waiting = 0
         self.waiting_bytes = 0
+
+    def _check(self, request: Request, signature: Signature) -> None:
+        # Models call others in a loop, with the same names, types and shapes.
+        admit_as_before(request, signature)
 
     def respond(self, request: Request, response: Response) -> None:
         self._calls.answer(self, request, response)

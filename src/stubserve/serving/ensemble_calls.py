@@ -9,6 +9,7 @@ from stubserve.inference.admissions import admit_as_before
 from stubserve.inference.call import Call
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
+from stubserve.inference.signature import Signature
 from stubserve.schedulers.ensemble.flow import StepRun
 from stubserve.serving.ensemble_tensors import FlowTensor
 
@@ -18,15 +19,16 @@ class StepCall(Call):
 
     __slots__ = ("_on_answer", "run")
 
-    # Steps are called in a loop, with the same names, types and shapes.
-    _check = staticmethod(admit_as_before)
-
     def __init__(
         self, run: StepRun[FlowTensor], model: ServedModel, on_answer: Callable[[StepCall, Request, Response], None]
     ) -> None:
         super().__init__(model)
         self.run = run
         self._on_answer = on_answer
+
+    def _check(self, request: Request, signature: Signature) -> None:
+        # Steps are called in a loop, with the same names, types and shapes.
+        admit_as_before(request, signature)
 
     def respond(self, request: Request, response: Response) -> None:
         self._on_answer(self, request, response)

@@ -183,7 +183,8 @@ class Http2Connection(asyncio.BufferedProtocol):
     def close_idle(self) -> None:
         self.go_away()
 
-    close_after_answer = close_idle
+    def close_after_answer(self) -> None:
+        self.go_away()
 
     def stalled(self) -> None:
         """The client has not said that it speaks HTTP/2, or has not ended a header block."""

@@ -107,7 +107,7 @@ class Inbox:
         self._ingress = ingress
         self._room = room
         self._connection = connection
-        self._owner = owner
+        self._owner: InboxOwner | None = owner
         self._encoding = encoding
         self._max_bytes = max_bytes
         self._prefix = b""
@@ -189,6 +189,7 @@ class Inbox:
             "longer than --request-timeout-secs=%d",
             *self._watch.pace,
         )
+        assert self._owner is not None
         self._owner.stalled()
 
     def drop(self) -> None:
@@ -204,7 +205,7 @@ class Inbox:
             self.drop()
         if self.watched:
             self.watch(None)
-        del self._owner
+        self._owner = None
 
     def _forget(self) -> None:
         """The message at hand is somebody else's now, or nobody's."""
@@ -231,6 +232,7 @@ class Inbox:
         else:
             start = 0 if self._compressed else -first_raw(beginning) % ALIGNMENT
             try:
+                assert self._owner is not None
                 self._arrival = self._ingress.arrivals.into_arena(self._connection, self._owner, length, start)
             except ServeError as error:
                 raise _refused(error) from None

@@ -1,0 +1,69 @@
+"""The build hook that has mypyc compile the modules which every request passes through.
+
+It is part of the build only where HATCH_BUILD_HOOK_ENABLE_CUSTOM is set, as `make wheel` and `make install` set it: a
+compiled wheel fits one Python and one kind of machine. Without it, and where there is no C compiler, the same sources
+run as they are. Which modules are compiled stands in pyproject.toml. The sources go into the wheel as well: they are
+what a traceback shows.
+
+There is a plugin for hatchling, hatch-mypyc. It writes its results beside the sources, where they would take the place
+of what is being edited, and moves pyproject.toml away meanwhile; so it is not used.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+# 3 takes twice as long to compile, and what it makes is not faster.
+OPTIMISATION = "2"
+
+
+class CompiledModules(BuildHookInterface[Any]):
+    """Adds compiled modules to a wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compiles. `modules` of its table in pyproject.toml are patterns of files below `sources`."""
+        if version == "editable":
+            return
+        folder = Path(self.root) / self.config["sources"]
+        files = sorted({str(file) for pattern in self.config["modules"] for file in folder.glob(pattern)})
+        self._made = tempfile.TemporaryDirectory(prefix="stubserve-compiled-")
+        made = Path(self._made.name)
+        _compile(Path(self.root), files, made)
+        for library in (made / "lib").rglob("*.so"):
+            build_data["force_include"][str(library)] = str(library.relative_to(made / "lib"))
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """The wheel is written."""
+        if version != "editable":
+            self._made.cleanup()
+
+
+def _compile(root: Path, files: list[str], made: Path) -> None:
+    """Leaves libraries, in their packages' folders, in `made`/lib. Raises what mypyc and the C compiler raise."""
+    # Needed by this alone, and mypyc decides as it is imported that setuptools is what it builds with
+    from mypyc.build import mypycify
+    from setuptools import Distribution
+    from setuptools.command.build_ext import build_ext
+
+    os.chdir(root)
+    extensions = mypycify(
+        ["--config-file", "pyproject.toml", *files],
+        opt_level=OPTIMISATION,
+        debug_level="0",
+        multi_file=True,
+        target_dir=str(made / "c"),
+        group_name="stubserve",
+    )
+    command = build_ext(Distribution({"ext_modules": extensions}))
+    command.build_lib = str(made / "lib")
+    command.build_temp = str(made / "o")
+    command.parallel = os.cpu_count()
+    command.ensure_finalized()
+    command.run()
