@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import Any
+from unittest import mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stubserve.errors import Code, ServeError
+from stubserve.inference import admission
 from stubserve.inference.admission import admit, admit_steps, reshape_outputs
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
@@ -296,3 +301,81 @@ def test_in_steps_as_at_once(element: bytes | None, end: bytes, count: int) -> N
         return ""
 
     assert outcome(lambda made: finish(admit_steps(made, model))) == outcome(lambda made: admit(made, model))
+
+
+# One look
+
+
+SEVERAL = signature(
+    "several",
+    io("input", "A", "FP32", "2, -1")
+    + io("input", "B", "STRING", "-1", "optional: true")
+    + io("input", "C", "INT8", "1", "reshape: { shape: [] } optional: true")
+    + io("input", "D", "INT8", "-1", "optional: true")
+    + io("output", "OUT", "FP32", "2")
+    + "max_batch_size: 4",
+)
+UNBATCHED = signature("flat", io("input", "A", "FP32", "-1, -1") + io("input", "B", "STRING", "-1", "optional: true"))
+SHAPES = st.sampled_from(
+    [
+        (1, 2, 1),
+        (1, 1),
+        (2, 2, 1),
+        (2, 1),
+        (2,),
+        (),
+        (0, 2, 1),
+        (5, 2, 1),
+        (-1, 2, 1),
+        (1, 2, -1),
+        (1, -2),
+        (-1, -2),
+        (2, 0),
+        (1, 0),
+    ]
+)
+CONTENTS = st.sampled_from(
+    [bytes(8), bytes(16), bytes(1), bytes(2), b"", pack(b"a"), pack(b"a", b"bc"), pack(b"a")[:-1]]
+)
+
+
+@st.composite
+def tensors(draw: Any) -> Tensor:
+    name, datatype = draw(st.sampled_from([*[("A", 11), ("B", 13), ("C", 6), ("D", 6)] * 4, ("A", 12), ("X", 11)]))
+    made = Tensor(name, datatype, draw(SHAPES), draw(CONTENTS))
+    if datatype == 13 and made.data == pack(b"a"):
+        made.strings = draw(st.sampled_from([-1, 1]))
+    return made
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.sampled_from([SEVERAL, UNBATCHED]), st.lists(tensors(), max_size=4), st.sampled_from([None, ["OUT"], ["X"]]))
+def test_one_look_finds_what_the_ordered_checks_find(
+    model: Signature, given_: list[Tensor], outputs: list[str] | None
+) -> None:
+    def outcome() -> Any:
+        inputs = [Tensor(one.name, one.datatype, one.shape, one.data) for one in given_]
+        for made, one in zip(inputs, given_, strict=True):
+            made.strings = one.strings
+        made = request(*inputs, requested_outputs=outputs)
+        try:
+            admit(made, model)
+        except ServeError as error:
+            return error.code, error.message, made.admitted
+        return made.batch_size, made.admitted, [tuple(one.shape) for one in made.inputs]
+
+    found = outcome()
+    with mock.patch.object(admission, "_is_plain", return_value=False):
+        assert outcome() == found
+
+
+def test_two_negative_dimensions_are_no_size() -> None:
+    made = request(Tensor("A", 11, (-1, -2), bytes(8)))
+    assert "All input dimensions should be specified" in refusal(UNBATCHED, made)
+
+
+def test_a_usual_request_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(admission, "_model_shape")
+    made = request(Tensor("A", 11, (2, 2, 1), bytes(16)), Tensor("B", 13, (2, 1), pack(b"a", b"")))
+    admit(made, SEVERAL)
+    assert (made.batch_size, made.admitted) == (2, True)

@@ -5,6 +5,10 @@ and with upstream's texts, so that the first of several faults is the one that u
 request's inputs in a hash map whose iteration runs from the last added to the first (up to a dozen inputs); where
 that shows in a text or decides between two faults, the loops here run backwards too.
 
+Hardly any request has a fault, though, and then the order does not matter. So `admit` first takes one look at each
+input, front to back (`_is_plain`, 0.5 µs an input); only where that finds something wrong, or something that takes
+more thought (a reshaped input, an empty batch, a correlation id), it goes through the checks one after the other.
+
 A request that passes leaves with its batch size set, its inputs in the shape that the model sees, and marked, so that
 a second `admit` is free. A request that fails is left as it was.
 """
@@ -21,7 +25,7 @@ from stubserve.errors import Code, ServeError, invalid
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature, TensorSignature
 from stubserve.inference.steps import Steps
-from stubserve.inference.string_elements import StringWalk, check_strings, walk_quickly
+from stubserve.inference.string_elements import StringWalk, check_strings, holds_strings, walk_quickly
 from stubserve.inference.tensor import Tensor
 
 _BATCH_NOTE = (
@@ -36,7 +40,7 @@ def admit(request: Request, signature: Signature, walks: Mapping[str, StringWalk
 
     `walks` are the inputs whose strings have been walked through already.
     """
-    if request.admitted:
+    if request.admitted or (walks is None and _is_plain(request, signature)):
         return
     inputs = request.inputs
     if len(inputs) > 1:
@@ -60,6 +64,48 @@ def admit(request: Request, signature: Signature, walks: Mapping[str, StringWalk
             tensor.shape = shape
     request.batch_size = batch_size or 1
     request.admitted = True
+
+
+def _is_plain(request: Request, signature: Signature) -> bool:
+    """Whether there is nothing wrong with a request, and nothing special about it; then it is admitted."""
+    inputs = request.inputs
+    known_inputs = signature.inputs
+    if not signature.required_inputs <= len(inputs) <= len(known_inputs):
+        return False
+    if request.correlation_id and signature.correlation_control is not None:
+        return False
+    if request.requested_outputs is not None:
+        for name in request.requested_outputs:
+            if name not in signature.outputs:
+                return False
+    most = signature.max_batch_size
+    batch_size = 0
+    seen = 0
+    for tensor in inputs:
+        known = known_inputs.get(tensor.name)
+        if known is None or tensor.datatype != known.datatype or known.reshape is not None or seen & known.bit:
+            return False
+        seen |= known.bit
+        shape = tensor.shape
+        if most:
+            if not shape or not 0 < shape[0] <= most or (batch_size and shape[0] != batch_size):
+                return False
+            batch_size = shape[0]
+        if len(shape) != len(known.whole_dims):
+            return False
+        elements = 1
+        for size, dim in zip(shape, known.whole_dims):  # noqa: B905 - of one length, and the keyword costs as much again
+            if size != dim and (dim != -1 or size < 0):
+                return False
+            elements *= size
+        if known.is_bytes:
+            if tensor.strings != elements and (tensor.strings >= 0 or not holds_strings(tensor.buffer, elements)):
+                return False
+        elif tensor.nbytes != elements * known.itemsize:
+            return False
+    request.batch_size = batch_size or 1
+    request.admitted = True
+    return True
 
 
 def duplicate_input(request: Request, name: str) -> ServeError:

@@ -15,10 +15,22 @@ class TensorSignature:
     """One input or output of a model, without the batch dimension.
 
     `dims` is what clients see, `reshape` what the model sees, None where they are the same. `elements` is the number
-    of elements in one batch item, None if a dimension is variable. `itemsize` is in bytes, 0 for BYTES.
+    of elements in one batch item, None if a dimension is variable. `itemsize` is in bytes, 0 for BYTES. `whole_dims`
+    are `dims` behind the batch dimension where the model has one. `bit` is another power of two for each input.
     """
 
-    __slots__ = ("datatype", "dims", "elements", "is_bytes", "itemsize", "name", "optional", "reshape")
+    __slots__ = (
+        "bit",
+        "datatype",
+        "dims",
+        "elements",
+        "is_bytes",
+        "itemsize",
+        "name",
+        "optional",
+        "reshape",
+        "whole_dims",
+    )
 
     def __init__(
         self,
@@ -27,10 +39,14 @@ class TensorSignature:
         dims: Sequence[int],
         reshape: Sequence[int] | None = None,
         optional: bool = False,
+        batched: bool = False,
+        bit: int = 0,
     ) -> None:
         self.name = name
         self.datatype = datatype
         self.dims = tuple(dims)
+        self.whole_dims = (-1, *self.dims) if batched else self.dims
+        self.bit = bit
         self.reshape = None if reshape is None else tuple(reshape)
         self.optional = optional
         self.is_bytes = datatype == BYTES
@@ -76,9 +92,15 @@ class Signature:
         self.decoupled: bool = config.model_transaction_policy.decoupled
         self.inputs = {
             tensor.name: TensorSignature(
-                tensor.name, tensor.data_type, tensor.dims, _reshape(tensor), bool(tensor.optional)
+                tensor.name,
+                tensor.data_type,
+                tensor.dims,
+                _reshape(tensor),
+                bool(tensor.optional),
+                self.max_batch_size > 0,
+                1 << index,
             )
-            for tensor in config.input
+            for index, tensor in enumerate(config.input)
         }
         self.outputs = {
             tensor.name: TensorSignature(tensor.name, tensor.data_type, tensor.dims, _reshape(tensor))

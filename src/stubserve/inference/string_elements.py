@@ -31,17 +31,24 @@ _STRINGS = 4096
 def check_strings(request: Request, tensor: Tensor, expected: int, model: str) -> None:
     """Checks that a BYTES tensor holds exactly `expected` elements, each behind its length. Raises ServeError.
 
-    About 0.1 µs per element where `wire.strings` has no quicker way. Upstream's core does not look at the end of the
-    last element; the text for it is the one that its Python backend has.
+    Upstream's core does not look at the end of the last element; the text for it is that of its Python backend.
     """
-    data = tensor.buffer
+    if tensor.strings != expected and not holds_strings(tensor.buffer, expected):
+        raise finish(_walk(tensor.buffer)).refusal(request, tensor, expected, model)
+
+
+def holds_strings(data: bytes | memoryview, expected: int) -> bool:
+    """Whether there are exactly `expected` elements in the data, each behind its length.
+
+    About 0.1 µs per element where `wire.strings` has no quicker way.
+    """
     size = len(data)
     if size > strings.SMALL:
         rows = strings.of_one_length(data)
         if rows is not None and len(rows) == expected:
-            return
+            return True
         if size < expected * _SHORT and strings.is_short_text(data, expected):
-            return
+            return True
     length_at = _LENGTH.unpack_from
     at = count = 0
     try:
@@ -49,9 +56,8 @@ def check_strings(request: Request, tensor: Tensor, expected: int, model: str) -
             at += length_at(data, at)[0] + 4
             count += 1
     except StructError:
-        count = -1
-    if at != size or count != expected:
-        raise finish(_walk(data)).refusal(request, tensor, expected, model)
+        return False
+    return at == size and count == expected
 
 
 def walk_quickly(tensor: Tensor) -> Steps[StringWalk]:

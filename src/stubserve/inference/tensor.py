@@ -16,9 +16,11 @@ class Tensor:
     row-major; BYTES elements behind 4-byte lengths) are either `data` itself, for small tensors, or, where `data` is
     None, the `nbytes` at arena offset `offset` inside `span`: all of it, where these two are not given. Only a tensor
     that has no place yet has neither.
+
+    `strings` is how many elements the bytes are known to be, where whoever made them of strings has counted; else -1.
     """
 
-    __slots__ = ("data", "datatype", "name", "nbytes", "offset", "shape", "span")
+    __slots__ = ("data", "datatype", "name", "nbytes", "offset", "shape", "span", "strings")
 
     def __init__(
         self,
@@ -35,9 +37,13 @@ class Tensor:
         self.shape = shape
         self.data = data
         self.span = span
-        if span is None:
+        self.strings = -1
+        if data is not None:
+            self.offset = 0
+            self.nbytes = len(data)
+        elif span is None:
             self.offset = offset or 0
-            self.nbytes = (nbytes or 0) if data is None else len(data)
+            self.nbytes = nbytes or 0
         else:
             self.offset = span.offset if offset is None else offset
             self.nbytes = span.nbytes if nbytes is None else nbytes

@@ -42,11 +42,10 @@ def _read(body: bytes, json_length: int | None, known: Signature) -> Any:
     memory = Memory()
 
     def read() -> Any:
-        decoded = decode(body, json_length, known, None, 0, memory.store, MAX_INPUT_SIZE)
-        request = decoded.request(lambda request, response: None)
+        request, reply_format = decode(body, json_length, known, None, 0, memory.store, MAX_INPUT_SIZE)
         try:
             admit(request, known)
-            return described(request), decoded.reply_format
+            return described(request), reply_format
         finally:
             drop_blocks(request.inputs)
 

@@ -2,8 +2,7 @@
 
 `reader` takes apart what arrives; here inference requests are started and answered, by the shortest way that fits:
 
-- a request that differs from the one before in its tensors only (`repeat`): one comparison tells;
-- one whole request in one read, with a head that was seen before;
+- one whole request in one read, with a head that is known (`head`);
 - any other, once the reader has all of it.
 
 A request for another route is passed, byte for byte, to uvicorn's own protocol on the same transport (`fallback`).
@@ -23,13 +22,11 @@ from uvicorn.server import ServerState
 from stubserve.errors import ServeError, internal
 from stubserve.inference.heap_account import FREE_BYTES, HeapShare
 from stubserve.inference.memory import Block
-from stubserve.inference.request import Request, Response
 from stubserve.protocols.http.fallback import Fallback
 from stubserve.protocols.http.head import RequestHead
 from stubserve.protocols.http.infer import HttpInferCall
 from stubserve.protocols.http.infer_encode import encode_error
 from stubserve.protocols.http.reader import RequestReader
-from stubserve.protocols.http.repeat import Repeat
 from stubserve.protocols.http.reply import JSON, Reply, reply_head
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.http.state import BUSY, CLOSED, HEAD, PASS, ConnectionState
@@ -69,7 +66,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.head: RequestHead
         self._answered_early = False
         self._call: HttpInferCall | None = None
-        self._repeat: Repeat | None = None
 
     # What the transport tells
 
@@ -89,17 +85,6 @@ class HttpConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.bytes_received += nbytes
         reader = self._reader
-        repeat = self._repeat
-        if (
-            repeat is not None
-            and nbytes == repeat.length
-            and self.state is HEAD
-            and repeat.fits(self._shared.scratch)
-            and not reader.pending
-            and not self.write_paused
-            and self._begin_again(repeat)
-        ):
-            return
         arena_body = reader.arena_body
         if arena_body is not None:
             reader.arena_body_has(nbytes)
@@ -121,12 +106,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._fallback is not None:
             self._fallback.connection_lost(exc)
         call, self._call = self._call, None
-        repeat, self._repeat = self._repeat, None  # connection and repeat know each other
-        for one in (call, repeat):
-            if one is not None and one.request is not None:
-                log.debug("cancelling a request to model '%s': its client has closed the connection", one.model.name)
-            if one is not None:
-                one.cancel()
+        if call is not None:
+            if call.request is not None:
+                log.debug("cancelling a request to model '%s': its client has closed the connection", call.model.name)
+            call.cancel()
 
     def pause_writing(self) -> None:
         self.write_paused = True
@@ -198,44 +181,18 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._answered_early = False
             self._done()
 
-    # The short ways
+    # Inference
 
     def _begin_known(self, data: bytes) -> bool:
-        """The short way for the usual case: one whole inference request, with a head that was seen before."""
+        """The short way for the usual case: one whole inference request, with a head that is known."""
         body_start = data.find(b"\r\n\r\n") + 4
         head = self._shared.heads.known(data[:body_start])
         if head is None or head.infer is None or head.content_length != len(data) - body_start or head.chunked:
             return False
         self.head = head
         self.state = BUSY
-        call = self.infer(data[body_start:], None, 0)
-        if call is not None and call.form is not None and call.form.plan.inline and head.repeatable:
-            self._repeat = Repeat(head, call.model, call.form, data, body_start, self._on_repeated)
+        self.infer(data[body_start:], None, 0)
         return True
-
-    def _begin_again(self, repeat: Repeat) -> bool:
-        """The shortest way: a request that differs from the one before in its tensors only."""
-        self.head = head = repeat.head
-        assert head.infer is not None
-        if self._shared.log_requests:
-            self._log_request()
-        try:
-            model = self._ingress.find_model(*head.infer)
-            if model is not repeat.model:  # loaded anew since then
-                self._repeat = None
-                return False
-            request = repeat.read(self._shared.scratch_view)
-            if request is None:
-                return False
-            self.state = BUSY
-            repeat.submit(request)
-        except ServeError as error:
-            self._fail(error)
-        except Exception:
-            self._fail(self._unexpected())
-        return True
-
-    # Inference
 
     def infer(
         self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None = None
@@ -268,21 +225,6 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _on_reply(self, reply: Reply) -> None:
         self._call = None
         if self.state is BUSY:
-            self.reply(reply)
-
-    def _on_repeated(self, request: Request, response: Response) -> None:
-        repeat = self._repeat
-        if self.state is not BUSY or repeat is None:
-            return
-        try:
-            reply = repeat.reply(request, response, self.closing)
-        except Exception:
-            self._fail(self._unexpected())
-            return
-        if isinstance(reply, bytes):
-            self.transport.write(reply)
-            self._done()
-        else:
             self.reply(reply)
 
     def _log_request(self) -> None:

@@ -1,7 +1,13 @@
-"""Request heads: request line and header fields, parsed by httptools and remembered.
+"""Request heads: request line and header fields, parsed by httptools, and what was learned from that.
 
 A client that keeps its connection sends the same head again and again, byte for byte. So a parsed head is kept by its
-bytes, and a repeated one costs a dictionary lookup. The memory is bounded by count and by the size of what it keeps.
+bytes, and a repeated one costs a dictionary lookup. Where requests differ their heads do, too, by their lengths at
+least; but they are made of lines and names that were seen before, in one order or another. So what httptools has
+accepted is also remembered line by line, and a head of known lines is put together from them, 3 µs in place of 14.
+Only what means the same wherever it stands is known: a line of a name that says something of the connection or of how
+the body is framed, other than its length, is httptools' to read, and so is a head in which anything is unusual.
+
+The memory is bounded by count and by the size of what it keeps.
 """
 
 from __future__ import annotations
@@ -11,12 +17,28 @@ from urllib.parse import unquote
 
 import httptools
 
-from stubserve.protocols.http import compression
-
 MAX_HEAD_BYTES = 64 * 1024
 MAX_FIELDS = 256
 _CACHED_HEADS = 1024
 _CACHED_HEAD_BYTES = 1024
+_KNOWN_LINES = 1024
+
+# What a line of a head is, as far as it matters: one of those below, or of no account
+_PLAIN, _HOST_LINE, _ACCEPT_ENCODING, _CONTENT_LENGTH, _HEADER_LENGTH = range(5)
+_KINDS = {
+    b"host": _HOST_LINE,
+    b"accept-encoding": _ACCEPT_ENCODING,
+    b"content-length": _CONTENT_LENGTH,
+    b"inference-header-content-length": _HEADER_LENGTH,
+}
+# A head with one of these is parsed as a whole, but for a connection that is to be kept alive, as it would be anyhow.
+_NEVER_KNOWN = frozenset(
+    (b"connection", b"proxy-connection", b"transfer-encoding", b"upgrade", b"expect", b"content-encoding")
+)
+_KEEPS_ALIVE = (b"connection", b"keep-alive")
+# What httptools takes for a value, and more digits than these for a length might be too many
+_VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*").fullmatch
+_LENGTH_DIGITS = 18
 
 _INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?/infer")
 
@@ -41,24 +63,26 @@ class RequestHead:
     """What a request says before its body. Header names and values are bytes as sent, None where absent."""
 
     __slots__ = (
+        "_headers",
+        "_lines",
         "accept_encoding",
         "chunked",
         "content_encoding",
         "content_length",
         "expects_continue",
         "header_length",
-        "headers",
         "infer",
         "keep_alive",
         "method",
-        "repeatable",
         "target",
     )
 
     def __init__(self) -> None:
         self.method = b""
         self.target = b""
-        self.headers: list[tuple[bytes, bytes]] = []
+        # The header fields, or the lines that they are still to be cut out of
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._lines: list[bytes] = []
         self.keep_alive = True
         # Of the body
         self.content_length = 0
@@ -69,8 +93,13 @@ class RequestHead:
         self.infer: tuple[str, str] | None = None
         self.header_length: bytes | None = None
         self.accept_encoding: bytes | None = None
-        # Whether the next request on the connection can be just like it, with nothing negotiated
-        self.repeatable = False
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """All header fields: names and values."""
+        if self._lines:
+            self._headers, self._lines = list(map(_field, self._lines)), []
+        return self._headers
 
     # Callbacks of the parser
 
@@ -78,7 +107,13 @@ class RequestHead:
         self.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
+        self._headers.append((name, value))
+
+
+def _field(line: bytes) -> tuple[bytes, bytes]:
+    """Name and value in a line of a head."""
+    name, _, value = line.partition(b":")
+    return name, value.lstrip(b" \t")
 
 
 class Http2Preface(Exception):
@@ -144,31 +179,89 @@ def parse_head(data: bytes) -> RequestHead:
         match = _INFER.fullmatch(head.target.partition(b"?")[0].decode("latin-1"))
         if match:
             head.infer = (unquote(match[1]), match[2] or "")
-    head.repeatable = (
-        head.keep_alive
-        and head.content_encoding is None
-        and (head.accept_encoding is None or compression.choose(head.accept_encoding) is None)
-    )
     return head
 
 
 class HeadCache:
-    """Parsed heads by their bytes."""
+    """Parsed heads by their bytes, and the lines and names of header fields that they were made of."""
 
     def __init__(self) -> None:
         self._heads: dict[bytes, RequestHead] = {}
+        # By request lines, any head with that one; by other lines, and by names of which any value may come, their kind
+        self._routes: dict[bytes, RequestHead] = {}
+        self._lines: dict[bytes, int] = {}
+        self._names: dict[bytes, int] = {}
 
     def known(self, data: bytes) -> RequestHead | None:
-        """The parsed head if it was seen before."""
-        return self._heads.get(data)
+        """The parsed head if it was seen before, or all of its lines were."""
+        head = self._heads.get(data)
+        return self._put_together(data) if head is None else head
 
     def get(self, data: bytes) -> RequestHead:
         """The parsed head, from memory if it was seen before. Raises BadRequest, Http2Preface."""
-        head = self._heads.get(data)
+        head = self.known(data)
         if head is None:
             head = parse_head(data)
             if len(data) <= _CACHED_HEAD_BYTES:
                 if len(self._heads) >= _CACHED_HEADS:
                     self._heads.clear()
                 self._heads[data] = head
+                if head.infer is not None:
+                    self._learn(data, head)
         return head
+
+    def _put_together(self, data: bytes) -> RequestHead | None:
+        """The head that these lines make; None where one is not known, or is none that may stand here."""
+        lines = data.split(b"\r\n")
+        route = self._routes.get(lines[0])
+        if route is None or len(data) > _CACHED_HEAD_BYTES:
+            return None
+        head = RequestHead()
+        head.method = route.method
+        head.target = route.target
+        head.infer = route.infer
+        head._lines = fields = lines[1:-2]
+        kinds = self._lines
+        hosts = lengths = 0
+        for line in fields:
+            kind = kinds.get(line, -1)
+            if not kind:
+                continue
+            if kind < 0:
+                name, value = _field(line)
+                kind = self._names.get(name, -1)
+                if kind == _CONTENT_LENGTH:
+                    if not value.isdigit() or len(value) > _LENGTH_DIGITS:
+                        return None
+                    lengths += 1
+                    head.content_length = int(value)
+                elif kind < 0 or _VALUE(value) is None:
+                    return None
+                elif kind == _HEADER_LENGTH:
+                    head.header_length = value
+            elif kind == _HOST_LINE:
+                hosts += 1
+            else:
+                head.accept_encoding = _field(line)[1]
+        return head if hosts == 1 and lengths <= 1 else None
+
+    def _learn(self, data: bytes, head: RequestHead) -> None:
+        """Remembers the lines of a head of inference that was parsed, unless one of them says more than its field."""
+        route, *lines = data.split(b"\r\n")[:-2]
+        if not route.endswith(b" HTTP/1.1") or list(map(_field, lines)) != head.headers:
+            return
+        fields = [(name, name.lower(), value.lower()) for name, value in head.headers]
+        if any(lower in _NEVER_KNOWN and (lower, value) != _KEEPS_ALIVE for _, lower, value in fields):
+            return
+        for memory in (self._routes, self._lines, self._names):
+            if len(memory) >= _KNOWN_LINES:
+                memory.clear()
+        self._routes[route] = head
+        for line, (name, lower, _) in zip(lines, fields, strict=True):
+            kind = _KINDS.get(lower, _PLAIN)
+            if kind in (_CONTENT_LENGTH, _HEADER_LENGTH):
+                self._names[name] = kind
+            else:
+                self._lines[line] = kind
+                if kind == _PLAIN and lower not in _NEVER_KNOWN:
+                    self._names[name] = kind

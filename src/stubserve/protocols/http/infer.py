@@ -19,7 +19,7 @@ from stubserve.inference.tensor import drop_blocks
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.compression import Keep, RestOfContent, choose, compress, compress_steps, decompress
 from stubserve.protocols.http.head import RequestHead
-from stubserve.protocols.http.infer_decode import DecodedInfer, KnownForm, decode, parse_header_length
+from stubserve.protocols.http.infer_decode import decode, parse_header_length
 from stubserve.protocols.http.infer_encode import encode, encode_error, encode_steps, is_large
 from stubserve.protocols.http.reply import Reply
 from stubserve.protocols.offload import LARGE_BYTES
@@ -37,7 +37,7 @@ class HttpInferCall(Call):
     once; what is large is done in steps, or elsewhere, by a task of the call's own (see `protocols.offload`).
     """
 
-    __slots__ = ("_head", "_ingress", "_on_reply", "_reply_format", "_share", "_start_ns", "_task", "form")
+    __slots__ = ("_head", "_ingress", "_on_reply", "_reply_format", "_share", "_start_ns", "_task")
 
     def __init__(
         self, model: ServedModel, head: RequestHead, ingress: Ingress, on_reply: Callable[[Reply], None]
@@ -50,8 +50,6 @@ class HttpInferCall(Call):
         # What is long about it is done by a task, and what it keeps in the heap is counted
         self._task: asyncio.Task[None] | None = None
         self._share: HeapShare | None = None
-        # How the body is made, for who wants to recognise it the next time
-        self.form: KnownForm | None = None
 
     def start(self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None = None) -> None:
         """Decodes, checks and submits. `body` is complete; if it lies in the arena, in `block` at arena `offset`.
@@ -73,7 +71,7 @@ class HttpInferCall(Call):
                     block.hold()
                 self._task = asyncio.ensure_future(self._start_in_steps(body, block, offset, rest))
                 return
-            self._submit(self._decode(body, block, offset))
+            self._submit(*self._decode(body, block, offset))
         except BaseException:
             self._forget()
             raise
@@ -95,7 +93,7 @@ class HttpInferCall(Call):
         json_length = parse_header_length(self._head.header_length, len(body))
         return len(body) if json_length is None else json_length
 
-    def _decode(self, body: bytes | memoryview, block: Block | None, offset: int) -> DecodedInfer:
+    def _decode(self, body: bytes | memoryview, block: Block | None, offset: int) -> tuple[Request, ReplyFormat]:
         ingress = self._ingress
         json_length = parse_header_length(self._head.header_length, len(body))
         if (len(body) if json_length is None else json_length) > FREE_BYTES and self._share is None:
@@ -106,9 +104,9 @@ class HttpInferCall(Call):
         self, body: bytes | memoryview, block: Block | None, offset: int, rest: RestOfContent | None
     ) -> None:
         try:
-            decoded = await self._decode_in_steps(body, block, offset, rest)
+            request, reply_format = await self._decode_in_steps(body, block, offset, rest)
             self._task = None
-            self._submit(decoded)
+            self._submit(request, reply_format)
         except asyncio.CancelledError:
             self._forget()
             raise
@@ -121,7 +119,7 @@ class HttpInferCall(Call):
 
     async def _decode_in_steps(
         self, body: bytes | memoryview, block: Block | None, offset: int, rest: RestOfContent | None
-    ) -> DecodedInfer:
+    ) -> tuple[Request, ReplyFormat]:
         """The request, admitted. Raises ServeError, and then nothing is held."""
         ingress = self._ingress
         head = self._head
@@ -132,14 +130,11 @@ class HttpInferCall(Call):
         if LARGE_BYTES < size <= ingress.max_input_size:
             self._share = self._share or ingress.heap.share()
             placer = BodyPlacer(body, block, offset, ingress.store)
-            decoded = DecodedInfer(
-                *await ingress.large_json.read_infer(
-                    memoryview(body)[:size], self.model.signature, placer, ingress.max_input_size, block
-                )
+            request, reply_format = await ingress.large_json.read_infer(
+                memoryview(body)[:size], self.model.signature, placer, ingress.max_input_size, block
             )
         else:
-            decoded = self._decode(body, block, offset)
-        request = decoded.request(self.on_response)
+            request, reply_format = self._decode(body, block, offset)
         try:
             if head.infer is not None:
                 self.model = ingress.find_model(*head.infer)  # it may have been loaded anew meanwhile
@@ -147,14 +142,13 @@ class HttpInferCall(Call):
         except BaseException:
             drop_blocks(request.inputs)
             raise
-        return decoded
+        return request, reply_format
 
-    def _submit(self, decoded: DecodedInfer) -> None:
+    def _submit(self, request: Request, reply_format: ReplyFormat) -> None:
         """Raises ServeError, and then nothing is held."""
-        request = decoded.request(self.on_response)
+        request.on_response = self.on_response
         request.request_start_ns = self._start_ns
-        self._reply_format = decoded.reply_format
-        self.form = decoded.form
+        self._reply_format = reply_format
         try:
             if self._ingress.http_forwarding is not None:
                 self._forward_headers(request, self._ingress.http_forwarding)
@@ -177,7 +171,6 @@ class HttpInferCall(Call):
     def _forward_headers(self, request: Request, forwarding: HeaderForwarding) -> None:
         headers = [(name.decode("latin-1"), value) for name, value in self._head.headers]
         request.parameters = {**(request.parameters or {}), **forwarding.parameters(headers)}
-        self.form = None  # a known form does not know of them
 
     def respond(self, request: Request, response: Response) -> None:
         if response.error is None and is_large(request, response, self._reply_format, self._head.accept_encoding):

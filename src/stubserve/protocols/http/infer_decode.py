@@ -3,9 +3,10 @@
 The order of the checks is upstream's, so that of several faults a client is told the same one: JSON, id, parameters,
 inputs one by one, what is left over, outputs. What needs the model's signature alone is `admission.admit`'s.
 
-What a JSON header means is remembered as a `RequestPlan`, for headers that describe binary inputs only; an id at the
-front is not part of what is remembered. A known header costs one dictionary lookup and the tensors, about 3 µs in
-place of 20. Where the JSON holds the inputs, as numbers, the text around them is remembered (see `json_numbers`).
+Nearly all requests have no fault, and say what they say in the usual way. Those are read as typed objects
+(`infer_document`) and made into a request in one pass, 5 µs for two inputs. Whatever that pass does not expect ends it,
+and the request is read once more by `infer_json`, for the values that it then has or the error that it deserves.
+Nothing is remembered of a request but how its outputs were wanted, so one that differs from all before costs no more.
 
 Ownership: every tensor of a decoded request that lies in a block holds it once. When decoding fails nothing is held.
 """
@@ -13,51 +14,29 @@ Ownership: every tensor of a decoded request that lies in a block holds it once.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import lru_cache
-from typing import NamedTuple
 
-from stubserve.errors import invalid
+from msgspec import UNSET
+from stubserve_stub.wire.datatypes import BY_NAME
+from stubserve_stub.wire.layout import INLINE_BYTES
+
+from stubserve.errors import ServeError, invalid
 from stubserve.inference.memory import Block
-from stubserve.inference.request import Request, Response
+from stubserve.inference.request import Request, unanswered
 from stubserve.inference.signature import Signature
-from stubserve.protocols.http.infer_json import decode_json
+from stubserve.inference.tensor import Tensor
+from stubserve.protocols.http import infer_document, json_data
+from stubserve.protocols.http.infer_document import InferDocument, Input
+from stubserve.protocols.http.infer_json import decode_json, read_parameters
 from stubserve.protocols.http.infer_raw import decode_raw
-from stubserve.protocols.http.json_numbers import is_frame, pack, split
 from stubserve.protocols.http.limits import DEFAULT_MAX_INPUT_SIZE, LIMIT_HINT
-from stubserve.protocols.offload import LARGE_BYTES
 from stubserve.protocols.placement import BodyPlacer, Store
-from stubserve.protocols.plan import PLAN_BYTES, RequestPlan, remember
-from stubserve.protocols.reply_format import ReplyFormat
+from stubserve.protocols.reply_format import ReplyFormat, Slot
 
 _LEADING_INTEGER = re.compile(rb"[ \t\r\n\v\f]*([+-]?[0-9]+)").match
-_PLAIN_ID = re.compile(rb'\{"id": ?"([ !#-\[\]-~]+)"(?=,)').match
-
-
-class KnownForm(NamedTuple):
-    """How a known body is made: its tensors from `start` to `stop`, as JSON numbers or as their bytes."""
-
-    plan: RequestPlan
-    start: int
-    stop: int
-    in_json: bool
-
-
-class DecodedInfer:
-    """What a body asks for: a request, and how its reply is to look."""
-
-    __slots__ = ("_request", "form", "reply_format")
-
-    def __init__(self, request: Request, reply_format: ReplyFormat, form: KnownForm | None = None) -> None:
-        self._request = request
-        self.reply_format = reply_format
-        # Set where all but the tensors was known
-        self.form = form
-
-    def request(self, on_response: Callable[[Request, Response], None]) -> Request:
-        """The request, always the same one, which will answer to `on_response`."""
-        self._request.on_response = on_response
-        return self._request
+_FEW_DIGITS = 10
+_ALL_JSON, _ALL_BINARY = ReplyFormat(None, False), ReplyFormat(None, True)
+# Ways to ask for outputs that are remembered, for each model
+FORMATS = 256
 
 
 def decode(
@@ -68,8 +47,8 @@ def decode(
     body_offset: int,
     store: Store,
     max_input_size: int = DEFAULT_MAX_INPUT_SIZE,
-) -> DecodedInfer:
-    """Reads one inference request. Raises ServeError.
+) -> tuple[Request, ReplyFormat]:
+    """Reads one inference request, and how its reply is to look. Raises ServeError.
 
     `body` is the whole, decompressed body, its first `json_length` bytes JSON (None: all of it; 0: raw mode). Where
     `block` is given, the body lies in it at arena offset `body_offset`, and binary tensors stay there; otherwise those
@@ -81,7 +60,7 @@ def decode(
     placer = BodyPlacer(body, block, body_offset, store)
     try:
         if not end:
-            return DecodedInfer(*decode_raw(body, signature, placer, max_input_size))
+            return decode_raw(body, signature, placer, max_input_size)
         if end > size:
             raise invalid(f"unexpected size for request JSON, expecting {end - size} more bytes")
         if end > max_input_size:
@@ -90,82 +69,114 @@ def decode(
                 f"{LIMIT_HINT}"
             )
         header = bytes(body[:end])
-        if end == size:
-            frame, arrays = split(header)
-            if arrays:
-                return _decode_arrays(header, frame, arrays, signature, placer, store, max_input_size)
-        if end > PLAN_BYTES:
-            return DecodedInfer(*decode_json(header, signature, placer, max_input_size)[:2])
-        id, rest = _split_id(header)
-        plans: dict[bytes, RequestPlan] = signature.memo.setdefault("http-plans", {})
-        plan = plans.get(rest)
-        # Many strings are walked through in steps, by whoever admits the request; a plan would walk at once.
-        many_strings = size > LARGE_BYTES and signature.has_strings
-        if plan is not None and plan.tail_bytes == size - end and not many_strings:
-            request = plan.apply(id, end, placer, signature.model)
-            return DecodedInfer(request, plan.reply_format, None if id else KnownForm(plan, end, size, False))
-        request, reply_format, plannable = decode_json(header, signature, placer, max_input_size)
-        if plannable and plan is None and not many_strings:
-            _remember(plans, rest, id, request, reply_format, signature)
-        return DecodedInfer(request, reply_format)
+        document = infer_document.read(header)
+        if document is not None:
+            found = _read(document, body, end, signature, placer, max_input_size)
+            if found is not None:
+                return found
+            placer.undo()
+            placer = BodyPlacer(body, block, body_offset, store)
+        return decode_json(header, signature, placer, max_input_size)
     except BaseException:
         placer.undo()
         raise
 
 
-def _decode_arrays(
-    text: bytes,
-    frame: bytes,
-    arrays: list[bytes],
+def _read(
+    document: InferDocument,
+    body: bytes | memoryview,
+    at: int,
     signature: Signature,
     placer: BodyPlacer,
-    store: Store,
     max_input_size: int,
-) -> DecodedInfer:
-    """Reads a request that is JSON alone. `text`, all of it, is `frame` with `arrays` put in."""
-    id, rest = _split_id(frame)
-    plans: dict[bytes, RequestPlan] = signature.memo.setdefault("http-frames", {})
-    plan = plans.get(rest)
-    if plan is not None:
-        numbers = pack(arrays, plan.kinds)
-        if numbers is not None:
-            decoded = _decode_numbers(numbers, plan, id, store, signature.model)
-            if len(arrays) == 1 and not id:
-                start = text.index(arrays[0])
-                decoded.form = KnownForm(plan, start, start + len(arrays[0]), True)
-            return decoded
-    request, reply_format, _ = decode_json(text, signature, placer, max_input_size)
-    if plan is None and len(rest) <= PLAN_BYTES and is_frame(frame, request.inputs, arrays):
-        _remember(plans, rest, id, request, reply_format, signature)
-    return DecodedInfer(request, reply_format)
+) -> tuple[Request, ReplyFormat] | None:
+    """The request of a document, whose binary tensors follow from `at` on; None where `decode_json` is to read it."""
+    size = len(body)
+    inputs: list[Tensor] = []
+    for item in document.inputs:
+        parameters = item.parameters
+        if parameters is UNSET:
+            tensor = _json_tensor(item, placer, max_input_size)
+            if tensor is None:
+                return None
+        else:
+            kind = BY_NAME.get(item.datatype)
+            nbytes = parameters.binary_data_size
+            if kind is None or item.data or nbytes > size - at:
+                return None
+            if nbytes <= INLINE_BYTES:
+                tensor = Tensor(item.name, kind.number, item.shape, bytes(body[at : at + nbytes]))
+            else:
+                tensor = placer.slice(item.name, kind.number, item.shape, at, nbytes)
+            at += nbytes
+        inputs.append(tensor)
+    if at != size:
+        return None
+    request = Request(inputs, unanswered)
+    id = document.id
+    if id is not UNSET:
+        request.id = id.partition("\0")[0] if "\0" in id else id
+    binary = False
+    if document.parameters is not UNSET:
+        try:
+            binary = read_parameters(request, document.parameters)
+        except ServeError:
+            return None
+    if document.outputs is UNSET:
+        return request, _ALL_BINARY if binary else _ALL_JSON
+    reply_format = _reply_format(document, binary, signature)
+    if reply_format.slots is not None:
+        request.requested_outputs = list(reply_format.slots)
+    return request, reply_format
 
 
-def _remember(
-    plans: dict[bytes, RequestPlan],
-    rest: bytes,
-    id: str,
-    request: Request,
-    reply_format: ReplyFormat,
-    signature: Signature,
-) -> None:
-    """Makes a plan of a request; its id is no part of what is remembered where it was found in front of the rest."""
-    own = request.id
-    if id:
-        request.id = ""
-    remember(plans, rest, request, reply_format, signature)
-    request.id = own
+def _json_tensor(item: Input, placer: BodyPlacer, max_input_size: int) -> Tensor | None:
+    """The tensor of an input with its elements in JSON; None where there is anything unusual about it."""
+    kind = BY_NAME.get(item.datatype)
+    if kind is None or not item.data:
+        return None
+    elements = 1
+    for size in item.shape:
+        if not 0 < size <= max_input_size:
+            return None
+        elements *= size
+        if elements > max_input_size:
+            return None
+    if elements * kind.itemsize > max_input_size or not item.shape:
+        return None
+    found = json_data.read_plain(kind.number, bytes(item.data), elements)
+    if found is None or len(found) > max_input_size:
+        return None
+    tensor = placer.put(item.name, kind.number, item.shape, found)
+    if not kind.itemsize:
+        tensor.strings = elements
+    return tensor
 
 
-def _decode_numbers(numbers: bytes, plan: RequestPlan, id: str, store: Store, model: str) -> DecodedInfer:
-    placer = BodyPlacer(numbers, None, 0, store)
-    try:
-        return DecodedInfer(plan.apply(id, 0, placer, model), plan.reply_format)
-    except BaseException:
-        placer.undo()
-        raise
+def _reply_format(document: InferDocument, binary: bool, signature: Signature) -> ReplyFormat:
+    """How the outputs that a document asks for go into the reply."""
+    wanted = []
+    for output in document.outputs or ():
+        parameters = output.parameters
+        if parameters is UNSET:
+            wanted.append((output.name, False, 0))
+        else:
+            classes = parameters.classification
+            wanted.append((output.name, parameters.binary_data is True, 0 if classes is UNSET else classes))
+    key = (binary, *wanted)
+    known: dict[tuple[object, ...], ReplyFormat] = signature.memo.setdefault("reply-formats", {})
+    found = known.get(key)
+    if found is None:
+        slots: dict[str, Slot] = {}
+        for name, as_binary, classes in wanted:
+            slots.setdefault(name, Slot(as_binary, classes))
+        found = ReplyFormat(slots or None, binary)
+        if len(known) >= FORMATS:
+            known.clear()
+        known[key] = found
+    return found
 
 
-@lru_cache(maxsize=1024)
 def parse_header_length(value: bytes | None, content_length: int) -> int | None:
     """The length of the JSON part by its Inference-Header-Content-Length header: None without one, 0 for raw mode.
 
@@ -173,6 +184,10 @@ def parse_header_length(value: bytes | None, content_length: int) -> int | None:
     """
     if value is None:
         return None
+    if value.isdigit() and len(value) < _FEW_DIGITS:
+        length = int(value)
+        if length <= content_length:
+            return length
     found = _LEADING_INTEGER(value)
     text = value.decode("latin-1")
     if found is None:
@@ -187,9 +202,3 @@ def parse_header_length(value: bytes | None, content_length: int) -> int | None:
     if not 0 <= length <= content_length:
         raise invalid(f"inference header size should be in range (0, {content_length}), got: {length}")
     return length
-
-
-def _split_id(header: bytes) -> tuple[str, bytes]:
-    """A header's id and what follows, where the id is the first member and plain; otherwise no id and the whole."""
-    found = _PLAIN_ID(header)
-    return ("", header) if found is None else (found[1].decode(), header[found.end() :])

@@ -61,18 +61,19 @@ def encode(request: Request, response: Response, signature: Signature, reply_for
                 tensor = classify(tensor, classification, signature.max_batch_size > 0, labels)
         else:
             continue
-        head = _output_head(tensor.name, tensor.datatype, tuple(tensor.shape))
+        shape = tensor.shape
+        form = _output_form(tensor.name, tensor.datatype, len(shape), binary)
         if binary:
-            fragments.append(b'%b,"parameters":{"binary_data_size":%d}}' % (head, tensor.nbytes))
+            fragments.append(form % (*shape, tensor.nbytes))
             if tensor.nbytes:
                 parts.append(tensor.buffer)
         else:
-            fragments.append(b'%b,"data":%b}' % (head, json_array(tensor)))
+            fragments.append(form % (*shape, json_array(tensor)))
     json = b'{%b%b%b,"outputs":[%b]}' % (
         b'"id":%b,' % json_text.string(request.id) if request.id else b"",
         _model(signature.model, signature.version),
         _parameters(response.parameters) if response.parameters else b"",
-        b",".join(fragments),
+        fragments[0] if len(fragments) == 1 else b",".join(fragments),
     )
     parts[0] = json
     if len(parts) == 1:
@@ -127,13 +128,13 @@ def encode_steps(
             keep(tensor.nbytes)
         text.add(between)
         between = b","
-        text.add(_output_head(tensor.name, tensor.datatype, tuple(tensor.shape)))
+        form = _output_form(tensor.name, tensor.datatype, len(tensor.shape), slot.binary)
         if slot.binary:
-            text.add(b',"parameters":{"binary_data_size":%d}}' % tensor.nbytes)
+            text.add(form % (*tensor.shape, tensor.nbytes))
             if tensor.nbytes:
                 binaries.append(tensor.buffer)
             continue
-        text.add(b',"data":')
+        text.add((form % (*tensor.shape, b""))[:-1])
         for piece in json_array_steps(tensor):
             text.add(piece)
             yield None
@@ -188,13 +189,14 @@ def _model(name: str, version: int) -> bytes:
     return b'"model_name":%b,"model_version":"%d"' % (json_text.string(name), version)
 
 
-@lru_cache(maxsize=4096)
-def _output_head(name: str, datatype: int, shape: tuple[int, ...]) -> bytes:
-    """An output's JSON up to and with its shape."""
-    return b'{"name":%b,"datatype":"%b","shape":[%b]' % (
-        json_text.string(name),
+@lru_cache(maxsize=1024)
+def _output_form(name: str, datatype: int, dims: int, binary: bool) -> bytes:
+    """An output's JSON, with places for its dimensions and, behind them, its size if it is binary, else its data."""
+    return b'{"name":%b,"datatype":"%b","shape":[%b],%b}' % (
+        json_text.string(name).replace(b"%", b"%%"),
         BY_NUMBER[datatype].name.encode(),
-        ",".join(map(str, shape)).encode(),
+        b",".join([b"%d"] * dims),
+        b'"parameters":{"binary_data_size":%d}' if binary else b'"data":%b',
     )
 
 
@@ -262,11 +264,12 @@ def _elements(tensor: Tensor, count: int) -> list[bytes]:
     if rows is not None and len(rows) == count:
         return cast(list[bytes], rows.tolist())
     elements = []
+    length_at = _LENGTH.unpack_from
     at = 0
     try:
         for _ in range(count):
             start = at + 4
-            at = start + _LENGTH.unpack_from(data, at)[0]
+            at = start + length_at(data, at)[0]
             elements.append(data[start:at])
     except StructError:
         raise _size_error(tensor) from None

@@ -41,17 +41,16 @@ _INVALID = DataType(0, "<invalid>", "", 0, None)
 
 def decode_json(
     header: bytes, signature: Signature, placer: BodyPlacer, max_input_size: int
-) -> tuple[Request, ReplyFormat, bool]:
-    """The request that a JSON header and what lies behind it describe, and whether the header has no data in it."""
+) -> tuple[Request, ReplyFormat]:
+    """The request that a JSON header and what lies behind it describe. Raises ServeError."""
     document = parse_json(header)
     request = Request([], unanswered)
     id = find(document, "id")
     if id is not UNSET:
         # Upstream's strings end at a NUL.
         request.id = as_string(id, "id").partition("\0")[0]
-    default_binary = _read_parameters(request, find(document, "parameters"))
+    default_binary = read_parameters(request, find(document, "parameters"))
     at = len(header)
-    all_binary = True
     names = set()
     for item in as_array(find(document, "inputs"), "inputs"):
         parameters = find(item, "parameters")
@@ -78,7 +77,6 @@ def decode_json(
             at += nbytes
         else:
             _refuse_shared_memory(parameters)
-            all_binary = False
             data = _json_tensor(name, datatype, shape, item["data"], max_input_size)
             request.inputs.append(placer.put(name, datatype, shape, data))
     if at != placer.size:
@@ -86,10 +84,10 @@ def decode_json(
     slots = _read_outputs(find(document, "outputs"))
     if slots is not None:
         request.requested_outputs = list(slots)
-    return request, ReplyFormat(slots, default_binary), all_binary
+    return request, ReplyFormat(slots, default_binary)
 
 
-def _read_parameters(request: Request, parameters: Any) -> bool:
+def read_parameters(request: Request, parameters: Any) -> bool:
     """Puts the request's parameters where they belong; returns whether outputs are binary unless said otherwise."""
     if parameters is UNSET:
         return False

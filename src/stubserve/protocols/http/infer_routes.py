@@ -54,7 +54,8 @@ class InferRoute:
 
     async def __call__(self, request: Request) -> Response:
         head = RequestHead()
-        head.headers = list(request.headers.raw)
+        for name, value in request.headers.raw:
+            head.on_header(name, value)
         head.accept_encoding = _header(request, "accept-encoding")
         head.content_encoding = _header(request, "content-encoding")
         head.header_length = _header(request, "inference-header-content-length")

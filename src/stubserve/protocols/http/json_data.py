@@ -7,11 +7,16 @@ one, so that the error is upstream's: the first fault in their order.
 
 from __future__ import annotations
 
+import struct
 from array import array
+from collections.abc import Callable
+from functools import lru_cache
 from itertools import chain
 from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
+import orjson
 from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BF16, BOOL, BY_NUMBER, BYTES, FP16
 
@@ -25,8 +30,65 @@ _SHAPE_TEXT = "Unable to parse 'data': Shape does not match true shape of 'data'
 
 # Types of `array` for the floating-point types.
 _FLOATS = {11: "f", 12: "d"}
+# By type number, the format with which struct takes what upstream takes, or fails. Python's own "f" makes what is
+# beyond a float infinite, as upstream does.
+_FORMATS = {2: "B", 3: "H", 4: "I", 5: "Q", 6: "b", 7: "h", 8: "i", 9: "q", 11: "f", 12: "d"}
+# How many lists inside lists of numbers `read_plain` takes apart; more are rare.
+_NESTING = 4
+_read_strings = msgspec.json.Decoder(list[str]).decode
+_read_bools = msgspec.json.Decoder(list[bool]).decode
 _UNSIGNED = frozenset((2, 3, 4, 5))
 _SIGNED = frozenset((6, 7, 8, 9))
+
+
+def read_plain(datatype: int, text: bytes, elements: int) -> bytes | None:
+    """The bytes of `elements` elements of type number `datatype`, out of the text of a list of them.
+
+    None where they are not so many of the right kind, or lie in lists inside of the list otherwise than numbers may.
+    """
+    try:
+        if datatype in _FORMATS:
+            # struct takes a boolean for a number. Numbers have none of these letters.
+            if b"u" in text or b"s" in text:
+                return None
+            numbers = orjson.loads(text)
+            if type(numbers) is not list:
+                return None
+            if type(numbers[0]) is list:
+                numbers = _flat(numbers)
+            return _packer(datatype, elements)(*numbers)
+        if datatype == BYTES:
+            texts = _read_strings(text)
+            return strings.join([*map(str.encode, texts)]) if len(texts) == elements else None
+        if datatype == BOOL:
+            values = _read_bools(text)
+            return bytes(values) if len(values) == elements else None
+    except (
+        orjson.JSONDecodeError,
+        msgspec.DecodeError,
+        UnicodeError,
+        struct.error,
+        TypeError,
+        LookupError,
+        OverflowError,
+        RecursionError,
+    ):
+        pass
+    return None
+
+
+@lru_cache(maxsize=2048)
+def _packer(datatype: int, elements: int) -> Callable[..., bytes]:
+    return struct.Struct(f"{elements}{_FORMATS[datatype]}").pack
+
+
+def _flat(values: list[Any]) -> list[Any]:
+    """The elements of a list of lists of one depth. Raises TypeError or IndexError for most others."""
+    for _ in range(_NESTING):
+        values = list(chain.from_iterable(values))
+        if type(values[0]) is not list:
+            break
+    return values
 
 
 def read(name: str, datatype: int, data: list[Any], elements: int) -> bytes:

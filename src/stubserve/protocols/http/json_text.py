@@ -17,6 +17,8 @@ import orjson
 _FEW = 32
 
 _SPECIAL = re.compile(rb'["\\\x00-\x1f]')
+# What hardly any text has of that, but for the NUL
+_has_rare = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f]").search
 _ESCAPED = {bytes((code,)): b"\\u%04X" % code for code in range(0x20)} | {
     b'"': b'\\"',
     b"\\": b"\\\\",
@@ -30,6 +32,8 @@ _ESCAPED = {bytes((code,)): b"\\u%04X" % code for code in range(0x20)} | {
 
 def string(text: str) -> bytes:
     """A text in quotes; what came in as bytes that are not UTF-8 goes out as those bytes."""
+    if text.isprintable() and '"' not in text and "\\" not in text:
+        return b'"%b"' % text.encode()
     return string_of_bytes(text.encode("utf-8", "surrogateescape"))
 
 
@@ -44,9 +48,13 @@ def strings(elements: list[bytes]) -> bytes:
     """An array of strings."""
     if not elements:
         return b"[]"
-    if _SPECIAL.search(b"".join(elements)) is None:
-        return b'["%b"]' % b'","'.join(elements)
-    return b"[%b]" % b",".join(map(string_of_bytes, elements))
+    # All at once, with NULs between them where they have none of their own.
+    whole = b"\0".join(elements)
+    if whole.count(b"\0") != len(elements) - 1 or _has_rare(whole) is not None:
+        return b"[%b]" % b",".join(map(string_of_bytes, elements))
+    whole = whole.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+    whole = whole.replace(b"\n", b"\\n").replace(b"\r", b"\\r").replace(b"\t", b"\\t")
+    return b'["%b"]' % whole.replace(b"\0", b'","')
 
 
 def floats(values: np.ndarray[Any, Any]) -> bytes:

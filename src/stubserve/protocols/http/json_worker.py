@@ -58,7 +58,7 @@ def read(job: tuple[Any, ...], text: bytes) -> tuple[Any, list[bytes]]:
     kind, signature, size, max_input_size = job
     recorder: Any = Recorder(size)
     if kind == INFER:
-        request, reply_format, _ = decode_json(text, signature, recorder, max_input_size)
+        request, reply_format = decode_json(text, signature, recorder, max_input_size)
     else:
         request, reply_format = decode_generate(text, signature, recorder), None
     return (request, reply_format), recorder.data

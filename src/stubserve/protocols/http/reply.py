@@ -35,8 +35,6 @@ class Reply:
         self.blocks: Sequence[Block] = ()
 
 
-# Like heads of requests, those of replies are the same again and again.
-@functools.lru_cache(maxsize=1024)
 def reply_head(
     status: int,
     content_type: str,
@@ -46,11 +44,22 @@ def reply_head(
     keep_alive: bool = True,
 ) -> bytes:
     """Status line and header fields of a reply with a body of `length` bytes."""
+    if json_length is None:
+        return _form(status, content_type, False, extra, keep_alive) % length
+    return _form(status, content_type, True, extra, keep_alive) % (json_length, length)
+
+
+# But for their lengths the heads of replies are the same again and again.
+@functools.lru_cache(maxsize=1024)
+def _form(
+    status: int, content_type: str, has_json: bool, extra: tuple[tuple[str, str], ...], keep_alive: bool
+) -> bytes:
+    """A head, with `%d` in the places of its lengths."""
     lines = [_STATUS_LINES[status], b"Content-Type: %b\r\n" % content_type.encode()]
-    if json_length is not None:
-        lines.append(b"Inference-Header-Content-Length: %d\r\n" % json_length)
+    if has_json:
+        lines.append(b"Inference-Header-Content-Length: %d\r\n")
     lines.extend(f"{name}: {value}\r\n".encode("latin-1") for name, value in extra)
     if not keep_alive:
         lines.append(b"Connection: close\r\n")
-    lines.append(b"Content-Length: %d\r\n\r\n" % length)
+    lines.append(b"Content-Length: %d\r\n\r\n")
     return b"".join(lines)
