@@ -300,6 +300,8 @@ async def serve(settings: Settings) -> int:
         await asyncio.gather(loading, return_exceptions=True)
     if exit_code == 0:
         await stopping
+    # Before it is said: a request that comes after that line is none of those.
+    connections.open.begin_drain()
     log.info("Waiting for in-flight requests to complete.")
     deadline = loop.time() + settings.exit_timeout_secs
     await server.give_up_changes()

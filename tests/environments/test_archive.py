@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import io
 import os
+import queue
 import subprocess
 import tarfile
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -59,6 +62,27 @@ def test_keeps_what_matters(tmp_path: Path, mode: str) -> None:
     assert (folder / "lib" / "a" / "up").read_bytes() == big
     assert (folder / "lib" / "again").samefile(folder / "lib" / "big")
     assert os.readlink(folder / "bin" / "python3") == "/usr/bin/python3.99"
+
+
+class Late(queue.Queue[bytes]):
+    """Nothing comes out of it for so long that all has been put into it meanwhile."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> bytes:
+        if timeout is not None and not hasattr(self, "waited"):
+            self.waited = True
+            while self.qsize() < 2:  # the content, and the mark of its end
+                time.sleep(0.001)
+            for thread in threading.enumerate():
+                if thread.name.endswith("(_decompress)"):
+                    thread.join()
+            raise queue.Empty
+        return super().get(block, timeout)
+
+
+def test_what_is_decompressed_at_the_last_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = pack(tmp_path / "env.tar.gz", ("bin/activate", FILE, b"#"))
+    monkeypatch.setattr(queue, "Queue", Late)
+    assert (unpack(path) / "bin" / "activate").read_bytes() == b"#"
 
 
 def test_zstd(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -69,7 +70,9 @@ def test_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(run())
 
 
-def test_threads_leave_the_cores_to_others() -> None:
+def test_threads_have_the_loops_own_priority() -> None:
+    """They share the interpreter's lock with it: who is put aside while he has it keeps the loop waiting."""
+
     def work() -> Steps[int]:
         return (yield lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
@@ -80,9 +83,30 @@ def test_threads_leave_the_cores_to_others() -> None:
         finally:
             offload.close()
 
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    assert asyncio.run(run()) == min(before + 10, 19)
-    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+    assert asyncio.run(run()) == os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def test_whoever_acts_in_turn_shares_the_passes_with_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "SLICE_S", 0.0)
+
+    async def run() -> None:
+        seen, acted = [], []
+        work = Offload()
+        assert not work.busy
+        working = asyncio.ensure_future(work.run(numbers(10, seen)))
+        for number in range(10):
+            work.in_turn(partial(acted.append, number))
+        assert work.busy
+        before = 0
+        while not working.done():
+            await asyncio.sleep(0)
+            now = len(seen) + len(acted)
+            assert now - before <= 1
+            before = now
+        assert acted == list(range(10))
+        assert not work.busy
+
+    asyncio.run(run())
 
 
 def test_a_slice_is_as_long_as_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,9 +96,10 @@ def test_the_end_waits_for_what_was_under_way(clock: Clock) -> None:
     async def run() -> None:
         connections = OpenConnections(0)
         idle, busy = One(connections), One(connections, idle=False)
+        connections.begin_drain()
+        assert busy.last
         draining = asyncio.ensure_future(connections.drain())
         await asyncio.sleep(0)
-        assert busy.last
         assert not idle.closed
         idle.idle = False  # another request, which does not prolong the end
         busy.close()
@@ -109,10 +110,30 @@ def test_the_end_waits_for_what_was_under_way(clock: Clock) -> None:
     asyncio.run(run())
 
 
+def test_a_request_after_the_beginning_of_the_end_is_not_waited_for() -> None:
+    """Nor is its connection closed before the others."""
+
+    async def run() -> None:
+        connections = OpenConnections(0)
+        late, busy = One(connections), One(connections, idle=False)
+        connections.begin_drain()
+        late.idle = False
+        draining = asyncio.ensure_future(connections.drain())
+        await asyncio.sleep(0)
+        assert not late.last
+        busy.close()
+        await draining
+        assert late.last
+        assert not late.closed
+
+    asyncio.run(run())
+
+
 def test_the_end_does_not_wait_for_longer_than_it_may() -> None:
     async def run() -> None:
         connections = OpenConnections(0)
         idle, busy = One(connections), One(connections, idle=False)
+        connections.begin_drain()
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(connections.drain(), 0.01)
         assert idle.closed

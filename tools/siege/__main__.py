@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tools.bench.servers import ServerError
 
-from . import fort, models
+from . import cores, fort, models
 from .hostile import KINDS, Hostile
 from .polite import Crowd, Record
 
@@ -102,11 +102,14 @@ def main() -> None:
     print(line(TITLES), flush=True)
     rounds: list[Round] = []
     try:
-        for name, kinds in options.sieges:
-            rounds.append(besiege(name, kinds, options.seconds))
-            print(line(rounds[-1].cells()), flush=True)
-            if options.verbose:
-                print(explained(rounds[-1]), flush=True)
+        with cores.Cores() as shared:
+            if shared.idle is None:
+                print(cores.NOT_PERMITTED, flush=True)
+            for name, kinds in options.sieges:
+                rounds.append(besiege(name, kinds, options.seconds, shared.idle))
+                print(line(rounds[-1].cells()), flush=True)
+                if options.verbose:
+                    print(explained(rounds[-1]), flush=True)
     except ServerError as error:
         sys.exit(f"siege stopped: {error}")
     missed = [f"{one.name}: {what}" for one in rounds if one.name != NOBODY for what in one.missed]
@@ -133,8 +136,11 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
-def besiege(name: str, kinds: list[str], seconds: float) -> Round:
-    """One siege of a fresh server. Raises ServerError when it does not start, or does not survive."""
+def besiege(name: str, kinds: list[str], seconds: float, attackers_group: Path | None = None) -> Round:
+    """One siege of a fresh server, its attackers in a control group if there is one.
+
+    Raises ServerError when it does not start, or does not survive.
+    """
     with tempfile.TemporaryDirectory(prefix="stubserve-siege-") as folder:
         models.write(Path(folder, "models"))
         with fort.server(Path(folder, "models"), Path(folder, "server.log")) as server:
@@ -145,8 +151,10 @@ def besiege(name: str, kinds: list[str], seconds: float) -> Round:
             with fort.Watch(server.pid) as watch:
                 descriptors = watch.descriptors()
                 with contextlib.ExitStack() as hostile:
-                    begun = [Hostile(kind, *ports) for kind in kinds]
+                    begun = [Hostile(kind, *ports, attackers_group) for kind in kinds]
                     attackers = [hostile.enter_context(one) for one in begun]
+                    for attacker in attackers:
+                        attacker.attack()
                     crowd = hostile.enter_context(Crowd(*ports))
                     time.sleep(seconds)
                     # What is told of the siege is what was seen while it lasted.

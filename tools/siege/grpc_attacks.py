@@ -103,7 +103,7 @@ def never_reads(target: Target) -> None:
 
 def sends_gzip_bombs(target: Target) -> None:
     """Messages of 60 KB that become 60 MB: what is large in them is the id."""
-    content = _bomb()
+    content = bomb()
     data = b"\1" + UINT32.pack(len(content)) + content
     with opened(target) as connection:
         encoding = b"\x40\x0dgrpc-encoding\x04gzip"
@@ -111,26 +111,42 @@ def sends_gzip_bombs(target: Target) -> None:
         for at in range(0, len(data), 16_384):
             piece = data[at : at + 16_384]
             connection.sendall(frame(DATA, END_STREAM if at + 16_384 >= len(data) else 0, 1, piece))
-        connection.settimeout(ATTEMPT_TIMEOUT_S)
-        while (got := connection.recv(1 << 16)) and b"grpc-status" not in got:
-            pass
+        _await_status(connection)
+
+
+def _await_status(connection: socket.socket) -> None:
+    """Reads until a call is answered. Raises EOFError at the end of the connection."""
+    while b"grpc-status" not in (got := connection.recv(1 << 16)):
+        if not got:
+            raise EOFError
 
 
 @functools.cache
-def _bomb() -> bytes:
-    return gzip.compress(message("slow", id="a" * BOMB_BYTES), 1)
+def bomb() -> bytes:
+    return gzip.compress(message("slow", id="a" * BOMB_BYTES))
 
 
 def sends_tiny_fields(target: Target) -> None:
     """Two-byte fields behind a valid request, by the million: empty raw contents, unknown numbers, dimensions."""
-    fields = random.choice([b"\x3a\x00" * 2_000_000, b"\x78\x00" * 500_000, b"\x2a\x00" * 1_000_000])
-    _ask(target, message("echo") + fields)
+    _ask(target, random.choice(tiny_fields()))
+
+
+@functools.cache
+def tiny_fields() -> list[bytes]:
+    fields = [b"\x3a\x00" * 2_000_000, b"\x78\x00" * 500_000, b"\x2a\x00" * 1_000_000]
+    return [message("echo") + many for many in fields]
 
 
 def sends_dimensions(target: Target) -> None:
+    _ask(target, dimensions())
+
+
+@functools.cache
+def dimensions() -> bytes:
     request = service_pb2.ModelInferRequest(model_name="echo")
     request.inputs.add(name="INPUT0", datatype="FP32", shape=[1] * 4_000_000)
-    _ask(target, request.SerializeToString())
+    text: bytes = request.SerializeToString()
+    return text
 
 
 def sends_zeros_and_resets(target: Target) -> None:
@@ -143,17 +159,17 @@ def sends_zeros_and_resets(target: Target) -> None:
 
 
 def sends_much_metadata(target: Target) -> None:
-    """A header block over every limit, in pieces."""
+    """Header blocks over every limit, in pieces; each is refused, and the connection goes on."""
     with opened(target) as connection:
         block = header_blocks(INFER)[0] + b"".join(b"\0\x05x-%03d\x7f\x81\x3e" % n + b"a" * 8064 for n in range(16))
         pieces = [block[at : at + 16_000] for at in range(0, len(block), 16_000)]
-        connection.sendall(frame(HEADERS, 0, 1, pieces[0]))
-        for piece in pieces[1:-1]:
-            connection.sendall(frame(CONTINUATION, 0, 1, piece))
-        connection.sendall(frame(CONTINUATION, END_HEADERS, 1, pieces[-1]))
-        connection.settimeout(1.0)
-        while connection.recv(1 << 16):
-            pass
+        for stream in range(1, 20, 2):
+            connection.sendall(frame(HEADERS, 0, stream, pieces[0]))
+            for piece in pieces[1:-1]:
+                connection.sendall(frame(CONTINUATION, 0, stream, piece))
+            connection.sendall(frame(CONTINUATION, END_HEADERS, stream, pieces[-1]))
+            _await_status(connection)
+            target.tally["calls refused"] += 1
 
 
 def floods_with_settings(target: Target) -> None:

@@ -1,7 +1,8 @@
-"""The kinds of hostile clients, and the process that is one of them: `python -m tools.siege.hostile KIND HTTP GRPC`.
+"""The kinds of hostile clients, and the process that is one of them.
 
-Each is a process of its own with a low priority, so that what polite clients see is what the server does and not how
-busy the attackers are. It ends when its standard input does, and then prints what it did as JSON.
+`python -m tools.siege.hostile KIND HTTP GRPC GROUP`: each is a process of its own with a low priority (`cores`), so
+that what polite clients see is what the server does and not how busy the attackers are. It attacks when its standard
+input has a line, ends when that ends, and then prints what it did as JSON.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import resource
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
-from . import grpc_attacks, http_attacks
+from . import cores, grpc_attacks, http_attacks
 from .attack import Attempt, Target, run
 
 END_TIMEOUT_S = 60
@@ -50,15 +53,26 @@ KINDS: dict[str, list[tuple[Attempt, int]]] = {
     ],
 }
 
+# What takes long to make, for those that send it again and again.
+MADE_BEFORE: dict[str, tuple[Callable[[], object], ...]] = {
+    "gzip-bombs": (http_attacks.long_id, grpc_attacks.bomb),
+    "long-ids": (http_attacks.long_id,),
+    "json-bombs": (http_attacks.json_bombs,),
+    "tiny-fields": (grpc_attacks.tiny_fields, grpc_attacks.dimensions),
+}
+
 
 class Hostile:
-    """A process of one kind; a context manager that waits until it attacks. `tally` tells what it did, at its end."""
+    """A process of one kind, in a control group if there is one; a context manager that waits until it can `attack`.
 
-    def __init__(self, kind: str, http_port: int, grpc_port: int) -> None:
+    `tally` tells what it did, at its end.
+    """
+
+    def __init__(self, kind: str, http_port: int, grpc_port: int, group: Path | None) -> None:
         self.kind = kind
         self.tally: dict[str, int] = {}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tools.siege.hostile", kind, str(http_port), str(grpc_port)],
+            [sys.executable, "-m", "tools.siege.hostile", kind, str(http_port), str(grpc_port), str(group or "")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -67,6 +81,11 @@ class Hostile:
         assert self._process.stdout is not None
         self._process.stdout.readline()
         return self
+
+    def attack(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
 
     def __exit__(self, *_: object) -> None:
         try:
@@ -78,14 +97,18 @@ class Hostile:
 
 
 def main() -> None:
-    kind, http_port, grpc_port = sys.argv[1:]
-    # They stand for clients on machines of their own: here they get what the server and the polite ones leave.
+    kind, http_port, grpc_port, group = sys.argv[1:]
+    if group:
+        cores.join(Path(group))
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     target = Target(int(http_port), int(grpc_port))
+    for make in MADE_BEFORE.get(kind, ()):
+        make()
+    print("ready", flush=True)
+    sys.stdin.readline()
     threading.Thread(target=run, args=(target, KINDS[kind]), daemon=True).start()
-    print("attacking", flush=True)
     sys.stdin.read()
     target.stop.set()
     print(json.dumps(dict(target.tally.copy())), flush=True)

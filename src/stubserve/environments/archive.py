@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bz2
 import contextlib
+import io
 import lzma
 import os
 import re
@@ -104,12 +105,37 @@ class _Stream:
         return self._position
 
 
+class _Gunzipped(io.RawIOBase):
+    """What a thread decompresses, to its end.
+
+    isal's reader takes it for the end when it has found nothing for 10 ms and then sees that its thread is done. What
+    the thread has put there in between is still to come, so a whole archive would be cut off where cores are scarce.
+    """
+
+    def __init__(self, opened: Any) -> None:
+        self._opened = opened
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        reader = self._opened.raw
+        count: int = reader.readinto(into)
+        while not count and not reader.eof:
+            count = reader.readinto(into)
+        return count
+
+    def close(self) -> None:
+        self._opened.close()
+        super().close()
+
+
 def _open(file: IO[bytes]) -> Any:
     """The stream of a tar file inside an open file, decompressed as its first bytes say."""
     head = file.read(6)
     file.seek(0)
     if head.startswith(b"\x1f\x8b"):
-        return igzip_threaded.open(file, "rb", threads=1)  # type: ignore[no-untyped-call]
+        return io.BufferedReader(_Gunzipped(igzip_threaded.open(file, "rb", threads=1)))  # type: ignore[no-untyped-call]
     if head.startswith(b"\x28\xb5\x2f\xfd"):
         return zstd.ZstdFile(file)
     if head.startswith(b"BZh"):

@@ -81,12 +81,15 @@ class OpenConnections:
             if not self._awaited:
                 self._answered.set()
 
-    async def drain(self) -> None:
-        """Waits until the requests are answered that are under way now; then, or when cancelled, has all closed."""
+    def begin_drain(self) -> None:
+        """The requests that are under way now are those that the end waits for; their connections take no other."""
         for connection in self._open:
             if not connection.idle:
                 self._awaited.add(connection)
                 connection.close_after_answer()
+
+    async def drain(self) -> None:
+        """Waits until the awaited requests are answered; then, or when cancelled, has all connections closed."""
         try:
             if self._awaited:
                 await self._answered.wait()

@@ -209,9 +209,11 @@ class ModelInfer:
 
     def _on_response(self, infer: GrpcInferCall, response: Response) -> None:
         self._infer = None
+        if response.error is not None:
+            # Not raised: with its traceback it would hold this frame, and so the response that holds it.
+            self._fail(response.error)
+            return
         try:
-            if response.error is not None:
-                raise response.error
             if response.empty:
                 raise internal("expected a single response, got 0")
             work = infer.in_steps(response, encode)

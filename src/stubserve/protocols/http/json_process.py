@@ -90,6 +90,10 @@ class JsonProcess:
         except asyncio.CancelledError:
             exchange.add_done_callback(_discard)
             raise
+        finally:
+            # A refusal knows this frame, which must not know the refusal: the circle would keep the text of the request
+            # until the garbage collector comes by, counted by nobody.
+            del exchange
         # What it left where it was is placed here: it knows no memory.
         try:
             for at, tensor in enumerate(request.inputs):

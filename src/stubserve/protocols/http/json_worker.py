@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import pickle
 import signal
 import socket
@@ -31,6 +32,8 @@ HEAD = struct.Struct("<QQ")
 INFER, GENERATE = "infer", "generate"
 
 _PR_SET_PDEATHSIG = 1
+# It gets a tenth of a core that others want as well, and all of one else.
+_NICE = 10
 
 
 class Recorder:
@@ -68,6 +71,8 @@ def main(descriptor: int) -> None:
     # The server's end, however it comes, is the end of the socket; and of a job that takes long, too.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Where there are fewer cores than work, whoever answers small requests goes first.
+    os.nice(_NICE)
     # When memory runs out: a large document takes ten times its size for a moment, here rather than in the server.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")

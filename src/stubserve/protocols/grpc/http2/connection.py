@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from time import perf_counter
 from typing import cast
 
 from stubserve.errors import ServeError
@@ -31,6 +32,7 @@ from stubserve.protocols.grpc.http2.frames import ConnectionFault, StreamFault
 from stubserve.protocols.grpc.http2.heads import ACCEPTED, NOT_GRPC, OPENING, TOO_LARGE, RpcHead, trailers
 from stubserve.protocols.grpc.http2.idling import Idling
 from stubserve.protocols.grpc.http2.pings import Pings
+from stubserve.protocols.grpc.http2.read_share import SHORT_BYTES, ReadShare
 from stubserve.protocols.grpc.http2.reader import MAX_FRAME_BYTES, FrameReader
 from stubserve.protocols.grpc.http2.sender import Sender, Sending
 from stubserve.protocols.grpc.http2.shared import SharedByConnections
@@ -63,6 +65,9 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.sender: Sender
         self._pings: Pings
         self._reader = FrameReader(self)
+        # What it may read at once, and whether it waits for its turn to read on
+        self._read_share = ReadShare(shared.ingress.offload, shared.scratch_view)
+        self._rests = False
         # Streams: those open, and the last that the client opened
         self.streams: dict[int, Stream] = {}
         self.stream = self.streams.get
@@ -104,9 +109,10 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._watch_or_not()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._shared.scratch_view
+        return self._read_share.room
 
     def buffer_updated(self, nbytes: int) -> None:
+        began = perf_counter() if nbytes > SHORT_BYTES else 0.0
         self._pings.heard = self._loop.time()
         self.bytes_received += nbytes
         try:
@@ -119,6 +125,15 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self._reader.unfinished != self._watched:
             self._watch_or_not()
         self.sender.flush()
+        if began and self._read_share.took(perf_counter() - began) and not self._rests:
+            self._rests = True
+            self._transport.pause_reading()
+            self.ingress.offload.in_turn(self._read_on)
+
+    def _read_on(self) -> None:
+        self._rests = False
+        if not self._transport.is_closing() and not self.sender.paused:
+            self._transport.resume_reading()
 
     def _watch_or_not(self) -> None:
         """The client has to go on where it has begun what keeps all else waiting."""
@@ -146,7 +161,7 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self.send_watch.unwatch(self)
-        if not self._transport.is_closing():
+        if not self._transport.is_closing() and not self._rests:
             self._transport.resume_reading()
         self.sender.resume()
 

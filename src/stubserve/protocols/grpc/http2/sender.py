@@ -62,7 +62,7 @@ class Sender:
         self._window = frames.DEFAULT_WINDOW
         self._max_frame = frames.DEFAULT_FRAME_SIZE
         self.stream_window = frames.DEFAULT_WINDOW
-        self._paused = False
+        self.paused = False
         # What the next header block has to begin with
         self._before_block = b""
         self._pump_is_due = False
@@ -112,7 +112,7 @@ class Sender:
 
     def room(self) -> int:
         """How many bytes the next DATA frame may have, as far as the connection decides it."""
-        return 0 if self._paused or self._turn_bytes >= _TURN_BYTES else min(self._window, self._max_frame)
+        return 0 if self.paused or self._turn_bytes >= _TURN_BYTES else min(self._window, self._max_frame)
 
     def send_head(self, stream: int, block: bytes, ends: bool = False) -> None:
         """Headers or trailers."""
@@ -129,7 +129,7 @@ class Sender:
         """Sends a unary RPC's whole answer, if nothing stands against sending it in one frame."""
         length = size + 5
         limit = min(self._max_frame, MAX_WHOLE_BYTES, self._window, self.stream_window + stream.widened)
-        if length > limit or self._paused or self._before_block:
+        if length > limit or self.paused or self._before_block:
             return False
         self._window -= length
         self.data_frames += 1
@@ -146,10 +146,10 @@ class Sender:
 
     def pause(self) -> None:
         """The socket is full."""
-        self._paused = True
+        self.paused = True
 
     def resume(self) -> None:
-        self._paused = False
+        self.paused = False
         self._pump()
 
     def widen(self, increment: int) -> None:
