@@ -16,13 +16,11 @@ A base class: its two attributes and three methods cost a request one Python cal
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from stubserve.errors import ServeError, internal
 from stubserve.inference.admission import admit
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
-from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import drop_blocks
 
 log = logging.getLogger("stubserve.inference")
@@ -33,9 +31,6 @@ class Call:
 
     __slots__ = ("model", "request")
 
-    # How its requests are admitted
-    _check: Callable[[Request, Signature], None] = staticmethod(admit)
-
     def __init__(self, model: ServedModel) -> None:
         self.model = model
         self.request: Request | None = None
@@ -43,7 +38,7 @@ class Call:
     def admit(self, request: Request) -> None:
         """Checks a request against the model; `submit` need not be called first. Raises ServeError as `submit` does."""
         try:
-            self._check(request, self.model.signature)
+            admit(request, self.model.signature)
         except Exception as raised:
             raise self._refused(request, raised) from None
 
@@ -55,7 +50,7 @@ class Call:
         self.request = request
         try:
             if not request.admitted:
-                self._check(request, self.model.signature)
+                admit(request, self.model.signature)
             if together:
                 self.model.enqueue(request)
             else:

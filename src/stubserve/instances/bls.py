@@ -21,7 +21,6 @@ from stubserve_stub.wire.messages import WireRequest, WireResponse, WireTensor
 from stubserve_stub.wire.places import InArena
 
 from stubserve.errors import Code, ServeError, internal
-from stubserve.inference.admissions import admit_as_before
 from stubserve.inference.call import Call
 from stubserve.inference.request import Request, Response, unanswered
 from stubserve.inference.served_model import ServedModel, Waiter
@@ -52,9 +51,6 @@ class StubCall(Call):
     """
 
     __slots__ = ("_calls", "blocking", "number", "waiting", "waiting_bytes")
-
-    # Models call others in a loop, with the same names, types and shapes.
-    _check = staticmethod(admit_as_before)
 
     def __init__(self, calls: StubCalls, model: ServedModel, number: int, blocking: bool) -> None:
         super().__init__(model)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from stubserve.inference.admissions import admit_as_before
 from stubserve.inference.call import Call
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
@@ -17,9 +16,6 @@ class StepCall(Call):
     """The request of one run of a step; `on_answer` hears its responses."""
 
     __slots__ = ("_on_answer", "run")
-
-    # Steps are called in a loop, with the same names, types and shapes.
-    _check = staticmethod(admit_as_before)
 
     def __init__(
         self, run: StepRun[FlowTensor], model: ServedModel, on_answer: Callable[[StepCall, Request, Response], None]
