@@ -21,7 +21,6 @@ from stubserve.errors import ServeError, internal
 from stubserve.inference.admission import admit
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
-from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import drop_blocks
 
 log = logging.getLogger("stubserve.inference")
@@ -43,7 +42,7 @@ class Call:
     def admit(self, request: Request) -> None:
         """Checks a request against the model; `submit` need not be called first. Raises ServeError as `submit` does."""
         try:
-            self._check(request, self.model.signature)
+            admit(request, self.model.signature)
         except Exception as raised:
             raise self._refused(request, raised) from None
 
@@ -55,7 +54,7 @@ class Call:
         self.request = request
         try:
             if not request.admitted:
-                self._check(request, self.model.signature)
+                admit(request, self.model.signature)
             if together:
                 self.model.enqueue(request)
             else:

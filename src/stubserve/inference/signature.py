@@ -64,8 +64,6 @@ class Signature:
     `inputs` and `outputs` are in the order of the configuration. Whoever loads the model puts the lines of an output's
     label file into `labels`, under the output's name.
     `correlation_control` is (tensor name, data type number) of the sequence batcher's CORRID control, None without.
-    `repeats` says that a request with the names, types, shapes and sizes of one that was admitted needs no second look:
-    there are no strings to be checked, no input to be reshaped, and no correlation id.
     `memo` is where a protocol keeps what it has derived from this signature; it goes when the version goes.
     """
 
@@ -79,7 +77,6 @@ class Signature:
         "memo",
         "model",
         "outputs",
-        "repeats",
         "required_inputs",
         "reshaped_outputs",
         "version",
@@ -112,9 +109,6 @@ class Signature:
         self.reshaped_outputs = any(tensor.reshape is not None for tensor in self.outputs.values())
         self.labels: dict[str, list[str]] = {}
         self.correlation_control = _correlation_control(config)
-        self.repeats = self.correlation_control is None and not any(
-            tensor.is_bytes or tensor.reshape is not None for tensor in self.inputs.values()
-        )
         self.memo: dict[str, Any] = {}
 
     def __repr__(self) -> str:

@@ -21,7 +21,6 @@ from stubserve_stub.wire.messages import WireRequest, WireResponse, WireTensor
 from stubserve_stub.wire.places import InArena
 
 from stubserve.errors import Code, ServeError, internal
-from stubserve.inference.admissions import admit_as_before
 from stubserve.inference.call import Call
 from stubserve.inference.request import Request, Response, unanswered
 from stubserve.inference.served_model import ServedModel, Waiter

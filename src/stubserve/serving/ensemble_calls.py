@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from stubserve.inference.admissions import admit_as_before
 from stubserve.inference.call import Call
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel

@@ -82,21 +82,6 @@ def test_a_tag_is_refused_where_protobuf_does_so(tag: bytes) -> None:
         split(data)
 
 
-def test_the_key_holds_all_but_the_bytes() -> None:
-    def key(made: Any) -> bytes:
-        return split(made.SerializeToString()).key
-
-    same, other = message(), message()
-    same.raw_input_contents[0] = b"abcdefgh"
-    same.id = "another"
-    other.raw_input_contents[0] = b"123"
-    assert key(message()) == key(same)
-    assert key(message()) != key(other)
-    other = message()
-    other.inputs[0].shape[0] = 1
-    assert key(message()) != key(other)
-
-
 def test_fields_in_any_order() -> None:
     raw = service_pb2.ModelInferRequest(raw_input_contents=[b"xy"]).SerializeToString()
     rest = message()
@@ -104,7 +89,6 @@ def test_fields_in_any_order() -> None:
     unknown = b"\x98\x06\x07\xa2\x06\x01z\xa9\x06" + bytes(8) + b"\xb5\x06" + bytes(4)
     data = raw + rest.SerializeToString() + unknown + service_pb2.ModelInferRequest(id="last").SerializeToString()
     envelope = split(data)
-    assert envelope.key == b""
     assert envelope.id == "last"
     assert [data[start:end] for start, end in envelope.raw] == [b"xy"]
     assert service_pb2.ModelInferRequest.FromString(envelope.description).inputs == rest.inputs

@@ -1,8 +1,7 @@
 """A ModelInferRequest taken apart at its first level, without building messages.
 
 What decides where a request goes (model, version, id), what describes it (parameters, inputs, outputs) and where its
-raw tensors lie are found in one pass over the fields, 2 to 3 µs for a usual request whatever its size. The description
-is kept as bytes: it is the same for request after request, and looked up in a plan.
+raw tensors lie are found in one pass over the fields, 2 to 3 µs for a usual request whatever its size.
 
 A field costs about half a microsecond however short it is, and a message may be made of millions of them: no more than
 MAX_FIELDS are read.
@@ -20,42 +19,47 @@ _MODEL_NAME = 0x0A
 _MODEL_VERSION = 0x12
 _ID = 0x1A
 _PARAMETER = 0x22
-_OUTPUT = 0x32
+_INPUT = 0x2A
 _RAW = 0x3A
 
 
 class Envelope:
-    """`description` is the bytes of all parameters, inputs and outputs; `raw` the (start, end) of raw contents.
+    """`inputs` and `raw` are the (start, end) of inputs and of raw contents in the message, without tags and lengths.
 
-    `key` is a description and the layout of the raw contents behind it: two messages with the same key differ only in
-    the bytes of their tensors, which begin to count at `tail`. It is empty where the fields come in an unusual order.
+    `others` is the bytes of all parameters and outputs.
     """
 
-    __slots__ = ("description", "id", "key", "model_name", "model_version", "raw", "tail")
+    __slots__ = ("_data", "_runs", "id", "inputs", "model_name", "model_version", "others", "raw")
 
-    def __init__(self) -> None:
+    def __init__(self, data: bytes | memoryview) -> None:
         self.model_name = ""
         self.model_version = ""
         self.id = ""
-        self.description = b""
+        self.inputs: list[tuple[int, int]] = []
+        self.others = b""
         self.raw: list[tuple[int, int]] = []
-        self.key = b""
-        self.tail = 0
+        self._data = data
+        # Where parameters, inputs and outputs are
+        self._runs: list[tuple[int, int]] = []
+
+    @property
+    def description(self) -> bytes:
+        """The bytes of all parameters, inputs and outputs."""
+        return b"".join([self._data[start:stop] for start, stop in self._runs])
 
     def forget_description(self) -> None:
         """Keeps only what the answer needs; the rest may be long."""
-        self.description = self.key = b""
-        self.raw = []
+        self._data = self.others = b""
+        self._runs = self.inputs = self.raw = []
 
 
 def split(data: bytes | memoryview) -> Envelope:
     """Takes a message apart. Raises Malformed, also where it has more than MAX_FIELDS fields, or a very long name."""
-    envelope = Envelope()
+    envelope = Envelope(data)
     raw = envelope.raw
-    pieces: list[bytes | memoryview] = []
-    separators: list[bytes | memoryview] = []
+    inputs = envelope.inputs
+    others: list[bytes | memoryview] = []
     start = stop = 0  # of the run of description fields at hand
-    usual = True
     at = 0
     end = len(data)
     try:
@@ -73,6 +77,9 @@ def split(data: bytes | memoryview) -> Envelope:
             length = data[at]
             if length < 0x80:
                 at += 1
+            elif data[at + 1] < 0x80:
+                length += (data[at + 1] - 1) << 7
+                at += 2
             else:
                 length, at = read_varint(data, at)
                 if length > MAX_WORDS_BYTES and tag < _PARAMETER:
@@ -82,16 +89,16 @@ def split(data: bytes | memoryview) -> Envelope:
             if at > end:
                 raise Malformed
             if tag == _RAW:
-                if not raw:
-                    envelope.tail = begin
-                separators.append(data[raw[-1][1] if raw else begin : content])
                 raw.append((content, at))
             elif tag >= _PARAMETER:
                 if begin != stop:
-                    pieces.append(data[start:stop])
+                    envelope._runs.append((start, stop))
                     start = begin
                 stop = at
-                usual = usual and not raw
+                if tag == _INPUT:
+                    inputs.append((content, at))
+                else:
+                    others.append(data[begin:at])
             elif tag == _MODEL_NAME:
                 envelope.model_name = str(data[content:at], "utf-8")
             elif tag == _MODEL_VERSION:
@@ -105,10 +112,9 @@ def split(data: bytes | memoryview) -> Envelope:
                 raise TooManyParts("fields", MAX_FIELDS)
     except (IndexError, UnicodeDecodeError):
         raise Malformed from None
-    pieces.append(data[start:stop])
-    envelope.description = b"".join(pieces)
-    if usual:
-        envelope.key = b"".join((envelope.description, *separators))
+    envelope._runs.append((start, stop))
+    if others:
+        envelope.others = b"".join(others)
     return envelope
 
 

@@ -1,31 +1,37 @@
 """A ModelInferRequest as a `Request`: checked in upstream's order and refused in upstream's words.
 
-A description that was seen before is a plan (`protocols.plan`), and no message is built at all. Otherwise the generated
-message is parsed from the description, without the raw contents; those are copied once, from the message to the arena.
+Nearly all requests have raw contents and nothing wrong. Those are read without building a message, in one pass over
+their inputs: an input begins with its name and data type, which are known from the request before, and goes on with its
+dimensions, a byte each. What is asked for beside the inputs is remembered by its bytes. Whatever the pass does not
+expect ends it; then the generated message is parsed from the description, for the values that it then has or the error
+that it deserves. Raw contents are copied once, from the message to the arena.
 
 Ownership: every tensor of a decoded request that lies in a block holds it once. When decoding fails nothing is held.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 from stubserve_stub.wire.datatypes import BY_NAME, DataType
+from stubserve_stub.wire.layout import INLINE_BYTES
 
 from stubserve.errors import ServeError, invalid, not_found
 from stubserve.inference.admission import duplicate_input
 from stubserve.inference.memory import Block
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, unanswered
 from stubserve.inference.signature import Signature
+from stubserve.inference.tensor import Tensor
 from stubserve.protocols.grpc import contents
 from stubserve.protocols.grpc.envelope import Envelope
 from stubserve.protocols.grpc.messages import service_pb2
-from stubserve.protocols.grpc.wire import Malformed, TooManyParts
+from stubserve.protocols.grpc.wire import Malformed, TooManyParts, read_varint
 from stubserve.protocols.offload import LARGE_BYTES
 from stubserve.protocols.placement import BodyPlacer, Store
-from stubserve.protocols.plan import PLAN_BYTES, RequestPlan, remember
 from stubserve.protocols.reply_format import ReplyFormat, Slot
+
+Form = TypeVar("Form")
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 
@@ -34,6 +40,13 @@ MAX_DIMS = 1024
 
 _INVALID = DataType(0, "<invalid>", "", 0, None)
 _UINT64 = (1 << 64) - 1
+_INT64_MAX = (1 << 63) - 1
+# Of an input: its fields' tags
+_NAME, _DATATYPE, _SHAPE = 0x0A, 0x12, 0x1A
+# What is remembered of a model's requests: so many beginnings of inputs, and what is asked for beside them
+FORMS = 256
+_FORM_BYTES = 4096
+_ALL = ReplyFormat(None, True)
 _CHOICES = ("int64_param", "bool_param", "string_param", "double_param")
 
 
@@ -51,24 +64,119 @@ def decode(
     message are not looked at (`takes_long`): the request is still to be admitted, in steps.
     """
     placer = BodyPlacer(data, block, offset, store)
-    plans: dict[bytes, RequestPlan] = signature.memo.setdefault("grpc-plans", {})
     try:
-        in_steps = len(data) > LARGE_BYTES and takes_long(data, signature)
-        plan = None if in_steps else plans.get(envelope.key)
-        if plan is not None:
-            return plan.apply(envelope.id, envelope.tail, placer, signature.model), plan.reply_format
-        request, reply_format, plannable = _decode(envelope, signature, placer)
-        if plannable and not in_steps and envelope.key and len(envelope.key) <= PLAN_BYTES:
-            # The id is not part of the key.
-            id, request.id = request.id, ""
-            ends = [envelope.tail, *(end for _, end in envelope.raw)]
-            gaps = [start - end for (start, _), end in zip(envelope.raw, ends, strict=False)]
-            remember(plans, envelope.key, request, reply_format, signature, gaps)
-            request.id = id
-        return request, reply_format
+        found = _read(data, envelope, signature, placer)
+        if found is not None:
+            return found
+        placer.undo()
+        placer = BodyPlacer(data, block, offset, store)
+        return _decode(envelope, signature, placer)
     except BaseException:
         placer.undo()
         raise
+
+
+def _read(
+    data: bytes | memoryview, envelope: Envelope, signature: Signature, placer: BodyPlacer
+) -> tuple[Request, ReplyFormat] | None:
+    """The request of a message without anything unusual; None where `_decode` is to read it."""
+    places = envelope.raw
+    if len(envelope.inputs) != len(places):
+        return None
+    fronts: dict[bytes, tuple[str, int]] = signature.memo.setdefault("grpc-inputs", {})
+    inputs: list[Tensor] = []
+    try:
+        for (start, end), (first, last) in zip(envelope.inputs, places):  # noqa: B905 - of one length, see above
+            item = bytes(data[start:end])
+            at = 2 + item[1]
+            at += 2 + item[at + 1]
+            front = item[:at]
+            known = fronts.get(front)
+            if known is None:
+                known = _read_front(front)
+                if known is None:
+                    return None
+                _remember(fronts, front, known)
+            dims = item[at + 2 :]
+            if at == len(item):
+                shape: tuple[int, ...] = ()
+            elif item[at] != _SHAPE or item[at + 1] != len(dims):
+                return None
+            elif dims.isascii():
+                shape = tuple(dims)
+            else:
+                shape = _varints(dims)
+            if last - first <= INLINE_BYTES:
+                inputs.append(Tensor(known[0], known[1], shape, bytes(data[first:last])))
+            else:
+                inputs.append(placer.slice(known[0], known[1], shape, first, last - first))
+    except (IndexError, Malformed):
+        return None
+    request = Request(inputs, unanswered, envelope.id)
+    if not envelope.others:
+        return request, _ALL
+    return _read_others(request, envelope.others, signature)
+
+
+def _read_front(front: bytes) -> tuple[str, int] | None:
+    """The name and the data type that an input begins with; None if it does not begin with these, or not so shortly."""
+    length = front[1]
+    at = 2 + length
+    if front[0] != _NAME or length >= 0x80 or front[at] != _DATATYPE or front[at + 1] >= 0x80:
+        return None
+    if len(front) != at + 2 + front[at + 1]:
+        return None
+    try:
+        kind = BY_NAME.get(front[at + 2 :].decode())
+        return None if kind is None else (front[2:at].decode(), kind.number)
+    except UnicodeDecodeError:
+        return None
+
+
+def _varints(data: bytes) -> tuple[int, ...]:
+    """Dimensions, of which one has more than seven bits. Raises Malformed, also for negative ones."""
+    values = []
+    at = 0
+    while at < len(data):
+        value, at = read_varint(data, at)
+        if value > _INT64_MAX:
+            raise Malformed
+        values.append(value)
+    return tuple(values)
+
+
+def _read_others(request: Request, others: bytes, signature: Signature) -> tuple[Request, ReplyFormat] | None:
+    """Puts into a request what parameters and outputs ask for; None where there is something wrong with them."""
+    known: dict[bytes, tuple[Request, ReplyFormat]] = signature.memo.setdefault("grpc-others", {})
+    found = known.get(others)
+    if found is None:
+        try:
+            message = service_pb2.ModelInferRequest.FromString(others)
+            model = Request([], unanswered)
+            empty_final = _read_parameters(model, message.parameters)
+            slots = _read_outputs(message.outputs)
+        except (DecodeError, ServeError):
+            return None
+        if slots is not None:
+            model.requested_outputs = list(slots)
+        found = model, ReplyFormat(slots, True, empty_final)
+        if len(others) <= _FORM_BYTES:
+            _remember(known, others, found)
+    model, reply_format = found
+    request.requested_outputs = model.requested_outputs
+    if model.parameters is not None:
+        request.parameters = model.parameters.copy()
+    request.correlation_id = model.correlation_id
+    request.flags = model.flags
+    request.priority = model.priority
+    request.timeout_us = model.timeout_us
+    return request, reply_format
+
+
+def _remember(known: dict[bytes, Form], key: bytes, form: Form) -> None:
+    if len(known) >= FORMS:
+        known.clear()
+    known[key] = form
 
 
 def takes_long(data: bytes | memoryview, signature: Signature) -> bool:
@@ -76,7 +184,7 @@ def takes_long(data: bytes | memoryview, signature: Signature) -> bool:
     return len(data) > LARGE_BYTES and signature.has_strings
 
 
-def _decode(envelope: Envelope, signature: Signature, placer: BodyPlacer) -> tuple[Request, ReplyFormat, bool]:
+def _decode(envelope: Envelope, signature: Signature, placer: BodyPlacer) -> tuple[Request, ReplyFormat]:
     try:
         message = service_pb2.ModelInferRequest.FromString(envelope.description)
     except DecodeError:
@@ -88,16 +196,15 @@ def _decode(envelope: Envelope, signature: Signature, placer: BodyPlacer) -> tup
         if item.name in names:
             raise duplicate_input(request, item.name)
         names.add(item.name)
-    plannable = _read_inputs(request, message.inputs, envelope, signature, placer)
+    _read_inputs(request, message.inputs, envelope, signature, placer)
     slots = _read_outputs(message.outputs)
     if slots is not None:
         request.requested_outputs = list(slots)
-    return request, ReplyFormat(slots, True, empty_final), plannable
+    return request, ReplyFormat(slots, True, empty_final)
 
 
-def _read_inputs(request: Request, inputs: Any, envelope: Envelope, signature: Signature, placer: BodyPlacer) -> bool:
-    """Puts the inputs into the request; whether all of them are raw."""
-    all_raw = True
+def _read_inputs(request: Request, inputs: Any, envelope: Envelope, signature: Signature, placer: BodyPlacer) -> None:
+    """Puts the inputs into the request."""
     raw = iter(envelope.raw)
     for item in inputs:
         if len(item.shape) > MAX_DIMS:
@@ -119,7 +226,6 @@ def _read_inputs(request: Request, inputs: Any, envelope: Envelope, signature: S
                     "contents field must not be specified when using raw_input_contents for "
                     f"'{item.name}' for model '{signature.model}'"
                 )
-            all_raw = False
             data = contents.read(item.contents, item.name, datatype, signature.model)
             request.inputs.append(placer.put(item.name, datatype, shape, data))
             continue
@@ -129,7 +235,6 @@ def _read_inputs(request: Request, inputs: Any, envelope: Envelope, signature: S
                 f"unable to find data for input tensor '{item.name}' for model '{signature.model}' in request."
             )
         request.inputs.append(placer.slice(item.name, datatype, shape, start, end - start))
-    return all_raw
 
 
 def _read_parameters(request: Request, parameters: Any) -> bool:

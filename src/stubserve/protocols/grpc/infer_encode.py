@@ -30,7 +30,12 @@ LARGE_OUTPUT = 64 * 1024
 _DOUBLE = Struct("<d")
 _ID = 3
 _PARAMETERS = 4
+_OUTPUT = 5
+_SHAPE = 3
 _RAW_TAG = b"\x32"
+_OUTPUT_TAG, _SHAPE_TAG = 0x2A, 0x1A
+# An output of fewer bytes without its data has a length of one byte.
+_SHORT = 0x80 - 2
 # The parameter triton_final_response, in its two values.
 _FINAL = {
     final: field(_PARAMETERS, field(1, b"triton_final_response") + field(2, b"\x08\x01" if final else b"\x08\x00"))
@@ -108,7 +113,7 @@ def _response(id: str, response: Response, signature: Signature, reply_format: R
             if slot.classification:
                 labels = signature.labels.get(tensor.name, ())
                 tensor = classify(tensor, slot.classification, signature.max_batch_size > 0, labels)
-        head.append(_output(tensor.name, tensor.datatype, tuple(tensor.shape)))
+        head.append(_output(tensor.name, tensor.datatype, tensor.shape))
         parts.append(_RAW_TAG + varint(tensor.nbytes))
         parts.append(tensor.buffer)
     parts[0] = b"".join(head)
@@ -131,11 +136,26 @@ def _model(name: str, version: int) -> bytes:
     return field(1, name.encode()) + field(2, str(version).encode())
 
 
-@lru_cache(maxsize=4096)
 def _output(name: str, datatype: int, shape: Sequence[int]) -> bytes:
     """An output without its data."""
-    dims = field(3, packed(shape)) if shape else b""
-    return field(5, field(1, name.encode()) + field(2, BY_NUMBER[datatype].name.encode()) + dims)
+    front = _output_front(name, datatype)
+    if not shape:
+        return field(_OUTPUT, front)
+    try:
+        dims = bytes(shape)
+        short = dims.isascii()
+    except ValueError:
+        short = False
+    if not short:
+        dims = packed(shape)
+    if len(front) + len(dims) < _SHORT:
+        return b"%c%c%b%c%c%b" % (_OUTPUT_TAG, len(front) + 2 + len(dims), front, _SHAPE_TAG, len(dims), dims)
+    return field(_OUTPUT, front + field(_SHAPE, dims))
+
+
+@lru_cache(maxsize=1024)
+def _output_front(name: str, datatype: int) -> bytes:
+    return field(1, name.encode()) + field(2, BY_NUMBER[datatype].name.encode())
 
 
 def _parameters(parameters: dict[str, object]) -> bytes:
