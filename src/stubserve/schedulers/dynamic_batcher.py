@@ -155,7 +155,7 @@ class DynamicBatcher(QueueingScheduler):
         queue, grouping = self._queue, self._grouping
         if grouping is None or len(queue) >= self._max_preferred or not isinstance(queue, FifoQueue):
             return True
-        return grouping.key(next(iter(queue))) != grouping.key(queue.last())
+        return len(queue) > 1 and grouping.key(next(iter(queue))) != grouping.key(queue.last())
 
     def _count_of_next_batch(self, now_ns: int) -> int:
         """How many requests of a queue that is not empty run now; 0 if they wait until `_quiet_until_ns`.
