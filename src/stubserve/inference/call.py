@@ -35,10 +35,6 @@ class Call:
         self.model = model
         self.request: Request | None = None
 
-    def _check(self, request: Request, signature: Signature) -> None:
-        """How its requests are admitted. Raises ServeError."""
-        admit(request, signature)
-
     def admit(self, request: Request) -> None:
         """Checks a request against the model; `submit` need not be called first. Raises ServeError as `submit` does."""
         try:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from stubserve.inference.call import Call
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
-from stubserve.inference.signature import Signature
 from stubserve.schedulers.ensemble.flow import StepRun
 from stubserve.serving.ensemble_tensors import FlowTensor
 
@@ -24,10 +23,6 @@ class StepCall(Call):
         super().__init__(model)
         self.run = run
         self._on_answer = on_answer
-
-    def _check(self, request: Request, signature: Signature) -> None:
-        # Steps are called in a loop, with the same names, types and shapes.
-        admit_as_before(request, signature)
 
     def on_response(self, request: Request, response: Response) -> None:
         # As the base class has it, with one Python call less for each step.
