@@ -19,6 +19,8 @@ from stubserve.protocols.http.json_values import ESCAPED_COLON
 
 # A dimension, a number of bytes or of classes
 Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+# What is larger is no integer to upstream, where it is a parameter
+Integer = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class InputParameters(Struct, forbid_unknown_fields=True, gc=False):
@@ -56,7 +58,7 @@ class InferDocument(Struct, forbid_unknown_fields=True, gc=False):
 
     inputs: list[Input]
     id: str | UnsetType = UNSET
-    parameters: dict[str, bool | int | float | str] | UnsetType = UNSET
+    parameters: dict[str, bool | Integer | float | str] | UnsetType = UNSET
     outputs: list[Output] | UnsetType = UNSET
 
 
