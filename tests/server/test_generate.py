@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -242,6 +245,51 @@ def test_a_model_error_and_the_connection_goes_on(serving: Serving) -> None:
         response = connection.getresponse()
         assert (response.status, response.read()) == (400, body)
     connection.close()
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        ("plain", b'{"IN":3,"id":"a: b","TEXT":["x: \\n","\xc3\xa9"],"s":"\\u00e9:","parameters":{"n":1}}'),
+        ("plain", b'{"IN":5}'),
+        ("plain", b'{"IN":"x"}'),
+        ("plain", b'{"IN":3,"IN":":"}'),
+        ("plain", b'{"IN":3,"a":"::","a":4}'),
+        ("plain", b'{"IN":3,"a":"\\u003a","a":4}'),
+        ("plain", b'{"IN":3,"TEXT":"' + b"long" * 10_000 + b'"}'),
+        ("plain", b"{"),
+        ("plain", b""),
+        ("decoupled", b'{"IN":0}'),
+        ("decoupled", b'{"IN":1}'),
+        ("decoupled", b'{"IN":3}'),
+        ("decoupled", b'{"IN":-2}'),
+        ("nobody", b"{}"),
+    ],
+)
+def test_it_does_not_matter_how_a_request_arrives(serving: Serving, model: str, body: bytes) -> None:
+    """In pieces it is read by uvicorn, for the app; whole and with a head like others it is answered without them."""
+    head = f"POST /v2/models/{model}/generate HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    answers = []
+    with socket.create_connection(("127.0.0.1", serving.port), timeout=20) as connection:
+        for pieces in ([head[:-1], head[-1:] + body], [head + body], [head + body], [head + body[:-1], body[-1:]]):
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(0.02)  # not to be read as one; where it is nevertheless, the answer is the same
+            answer = http.client.HTTPResponse(connection)
+            answer.begin()
+            found = sorted((name.lower(), value) for name, value in answer.getheaders())
+            answers.append((answer.status, found, answer.read()))
+    assert answers == [answers[0]] * 4
+
+
+def test_a_client_that_goes_is_forgotten(serving: Serving) -> None:
+    """While its request runs; the next one on another connection is answered."""
+    body = b'{"IN":3}'
+    head = b"POST /v2/models/plain/generate HTTP/1.1\r\nHost: here\r\nContent-Length: 8\r\n\r\n"
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", serving.port), timeout=20) as connection:
+            connection.sendall(head + body)
+    assert generate(serving, "plain", {"IN": 3}).status == 200
 
 
 def test_infer_refuses_decoupled_models(serving: Serving) -> None:

@@ -183,7 +183,23 @@ class Pieces:
         return str(self._draw(st.sampled_from(words)))
 
     def number(self) -> str:
-        numbers = ["0", "1", "2", "3", "12", "-1", "-0", "1.0", "1e2", "18446744073709551616", "null", '"1"', "true"]
+        numbers = [
+            "1" + "0" * 400,
+            "9223372036854775808",
+            "0",
+            "1",
+            "2",
+            "3",
+            "12",
+            "-1",
+            "-0",
+            "1.0",
+            "1e2",
+            "18446744073709551616",
+            "null",
+            '"1"',
+            "true",
+        ]
         return str(self._draw(st.sampled_from(numbers)))
 
     def flag(self) -> str:
@@ -277,6 +293,10 @@ def test_any_document(memory: Memory, text: str, tail: bytes) -> None:
         b'\xef\xbb\xbf{"inputs":[{"name":"IN","shape":[1,1],"datatype":"FP32","data":[7]}]}',
         b'{"id":"\xff","inputs":[{"name":"IN","shape":[1,1],"datatype":"FP32","data":[7]}],"x":[1]}',
         b'{"id":"\xff","inputs":[{"name":"IN","shape":[1,1],"datatype":"FP32","data":[7]}]}',
+        # Integers that are none to upstream
+        b'{"parameters":{"a":1%b},"inputs":[{"name":"IN","shape":[1,1],"datatype":"FP32","data":[7]}]}' % (b"0" * 400),
+        b'{"parameters":{"a":9223372036854775808},"inputs":[{"name":"IN","shape":[1,1],"datatype":"FP32","data":[7]}]}',
+        b'{"parameters":{"sequence_id":18446744073709551615},"inputs":[]}',
         # No numbers counted
         b'{"inputs":[{"name":"IN","shape":[1,0],"datatype":"FP32","data":[7]}],"x":[1]}',
         b'{"inputs":[{"name":"IN","shape":[1,0],"datatype":"FP32","data":[7]}]}',

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from stubserve.errors import Code, ServeError
+from stubserve.protocols.http import json_values
 from stubserve.protocols.http.json_values import UNSET, as_uint, find, is_int, is_uint, parse_json
 
 
@@ -18,12 +19,24 @@ from stubserve.protocols.http.json_values import UNSET, as_uint, find, is_int, i
         (b'{"a":[1,{"b":1,"b":2}]}', {"a": [1, {"b": 1}]}),
         (b'{"a" : "x:y" , "a":"z"}', {"a": "x:y"}),
         (b'{"a":"x","b":"\\":\\"a\\":","a":2}', {"a": "x", "b": '":"a":'}),
+        (b'{"a":"\\u003a","a":1}', {"a": ":"}),
+        (b'{"a":1,"a":"\\u003A"}', {"a": 1}),
+        (b'{"a":"::","a":1}', {"a": "::"}),
+        (b'{"a":1,"a":"::"}', {"a": 1}),
+        (b'{"k:":1,"k:":2}', {"k:": 1}),
+        (b'{"a":["x:",{"b:":":"}],"a":1}', {"a": ["x:", {"b:": ":"}]}),
         (b"[1,2]", [1, 2]),
         (b"5", 5),
     ],
 )
 def test_of_equal_names_the_first_counts(text: bytes, value: Any) -> None:
     assert parse_json(text) == value
+
+
+def test_a_colon_in_a_text_costs_no_second_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(json_values, "json")
+    document = {"a": "x: y\n", "b:": [":", "\u00e9:"], "c": {"d": ":"}}
+    assert parse_json(json.dumps(document).encode()) == document
 
 
 def test_deep_documents_with_colons_in_texts() -> None:

@@ -23,6 +23,7 @@ from stubserve.errors import ServeError, internal
 from stubserve.inference.heap_account import FREE_BYTES, HeapShare
 from stubserve.inference.memory import Block
 from stubserve.protocols.http.fallback import Fallback
+from stubserve.protocols.http.generate import GenerateCall
 from stubserve.protocols.http.head import RequestHead
 from stubserve.protocols.http.infer import HttpInferCall
 from stubserve.protocols.http.infer_encode import encode_error
@@ -65,7 +66,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.state: ConnectionState = HEAD
         self.head: RequestHead
         self._answered_early = False
-        self._call: HttpInferCall | None = None
+        self._call: HttpInferCall | GenerateCall | None = None
 
     # What the transport tells
 
@@ -187,11 +188,18 @@ class HttpConnection(asyncio.BufferedProtocol):
         """The short way for the usual case: one whole inference request, with a head that is known."""
         body_start = data.find(b"\r\n\r\n") + 4
         head = self._shared.heads.known(data[:body_start])
-        if head is None or head.infer is None or head.content_length != len(data) - body_start or head.chunked:
+        if head is None or head.content_length != len(data) - body_start or head.chunked:
+            return False
+        if head.infer is not None:
+            self.head = head
+            self.state = BUSY
+            self.infer(data[body_start:], None, 0)
+            return True
+        if head.generate is None or not self._can_generate(head):
             return False
         self.head = head
         self.state = BUSY
-        self.infer(data[body_start:], None, 0)
+        self._generate(data[body_start:], *head.generate)
         return True
 
     def infer(
@@ -227,13 +235,41 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self.state is BUSY:
             self.reply(reply)
 
+    def _can_generate(self, head: RequestHead) -> bool:
+        """Whether there is nothing about a request to `generate` that is uvicorn's, or its route's, to see to."""
+        return (
+            head.keep_alive
+            and head.content_encoding is None
+            and not head.expects_continue
+            and head.content_length <= self._ingress.max_input_size
+        )
+
+    def _generate(self, body: bytes, model: str, version: str) -> None:
+        """Starts a call of `generate`; the same as `GenerateRoute` does, without what any request to an app costs."""
+        if self._shared.log_requests:
+            self._log_request()
+        try:
+            call = GenerateCall(self._ingress.find_model(model, version), self._ingress, False, self._on_generated)
+            self._call = call
+            call.start(body)
+        except ServeError as error:
+            self._fail(error)
+        except Exception:
+            self._fail(self._unexpected())
+
+    def _on_generated(self, call: GenerateCall) -> None:
+        self._call = None
+        if self.state is BUSY:
+            self.reply(call.reply())
+
     def _log_request(self) -> None:
         log.debug("HTTP request: %s %s", self.head.method.decode("latin-1"), self.head.target.decode("latin-1"))
 
     def _unexpected(self) -> ServeError:
         """Logs what is a fault of ours, from within an exception's handler; what the client is told of it."""
-        assert self.head.infer is not None
-        log.exception("a request to model '%s' failed inside the server", self.head.infer[0])
+        route = self.head.infer or self.head.generate
+        assert route is not None
+        log.exception("a request to model '%s' failed inside the server", route[0])
         return internal("unexpected error while the request was handled; see the server's log")
 
     def _fail(self, error: ServeError) -> None:
@@ -247,7 +283,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     def reply(self, reply: Reply) -> None:
         keep_alive = self.head.keep_alive and not self.closing
         total = sum(map(len, reply.parts))
-        head = reply_head(reply.status, reply.content_type, total, reply.json_length, reply.headers, keep_alive)
+        length = None if reply.chunked else total
+        head = reply_head(reply.status, reply.content_type, length, reply.json_length, reply.headers, keep_alive)
         if reply.blocks or total > FREE_BYTES:
             try:
                 parts = [self._kept(part, reply) for part in reply.parts]

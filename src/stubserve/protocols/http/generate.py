@@ -13,6 +13,7 @@ import functools
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from math import prod
 
 from starlette.responses import Response as HttpResponse
@@ -32,7 +33,7 @@ from stubserve.protocols.http import json_text
 from stubserve.protocols.http.compression import Keep
 from stubserve.protocols.http.generate_decode import decode_generate
 from stubserve.protocols.http.infer_encode import LARGE_OUTPUT, is_long_text, json_array, json_array_steps
-from stubserve.protocols.http.reply import JSON
+from stubserve.protocols.http.reply import JSON, Reply
 from stubserve.protocols.placement import BodyPlacer
 from stubserve.protocols.serving import Ingress
 
@@ -48,10 +49,20 @@ _NOT_ONE = (
 
 
 class GenerateCall(Call):
-    """One call. `start` raises ServeError, or responses come in until `complete`; `news` is set with each."""
+    """One call. `start` raises ServeError, or responses come in until `complete`; `news` is set with each.
 
-    def __init__(self, model: ServedModel, ingress: Ingress, streamed: bool) -> None:
+    `on_complete` is called then, unless the client has gone.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        ingress: Ingress,
+        streamed: bool,
+        on_complete: Callable[[GenerateCall], None] | None = None,
+    ) -> None:
         super().__init__(model)
+        self._on_complete = on_complete
         self._ingress = ingress
         self._streamed = streamed
         # What is kept in the heap: of the request, and of its answers that have not been taken
@@ -130,6 +141,13 @@ class GenerateCall(Call):
         self._texts.drop()
         return self._pending[0] if self._responses == 1 else _NOT_ONE
 
+    def reply(self) -> Reply:
+        """The reply of `generate`, once it is complete: in chunks, as upstream."""
+        body = self.answer()
+        reply = Reply(self.status or 200, JSON, None, [b"%x\r\n" % len(body), body, b"\r\n0\r\n\r\n"])
+        reply.chunked = True
+        return reply
+
     def respond(self, request: Request, response: Response) -> None:
         if response.error is not None and response.outputs and self._streamed:
             # What the model had sent before it failed is an event of its own.
@@ -199,6 +217,8 @@ class GenerateCall(Call):
         elif response.final:
             self.status = self.status or 200
         self.news.set()
+        if self.complete and self._on_complete is not None and not self.gone:
+            self._on_complete(self)
 
     def _as_answer(self, error: Exception) -> ServeError:
         if isinstance(error, ServeError):

@@ -65,12 +65,15 @@ def _take(
 ) -> None:
     known = signature.inputs.get(name)
     if known is not None:
-        if any(tensor.name == name for tensor in request.inputs):
+        if request.inputs and any(tensor.name == name for tensor in request.inputs):
             raise duplicate_input(request, name)
         elements = value if isinstance(value, list) else [value]
         shape = _shape(known, len(elements), signature)
         data = json_data.read(name, known.datatype, elements, len(elements))
-        request.inputs.append(placer.put(name, known.datatype, shape, data))
+        tensor = placer.put(name, known.datatype, shape, data)
+        if known.is_bytes and value is not elements:
+            tensor.strings = 1
+        request.inputs.append(tensor)
     elif isinstance(value, str | bool) or is_int(value):
         parameters[name] = value
     elif isinstance(value, int | float):

@@ -41,7 +41,7 @@ _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*").fullmatch
 _LENGTH_DIGITS = 18
 
 _INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?/infer")
-
+_GENERATE = re.compile(r"/v2/models/([!-$&-.0-~]+)(?:/versions/([0-9]+))?/generate")
 
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 # What a request line can begin with
@@ -70,6 +70,7 @@ class RequestHead:
         "content_encoding",
         "content_length",
         "expects_continue",
+        "generate",
         "header_length",
         "infer",
         "keep_alive",
@@ -91,6 +92,8 @@ class RequestHead:
         self.content_encoding: bytes | None = None
         # Of inference: (model, version text) where it is an inference route called with POST
         self.infer: tuple[str, str] | None = None
+        # The same for `generate`, where the route is written plainly
+        self.generate: tuple[str, str] | None = None
         self.header_length: bytes | None = None
         self.accept_encoding: bytes | None = None
 
@@ -176,9 +179,13 @@ def parse_head(data: bytes) -> RequestHead:
     if length is not None and not head.chunked:
         head.content_length = int(length)  # the parser has checked that it is a number
     if head.method == b"POST":
-        match = _INFER.fullmatch(head.target.partition(b"?")[0].decode("latin-1"))
+        route = head.target.partition(b"?")[0].decode("latin-1")
+        match = _INFER.fullmatch(route)
         if match:
             head.infer = (unquote(match[1]), match[2] or "")
+        match = _GENERATE.fullmatch(route)
+        if match:
+            head.generate = (match[1], match[2] or "")
     return head
 
 
@@ -206,7 +213,7 @@ class HeadCache:
                 if len(self._heads) >= _CACHED_HEADS:
                     self._heads.clear()
                 self._heads[data] = head
-                if head.infer is not None:
+                if head.infer is not None or head.generate is not None:
                     self._learn(data, head)
         return head
 
@@ -220,6 +227,7 @@ class HeadCache:
         head.method = route.method
         head.target = route.target
         head.infer = route.infer
+        head.generate = route.generate
         head._lines = fields = lines[1:-2]
         kinds = self._lines
         hosts = lengths = 0

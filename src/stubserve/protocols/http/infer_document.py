@@ -5,6 +5,7 @@ no null. Whatever does not fit is None here, and is for `infer_json` to read, wh
 and upstream's words for the wrong. What fits means the same to both, but for names that occur twice in one object:
 msgspec takes the last of them, upstream the first. So the members that were read are counted, and have to be as many
 as the text has colons outside of strings. Elements of `data` stay text, so that colons in them are easily set apart.
+A name that was dropped leaves a colon behind, whatever its value was, so no such text can pass.
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from stubserve.protocols.http.json_values import ESCAPED_COLON
+
 # A dimension, a number of bytes or of classes
 Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+# What is larger is no integer to upstream, where it is a parameter
+Integer = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class InputParameters(Struct, forbid_unknown_fields=True, gc=False):
@@ -53,7 +58,7 @@ class InferDocument(Struct, forbid_unknown_fields=True, gc=False):
 
     inputs: list[Input]
     id: str | UnsetType = UNSET
-    parameters: dict[str, bool | int | float | str] | UnsetType = UNSET
+    parameters: dict[str, bool | Integer | float | str] | UnsetType = UNSET
     outputs: list[Output] | UnsetType = UNSET
 
 
@@ -97,18 +102,14 @@ def _members(document: InferDocument) -> int:
 
 
 def _colons_outside_strings(text: bytes, document: InferDocument, colons: int) -> int:
-    """How many of the colons in a text separate names from values, if it can be told without reading it again; or -1.
+    """How many of the colons in a text are not in the strings that were read, nor in data.
 
-    It can where nothing but data is escaped: then a string has as many colons as its text.
+    -1 where one may be escaped, for then a string can have more of them than its text.
     """
-    backslashes = text.count(b"\\")
-    for item in document.inputs:
-        data = bytes(item.data)
-        colons -= data.count(b":") + item.name.count(":")
-        if backslashes:
-            backslashes -= data.count(b"\\")
-    if backslashes:
+    if ESCAPED_COLON in text:
         return -1
+    for item in document.inputs:
+        colons -= bytes(item.data).count(b":") + item.name.count(":")
     if document.id is not UNSET:
         colons -= document.id.count(":")
     if document.parameters is not UNSET:

@@ -260,6 +260,8 @@ def _numbers(datatype: int, values: np.ndarray[Any, Any]) -> bytes:
 
 def _elements(tensor: Tensor, count: int) -> list[bytes]:
     data = bytes(tensor.buffer)
+    if count == 1 and len(data) >= 4 and len(data) == 4 + _LENGTH.unpack_from(data)[0]:
+        return [data[4:]]
     rows = strings.of_one_length(data)
     if rows is not None and len(rows) == count:
         return cast(list[bytes], rows.tolist())

@@ -103,6 +103,8 @@ def read(name: str, datatype: int, data: list[Any], elements: int) -> bytes:
         )
     if datatype not in BY_NUMBER:
         raise invalid(f"invalid datatype for input {name}")
+    if datatype == BYTES and len(data) == 1 and type(data[0]) is str:
+        return _strings(data, {str})
     flat, kinds = _flatten(data)
     if datatype == BYTES:
         return _strings(flat, kinds)

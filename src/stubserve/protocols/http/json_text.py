@@ -18,7 +18,7 @@ _FEW = 32
 
 _SPECIAL = re.compile(rb'["\\\x00-\x1f]')
 # What hardly any text has of that, but for the NUL
-_has_rare = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f]").search
+_RARE = bytes(set(range(1, 0x20)) - set(b"\n\r\t"))
 _ESCAPED = {bytes((code,)): b"\\u%04X" % code for code in range(0x20)} | {
     b'"': b'\\"',
     b"\\": b"\\\\",
@@ -50,7 +50,7 @@ def strings(elements: list[bytes]) -> bytes:
         return b"[]"
     # All at once, with NULs between them where they have none of their own.
     whole = b"\0".join(elements)
-    if whole.count(b"\0") != len(elements) - 1 or _has_rare(whole) is not None:
+    if whole.count(b"\0") != len(elements) - 1 or len(whole.translate(None, _RARE)) < len(whole):
         return b"[%b]" % b",".join(map(string_of_bytes, elements))
     whole = whole.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
     whole = whole.replace(b"\n", b"\\n").replace(b"\r", b"\\r").replace(b"\t", b"\\t")

@@ -16,6 +16,9 @@ from stubserve.protocols.http import rapidjson_errors
 
 UNSET: Final = object()
 
+# What every escaped colon begins with
+ESCAPED_COLON = b"\\u003"
+
 _UINT64_MAX = (1 << 64) - 1
 _INT64_MAX = (1 << 63) - 1
 
@@ -27,9 +30,11 @@ def parse_json(text: bytes) -> Any:
     except orjson.JSONDecodeError:
         return rapidjson_errors.parse(text)
     try:
-        if _members(document) == text.count(b":"):
+        # Where a name occurs twice orjson keeps the last and does not tell; but its colon is there to be counted.
+        members = _members(document)
+        colons = text.count(b":")
+        if members == colons or (ESCAPED_COLON not in text and members == colons - _colons_in_strings(document)):
             return document
-        # A name occurs twice, which orjson does not tell, or only a text has a colon in it: read again to be sure.
         return json.loads(text, object_pairs_hook=_first_of_each)
     except RecursionError:
         raise invalid(rapidjson_errors.NESTING_TEXT) from None
@@ -47,6 +52,21 @@ def _members(value: Any) -> int:
         for element in value:
             if type(element) is dict:
                 count += _members(element)
+    return count
+
+
+def _colons_in_strings(value: Any) -> int:
+    """How many colons the strings of a document have, names included."""
+    if type(value) is str:
+        return value.count(":")
+    count = 0
+    if type(value) is dict:
+        for name, member in value.items():
+            count += name.count(":") + _colons_in_strings(member)
+    elif type(value) is list:
+        for element in value:
+            if type(element) is not float and type(element) is not int:
+                count += _colons_in_strings(element)
     return count
 
 
