@@ -1,11 +1,7 @@
 """One HTTP connection: a uvicorn protocol class that knows inference.
 
-`reader` takes apart what arrives; here inference requests are started and answered, by the shortest way that fits:
-
-- one whole request in one read, with a head that is known (`head`);
-- any other, once the reader has all of it.
-
-A request for another route is passed, byte for byte, to uvicorn's own protocol on the same transport (`fallback`).
+`reader` takes apart what arrives, `calls` starts inference and hears of its answers, and here they are sent. A request
+for another route is passed, byte for byte, to uvicorn's own protocol on the same transport (`fallback`).
 """
 
 from __future__ import annotations
@@ -19,13 +15,12 @@ from typing import Any, cast
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from stubserve.errors import ServeError, internal
+from stubserve.errors import ServeError
 from stubserve.inference.heap_account import FREE_BYTES, HeapShare
 from stubserve.inference.memory import Block
+from stubserve.protocols.http.calls import Calls
 from stubserve.protocols.http.fallback import Fallback
-from stubserve.protocols.http.generate import GenerateCall
 from stubserve.protocols.http.head import RequestHead
-from stubserve.protocols.http.infer import HttpInferCall
 from stubserve.protocols.http.infer_encode import encode_error
 from stubserve.protocols.http.reader import RequestReader
 from stubserve.protocols.http.reply import JSON, Reply, reply_head
@@ -57,6 +52,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         # Per-connection state
         self.transport: asyncio.Transport
         self._reader = RequestReader(self, shared)
+        self._calls = Calls(self, shared)
         self._fallback: Fallback | None = None
         self.closing = False
         self.write_paused = False
@@ -66,7 +62,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.state: ConnectionState = HEAD
         self.head: RequestHead
         self._answered_early = False
-        self._call: HttpInferCall | GenerateCall | None = None
 
     # What the transport tells
 
@@ -86,12 +81,16 @@ class HttpConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.bytes_received += nbytes
         reader = self._reader
+        calls = self._calls
+        free = self.state is HEAD and not reader.pending and not self.write_paused
+        if free and nbytes == calls.repeated_length and calls.begin_again():
+            return
         arena_body = reader.arena_body
         if arena_body is not None:
             reader.arena_body_has(nbytes)
             return
         data = bytes(self._shared.scratch_view[:nbytes])
-        if self.state is HEAD and not reader.pending and not self.write_paused and self._begin_known(data):
+        if free and calls.begin_known(data):
             return
         reader.feed(data)
 
@@ -106,11 +105,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._reader.close()
         if self._fallback is not None:
             self._fallback.connection_lost(exc)
-        call, self._call = self._call, None
-        if call is not None:
-            if call.request is not None:
-                log.debug("cancelling a request to model '%s': its client has closed the connection", call.model.name)
-            call.cancel()
+        self._calls.close()
 
     def pause_writing(self) -> None:
         self.write_paused = True
@@ -170,113 +165,20 @@ class HttpConnection(asyncio.BufferedProtocol):
     def pass_on(self, data: bytes, last: bool) -> None:
         """Passes on the bytes of a request that is not inference, or some of them."""
         if self._shared.log_requests and self.state is HEAD:
-            self._log_request()
+            self._calls.log_request()
         if self._fallback is None:
             self._fallback = self._make_fallback()
-            self._fallback.attach(self.transport, self._done)
+            self._fallback.attach(self.transport, self.done)
         if last:
             # Before the app has it: the answer may come at once, and must find that it is awaited.
             self.state = BUSY
         self._fallback.data_received(data)
         if last and self._answered_early:
             self._answered_early = False
-            self._done()
+            self.done()
 
-    # Inference
-
-    def _begin_known(self, data: bytes) -> bool:
-        """The short way for the usual case: one whole inference request, with a head that is known."""
-        body_start = data.find(b"\r\n\r\n") + 4
-        head = self._shared.heads.known(data[:body_start])
-        if head is None or head.content_length != len(data) - body_start or head.chunked:
-            return False
-        if head.infer is not None:
-            self.head = head
-            self.state = BUSY
-            self.infer(data[body_start:], None, 0)
-            return True
-        if head.generate is None or not self._can_generate(head):
-            return False
-        self.head = head
-        self.state = BUSY
-        self._generate(data[body_start:], *head.generate)
-        return True
-
-    def infer(
-        self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None = None
-    ) -> HttpInferCall | None:
-        """Starts the call of `head` with its complete body, which may lie in the arena: in `block`, at `offset`.
-
-        What is counted of it in the heap's account, in `share`, is the call's from now on. None where it is answered
-        already, with an error.
-        """
-        assert self.head.infer is not None
-        if self._shared.log_requests:
-            self._log_request()
-        try:
-            try:
-                model = self._ingress.find_model(*self.head.infer)
-            except ServeError:
-                if share is not None:
-                    share.drop()
-                raise
-            call = HttpInferCall(model, self.head, self._ingress, self._on_reply)
-            self._call = call
-            call.start(body, block, offset, share)
-            return call
-        except ServeError as error:
-            self._fail(error)
-        except Exception:
-            self._fail(self._unexpected())
-        return None
-
-    def _on_reply(self, reply: Reply) -> None:
-        self._call = None
-        if self.state is BUSY:
-            self.reply(reply)
-
-    def _can_generate(self, head: RequestHead) -> bool:
-        """Whether there is nothing about a request to `generate` that is uvicorn's, or its route's, to see to."""
-        return (
-            head.keep_alive
-            and head.content_encoding is None
-            and not head.expects_continue
-            and head.content_length <= self._ingress.max_input_size
-        )
-
-    def _generate(self, body: bytes, model: str, version: str) -> None:
-        """Starts a call of `generate`; the same as `GenerateRoute` does, without what any request to an app costs."""
-        if self._shared.log_requests:
-            self._log_request()
-        try:
-            call = GenerateCall(self._ingress.find_model(model, version), self._ingress, False, self._on_generated)
-            self._call = call
-            call.start(body)
-        except ServeError as error:
-            self._fail(error)
-        except Exception:
-            self._fail(self._unexpected())
-
-    def _on_generated(self, call: GenerateCall) -> None:
-        self._call = None
-        if self.state is BUSY:
-            self.reply(call.reply())
-
-    def _log_request(self) -> None:
-        log.debug("HTTP request: %s %s", self.head.method.decode("latin-1"), self.head.target.decode("latin-1"))
-
-    def _unexpected(self) -> ServeError:
-        """Logs what is a fault of ours, from within an exception's handler; what the client is told of it."""
-        route = self.head.infer or self.head.generate
-        assert route is not None
-        log.exception("a request to model '%s' failed inside the server", route[0])
-        return internal("unexpected error while the request was handled; see the server's log")
-
-    def _fail(self, error: ServeError) -> None:
-        """The request at hand does not reach its model."""
-        self.state = BUSY
-        self._call = None
-        self.reply(encode_error(error))
+    def infer(self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None = None) -> None:
+        self._calls.infer(body, block, offset, share)
 
     # Answering
 
@@ -296,7 +198,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         else:
             self.transport.write(b"".join([head, *reply.parts]))
         if keep_alive:
-            self._done()
+            self.done()
         else:
             self.state = CLOSED
             self.transport.close()
@@ -321,8 +223,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.state = CLOSED
         self.transport.close()
 
-    def _done(self) -> None:
-        """The current request is answered; on to the next."""
+    def done(self) -> None:
         if self.state is PASS:
             # The app answered without waiting for the body: what is still to come of it is thrown away.
             self._answered_early = True

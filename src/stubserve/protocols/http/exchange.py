@@ -43,6 +43,9 @@ class Exchange(Protocol):
     def reply(self, reply: Reply) -> None:
         """Answers the request at hand."""
 
+    def done(self) -> None:
+        """The request at hand is answered; on to the next."""
+
     def answer_and_close(self, status: int, message: str) -> None:
         """Answers what cannot be followed by another request."""
 

@@ -37,7 +37,7 @@ class HttpInferCall(Call):
     once; what is large is done in steps, or elsewhere, by a task of the call's own (see `protocols.offload`).
     """
 
-    __slots__ = ("_head", "_ingress", "_on_reply", "_reply_format", "_share", "_start_ns", "_task")
+    __slots__ = ("_head", "_ingress", "_on_reply", "_share", "_start_ns", "_task", "reply_format")
 
     def __init__(
         self, model: ServedModel, head: RequestHead, ingress: Ingress, on_reply: Callable[[Reply], None]
@@ -148,7 +148,7 @@ class HttpInferCall(Call):
         """Raises ServeError, and then nothing is held."""
         request.on_response = self.on_response
         request.request_start_ns = self._start_ns
-        self._reply_format = reply_format
+        self.reply_format = reply_format
         try:
             if self._ingress.http_forwarding is not None:
                 self._forward_headers(request, self._ingress.http_forwarding)
@@ -173,17 +173,17 @@ class HttpInferCall(Call):
         request.parameters = {**(request.parameters or {}), **forwarding.parameters(headers)}
 
     def respond(self, request: Request, response: Response) -> None:
-        if response.error is None and is_large(request, response, self._reply_format, self._head.accept_encoding):
+        if response.error is None and is_large(request, response, self.reply_format, self._head.accept_encoding):
             blocks = [tensor.block.hold() for tensor in response.outputs if tensor.block is not None]
             self._task = asyncio.ensure_future(self._reply_in_steps(request, response, blocks))
             return
         if self._share is not None:
             self._forget()
-        self._on_reply(reply_to(request, response, self.model, self._head, self._reply_format))
+        self._on_reply(reply_to(request, response, self.model, self._head, self.reply_format))
 
     async def _reply_in_steps(self, request: Request, response: Response, blocks: list[Block]) -> None:
         share = self._share = self._share or self._ingress.heap.share()
-        steps = reply_steps(request, response, self.model, self._head, self._reply_format, blocks, share.add)
+        steps = reply_steps(request, response, self.model, self._head, self.reply_format, blocks, share.add)
         try:
             reply = await self._ingress.offload.run(steps)
             self._forget()

@@ -1,9 +1,8 @@
-"""Faults of the server's own, met by a connection on a fake transport: its client is answered all the same."""
+"""A connection on a fake transport: it recognises repeated requests, and answers when the server itself fails."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,6 +16,7 @@ from stubserve.inference.tensor import Tensor
 from stubserve.instances.memory import Memory
 from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.http.connection import HttpConnection
+from stubserve.protocols.http.repeat import Repeat
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.pressure import Pressure
 from stubserve.protocols.stall import Pace
@@ -58,7 +58,7 @@ class Transport:
 
 
 class Model:
-    """Echoes what is submitted at once, or fails as the test says."""
+    """Echoes what was submitted when it is told to, or fails as the test says."""
 
     version = 1
 
@@ -66,10 +66,15 @@ class Model:
         self.signature = signature
         self.fault: Exception | None = None
         self.answer_fault = False
+        self.submitted: list[Request] = []
 
     def submit(self, request: Request) -> None:
         if self.fault is not None:
             raise self.fault
+        self.submitted.append(request)
+
+    def answer(self) -> None:
+        request = self.submitted.pop()
         tensor = request.inputs[0]
         output = Tensor("OUTPUT0", tensor.datatype, tensor.shape, tensor.data)
         if self.answer_fault:
@@ -104,30 +109,83 @@ def serve() -> tuple[Model, HttpConnection, Transport, Connections]:
     return model, connection, transport, shared
 
 
-@pytest.mark.parametrize("where", ["submit", "answer"])
-def test_a_request_that_meets_a_fault_between_others_is_answered(caplog: pytest.LogCaptureFixture, where: str) -> None:
-    async def run() -> None:
-        model, connection, transport, shared = serve()
-        path, body, headers = binary_request("echo", np.arange(4, dtype=np.float32))
+class Asking:
+    """A client of one connection."""
+
+    def __init__(self) -> None:
+        self.model, self.connection, self.transport, self._shared = serve()
+
+    def ask(self, *values: float, **options: Any) -> tuple[int, bytes]:
+        """Sends these values, and answers."""
+        path, body, headers = binary_request("echo", np.array(values, np.float32), **options)
         lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         data = "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+        self._shared.scratch[: len(data)] = data
+        self.connection.buffer_updated(len(data))
+        if self.model.submitted:
+            self.model.answer()
+        status, body = self.transport.answer()
+        return status, body[-4 * len(values) :] if status == 200 else body
 
-        def ask() -> tuple[int, bytes]:
-            shared.scratch[: len(data)] = data
-            connection.buffer_updated(len(data))
-            return transport.answer()
+
+def test_a_request_with_the_front_of_the_one_before_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    as_it_is = Repeat.read
+
+    def counted(repeat: Repeat, data: memoryview) -> Request:
+        read.append(repeat)
+        return as_it_is(repeat, data)
+
+    monkeypatch.setattr(Repeat, "read", counted)
+
+    async def run() -> None:
+        asking = Asking()
+        # The head has to be known, and then the front to come twice.
+        for number, recognised in enumerate([0, 0, 0, 1, 2, 3]):
+            assert asking.ask(number, 5) == (200, np.array([number, 5], np.float32).tobytes())
+            assert len(read) == recognised
+        # Of another length, which is not; then as before
+        assert asking.ask(1, 2, 3) == (200, np.array([1, 2, 3], np.float32).tobytes())
+        assert asking.ask(7, 8) == (200, np.array([7, 8], np.float32).tobytes())
+        assert len(read) == 4
+        # Of the same length as one another, and with fronts of their own
+        for id in ("a", "b", "c"):
+            assert asking.ask(7, 8, id=id)[0] == 200
+        assert len(read) == 4
+
+    asyncio.run(run())
+
+
+def test_a_model_that_was_loaded_anew_is_looked_at_anew() -> None:
+    async def run() -> None:
+        asking = Asking()
+        for _ in range(3):
+            assert asking.ask(1, 2)[0] == 200
+        asking.connection._ingress.find_model = lambda name, version: newer
+        newer = Model(asking.model.signature)
+        asking.model = newer
+        assert asking.ask(3, 4) == (200, np.array([3, 4], np.float32).tobytes())
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("where", ["submit", "answer"])
+def test_a_request_that_meets_a_fault_between_others_is_answered(caplog: pytest.LogCaptureFixture, where: str) -> None:
+    async def run() -> None:
+        asking = Asking()
+        model = asking.model
 
         for _ in range(4):
-            assert ask()[0] == 200
+            assert asking.ask(1, 2)[0] == 200
         model.fault = RuntimeError("a slip") if where == "submit" else None
         model.answer_fault = where == "answer"
-        status, text = ask()
+        status, text = asking.ask(1, 2)
         assert status == 500
-        assert "unexpected error" in json.loads(text)["error"]
-        assert ("could not be submitted" if where == "submit" else "could not be encoded") in caplog.text
+        assert b"server's log" in text
+        assert ("could not be submitted" if where == "submit" else "failed inside the server") in caplog.text
         model.fault, model.answer_fault = None, False
-        assert ask()[0] == 200
+        assert asking.ask(1, 2)[0] == 200
 
     with caplog.at_level(logging.ERROR, "stubserve"):
         asyncio.run(run())

@@ -1,0 +1,210 @@
+"""The inference calls of one HTTP connection: each is started by the shortest way that fits, and answered.
+
+- a request that differs from the one before in the bytes of its tensors only (`repeat`): one comparison tells;
+- one whole request in one read, with a head that is known (`head`);
+- any other, once the connection's reader has all of it.
+
+There is one call at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from stubserve.errors import ServeError, internal
+from stubserve.inference.heap_account import HeapShare
+from stubserve.inference.memory import Block
+from stubserve.inference.request import Request, Response
+from stubserve.protocols.http.exchange import Exchange
+from stubserve.protocols.http.generate import GenerateCall
+from stubserve.protocols.http.head import RequestHead
+from stubserve.protocols.http.infer import HttpInferCall
+from stubserve.protocols.http.infer_encode import encode_error
+from stubserve.protocols.http.repeat import Repeat, front_of, repeat_of
+from stubserve.protocols.http.reply import Reply
+from stubserve.protocols.http.shared import Connections
+from stubserve.protocols.http.state import BUSY
+
+log = logging.getLogger("stubserve.http")
+
+
+class Calls:
+    """Those of `connection`. `repeated_length` is how long a request is that may be the last one again, 0 for none."""
+
+    __slots__ = ("_call", "_connection", "_front", "_ingress", "_repeat", "_shared", "repeated_length")
+
+    def __init__(self, connection: Exchange, shared: Connections) -> None:
+        self._connection = connection
+        self._shared = shared
+        self._ingress = shared.ingress
+        # The call that is under way
+        self._call: HttpInferCall | GenerateCall | None = None
+        # What is known of the last request
+        self._front = b""
+        self._repeat: Repeat | None = None
+        self.repeated_length = 0
+
+    def close(self) -> None:
+        """The client has closed the connection."""
+        call, self._call = self._call, None
+        repeat = self._repeat  # it knows this object
+        self._forget_repeat()
+        for one in (call, repeat):
+            if one is not None and one.request is not None:
+                log.debug("cancelling a request to model '%s': its client has closed the connection", one.model.name)
+            if one is not None:
+                one.cancel()
+
+    # The short ways
+
+    def begin_again(self) -> bool:
+        """Starts the request in the scratch buffer, `repeated_length` bytes, if it has the front of the last one."""
+        repeat = self._repeat
+        if repeat is None or not repeat.fits(self._shared.scratch):
+            return False
+        connection = self._connection
+        connection.head = head = repeat.head
+        assert head.infer is not None
+        if self._shared.log_requests:
+            self.log_request()
+        try:
+            model = self._ingress.find_model(*head.infer)
+            if model is not repeat.model:  # loaded anew since then
+                self._forget_repeat()
+                return False
+            connection.state = BUSY
+            repeat.submit(repeat.read(self._shared.scratch_view))
+        except ServeError as error:
+            self._fail(error)
+        except Exception:
+            self._fail(self._unexpected())
+        return True
+
+    def begin_known(self, data: bytes) -> bool:
+        """Starts what is one whole request with a head that is known; False where it is none."""
+        body_start = data.find(b"\r\n\r\n") + 4
+        head = self._shared.heads.known(data[:body_start])
+        if head is None or head.content_length != len(data) - body_start or head.chunked:
+            return False
+        connection = self._connection
+        if head.infer is not None:
+            connection.head = head
+            connection.state = BUSY
+            call = self.infer(data[body_start:], None, 0)
+            if call is not None:
+                self._learn(call, head, data, body_start)
+            return True
+        if head.generate is None or not self._can_generate(head):
+            return False
+        connection.head = head
+        connection.state = BUSY
+        self._generate(data[body_start:], *head.generate)
+        return True
+
+    def _learn(self, call: HttpInferCall, head: RequestHead, data: bytes, body_start: int) -> None:
+        """Remembers the front of a request, and, where it is that of the one before, all but its tensors."""
+        front = front_of(head, data, body_start)
+        if front and front == self._front and self._ingress.http_forwarding is None:
+            self._repeat = repeat = repeat_of(call, head, front, len(data), self._on_repeated)
+            self.repeated_length = 0 if repeat is None else repeat.length
+        self._front = front
+
+    def _forget_repeat(self) -> None:
+        self._repeat = None
+        self.repeated_length = 0
+
+    def _can_generate(self, head: RequestHead) -> bool:
+        """Whether there is nothing about a request to `generate` that is uvicorn's, or its route's, to see to."""
+        return (
+            head.keep_alive
+            and head.content_encoding is None
+            and not head.expects_continue
+            and head.content_length <= self._ingress.max_input_size
+        )
+
+    # Any request
+
+    def infer(
+        self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None = None
+    ) -> HttpInferCall | None:
+        """Starts the call of the connection's head, as `Exchange.infer`. None where it is answered already."""
+        head = self._connection.head
+        assert head.infer is not None
+        if self._shared.log_requests:
+            self.log_request()
+        try:
+            try:
+                model = self._ingress.find_model(*head.infer)
+            except ServeError:
+                if share is not None:
+                    share.drop()
+                raise
+            call = HttpInferCall(model, head, self._ingress, self._on_reply)
+            self._call = call
+            call.start(body, block, offset, share)
+            return call
+        except ServeError as error:
+            self._fail(error)
+        except Exception:
+            self._fail(self._unexpected())
+        return None
+
+    def _generate(self, body: bytes, model: str, version: str) -> None:
+        """Starts a call of `generate`; the same as `GenerateRoute` does, without what any request to an app costs."""
+        if self._shared.log_requests:
+            self.log_request()
+        try:
+            call = GenerateCall(self._ingress.find_model(model, version), self._ingress, False, self._on_generated)
+            self._call = call
+            call.start(body)
+        except ServeError as error:
+            self._fail(error)
+        except Exception:
+            self._fail(self._unexpected())
+
+    def log_request(self) -> None:
+        """Logs the connection's request."""
+        head = self._connection.head
+        log.debug("HTTP request: %s %s", head.method.decode("latin-1"), head.target.decode("latin-1"))
+
+    # Answers
+
+    def _on_reply(self, reply: Reply) -> None:
+        self._call = None
+        if self._connection.state is BUSY:
+            self._connection.reply(reply)
+
+    def _on_generated(self, call: GenerateCall) -> None:
+        self._call = None
+        if self._connection.state is BUSY:
+            self._connection.reply(call.reply())
+
+    def _on_repeated(self, request: Request, response: Response) -> None:
+        repeat = self._repeat
+        connection = self._connection
+        if connection.state is not BUSY or repeat is None:
+            return
+        try:
+            reply = repeat.reply(request, response, connection.closing)
+        except Exception:
+            self._fail(self._unexpected())
+            return
+        if isinstance(reply, bytes):
+            connection.transport.write(reply)
+            connection.done()
+        else:
+            connection.reply(reply)
+
+    def _unexpected(self) -> ServeError:
+        """Logs what is a fault of ours, from within an exception's handler; what the client is told of it."""
+        head = self._connection.head
+        route = head.infer or head.generate
+        assert route is not None
+        log.exception("a request to model '%s' failed inside the server", route[0])
+        return internal("unexpected error while the request was handled; see the server's log")
+
+    def _fail(self, error: ServeError) -> None:
+        """The request at hand does not reach its model."""
+        self._connection.state = BUSY
+        self._call = None
+        self._connection.reply(encode_error(error))
