@@ -58,8 +58,8 @@ def test_a_stream_that_ends_early_is_counted(server: Serving) -> None:
 @pytest.mark.parametrize(
     ("order", "complaint"),
     [
-        (Order.grpc("ModelInfer", b"\x0a\x04none", 1, 1), "a call failed: .*unknown model"),
-        (Order.grpc("ModelStreamInfer", b"\x0a\x04none", 1, 1, 1), "a response of a stream is an error"),
+        (Order.grpc("ModelInfer", [b"\x0a\x04none"], 1, 1), "a call failed: .*unknown model"),
+        (Order.grpc("ModelStreamInfer", [b"\x0a\x04none"], 1, 1, 1), "a response of a stream is an error"),
         (replace(GrpcLoad("", 16, 1).order, shortest=10_000), "right ones at least 10000"),
         (Order("/v2/models/none/generate_stream", 1, fields={}, per_request=1), "a stream was refused: .* 404"),
     ],

@@ -175,8 +175,10 @@ def named(workload: Workload, subject: Subject) -> Iterator[None]:
     try:
         yield
     except (LoadError, ServerError, WrongAnswerError, OSError, HTTPException, psutil.Error) as error:
-        log = subject.server.log_tail()
-        raise BenchmarkError(f"{workload.name}: {subject.server.name}: {error}\nend of its log:\n{log}") from error
+        logs = "\n".join(
+            f"end of its log:\n{server.log_tail()}" for server in (subject.server, *subject.beside.values())
+        )
+        raise BenchmarkError(f"{workload.name}: {subject.server.name}: {error}\n{logs}") from error
 
 
 def leave(number: int, _: FrameType | None) -> None:

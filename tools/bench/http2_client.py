@@ -12,7 +12,7 @@ a stream, and status 0.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Any
 
@@ -41,6 +41,11 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return HEAD.pack(len(payload) << 8 | kind, flags, stream) + payload
 
 
+def framed(message: bytes) -> memoryview:
+    """A gRPC message as its stream carries it."""
+    return memoryview(b"\0" + UINT32.pack(len(message)) + message)
+
+
 def header_blocks(path: str) -> tuple[bytes, bytes]:
     """The header block of a connection's first request, which fills its table, and that of all further ones."""
     names = [(b":path", path.encode()), (b"te", b"trailers"), (b"content-type", b"application/grpc")]
@@ -56,7 +61,8 @@ def header_blocks(path: str) -> tuple[bytes, bytes]:
 class GrpcConnection:
     """One connection with one call at a time.
 
-    With `per_request` None a call is unary. Otherwise all requests go out on one bidirectional stream, each when the
+    It sends the next of `messages`, as `framed` gives them, with each request; connections may share them. With
+    `per_request` None a call is unary. Otherwise all requests go out on one bidirectional stream, each when the
     one before has had that many responses. `on_done` is called after each request.
     """
 
@@ -64,7 +70,7 @@ class GrpcConnection:
         self,
         port: int,
         path: str,
-        message: bytes,
+        messages: Iterator[memoryview],
         shortest: int,
         per_request: int | None,
         on_done: Callable[[GrpcConnection], None],
@@ -81,8 +87,8 @@ class GrpcConnection:
         self._per_request = per_request
         # Sending
         self._blocks = header_blocks(path)
-        self._message = memoryview(b"\0" + UINT32.pack(len(message)) + message)
-        self._body = self._message[:0]
+        self._messages_to_send = messages
+        self._body = memoryview(b"")
         self._stream = -1
         self._window = 65_535
         self._stream_window = 0
@@ -111,7 +117,7 @@ class GrpcConnection:
             self._stream += 2
             self._stream_window = self._initial_window
             self._out.append(frame(HEADERS, END_HEADERS, self._stream, block))
-        self._body = self._message
+        self._body = next(self._messages_to_send)
         self.write()
 
     def write(self) -> None:

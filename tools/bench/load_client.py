@@ -11,13 +11,15 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from socket import socket
 from statistics import quantiles
 from typing import Protocol
 
 from .event_client import EventConnection
-from .http2_client import GrpcConnection
+from .http2_client import GrpcConnection, framed
 from .wrk import Load, LoadError
 
 PATIENCE_S = 30.0
@@ -25,22 +27,25 @@ PATIENCE_S = 30.0
 
 @dataclass(frozen=True)
 class Order:
-    """What a run sends: `message` in base64 over gRPC, or `fields` as the JSON of `generate_stream`.
+    """What a run sends: `messages`, each in base64, in turn over gRPC, or `fields` as the JSON of `generate_stream`.
 
     `per_request` is how many responses each request of a stream has; None: calls are unary.
     """
 
     path: str
     connections: int
-    message: str = ""
+    messages: Sequence[str] = ()
     fields: dict[str, int] | None = None
     shortest: int = 1
     per_request: int | None = None
 
     @staticmethod
-    def grpc(method: str, message: bytes, connections: int, shortest: int, per_request: int | None = None) -> Order:
+    def grpc(
+        method: str, messages: Sequence[bytes], connections: int, shortest: int, per_request: int | None = None
+    ) -> Order:
         path = f"/inference.GRPCInferenceService/{method}"
-        return Order(path, connections, base64.b64encode(message).decode(), None, shortest, per_request)
+        encoded = [base64.b64encode(message).decode() for message in messages]
+        return Order(path, connections, encoded, None, shortest, per_request)
 
 
 @dataclass(frozen=True)
@@ -99,11 +104,11 @@ class Run:
         self._poll = select.epoll()
         self._connections: list[Connection] = []
         self._by_number: dict[int, Connection] = {}
-        message = base64.b64decode(order.message)
+        messages = cycle([framed(base64.b64decode(message)) for message in order.messages])
         for _ in range(order.connections):
             connection: GrpcConnection | EventConnection
             if order.fields is None:
-                connection = GrpcConnection(port, order.path, message, order.shortest, order.per_request, self._done)
+                connection = GrpcConnection(port, order.path, messages, order.shortest, order.per_request, self._done)
             else:
                 assert order.per_request is not None
                 connection = EventConnection(port, order.path, order.fields, order.per_request, self._done)

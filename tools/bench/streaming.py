@@ -47,7 +47,7 @@ class GrpcLoad(KServeOnly):
     @cached_property
     def order(self) -> Order:
         message = self._request.SerializeToString()
-        return Order.grpc("ModelInfer", message, self._connections, shortest=4 * self._count)
+        return Order.grpc("ModelInfer", [message], self._connections, shortest=4 * self._count)
 
     @cached_property
     def _request(self) -> service_pb2.ModelInferRequest:
@@ -77,7 +77,7 @@ class GrpcStreams(KServeOnly):
     @cached_property
     def order(self) -> Order:
         message = repeat_request().SerializeToString()
-        return Order.grpc("ModelStreamInfer", message, self._streams, shortest=4, per_request=PER_REQUEST)
+        return Order.grpc("ModelStreamInfer", [message], self._streams, shortest=4, per_request=PER_REQUEST)
 
     def prepare(self, subject: Subject) -> None:
         with grpc_stub(subject.server) as stub:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,14 +29,32 @@ function request()
 end
 """
 
-# wrk hands its totals to `done`; times are microseconds.
-SCRIPT = """\
+# Whole requests, heads and all, cut out of one file
+VERBATIM = """
+local made, last = {{}}, 0
+function init(args)
+  local file = assert(io.open({file}, "rb"))
+  for number, size in ipairs({{{sizes}}}) do
+    made[number] = file:read(size)
+  end
+  file:close()
+end
+function request()
+  last = last % {count} + 1
+  return made[last]
+end
+"""
+
+POST = """\
 local file = assert(io.open({body}, "rb"))
 wrk.method = "POST"
 wrk.body = file:read("*a")
 file:close()
 {headers}
+"""
 
+# wrk hands its totals to `done`; times are microseconds.
+DONE = """
 function done(summary, latency, requests)
   local e = summary.errors
   io.write(string.format(
@@ -79,7 +98,7 @@ def write_script(script: Path, payload: Payload, *others: Payload) -> None:
     body = script.with_suffix(".body")
     body.write_bytes(payload.body)
     headers = "\n".join(f"wrk.headers[{json.dumps(k)}] = {json.dumps(v)}" for k, v in payload.headers.items())
-    text = SCRIPT.format(body=json.dumps(str(body)), headers=headers, mark=MARK)
+    text = POST.format(body=json.dumps(str(body)), headers=headers) + DONE.format(mark=MARK)
     if others:
         for number, each in enumerate((payload, *others), 1):
             assert (each.path, each.headers) == (payload.path, payload.headers)
@@ -88,14 +107,30 @@ def write_script(script: Path, payload: Payload, *others: Payload) -> None:
     script.write_text(text)
 
 
+def write_verbatim(script: Path, requests: Sequence[bytes]) -> None:
+    """Writes the Lua script that sends these requests, each with its own head, in turn, and their bytes beside it."""
+    file = script.with_suffix(".requests")
+    file.write_bytes(b"".join(requests))
+    sizes = ",".join(str(len(request)) for request in requests)
+    text = VERBATIM.format(file=json.dumps(str(file)), sizes=sizes, count=len(requests))
+    script.write_text(text + DONE.format(mark=MARK))
+
+
 def run(port: int, script: Path, payload: Payload, connections: int, seconds: int) -> Load:
     """Posts `payload` over `connections` connections from one thread; raises LoadError unless all went well."""
+    return run_script(port, script, connections, seconds, payload.path, payload.shortest_answer)
+
+
+def run_script(
+    port: int, script: Path, connections: int, seconds: int, path: str = "/", shortest_answer: int = 0
+) -> Load:
+    """Sends what the script says over `connections` connections from one thread. Raises LoadError as `parse` does."""
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "30s", "-s", str(script)]
-    command.append(f"http://127.0.0.1:{port}{payload.path}")
+    command.append(f"http://127.0.0.1:{port}{path}")
     finished = subprocess.run(command, capture_output=True, text=True)
     if finished.returncode != 0:
         raise LoadError(f"wrk exited with {finished.returncode}: {finished.stderr[-500:]}")
-    return parse(finished.stdout, payload.shortest_answer)
+    return parse(finished.stdout, shortest_answer)
 
 
 def parse(output: str, shortest_answer: int) -> Load:
