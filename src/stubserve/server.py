@@ -12,7 +12,7 @@ import resource
 import signal
 import socket
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import uvicorn
 import uvloop
@@ -29,9 +29,11 @@ from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.metrics import RESERVED, ServerMetrics
 from stubserve.observability.output import output
 from stubserve.protocols.arrival import Arrivals
+from stubserve.protocols.entrance import Entrance
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.app import create_app
 from stubserve.protocols.http.connection import HttpConnection
+from stubserve.protocols.http.head import has_asked
 from stubserve.protocols.http.json_process import JsonProcess
 from stubserve.protocols.http.metrics import create_metrics_app
 from stubserve.protocols.http.shared import Connections
@@ -175,11 +177,31 @@ class GrpcTransport(Protocol):
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers and without its ten wake-ups per second: an idle server sleeps."""
+    """uvicorn without its signal handlers and without its ten wake-ups per second: an idle server sleeps.
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    With an `offload` connections come in by an `Entrance`.
+    """
+
+    def __init__(self, config: uvicorn.Config, offload: Offload | None = None) -> None:
         super().__init__(config)
         self._stopping = asyncio.Event()
+        self._offload = offload
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._offload is None or sockets is None:
+            await super().startup(sockets)
+            return
+        await self.lifespan.startup()
+        config = self.config
+        make = functools.partial(
+            cast(Any, config.http_protocol_class),
+            config=config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            _loop=asyncio.get_running_loop(),
+        )
+        self.servers = [Entrance(listener, make, has_asked, self._offload) for listener in sockets]  # type: ignore[misc]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -207,7 +229,7 @@ def http_server(server: Server, connections: Connections) -> HttpServer:
         date_header=False,
         timeout_graceful_shutdown=server.settings.exit_timeout_secs,
     )
-    return HttpServer(config)
+    return HttpServer(config, server.offload)
 
 
 def metrics_server(server: Server) -> HttpServer:

@@ -38,7 +38,7 @@ def test_a_siege_leaves_nothing_behind(kinds: list[str]) -> None:
 
 
 def calm() -> dict[str, Record]:
-    return {name: Record([1.0] * 200) for name in ("small", "grpc", "health", "large")}
+    return {name: Record([1.0] * 200, asked=200) for name in ("small", "grpc", "health", "large")}
 
 
 def a_round(records: dict[str, Record], peak: float = 100.0, whole_s: float | None = 0.1, left: int = 0) -> siege.Round:

@@ -159,6 +159,8 @@ def besiege(name: str, kinds: list[str], seconds: float, attackers_group: Path |
                     time.sleep(seconds)
                     # What is told of the siege is what was seen while it lasted.
                     crowd.stop()
+                    for attacker in attackers:
+                        attacker.stop()
                 peak = watch.peak
                 server.require_alive()
                 whole_s = fort.until_whole(server.http_port)

@@ -87,7 +87,14 @@ class Hostile:
         self._process.stdin.write(b"\n")
         self._process.stdin.flush()
 
+    def stop(self) -> None:
+        """Has it end. All are told before the first is waited for: they get little of the cores while others attack."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+            self._process.stdin = None
+
     def __exit__(self, *_: object) -> None:
+        self.stop()
         try:
             text, _ = self._process.communicate(timeout=END_TIMEOUT_S)
             self.tally = json.loads(text)

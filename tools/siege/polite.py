@@ -1,7 +1,9 @@
 """Polite clients: what they ask is small or of a usual size, and they take the time of every answer.
 
-Small requests are due at fixed times, and an answer's time counts from when its request was due. So a server that
-stands still for a second is seen by all the requests of that second, not by the one that waited.
+Requests are due at fixed times, and an answer's time counts from when its request was due. A client asks for one thing
+at a time; what was due meanwhile is not asked, and counts as having waited for the same answer. So a server that stands
+still for a second is seen by all the requests of that second, and not by the one that waited. One that takes 20 ms for
+what is due every 10 is not seen to fall behind by minutes: other clients would not have waited for this one.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ class Record:
     """What one client saw: times in ms, failures by their text, and the longest time refused in a row."""
 
     times_ms: list[float] = field(default_factory=list)
+    asked: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     wrong: int = 0
     longest_refused_s: float = 0.0
@@ -47,7 +50,7 @@ class Record:
     @property
     def answered(self) -> int:
         """Rightly."""
-        return len(self.times_ms) - self.failed - self.wrong
+        return self.asked - self.failed - self.wrong
 
     @property
     def failed(self) -> int:
@@ -89,8 +92,10 @@ class Polite(ABC, threading.Thread):
                 refused_since = began if refused_since is None else refused_since
                 self.hang_up()
             now = time.monotonic()
-            record.times_ms.append((now - due) * 1000)
-            due += self.every_s
+            record.asked += 1
+            while due <= now:
+                record.times_ms.append((now - due) * 1000)
+                due += self.every_s
             self._stop_asking.wait(due - now)
         if refused_since is not None:
             record.longest_refused_s = max(record.longest_refused_s, time.monotonic() - refused_since)

@@ -4,10 +4,10 @@ Most of what takes long cannot leave the loop's thread for another one: orjson a
 interpreter's lock, and a second thread that wants the lock gets it only every 5 ms. So work comes in steps
 (`inference.steps`), and the loop does SLICE_S of it at a time, for one piece of work per pass of the loop, which looks
 at its sockets in between. However many large answers are being made, a small request waits for one slice per pass.
-Functions that let go of the lock run in threads meanwhile. These have the loop's own priority: they take the lock for
-moments again and again, and a thread of low priority that is put aside while it has the lock keeps the loop waiting
-until all others have had the core (p99 of small requests under `make siege`'s gzip-bombs: 28 ms, and 136 with nice 10).
-What can be cut into pieces elsewhere takes its turn here too: `in_turn`.
+Functions that let go of the lock run in a thread or two meanwhile. These have the loop's own priority: they take the
+lock for moments again and again, and a thread of low priority that is put aside while it has the lock keeps the loop
+waiting until all others have had the core (p99 of small requests under gzip-bombs: 28 ms, and 136 with nice 10).
+What others cut into pieces takes its turn among these: `in_turn`.
 
 A small request takes four or five passes (it is read, handed to its stub, answered, written), so it is a few slices
 longer on its way: with slices of 2 ms a client that asked every 10 ms fell behind for good. A slice costs the loop one
@@ -17,6 +17,7 @@ pass, about 20 µs, so 4 % of the work.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,8 @@ T = TypeVar("T")
 SLICE_S = 0.0005
 # Results of less than this are not worth the detour; it is what the loop does in a few milliseconds.
 LARGE_BYTES = 256 * 1024
-_THREADS = 2
+# Half of the cores: the loop and the stubs need some as well.
+_THREADS = min(2, max(1, (os.cpu_count() or 1) // 2))
 
 
 class Offload:

@@ -237,5 +237,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.state = HEAD
         reader = self._reader
         if (reader.pending or reader.paused) and not self.write_paused:
-            # From the event loop, not from here: a long pipeline must not become a deep recursion.
-            asyncio.get_running_loop().call_soon(reader.go_on)
+            # From the event loop, not from here: a long pipeline must not become a deep recursion. And in turn: those
+            # who ask without waiting for answers get one in each pass, all together.
+            self._ingress.offload.in_turn(reader.go_on)

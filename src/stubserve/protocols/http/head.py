@@ -133,6 +133,11 @@ def check_beginning(data: bytes, position: int) -> None:
         raise too_large_head()
 
 
+def has_asked(beginning: bytes) -> bool:
+    """Whether a connection's first bytes hold the whole head of a request, or what will never be one."""
+    return b"\r\n\r\n" in beginning or beginning[0] not in _METHOD_LETTERS
+
+
 def too_large_head() -> BadRequest:
     return BadRequest(f"Request head is too large: it may have {MAX_HEAD_BYTES} bytes", 431)
 
