@@ -10,8 +10,8 @@ Whether work is handed out ahead of time is decided here and nowhere else:
   executes;
 - of work that later requests could still join, one ahead, not more, for the same reason. What is *closed*, because the
   requests behind it may not share its batch, would be the same batch later: of that so many that executing them takes
-  about AHEAD_NS, and MOST_AHEAD at most. They are told of, and answered, several at a time, so that requests which
-  cannot be batched share what a wake-up costs.
+  about AHEAD_NS, and MOST_AHEAD at most. The stub is told of several at a time, and the parent reads several results
+  at a time, so that requests which cannot be batched share what a wake-up costs.
 
 Costs a dictionary lookup when work is handed out, and two when it is done.
 """
