@@ -27,7 +27,7 @@ from stubserve.inference.work import Work
 from stubserve.instances import waiting
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub_memory import StubMemory
-from stubserve.instances.work import StubWork
+from stubserve.instances.work import Results, StubWork
 from tests.inference.models import echo
 
 FP32 = 11
@@ -132,8 +132,8 @@ class Owner:
         self.responses: list[tuple[Request, Response, int]] = []
         self.rescheduled: list[Request] = []
 
-    def on_results(self, work: Work, finished: list[tuple[Request, Response]]) -> None:
-        self.results.append((list(work.requests), finished))
+    def on_results(self, results: Results) -> None:
+        self.results += [(list(work.requests), list(finished)) for work, finished in results]
 
     def on_response(self, request: Request, response: Response, start_ns: int) -> None:
         self.responses.append((request, response, start_ns))

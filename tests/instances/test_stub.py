@@ -22,6 +22,7 @@ from stubserve.instances.memory import Memory
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
 from stubserve.instances.stub_memory import StubMemory
+from stubserve.instances.work import Results
 from stubserve.model_config.complete import instances_of, normalise
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.render import render_json
@@ -62,8 +63,9 @@ class Owner:
     def __init__(self) -> None:
         self.results: asyncio.Queue[list[tuple[Request, Response]]] = asyncio.Queue()
 
-    def on_results(self, work: Work, finished: list[tuple[Request, Response]]) -> None:
-        self.results.put_nowait(finished)
+    def on_results(self, results: Results) -> None:
+        for _, finished in results:
+            self.results.put_nowait(list(finished))
 
     def on_response(self, request: Request, response: Response, start_ns: int) -> None:
         raise AssertionError("this model has no sender")

@@ -16,6 +16,7 @@ from stubserve.inference.memory import Span
 from stubserve.inference.request import BACKEND_FAILURE, SUCCESS
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
+from stubserve.schedulers.depth import MOST_AHEAD
 from tests.instances.fakes import FP32, Stub, answer, on_a_loop, small, turn
 
 FAILED: messages.WireResponse = (("wrong", 3), (), None)
@@ -182,6 +183,80 @@ async def test_held_inputs_go_with_the_stub() -> None:
         assert not stub.ingress_bytes
 
 
+# Several batches at a time
+
+
+@on_a_loop
+async def test_batches_are_announced_together() -> None:
+    with Stub() as stub:
+        requests = [stub.request() for _ in range(3)]
+        for request in requests[:2]:
+            stub.work.execute(Work([request]), announced=False)
+        stub.work.announce()
+        first, second = stub.channel.receive()
+        assert [number for _, number, _, _ in (first, second)] == [1, 2]
+        # It has work: the next is told at the end of this turn.
+        stub.work.execute(Work([requests[2]]), announced=False)
+        stub.work.announce()
+        os.set_blocking(stub.process.doorbell_out, False)
+        with pytest.raises(BlockingIOError):
+            stub.channel.receive()
+        await turn()
+        [(_, number, _, _)] = stub.channel.receive()
+        assert number == 3
+
+
+@on_a_loop
+async def test_results_of_one_wake_up_are_told_together_and_before_responses_behind_them() -> None:
+    with Stub() as stub:
+        requests = [stub.request() for _ in range(3)]
+        numbers = [stub.execute(request) for request in requests]
+        told: list[Any] = []
+        stub.owner.on_results = lambda results: told.append([list(work.requests) for work, _ in results])  # type: ignore[method-assign]
+        stub.owner.on_response = lambda request, response, start_ns: told.append(request)  # type: ignore[method-assign]
+        for number, entry in zip(numbers[:2], [None, answer(b"")], strict=True):
+            stub.channel.send(messages.pack_result(number, 1, 2, [entry], (), None))
+        stub.channel.send(messages.pack_response(numbers[0], 0, 7, None, messages.FINAL, ()))
+        await stub.result(numbers[2], [answer(b"")])
+        assert told == [[[requests[0]], [requests[1]]], requests[0], [[requests[2]]]]
+
+
+@on_a_loop
+async def test_what_is_read_before_garbage_is_told() -> None:
+    with Stub() as stub:
+        numbers = [stub.execute(stub.request()) for _ in range(2)]
+        stub.channel.send(messages.pack_result(numbers[0], 1, 2, [answer(b"")], (), None))
+        await stub.result(77, [answer(b"")])
+        assert len(stub.owner.results) == 1
+        assert stub.process.condemned
+
+
+@on_a_loop
+async def test_a_batch_that_lay_ready_was_queued_while_others_were_executed() -> None:
+    with Stub() as stub:
+        first, second = stub.request(), stub.request()
+        numbers = [stub.execute(first), stub.execute(second)]
+        first.compute_start_ns = second.compute_start_ns = 100
+        for number, start, end in zip(numbers, (150, 950), (900, 990), strict=True):
+            stub.channel.send(messages.pack_result(number, start, end, [answer(b"")], (), None))
+        await turn()
+        assert (first.compute_start_ns, second.compute_start_ns) == (100, 900)
+
+
+@on_a_loop
+async def test_as_many_batches_as_may_be_in_flight_find_room_whatever_their_size() -> None:
+    with Stub() as stub:
+        request = stub.request()
+        request.parameters = {"text": "x" * (MAX_RECORD - 200)}
+        for _ in range(1 + MOST_AHEAD):
+            stub.work.execute(Work([request]), announced=False)
+        stub.work.announce()
+        received = stub.channel.receive()
+        assert [number for _, number, _, _ in received] == list(range(1, 2 + MOST_AHEAD))
+        assert {len(requests[0][4]["text"]) for _, _, _, requests in received} == {MAX_RECORD - 200}
+        assert not stub.process.condemned
+
+
 # Senders
 
 
@@ -269,7 +344,7 @@ async def test_rescheduled_requests_are_told_before_the_results() -> None:
         number = stub.execute(again, done, open_)
         heard: list[str] = []
         stub.owner.on_rescheduled = lambda request: heard.append("rescheduled")  # type: ignore[method-assign]
-        stub.owner.on_results = lambda requests, finished: heard.append("results")  # type: ignore[method-assign]
+        stub.owner.on_results = lambda results: heard.append("results")  # type: ignore[method-assign]
         await stub.result(number, [messages.RESCHEDULED, answer(b""), None])
         assert heard == ["rescheduled", "results"]
         assert stub.work.has(open_)

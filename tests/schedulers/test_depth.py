@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import pytest
+
 from stubserve.inference.work import Work
-from stubserve.schedulers.depth import QUICK_IN_A_ROW, QUICK_NS, Depth
+from stubserve.schedulers.depth import AHEAD_NS, AROUND_NS, MOST_AHEAD, QUICK_IN_A_ROW, QUICK_NS, Depth
 
 from .requests import request
+
+NONE, IDLE = (0, 0), (1, 0)
 
 
 def executed(took_ns: int) -> Work:
@@ -12,45 +16,83 @@ def executed(took_ns: int) -> Work:
     return Work([done])
 
 
-def warmed(depth: Depth, instance: str, times: int = QUICK_IN_A_ROW) -> None:
+def warmed(depth: Depth, instance: str, times: int = QUICK_IN_A_ROW, took_ns: int = 10) -> None:
     depth.join(instance)
     for _ in range(times):
-        assert not depth.handed_out(instance)
-        assert depth.done(instance, executed(QUICK_NS - 1))
+        assert depth.room(instance) == IDLE
+        depth.handed_out(instance)
+        assert depth.room(instance) == NONE
+        depth.done(instance, executed(took_ns))
 
 
-def test_one_work_ahead_for_who_is_always_quick() -> None:
+def test_who_is_always_quick_has_one_work_ahead_and_closed_ones_besides() -> None:
     depth = Depth(early=True)
     warmed(depth, "i")
-    assert depth.handed_out("i")
-    assert not depth.handed_out("i")  # one ahead, not two
-    assert depth.done("i", executed(QUICK_NS - 1))
-    assert not depth.handed_out("i")
-    assert not depth.done("i", executed(QUICK_NS))  # too long: the next is handed out when it is idle
-    assert depth.done("i", executed(0))
+    rooms = [depth.room("i")]
+    for _ in range(1 + MOST_AHEAD):
+        depth.handed_out("i")
+        rooms.append(depth.room("i"))
+    closed = range(MOST_AHEAD - 1, -1, -1)
+    assert rooms == [(2, MOST_AHEAD - 1), (1, MOST_AHEAD - 1), *((0, left) for left in closed)]
+    depth.done("i", executed(10))
+    assert depth.room("i") == (0, 1)
+
+
+@pytest.mark.parametrize("took_ns", [QUICK_NS - 1, 100_000, 10])
+def test_what_lies_ready_is_about_so_long(took_ns: int) -> None:
+    depth = Depth(early=True)
+    warmed(depth, "i", took_ns=took_ns)
+    ahead = sum(depth.room("i")) - 1
+    assert 1 < ahead <= MOST_AHEAD
+    assert ahead == MOST_AHEAD or AHEAD_NS - took_ns - AROUND_NS < ahead * (took_ns + AROUND_NS) <= AHEAD_NS
+
+
+def test_a_slower_execution_is_remembered_for_a_while() -> None:
+    depth = Depth(early=True)
+    warmed(depth, "i")
+    quick = depth.room("i")
+    depth.handed_out("i")
+    depth.done("i", executed(QUICK_NS - 1))
+    slower = depth.room("i")
+    assert slower < quick
+    for _ in range(100):
+        depth.handed_out("i")
+        depth.done("i", executed(10))
+    assert depth.room("i") == quick
+
+
+def test_an_execution_that_takes_long_ends_it() -> None:
+    depth = Depth(early=True)
+    warmed(depth, "i")
+    depth.handed_out("i")
+    depth.handed_out("i")
+    depth.done("i", executed(QUICK_NS))
+    assert depth.room("i") == NONE
+    depth.done("i", executed(0))
+    assert depth.room("i") == IDLE
 
 
 def test_nothing_ahead_before_it_is_known_to_be_quick() -> None:
     depth = Depth(early=True)
     warmed(depth, "i", QUICK_IN_A_ROW - 1)
-    assert not depth.handed_out("i")
+    assert depth.room("i") == IDLE
 
 
 def test_nothing_ahead_where_the_queue_has_rules() -> None:
     depth = Depth(early=False)
     warmed(depth, "i")
-    assert not depth.handed_out("i")
-    assert depth.done("i", executed(0))
+    assert depth.room("i") == IDLE
 
 
 def test_nothing_ahead_past_another_instance() -> None:
     depth = Depth(early=True)
     warmed(depth, "i")
     depth.join("j")
-    assert not depth.handed_out("i")
+    assert depth.room("i") == IDLE
+    depth.handed_out("i")
+    assert depth.room("i") == NONE
     depth.leave("j")
-    assert depth.done("i", executed(0))
-    assert depth.handed_out("i")
+    assert depth.room("i") == (1, MOST_AHEAD - 1)
 
 
 def test_a_new_stub_has_to_show_that_it_is_quick() -> None:
@@ -58,7 +100,7 @@ def test_a_new_stub_has_to_show_that_it_is_quick() -> None:
     warmed(depth, "i")
     depth.leave("i")
     depth.join("i")
-    assert not depth.handed_out("i")
+    assert depth.room("i") == IDLE
 
 
 def test_work_that_did_not_get_there_leaves_room() -> None:
@@ -67,7 +109,8 @@ def test_work_that_did_not_get_there_leaves_room() -> None:
     depth.join("j")
     depth.handed_out("i")
     assert depth.idle() == ["j"]
-    assert depth.handed_back("i")
+    depth.handed_back("i")
+    assert depth.room("i") == IDLE
     assert depth.idle() == ["i", "j"]
     assert len(depth) == 2
 
@@ -78,6 +121,9 @@ def test_who_has_left_gets_nothing() -> None:
     depth.handed_out("i")
     depth.leave("i")
     depth.leave("i")
-    assert not depth.done("i", executed(0))
-    assert not depth.handed_back("i")
+    depth.done("i", executed(0))
+    depth.handed_back("i")
+    assert depth.room("i") == NONE
     assert len(depth) == 0
+    with pytest.raises(KeyError):
+        depth.handed_out("i")

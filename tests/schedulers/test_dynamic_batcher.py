@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stubserve.errors import Code, ServeError
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
@@ -82,6 +84,73 @@ def test_batch_sizes_with_delay(preferred, sizes, young, overdue):
 
     assert sizes_at(MS - 1) == young
     assert sizes_at(MS) == overdue
+
+
+# Work that no later request could join
+
+
+@pytest.mark.parametrize(
+    ("max_batch_size", "preferred", "sizes", "closed"),
+    [
+        pytest.param(8, [], [1] * 7, [], id="one more could join"),
+        pytest.param(8, [], [1] * 8, [[1] * 8], id="full"),
+        pytest.param(8, [], [1] * 9, [[1] * 8], id="full, and one more"),
+        pytest.param(8, [], [5, 5], [[5]], id="the next does not fit"),
+        pytest.param(1, [], [1, 1], [[1], [1]], id="batches of one"),
+        pytest.param(8, [2, 4], [1] * 2, [], id="a larger preferred size could be reached"),
+        pytest.param(8, [2, 4], [1] * 5, [[1] * 4], id="the largest preferred size is reached"),
+        pytest.param(8, [4], [3, 3], [[3]], id="preferred would be exceeded"),
+    ],
+)
+def test_closed_work_is_what_cannot_grow_any_more(max_batch_size, preferred, sizes, closed):
+    batcher = DynamicBatcher(max_batch_size, preferred)
+    batcher.instance_idle("a", 0, 9)
+    filled(batcher, sizes)
+    assert [[r.batch_size for r in work.requests] for _, work in batcher.poll(0).run] == closed
+    batcher.instance_idle("a", 1, 0)
+    rest = [[r.batch_size for r in work.requests] for _, work in batcher.poll(0).run]
+    assert rest == ([sizes[sum(map(len, closed)) :]] if sum(map(len, closed)) < len(sizes) else [])
+
+
+def test_another_shape_closes_a_batch():
+    batcher = DynamicBatcher(8, grouping=Grouping(variable={"IN"}))
+    batcher.instance_idle("a", 1, 2)
+    for i, width in enumerate([1, 2, 2, 3, 4, 4, 5]):
+        batcher.enqueue(request(i, width=width), 0)
+    assert batches(batcher.poll(0)) == [["0"], ["1", "2"], ["3"]]  # one of any kind, and two closed ones
+    assert batches(batcher.poll(0)) == []
+    batcher.instance_idle("a", 0, 9)
+    assert batches(batcher.poll(0)) == [["4", "5"]]
+    batcher.enqueue(request(7, width=5), 0)
+    assert batches(batcher.poll(0)) == []
+    batcher.instance_idle("a", 2, 9)
+    assert batches(batcher.poll(0)) == [["6", "7"]]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 2)), max_size=40),
+    st.integers(0, 8),
+    st.sets(st.integers(1, 8)),
+)
+def test_closed_work_is_the_batch_that_would_have_been_formed_later(arrivals, max_batch_size, preferred):
+    early, late = (DynamicBatcher(max_batch_size, preferred, grouping=Grouping(variable={"IN"})) for _ in range(2))
+    formed = []
+    for i, (size, width) in enumerate(arrivals):
+        early.enqueue(request(i, size, width=width), i)
+        late.enqueue(request(i, size, width=width), i)
+        early.instance_idle("a", 0, 100)
+        formed += batches(early.poll(i))
+    for batcher in early, late:
+        batcher.instance_idle("a", 100, 0)
+    assert formed + batches(early.poll(99)) == batches(late.poll(99))
+
+
+def test_what_is_said_of_an_instance_counts_in_place_of_what_was_said_before():
+    batcher = DynamicBatcher(1)
+    batcher.instance_idle("a", 2, 3)
+    batcher.instance_idle("a", 0, 0)
+    filled(batcher, [1, 1])
+    assert batches(batcher.poll(0)) == []
 
 
 def test_the_delay_counts_from_the_oldest_request():

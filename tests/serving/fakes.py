@@ -103,7 +103,7 @@ class Script(Scheduler):
     def work_done(self, instance: Any, work: Work) -> None:
         self.heard.append(("work_done", work))
 
-    def instance_idle(self, instance: Any) -> None:
+    def instance_idle(self, instance: Any, works: int = 1, closed: int = 0) -> None:
         self.heard.append(("instance_idle", instance))
 
     def instance_gone(self, instance: Any) -> None:
@@ -141,10 +141,13 @@ class FakeWork:
         self.cancelled: list[Request] = []
         self.refuses: Exception | None = None
 
-    def execute(self, work: Work) -> None:
+    def execute(self, work: Work, announced: bool = True) -> None:
         if self.refuses is not None:
             raise self.refuses
         self.works.append(work)
+
+    def announce(self) -> None:
+        pass
 
     def cancel(self, request: Request) -> None:
         self.cancelled.append(request)
@@ -188,10 +191,8 @@ class FakeStub:
             request.compute_input_end_ns = self._clock.now_ns
             request.compute_infer_end_ns = request.compute_end_ns = self._clock.now_ns + took_ns
         self.work.open += leave_open
-        self.work.owner.on_results(
-            work,
-            [(r, answers.get(r.id) or Response()) for r in work.requests if r not in leave_open],
-        )
+        finished = [(r, answers.get(r.id) or Response()) for r in work.requests if r not in leave_open]
+        self.work.owner.on_results([(work, finished)])
 
     def send(self, request: Request, response: Response) -> None:
         """A response through a sender."""

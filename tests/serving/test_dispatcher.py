@@ -12,7 +12,7 @@ from stubserve.inference.request import CANCELLED, OTHER_FAILURE, REJECTED, Requ
 from stubserve.inference.work import Work
 from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.default import DefaultScheduler
-from stubserve.schedulers.depth import QUICK_IN_A_ROW
+from stubserve.schedulers.depth import MOST_AHEAD, QUICK_IN_A_ROW
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.serving.alarm import Alarm
 from stubserve.serving.dispatcher import Dispatcher
@@ -28,11 +28,16 @@ class Executor:
         self.takes_work = True
         self.refuses: Exception | None = None
         self.works: list[Work] = []
+        # How many works it had whenever it was told of them
+        self.announced: list[int] = []
 
     def execute(self, work: Work) -> None:
         if self.refuses is not None:
             raise self.refuses
         self.works.append(work)
+
+    def announce(self) -> None:
+        self.announced.append(len(self.works))
 
     @property
     def batches(self) -> list[list[str]]:
@@ -82,7 +87,7 @@ class Parts:
         work = executor.works.pop(0)
         for request in work.requests:
             request.compute_input_end_ns, request.compute_infer_end_ns = 0, took_ns
-        self.dispatcher.work_done(executor, work)
+        self.dispatcher.work_done(executor, [work])
 
 
 def run(scenario: Callable[[], Awaitable[Any]]) -> None:
@@ -124,7 +129,7 @@ def test_the_next_work_follows_the_one_that_is_done() -> None:
     run(scenario)
 
 
-def test_a_quick_instance_that_serves_alone_has_one_work_ahead() -> None:
+def test_a_quick_instance_that_serves_alone_has_several_works_ahead() -> None:
     async def scenario() -> None:
         parts, one = Parts(DefaultScheduler()), Executor()
         parts.dispatcher.join(one)
@@ -133,14 +138,16 @@ def test_a_quick_instance_that_serves_alone_has_one_work_ahead() -> None:
             parts.dispatcher.poll()
             assert len(one.works) == 1
             parts.done(one, took_ns=10)
-        parts.enqueue("a", "b", "c")
+        one.announced.clear()
+        ids = [str(number) for number in range(2 * MOST_AHEAD)]
+        parts.enqueue(*ids)
         parts.dispatcher.poll()
-        assert one.batches == [["a"], ["b"]]
+        assert one.batches == [[id] for id in ids[: 1 + MOST_AHEAD]]
+        assert one.announced == [1 + MOST_AHEAD]  # told of all at once
         parts.done(one, took_ns=10)
-        assert one.batches == [["b"], ["c"]]
-        parts.enqueue("d")
+        assert one.batches == [[id] for id in ids[1 : 2 + MOST_AHEAD]]
         parts.done(one, took_ns=1_000_000)  # not quick any more
-        assert one.batches == [["c"]]
+        assert one.batches == [[id] for id in ids[2 : 2 + MOST_AHEAD]]
 
     run(scenario)
 

@@ -21,6 +21,7 @@ from stubserve.instances import waiting
 from stubserve.instances.death import unhealthy
 from stubserve.instances.restart import RestartPolicy
 from stubserve.instances.stub import Stub
+from stubserve.instances.work import Results
 from stubserve.model_config.complete import InstanceSpec
 
 log = logging.getLogger("stubserve.instances")
@@ -40,7 +41,7 @@ class InstanceOwner(Protocol):
 
     def on_ready(self, instance: Instance) -> None: ...
 
-    def on_results(self, instance: Instance, work: Work, finished: list[tuple[Request, Response]]) -> None: ...
+    def on_results(self, instance: Instance, results: Results) -> None: ...
 
     def on_response(self, request: Request, response: Response, start_ns: int) -> None: ...
 
@@ -86,7 +87,11 @@ class Instance:
 
     def execute(self, work: Work) -> None:
         assert self.stub is not None
-        self.stub.work.execute(work)
+        self.stub.work.execute(work, announced=False)
+
+    def announce(self) -> None:
+        if self.stub is not None:
+            self.stub.work.announce()
 
     @property
     def takes_work(self) -> bool:
@@ -163,8 +168,8 @@ class Instance:
 
     # What the stub tells
 
-    def on_results(self, work: Work, finished: list[tuple[Request, Response]]) -> None:
-        self._owner.on_results(self, work, finished)
+    def on_results(self, results: Results) -> None:
+        self._owner.on_results(self, results)
         if self._drained is not None:
             self._look_for_end()
 

@@ -35,6 +35,14 @@ log = logging.getLogger("stubserve.instances")
 
 _QUESTION = "does its model write to memory of others?"
 
+# What has been executed, and the answers that came of it, in the order in which it was executed
+Results = Sequence[tuple[Work, Sequence[tuple[Request, Response]]]]
+
+# Many batches may be in flight (`schedulers.depth`). The ring has room for two records of any size, and beside them for
+# as many of up to this size as there can be; what is longer goes through the arena.
+_CROWDED = 2
+_CROWDED_RECORD = 4 << 10
+
 # From this size on, moving a request's bytes takes longer than a stub would look for the next one.
 _LARGE_BYTES = 128 << 10
 
@@ -46,8 +54,8 @@ def _is_large(request: Request) -> bool:
 class WorkOwner(Protocol):
     """Who is told what becomes of a stub's requests."""
 
-    def on_results(self, work: Work, finished: list[tuple[Request, Response]]) -> None:
-        """This work has run, and the stub is free for the next; with the answers that came of it."""
+    def on_results(self, results: Results) -> None:
+        """All of this work has run, and the stub is free for the next."""
 
     def on_response(self, request: Request, response: Response, start_ns: int) -> None:
         """A sender's response, before or after its batch has run; the model sent it at `start_ns`."""
@@ -98,6 +106,11 @@ class StubWork:
         self._passed_on: list[tuple[int, int]] = []
         self.batches = 0
         self._announced = 0
+        self._announcement_is_due = False
+        # What the messages that are being taken tell to have been executed
+        self._executed: list[tuple[Work, Sequence[tuple[Request, Response]]]] = []
+        # When the stub had executed its last batch
+        self._free_ns = 0
         # Nothing more is taken from the stub, nor should it be given anything
         self.over = False
         self.watch = ExecutionWatch(process, self)
@@ -105,10 +118,10 @@ class StubWork:
         outputs.on_many_frees = functools.partial(self._loop.call_soon, self._acknowledge)
         self._loop.add_reader(process.doorbell_in, self._on_doorbell)
 
-    def execute(self, work: Work) -> None:
+    def execute(self, work: Work, announced: bool = True) -> None:
         """Hands work to the stub, as a batch. Raises ServeError (503) when even its description finds no memory.
 
-        Where it raises anything the stub has not got the batch.
+        It is announced at once, or with `announce`. Where it raises anything the stub has not got the batch.
         """
         number = self.batches = self.batches + 1
         frees = self._outputs.take_frees()
@@ -116,7 +129,7 @@ class StubWork:
         flags = 0
         try:
             data = pack_batch(number, frees, work)
-            if len(data) > MAX_RECORD:
+            if len(data) > (MAX_RECORD if len(self._in_flight) < _CROWDED else _CROWDED_RECORD):
                 spilled = self._memory.store(data)
                 data = messages.pack_spilled(InArena(spilled.offset, spilled.nbytes))
                 flags = SPILLED
@@ -133,6 +146,26 @@ class StubWork:
         self._memory.batches_in_flight += 1
         if self.watch.is_asleep:
             self.watch.wake()
+        if announced:
+            self._ring()
+
+    def announce(self) -> None:
+        """Tells the stub of the batches that it has been handed: at once if it has nothing else to execute.
+
+        Otherwise with what else this turn of the event loop brings.
+        """
+        if self._writer.unannounced == len(self._in_flight):
+            self._ring()
+        elif not self._announcement_is_due:
+            self._announcement_is_due = True
+            self._loop.call_soon(self._ring)
+
+    def _ring(self) -> None:
+        self._announcement_is_due = False
+        count = 0 if self.over else self._writer.announce()
+        if count:
+            self._announced += count
+            self._words[layout.ANNOUNCED] = self._announced
 
     @property
     def running(self) -> tuple[int, int] | None:
@@ -164,6 +197,7 @@ class StubWork:
     def stop(self) -> None:
         """Lets the model finalize, and the stub end, behind the batches that it has."""
         self._put(messages.pack_stop(), 0)
+        self._ring()
 
     def close(self) -> tuple[list[Request], list[Request]]:
         """The stub is gone: its requests without an answer, those of its batches and those left open."""
@@ -191,16 +225,13 @@ class StubWork:
 
     def _put(self, data: bytes, flags: int) -> None:
         try:
-            # Two batches at most are in flight, and a record is at most a quarter of the ring.
+            # There is room for all batches that may be in flight.
             has_room = self._writer.put(data, flags)
         except RingBroken:
             has_room = False
         if not has_room:
             self._on_broken_ring()
             raise internal(f"the request ring of stub '{self.name}' cannot be written to")
-        self._writer.announce()
-        self._announced += 1
-        self._words[layout.ANNOUNCED] = self._announced
 
     def _on_broken_ring(self) -> None:
         self._process.condemn(f"what it says of its ring makes no sense; {_QUESTION}")
@@ -230,8 +261,19 @@ class StubWork:
             self._break_off("what it has put into its ring is no message;")
 
     def _take(self, count: int) -> None:
-        messages.deliver(self._handlers, self._reader.take(count, self._decode))
+        try:
+            messages.deliver(self._handlers, self._reader.take(count, self._decode))
+        finally:
+            self._tell()
         self.calls.schedule()
+
+    def _tell(self) -> None:
+        """Tells the owner of what has been executed."""
+        executed = self._executed
+        if executed:
+            self._executed = []
+            if self.owner is not None:
+                self.owner.on_results(executed)
 
     def _decode(self, data: memoryview, flags: int) -> Message:
         if not flags & SPILLED:
@@ -257,6 +299,11 @@ class StubWork:
         had = self._in_flight[batch]
         if held:
             hold_inputs(had.tensors(), held, self._outputs)
+        if had.work.requests[0].compute_start_ns < self._free_ns:
+            # It lay ready while others were executed: until then it was queued.
+            for queued in had.work.requests:
+                queued.compute_start_ns = self._free_ns
+        self._free_ns = end_ns
         finished, left = read_result(had, start_ns, end_ns, entries, error, self._outputs, self._process.name)
         # Until here the message may turn out to be none, and the batch must be found by `end`.
         del self._in_flight[batch]
@@ -275,7 +322,7 @@ class StubWork:
         if owner is not None:
             for request in rescheduled:
                 owner.on_rescheduled(request)
-            owner.on_results(had.work, finished)
+            self._executed.append((had.work, finished))
 
     def _leave_open(self, key: tuple[int, int], request: Request, had: Batch) -> None:
         self._open[key] = request
@@ -293,6 +340,7 @@ class StubWork:
         flags: int,
         held: Sequence[int],
     ) -> None:
+        self._tell()
         final = bool(flags & messages.FINAL)
         key = (batch, index)
         had = self._in_flight.get(batch)

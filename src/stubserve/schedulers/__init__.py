@@ -8,7 +8,7 @@ A scheduler is a plain state machine. Its owner (see `stubserve.serving.dispatch
 - `cancel(request)`               its client went away
 - `response_complete(...)`        a request that ran has had its final response (for who `has_slots`)
 - `work_done(instance, work)`     it has executed work: its slots are free (likewise)
-- `instance_idle(instance)`       an instance can be given one more work (`depth` says when)
+- `instance_idle(instance, ...)`  an instance can be given more work (`depth` says when, and how much)
 - `instance_gone(instance)`       it died or was removed
 - `poll(now_ns) -> Decision`      (instance, work) to start now, requests to answer now, when to be polled again
 - `drain()`                       no instance is left: everything that is queued

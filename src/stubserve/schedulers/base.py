@@ -16,8 +16,9 @@ Instance = Hashable
 class Decision:
     """What to do now.
 
-    `run`: work to hand to instances, in this order; each instance appears at most once, and gets no further work until
-    the owner reports it idle again. `answer`: requests that end here with this error (expired, cancelled).
+    `run`: work to hand to instances, in this order; each instance appears as often as it has been said to have room,
+    and gets no further work until the owner reports it idle again. `answer`: requests that end here with this error
+    (expired, cancelled).
     `wake_at_ns`: poll again at this time at the latest, None if only an event can change anything.
     """
 
@@ -69,8 +70,12 @@ class Scheduler(abc.ABC):
         """An instance has executed this work: its slots are free, but for those of rescheduled requests."""
 
     @abc.abstractmethod
-    def instance_idle(self, instance: Instance) -> None:
-        """An instance can be given one more work: it is idle, or may have some ahead of time (see `depth`)."""
+    def instance_idle(self, instance: Instance, works: int = 1, closed: int = 0) -> None:
+        """An instance can be given so many more works: it is idle, or may have some ahead of time (see `depth`).
+
+        Besides these it may have `closed` ones: work that no request which is still to come could join. What was said
+        of the instance before counts no more. A scheduler that is not `plain` is told of one work, and no closed ones.
+        """
 
     @abc.abstractmethod
     def instance_gone(self, instance: Instance) -> None:

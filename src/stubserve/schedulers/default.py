@@ -10,7 +10,7 @@ from stubserve.schedulers.queueing import QueueingScheduler
 
 
 class DefaultScheduler(QueueingScheduler):
-    """Runs one request at a time.
+    """Runs one request at a time, so all work is closed.
 
     As upstream: nothing is batched even where max_batch_size would allow it, no limit, no timeout.
     """
@@ -34,7 +34,7 @@ class DefaultScheduler(QueueingScheduler):
             self._cancelled.clear()
         idle, queue = self._idle, self._queue
         while idle and queue:
-            decision.run.append((idle.popitem(last=False)[0], Work(queue.take(1))))
+            decision.run.append((self._take_room(), Work(queue.take(1))))
         return decision
 
     @property

@@ -1,4 +1,4 @@
-"""How much work an instance may have at a time: the one that it executes, or the next one besides.
+"""How much work an instance may have at a time: the one that it executes, and what lies ready for it besides.
 
 Whether work is handed out ahead of time is decided here and nowhere else:
 
@@ -8,9 +8,12 @@ Whether work is handed out ahead of time is decided here and nowhere else:
 - only to an instance that is always quick. Where executing takes less time than telling parent and stub of each
   other, the stub would mostly wait. A slower model is better served with the larger batch that gathers while it
   executes;
-- one work ahead, not more.
+- of work that later requests could still join, one ahead, not more, for the same reason. What is *closed*, because the
+  requests behind it may not share its batch, would be the same batch later: of that so many that executing them takes
+  about AHEAD_NS, and MOST_AHEAD at most. They are told of, and answered, several at a time, so that requests which
+  cannot be batched share what a wake-up costs.
 
-Costs a dictionary lookup when work is handed out, and one when it is done.
+Costs a dictionary lookup when work is handed out, and two when it is done.
 """
 
 from __future__ import annotations
@@ -23,15 +26,21 @@ from stubserve.inference.work import Work
 QUICK_NS = 200_000
 QUICK_IN_A_ROW = 32
 
+# What lies ready for an instance takes about this long, each work with what the stub spends on it around the model
+AHEAD_NS = 1_000_000
+AROUND_NS = 20_000
+MOST_AHEAD = 8
+
 
 class _Load:
-    """What one instance has."""
+    """What one instance has. `slowest_ns` is about how long the slowest of its last executions took."""
 
-    __slots__ = ("quick_in_a_row", "works")
+    __slots__ = ("quick_in_a_row", "slowest_ns", "works")
 
     def __init__(self) -> None:
         self.works = 0
         self.quick_in_a_row = 0
+        self.slowest_ns = 0
 
 
 class Depth:
@@ -51,30 +60,38 @@ class Depth:
         """An instance gets no more work."""
         self._loads.pop(instance, None)
 
-    def handed_out(self, instance: Hashable) -> bool:
-        """An instance has got work; whether it may have more at once. Raises KeyError if it does not serve."""
-        load = self._loads[instance]
-        load.works += 1
-        return load.quick_in_a_row >= QUICK_IN_A_ROW and self._has_room(load)
+    def handed_out(self, instance: Hashable) -> None:
+        """An instance has got work. Raises KeyError if it does not serve."""
+        self._loads[instance].works += 1
 
-    def handed_back(self, instance: Hashable) -> bool:
-        """The work last handed out did not get there; whether the instance may have some now."""
+    def handed_back(self, instance: Hashable) -> None:
+        """The work last handed out did not get there."""
+        load = self._loads.get(instance)
+        if load is not None:
+            load.works -= 1
+
+    def done(self, instance: Hashable, work: Work) -> None:
+        """An instance has executed work, whose times are set."""
         load = self._loads.get(instance)
         if load is None:
-            return False
-        load.works -= 1
-        return self._has_room(load)
-
-    def done(self, instance: Hashable, work: Work) -> bool:
-        """An instance has executed work, whose times are set; whether it may have more now."""
-        load = self._loads.get(instance)
-        if load is None:
-            return False
+            return
         load.works -= 1
         first = work.requests[0]
-        quick = first.compute_infer_end_ns - first.compute_input_end_ns < QUICK_NS
-        load.quick_in_a_row = load.quick_in_a_row + 1 if quick else 0
-        return not load.works or self._has_room(load)
+        took_ns = first.compute_infer_end_ns - first.compute_input_end_ns
+        load.quick_in_a_row = load.quick_in_a_row + 1 if took_ns < QUICK_NS else 0
+        load.slowest_ns = max(took_ns, load.slowest_ns - (load.slowest_ns >> 5))
+
+    def room(self, instance: Hashable) -> tuple[int, int]:
+        """How many works an instance may have now, and how many closed ones besides; none if it does not serve."""
+        load = self._loads.get(instance)
+        if load is None:
+            return 0, 0
+        works = load.works
+        if not self._early or load.quick_in_a_row < QUICK_IN_A_ROW or len(self._loads) > 1:
+            return (0, 0) if works else (1, 0)
+        open_ = 2 - works if works < 2 else 0
+        ahead = min(MOST_AHEAD, AHEAD_NS // (load.slowest_ns + AROUND_NS))
+        return open_, max(0, 1 + ahead - works - open_)
 
     def idle(self) -> list[Hashable]:
         """The instances that have nothing."""
@@ -83,9 +100,3 @@ class Depth:
     def __len__(self) -> int:
         """How many instances serve."""
         return len(self._loads)
-
-    def _has_room(self, load: _Load) -> bool:
-        works = load.works
-        if not works:
-            return True
-        return works == 1 and self._early and load.quick_in_a_row >= QUICK_IN_A_ROW and len(self._loads) == 1

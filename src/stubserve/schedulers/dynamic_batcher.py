@@ -47,6 +47,7 @@ class DynamicBatcher(QueueingScheduler):
     """
 
     __slots__ = (
+        "_closed",
         "_delay_ns",
         "_grouping",
         "_hold_until",
@@ -86,6 +87,8 @@ class DynamicBatcher(QueueingScheduler):
         self._quiet_size = 0
         self._quiet_until_size = 0
         self._quiet_key: dict[str, object] | None = None
+        # Whether no later request could have joined the batch that was looked for last
+        self._closed = False
 
     def enqueue(self, request: Request, now_ns: int) -> None:
         """As the interface. Raises ServeError UNAVAILABLE if the queue of the request's priority is full."""
@@ -120,11 +123,16 @@ class DynamicBatcher(QueueingScheduler):
             self._hold_until = 0
         if not self._hold_until:
             while idle and queue:
+                closed_only = not next(iter(idle.values()))[0]
+                if closed_only and not self._may_be_closed():
+                    break
                 count = 0 if self._quiet_until_ns > now_ns else self._count_of_next_batch(now_ns)
                 if not count:
                     decision.wake_at_ns = self._quiet_until_ns
                     break
-                decision.run.append((idle.popitem(last=False)[0], Work(queue.take(count))))
+                if closed_only and not self._closed:
+                    break
+                decision.run.append((self._take_room(), Work(queue.take(count))))
         if self._policies is not None:
             deadline_ns = self._policies.next_deadline_ns()
             if deadline_ns is not None and (decision.wake_at_ns is None or deadline_ns < decision.wake_at_ns):
@@ -139,8 +147,21 @@ class DynamicBatcher(QueueingScheduler):
     def plain(self) -> bool:
         return self._policies is None
 
+    def _may_be_closed(self) -> bool:
+        """Whether it is worth looking for a closed batch at the front of a queue that is not empty.
+
+        Where requests have to be compared, that would cost more than it gives while all of them are alike.
+        """
+        queue, grouping = self._queue, self._grouping
+        if grouping is None or len(queue) >= self._max_preferred or not isinstance(queue, FifoQueue):
+            return True
+        return grouping.key(next(iter(queue))) != grouping.key(queue.last())
+
     def _count_of_next_batch(self, now_ns: int) -> int:
-        """How many requests of a queue that is not empty run now; 0 if they wait until `_quiet_until_ns`."""
+        """How many requests of a queue that is not empty run now; 0 if they wait until `_quiet_until_ns`.
+
+        Says in `_closed` whether any request that is still to come could change that.
+        """
         delay_ns, grouping, key = self._delay_ns, self._grouping, None
         count = total = best = 0
         oldest_ns = now_ns
@@ -151,7 +172,8 @@ class DynamicBatcher(QueueingScheduler):
                 if total + size > self._max_preferred:
                     best = best or count
                     if not delay_ns:
-                        break  # nothing that follows could change the decision
+                        stopped = True  # nothing that follows could change the decision
+                        break
                 if total + size > self._max_batch_size or (grouping is not None and grouping.key(request) != key):
                     stopped = True
                     break
@@ -164,6 +186,7 @@ class DynamicBatcher(QueueingScheduler):
             if request.queue_start_ns < oldest_ns:
                 oldest_ns = request.queue_start_ns
         self._quiet_until_ns = 0
+        self._closed = stopped or total >= self._max_batch_size
         overdue = delay_ns != 0 and now_ns - oldest_ns >= delay_ns
         if best and not overdue:
             return best

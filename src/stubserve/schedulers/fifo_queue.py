@@ -36,6 +36,10 @@ class FifoQueue:
         pop = self._waiting.popitem
         return [pop(False)[0] for _ in range(count)]
 
+    def last(self) -> Request:
+        """The one that came last, of a queue that is not empty."""
+        return next(reversed(self._waiting))
+
     def __iter__(self) -> Iterator[Request]:
         return iter(self._waiting)
 

@@ -19,19 +19,34 @@ class QueueingScheduler(Scheduler):
         self._queue = queue
         # Cancelled while they waited, or before; the next poll answers them
         self._cancelled: list[Request] = []
-        # Used as an ordered set, the longest idle first
-        self._idle: OrderedDict[Instance, None] = OrderedDict()
+        # The longest idle first: how many works each may have, and how many closed ones besides
+        self._idle: OrderedDict[Instance, tuple[int, int]] = OrderedDict()
 
     def cancel(self, request: Request) -> None:
         request.cancelled = True
         if self._queue.remove(request):
             self._cancelled.append(request)
 
-    def instance_idle(self, instance: Instance) -> None:
-        self._idle[instance] = None
+    def instance_idle(self, instance: Instance, works: int = 1, closed: int = 0) -> None:
+        if works or closed:
+            self._idle[instance] = (works, closed)
+        else:
+            self._idle.pop(instance, None)
 
     def instance_gone(self, instance: Instance) -> None:
         self._idle.pop(instance, None)
+
+    def _take_room(self) -> Instance:
+        """Gives the next work to the instance that has been idle longest."""
+        instance, (works, closed) = self._idle.popitem(last=False)
+        if works:
+            works -= 1
+        else:
+            closed -= 1
+        if works or closed:
+            self._idle[instance] = (works, closed)
+            self._idle.move_to_end(instance, last=False)
+        return instance
 
     def drain(self) -> list[Request]:
         drained = self._queue.take(len(self._queue)) + self._cancelled

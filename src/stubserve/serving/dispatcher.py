@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Protocol
 
 from stubserve.errors import Code, ServeError, internal
@@ -37,7 +37,10 @@ class Executor(Hashable, Protocol):
         """Whether work that it is given now has a chance to be executed."""
 
     def execute(self, work: Work) -> None:
-        """Starts to execute. Where it raises anything the instance has not got the work."""
+        """Takes work, to be executed. Where it raises anything the instance has not got the work."""
+
+    def announce(self) -> None:
+        """To be called when it has been given all that there is for it now, so that it is told of all at once."""
 
 
 class Answers(Protocol):
@@ -121,14 +124,16 @@ class Dispatcher:
         self.serving = len(self._depth)
         self._scheduler.instance_gone(instance)
 
-    def work_done(self, instance: Executor, work: Work) -> None:
-        """An instance has executed work: it gets the next at once."""
-        scheduler = self._scheduler
+    def work_done(self, instance: Executor, works: Iterable[Work]) -> None:
+        """An instance has executed works: it gets the next at once."""
+        scheduler, depth = self._scheduler, self._depth
         try:
-            if self.has_slots:
-                scheduler.work_done(instance, work)
-            if self._depth.done(instance, work) and instance.takes_work:
-                scheduler.instance_idle(instance)
+            for work in works:
+                if self.has_slots:
+                    scheduler.work_done(instance, work)
+                depth.done(instance, work)
+            if instance.takes_work:
+                scheduler.instance_idle(instance, *depth.room(instance))
         except Exception:
             self._recover()
         self.poll()
@@ -169,8 +174,8 @@ class Dispatcher:
                     self._wake_at(decision.wake_at_ns)
                 elif self._alarm is not None:
                     self._alarm.set(None)
-                for instance, work in decision.run:
-                    self._hand_out(instance, work, now)  # type: ignore[arg-type]  # instances are all that it knows
+                if decision.run:
+                    self._hand_out(decision.run, now)  # type: ignore[arg-type]  # instances are all that it knows
                 for request, error in decision.answer:
                     outcome = CANCELLED if error.code is Code.CANCELLED else REJECTED
                     self._answers.fail((request,), error, outcome)
@@ -179,31 +184,40 @@ class Dispatcher:
         finally:
             self._polling = False
 
-    def _hand_out(self, instance: Executor, work: Work, now_ns: int) -> None:
-        for request in work.requests:
-            request.compute_start_ns = now_ns
-        try:
-            room = self._depth.handed_out(instance)
-            instance.execute(work)
-        except Exception as raised:
-            if isinstance(raised, ServeError):
-                error = raised
-            else:
-                log.exception("a batch of model '%s' could not be handed to '%s'", self._model, instance.name)
-                error = internal(
-                    f"the request could not be handed to model instance '{instance.name}'; see the server's log"
-                )
-            self._scheduler.work_done(instance, work)
-            if self._depth.handed_back(instance):
-                self._scheduler.instance_idle(instance)
+    def _hand_out(self, run: Sequence[tuple[Executor, Work]], now_ns: int) -> None:
+        refusing: set[Executor] = set()
+        last = run[0][0]
+        for instance, work in run:
+            if instance is not last:
+                last.announce()
+                last = instance
+            for request in work.requests:
+                request.compute_start_ns = now_ns
+            try:
+                self._depth.handed_out(instance)
+                instance.execute(work)
+            except Exception as raised:
+                refusing.add(instance)
+                self._on_refused(instance, work, raised)
+        last.announce()
+        for instance in refusing:
+            if instance.takes_work:
+                self._scheduler.instance_idle(instance, *self._depth.room(instance))
                 # Not at once: it would go on for ever while a queue of such requests is refused one by one.
                 self.poll_soon()
-            self._answers.fail(work.requests, error, OTHER_FAILURE)
-            return
-        if room:
-            self._scheduler.instance_idle(instance)
-            if self._scheduler.queued:
-                self._again = True
+
+    def _on_refused(self, instance: Executor, work: Work, raised: Exception) -> None:
+        """An instance has not taken work."""
+        if isinstance(raised, ServeError):
+            error = raised
+        else:
+            log.error("a batch of model '%s' could not be handed to '%s'", self._model, instance.name, exc_info=raised)
+            error = internal(
+                f"the request could not be handed to model instance '{instance.name}'; see the server's log"
+            )
+        self._scheduler.work_done(instance, work)
+        self._depth.handed_back(instance)
+        self._answers.fail(work.requests, error, OTHER_FAILURE)
 
     def _recover(self) -> None:
         """The scheduler has raised something: nobody waits for what it may have lost track of."""

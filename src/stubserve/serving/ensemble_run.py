@@ -26,7 +26,7 @@ from stubserve.inference.request import CANCELLED, OTHER_FAILURE, Request, Respo
 from stubserve.inference.request import unanswered as nobody
 from stubserve.inference.served_model import BlockingCall, ServedModel
 from stubserve.inference.signature import Signature
-from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.inference.tensor import drop_blocks
 from stubserve.schedulers.ensemble.flow import EnsembleFlow, StepRun
 from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
 from stubserve.serving.ensemble_calls import Prospect, StepCall
@@ -161,13 +161,16 @@ class EnsembleRun:
         self._looking = True
         flow = self._flow
         while flow.runs or flow.responses:
-            responses, runs = flow.take_responses(), flow.take_runs()
-            for number, outputs in enumerate(responses, 1):
-                self._respond(outputs, final=flow.over and number == len(responses) and flow.error is None)
+            runs = flow.take_runs()
+            if flow.responses:
+                responses = flow.take_responses()
+                over = not flow.under_way and flow.error is None
+                for number, outputs in enumerate(responses, 1):
+                    self._respond(outputs, final=over and number == len(responses))
             for run in runs:
                 self._start(run)
         self._looking = False
-        if flow.over and not self._over:
+        if not flow.under_way and not self._over:
             self._end()
 
     def _start(self, run: StepRun[FlowTensor]) -> None:
@@ -238,25 +241,23 @@ class EnsembleRun:
         if self._over:
             return
         try:
-            self._answer(call, request, response)
+            flow, run = self._flow, call.run
+            if response.error is not None:
+                self._fail(self._told(response.error))
+            elif not response.empty and flow.error is None:
+                flow.answer(run, self._made(call, request, response))
+            if response.final:
+                del self._calls[call]
+                self._count(request)
+                if self._pace is not None:
+                    self._pace.forget(request)
+                self._ended(run)
+                self._look()
+            else:
+                self._look()
+                self._paced().keep(request, run.step)
         except Exception:
             self._break_off()
-
-    def _answer(self, call: StepCall, request: Request, response: Response) -> None:
-        flow, run = self._flow, call.run
-        if response.error is not None:
-            self._fail(self._told(response.error))
-        elif not response.empty and flow.error is None:
-            flow.answer(run, self._made(call, request, response))
-        if response.final:
-            del self._calls[call]
-            if self._pace is not None:
-                self._pace.forget(request)
-            self._count(request)
-            self._ended(run)
-        self._look()
-        if not response.final:
-            self._paced().keep(request, run.step)
 
     def _paced(self) -> Pace:
         if self._pace is None:
@@ -271,16 +272,18 @@ class EnsembleRun:
     def _made(self, call: StepCall, request: Request, response: Response) -> dict[str, FlowTensor]:
         """The tensors of a response that somebody reads, held for them."""
         is_batch = call.model.signature.max_batch_size > 0
-        sequence, overrides = sequence_of(request, response.parameters)
-        given: dict[str, Tensor] = {}
-        for tensor in response.outputs:
-            # A model may answer twice under one name.
-            given.setdefault(tensor.name, tensor)
+        parameters = response.parameters
+        if parameters:
+            sequence, overrides = sequence_of(request, parameters)
+        else:
+            sequence, overrides = (request.correlation_id, request.flags), False
         made: dict[str, FlowTensor] = {}
         for name, _, uses, _, _ in self._flow.made_by(call.run.step):
-            found = given.get(name)
-            if found is not None:
-                made[name] = FlowTensor(hold(found, uses), is_batch, sequence, overrides)
+            # The first of a name counts: a model may answer twice under one.
+            for tensor in response.outputs:
+                if tensor.name == name:
+                    made[name] = FlowTensor(hold(tensor, uses), is_batch, sequence, overrides)
+                    break
         return made
 
     def _ended(self, run: StepRun[FlowTensor]) -> None:

@@ -17,8 +17,8 @@ from stubserve.inference.request import BACKEND_FAILURE, OTHER_FAILURE, REJECTED
 from stubserve.inference.served_model import Waiter
 from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
-from stubserve.inference.work import Work
 from stubserve.instances.instance import Instance, InstanceState
+from stubserve.instances.work import Results
 from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.factory import create_scheduler
 from stubserve.serving.answering import AnsweringModel
@@ -112,17 +112,19 @@ class InstanceModel(AnsweringModel):
         if not instance.passive and instance in self._instances.members:
             self._dispatcher.join(instance)
 
-    def on_results(self, instance: Instance, work: Work, finished: list[tuple[Request, Response]]) -> None:
+    def on_results(self, instance: Instance, results: Results) -> None:
         dispatcher, delivery = self._dispatcher, self._delivery
         if dispatcher.has_slots:
-            for request, response in finished:
-                dispatcher.response_complete(request, response)
+            for _, finished in results:
+                for request, response in finished:
+                    dispatcher.response_complete(request, response)
         # The next work first: the stub computes while the answers are written.
-        dispatcher.work_done(instance, work)
-        for request, response in finished:
-            delivery.respond(request, response)
-        # Nobody can read these before the next turn of the event loop.
-        delivery.executed(work.requests)
+        dispatcher.work_done(instance, [work for work, _ in results])
+        for work, finished in results:
+            for request, response in finished:
+                delivery.respond(request, response)
+            # Nobody can read these before the next turn of the event loop.
+            delivery.executed(work.requests)
 
     def on_response(self, request: Request, response: Response, start_ns: int) -> None:
         if response.final and self._dispatcher.has_slots:

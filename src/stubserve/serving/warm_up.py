@@ -26,6 +26,7 @@ from stubserve.inference.work import Work
 from stubserve.instances.death import unhealthy
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub import Stub
+from stubserve.instances.work import Results
 from stubserve.serving.instance_model import RESCHEDULED_IN_VAIN, InstanceModel
 from stubserve.serving.warm_up_samples import Sample, SampleInput
 
@@ -124,10 +125,11 @@ class _Batch:
         self._found: list[str] = []
         self._has_run = False
 
-    def on_results(self, work: Work, finished: list[tuple[Request, Response]]) -> None:
-        for request, response in finished:
-            self._take(request, response)
-        self._model.count_executed(work.requests)
+    def on_results(self, results: Results) -> None:
+        for work, finished in results:
+            for request, response in finished:
+                self._take(request, response)
+            self._model.count_executed(work.requests)
         self._has_run = True
         self._look_for_end()
 

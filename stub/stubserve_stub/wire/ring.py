@@ -69,7 +69,8 @@ class RingWriter:
         self._tail = _CAPACITY
         # How far the reader was when it was looked at last
         self._head = _CAPACITY
-        self._unannounced = 0
+        # How many records the reader has not been told of
+        self.unannounced = 0
 
     def put(self, message: bytes, flags: int = 0) -> bool:
         """Writes one record without announcing it; False if there is no room until the reader has moved on.
@@ -95,15 +96,15 @@ class RingWriter:
         _pack_word(self._data, at, length | flags)
         self._data[at + 4 : at + 4 + length] = message
         self._tail += skip + need
-        self._unannounced += 1
+        self.unannounced += 1
         return True
 
     def announce(self) -> int:
         """Rings the doorbell for all records written since the last call; how many those are."""
-        count = self._unannounced
+        count = self.unannounced
         if count:
             os.write(self._doorbell, _pack_count(count))
-            self._unannounced = 0
+            self.unannounced = 0
         return count
 
 

@@ -27,7 +27,7 @@ from operator import attrgetter
 from typing import Generic, TypeVar
 
 from stubserve.errors import ServeError
-from stubserve.schedulers.ensemble.plan import EnsemblePlan, Made, Step
+from stubserve.schedulers.ensemble.plan import EnsemblePlan, Made, Step, Taken
 
 T = TypeVar("T")
 
@@ -65,16 +65,30 @@ class EnsembleFlow(Generic[T]):
     """The flow of one request; `requested` are the outputs that its caller wants, None for all.
 
     `runs` is what is to run now, `responses` what is to be answered now; see `take_runs` and `take_responses`.
+    `under_way` is how many runs have begun and not ended.
     """
 
-    __slots__ = ("_answers", "_returned", "_route", "_turns", "_under_way", "answered", "error", "responses", "runs")
+    __slots__ = (
+        "_answers",
+        "_first",
+        "_returned",
+        "_route",
+        "_turns",
+        "answered",
+        "error",
+        "responses",
+        "runs",
+        "under_way",
+    )
 
     def __init__(self, plan: EnsemblePlan, requested: Collection[str] | None = None) -> None:
         self._route = route = plan.route(requested)
-        self._turns: dict[int, _Turn[T]] = {0: _Turn(route.needs)}
+        self._first: _Turn[T] = _Turn(route.needs)
+        # Those behind the first, by number
+        self._turns: dict[int, _Turn[T]] = {}
         # How often each step has answered, by its index
         self._answers = [0] * len(plan.steps)
-        self._under_way = 0
+        self.under_way = 0
         # What runs and responses had taken that came to nothing
         self._returned: list[T] = []
         self.runs: list[StepRun[T]] = []
@@ -122,7 +136,7 @@ class EnsembleFlow(Generic[T]):
 
     def end(self, run: StepRun[T]) -> None:
         """The run has had its last response."""
-        self._under_way -= 1
+        self.under_way -= 1
 
     def fail(self, error: ServeError) -> None:
         """Something went wrong, in a step or outside. The first error counts."""
@@ -143,12 +157,13 @@ class EnsembleFlow(Generic[T]):
     @property
     def over(self) -> bool:
         """Whether nothing is under way, so that nothing can follow."""
-        return not self._under_way
+        return not self.under_way
 
     def close(self) -> Iterator[tuple[T, int]]:
         """Gives back each tensor that was given and not taken by all, with the number of holds on it. Ends the flow."""
-        turns, self._turns = self._turns, {}
-        for turn in turns.values():
+        turns, self._turns = [self._first, *self._turns.values()], {}
+        self._first = _Turn(self._route.needs)
+        for turn in turns:
             for tensor, value in turn.values.items():
                 holds = self._untaken(tensor, turn)
                 if value is not None and holds:
@@ -169,7 +184,7 @@ class EnsembleFlow(Generic[T]):
 
     def _write(self, number: int, made: Sequence[Made], given: Mapping[str, T]) -> None:
         """One turn of what one writer makes, and what it completes."""
-        turn = self._turns.get(number)
+        turn: _Turn[T] | None = self._turns.get(number) if number else self._first
         if turn is None:
             turn = self._turns[number] = _Turn(self._route.needs)
         values, waits = turn.values, turn.waits
@@ -179,37 +194,25 @@ class EnsembleFlow(Generic[T]):
             turn.uses += uses
             for step in readers:
                 index = step.index
-                waits[index] -= 1
-                if not waits[index]:
+                waits[index] = left = waits[index] - 1
+                if not left:
                     complete.append(step)
             if requested:
-                waits[-1] -= 1
-                if not waits[-1]:
+                waits[-1] = left = waits[-1] - 1
+                if not left:
                     self._respond(turn)
         if len(complete) > 1:
             complete.sort(key=_in_order)
         for step in complete:
-            self._run(step, number, turn)
+            self.runs.append(StepRun(step, number, self._take(turn, self._route.takes[step.index])))
+        self.under_way += len(complete)
         if self.error is not None:
             self._return_runs()
-        if not turn.uses and number:
+        if number and not turn.uses:
             del self._turns[number]
 
-    def _run(self, step: Step, number: int, turn: _Turn[T]) -> None:
-        inputs: dict[str, T] = {}
-        for name, tensor in step.inputs.items():
-            value = self._take(tensor, turn)
-            if value is not None:
-                inputs[name] = value
-        self._under_way += 1
-        self.runs.append(StepRun(step, number, inputs))
-
     def _respond(self, turn: _Turn[T]) -> None:
-        outputs: dict[str, T] = {}
-        for tensor in self._route.outputs:
-            value = self._take(tensor, turn)
-            if value is not None:
-                outputs[tensor] = value
+        outputs = self._take(turn, self._route.takes[-1])
         if self.error is None:
             self.responses.append(outputs)
             self.answered += 1
@@ -218,9 +221,17 @@ class EnsembleFlow(Generic[T]):
 
     def _return_runs(self) -> None:
         for run in self.take_runs():
-            self._under_way -= 1
+            self.under_way -= 1
             self._returned += run.inputs.values()
 
-    def _take(self, tensor: str, turn: _Turn[T]) -> T | None:
-        turn.uses -= 1
-        return turn.values.pop(tensor) if self._route.uses[tensor] == 1 else turn.values[tensor]
+    @staticmethod
+    def _take(turn: _Turn[T], takes: Sequence[Taken]) -> dict[str, T]:
+        """What one reader gets, by the names that it knows; absent tensors are missing."""
+        values = turn.values
+        turn.uses -= len(takes)
+        taken: dict[str, T] = {}
+        for name, tensor, alone in takes:
+            value = values.pop(tensor) if alone else values[tensor]
+            if value is not None:
+                taken[name] = value
+        return taken

@@ -47,14 +47,23 @@ class Made(NamedTuple):
     requested: bool
 
 
+class Taken(NamedTuple):
+    """A tensor that its reader knows by `name`; `alone` where each turn of it is used only once."""
+
+    name: str
+    tensor: str
+    alone: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """What has to run for a set of requested outputs.
 
     `given` are the tensors of the caller, `made` those of each step, by its index; what is used by nobody is in
-    neither, so a tensor that is not in `uses` is made for nobody. `asked` are the names of the outputs that a step is
-    asked for. `needs` is how many different tensors a step waits for, and in the last place how many the caller does.
-    `steps` are those that run, `followers` those that read what a step makes.
+    neither, so a tensor that is not in `uses` is made for nobody. `takes` are the inputs of each step, by its index,
+    and in the last place what the caller gets. `asked` are the names of the outputs that a step is asked for. `needs`
+    is how many different tensors a step waits for, and in the last place how many the caller does. `steps` are those
+    that run, `followers` those that read what a step makes.
     """
 
     outputs: tuple[str, ...]
@@ -62,6 +71,7 @@ class Route:
     followers: Mapping[Step, tuple[Step, ...]]
     given: tuple[Made, ...]
     made: tuple[tuple[Made, ...], ...]
+    takes: tuple[tuple[Taken, ...], ...]
     asked: tuple[list[str], ...]
     needs: tuple[int, ...]
     uses: Mapping[str, int]
@@ -120,6 +130,9 @@ class EnsemblePlan:
                 if uses[tensor]
             )
 
+        def taken(names: Iterable[tuple[str, str]]) -> tuple[Taken, ...]:
+            return tuple(Taken(name, tensor, uses[tensor] == 1) for name, tensor in names)
+
         by_step = tuple(made(step.outputs.items()) if step in needed else () for step in self.steps)
         return Route(
             outputs=outputs,
@@ -130,6 +143,7 @@ class EnsemblePlan:
             },
             given=made((name, name) for name in self.inputs),
             made=by_step,
+            takes=(*(taken(step.inputs.items()) for step in self.steps), taken((name, name) for name in outputs)),
             asked=tuple([one.name for one in ones] for ones in by_step),
             needs=(*(len(set(step.inputs.values())) for step in self.steps), len(outputs)),
             uses=uses,
