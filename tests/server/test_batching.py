@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stubserve.schedulers.depth import MOST_AHEAD, QUICK_IN_A_ROW
 from tests.real_server import Answer, Serving, binary_output, binary_request, io_config, write_model
 
 # Answers each request with how many requests ran together. A negative input waits for the file "gate" to be there.
@@ -142,6 +143,27 @@ def test_only_equal_shapes_share_a_batch(server: Serving, repository_of_batchers
     gate.open()
     assert [float(binary_output(one.answer()).flatten()[0]) for one in pending] == [3] * 6
     assert gate.held.answer().status == 200
+
+
+def test_a_quick_model_gets_batches_ahead_and_each_stays_one(server: Serving, repository_of_batchers: Path) -> None:
+    for _ in range(QUICK_IN_A_ROW + 1):
+        assert ask(server, "shapes").status == 200
+    before = server.statistics("shapes")
+    gate = Gate(server, repository_of_batchers, "shapes")
+    widths = [width for width in range(1, 2 * MOST_AHEAD) for _ in range(2)]
+    pending = []
+    for width in widths:
+        pending.append(Pending(server, "shapes", width, width))
+        server.get("/v2/health/live")  # so that they arrive in this order
+    gate.open()
+    assert [float(binary_output(one.answer()).flatten()[0]) for one in pending] == [2] * len(widths)
+    assert gate.held.answer().status == 200
+    pairs = [f"{width:.1f} {width:.1f}" for width in range(1, 2 * MOST_AHEAD)]
+    server.wait_for(rf"executing shapes {re.escape(pairs[-1])}\n")
+    assert executions(server, "shapes")[-len(pairs) :] == pairs
+    after = server.statistics("shapes")
+    counted = [after[name] - before[name] for name in ("inference_count", "execution_count")]
+    assert counted == [1 + len(widths), 1 + len(pairs)]
 
 
 def test_answers_keep_the_order_of_requests(server: Serving, repository_of_batchers: Path) -> None:

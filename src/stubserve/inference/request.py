@@ -95,6 +95,7 @@ class Request:
         "compute_start_ns",
         "correlation_id",
         "flags",
+        "grouping_key",
         "id",
         "inputs",
         "on_response",
@@ -137,6 +138,8 @@ class Request:
         self.cancelled = False
         self.outcome: str | None = None
         self.stream: ResponseStream | None = None
+        # What a batcher compares it by, made when it is first asked for (`schedulers.grouping`)
+        self.grouping_key: dict[str, object] | None = None
         # When what happened
         self.request_start_ns = 0
         self.queue_start_ns = 0

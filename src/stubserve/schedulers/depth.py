@@ -10,9 +10,10 @@ Whether work is handed out ahead of time is decided here and nowhere else:
   is better served with the larger batch that gathers while it executes, until that is *ripe*: shortly before the
   execution is over, going by how long the last two took;
 - what is *closed*, because the requests behind it may not share its batch, would be the same batch later. Of that a
-  quick instance may have so many that executing them takes about AHEAD_NS, and MOST_AHEAD at most. They are told of,
-  and answered, several at a time, so that requests which cannot be batched share what a wake-up costs. A slower one has
-  one: the stub then goes from one batch to the next without waiting for the parent, which is busy with answers;
+  quick instance may have so many that executing them takes about AHEAD_NS, and MOST_AHEAD at most. The stub is
+  told of several at a time, and the parent reads several results at a time, so that requests which cannot be batched
+  share what a wake-up costs. A slower one has one: the stub then goes from one batch to the next without waiting for
+  the parent, which is busy with answers;
 - none to an instance whose executions take so long (SLOW_NS) that nobody would notice. What is handed out can neither
   be cancelled any more nor go to an instance that joins.
 

@@ -178,7 +178,7 @@ class DynamicBatcher(QueueingScheduler):
             return True
         if grouping is None:
             return next(iter(queue)).batch_size > 1
-        return grouping.key(next(iter(queue))) != grouping.key(queue.last())
+        return len(queue) > 1 and grouping.key(next(iter(queue))) != grouping.key(queue.last())
 
     def _count_of_next_batch(self, now_ns: int) -> int:
         """How many requests of a queue that is not empty run now; 0 if they wait until `_quiet_until_ns`.

@@ -38,13 +38,23 @@ class Grouping:
         return not (self._variable or self._shape_tensors or self._optional_inputs)
 
     def key(self, request: Request) -> dict[str, object]:
-        """Requests with equal keys may share a batch. Only for requests with a batch dimension."""
+        """Requests with equal keys may share a batch. Only for requests with a batch dimension.
+
+        It is made once, when the request is queued or later: until it has run, nothing of that changes.
+        """
+        key = request.grouping_key
+        if key is None:
+            key = request.grouping_key = self._made(request)
+        return key
+
+    def _made(self, request: Request) -> dict[str, object]:
         key: dict[str, object] = {}
         for tensor in request.inputs:
-            if tensor.name in self._shape_tensors:
-                key[tensor.name] = (tuple(tensor.shape), bytes(tensor.buffer))
-            elif tensor.name in self._variable:
-                key[tensor.name] = tuple(tensor.shape[1:])
+            name = tensor.name
+            if name in self._shape_tensors:
+                key[name] = (tuple(tensor.shape), bytes(tensor.buffer))
+            elif name in self._variable:
+                key[name] = tuple(tensor.shape[1:])
             elif self._optional_inputs:
-                key[tensor.name] = None
+                key[name] = None
         return key

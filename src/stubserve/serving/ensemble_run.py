@@ -159,7 +159,7 @@ class EnsembleRun:
         if self._looking:
             return
         self._looking = True
-        flow = self._flow
+        flow, gates = self._flow, self._ensemble.gates
         while flow.runs or flow.responses:
             runs = flow.take_runs()
             if flow.responses:
@@ -168,18 +168,14 @@ class EnsembleRun:
                 for number, outputs in enumerate(responses, 1):
                     self._respond(outputs, final=over and number == len(responses))
             for run in runs:
-                self._start(run)
+                self._begun.add(run.step.index)
+                if self._pace is not None:
+                    self._pace.begun(run.step)
+                if not gates or self._passes(run, gates[run.step]):
+                    self._submit(run)
         self._looking = False
         if not flow.under_way and not self._over:
             self._end()
-
-    def _start(self, run: StepRun[FlowTensor]) -> None:
-        self._begun.add(run.step.index)
-        if self._pace is not None:
-            self._pace.begun(run.step)
-        gates = self._ensemble.gates
-        if not gates or self._passes(run, gates[run.step]):
-            self._submit(run)
 
     def _passes(self, run: StepRun[FlowTensor], gate: Gate) -> bool:
         """Whether a run is inside; if not it waits, or has come to nothing."""
@@ -282,7 +278,9 @@ class EnsembleRun:
             # The first of a name counts: a model may answer twice under one.
             for tensor in response.outputs:
                 if tensor.name == name:
-                    made[name] = FlowTensor(hold(tensor, uses), is_batch, sequence, overrides)
+                    if tensor.span is not None:
+                        hold(tensor, uses)
+                    made[name] = FlowTensor(tensor, is_batch, sequence, overrides)
                     break
         return made
 
