@@ -120,8 +120,8 @@ RIVALS = [
         setting="a service for each model, of one worker and with BentoML's adaptive batches, behind a service that "
         "takes bodies as bytes through a mounted FastAPI application; access logs off; ONNX models only, as each model "
         "more is a process of 100 MB more",
-        lacks="KServe v2; shared memory: a tensor is pickled and sent to its model's process by HTTP over a Unix socket; "
-        "models from a repository",
+        lacks="KServe v2; shared memory: a tensor is pickled and sent to its model's process by HTTP over a Unix "
+        "socket; models from a repository",
         only_onnx=True,
     ),
 ]
