@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Python servers that stubserve is compared with: mosec, litserve, FastAPI with uvicorn.
+# Installs the Python servers that stubserve is compared with: mosec, litserve, FastAPI with uvicorn, BentoML.
 #
 #   tools/rivals.sh [DIR]      DIR: $RIVALS_DIR, or stubserve-rivals in the user's cache folder
 #

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from stubserve.inference.work import Work
-from stubserve.schedulers.depth import AHEAD_NS, AROUND_NS, MOST_AHEAD, QUICK_IN_A_ROW, QUICK_NS, Depth
+from stubserve.schedulers.depth import AHEAD_NS, AROUND_NS, MOST_AHEAD, QUICK_IN_A_ROW, QUICK_NS, SLOW_NS, Depth
 
 from .requests import request
 
-NONE, IDLE = (0, 0), (1, 0)
+NONE, IDLE = (0, 0, 0), (1, 0, 0)
 
 
 def executed(took_ns: int) -> Work:
@@ -33,9 +33,9 @@ def test_who_is_always_quick_has_one_work_ahead_and_closed_ones_besides() -> Non
         depth.handed_out("i")
         rooms.append(depth.room("i"))
     closed = range(MOST_AHEAD - 1, -1, -1)
-    assert rooms == [(2, MOST_AHEAD - 1), (1, MOST_AHEAD - 1), *((0, left) for left in closed)]
+    assert rooms == [(2, MOST_AHEAD - 1, 0), (1, MOST_AHEAD - 1, 0), *((0, left, 0) for left in closed)]
     depth.done("i", executed(10))
-    assert depth.room("i") == (0, 1)
+    assert depth.room("i") == (0, 1, 0)
 
 
 @pytest.mark.parametrize("took_ns", [QUICK_NS - 1, 100_000, 10])
@@ -72,15 +72,46 @@ def test_an_execution_that_takes_long_ends_it() -> None:
     assert depth.room("i") == IDLE
 
 
+def test_who_is_slower_has_one_work_ahead_if_it_is_closed_or_ripe() -> None:
+    depth = Depth(early=True)
+    depth.join("i")
+    for took_ns in (900_000, 800_000):
+        assert depth.room("i") == IDLE  # nothing is known of it before it has executed twice
+        depth.handed_out("i")
+        depth.done("i", executed(took_ns))
+    assert depth.room("i") == (1, 1, 700_000)
+    depth.handed_out("i")
+    assert depth.room("i") == (0, 1, 700_000)
+    depth.handed_out("i")
+    assert depth.room("i") == NONE
+    depth.done("i", executed(1_600_000))
+    assert depth.room("i") == (0, 1, 700_000)
+    depth.done("i", executed(2_400_000))
+    assert depth.room("i") == (1, 1, 1_400_000)
+
+
+@pytest.mark.parametrize("took_ns", [QUICK_NS - 1, SLOW_NS])
+def test_who_is_slow_or_not_yet_known_to_be_quick_has_nothing_ahead(took_ns: int) -> None:
+    depth = Depth(early=True)
+    depth.join("i")
+    for _ in range(3):
+        depth.handed_out("i")
+        depth.done("i", executed(took_ns))
+    assert depth.room("i") == IDLE
+    depth.handed_out("i")
+    assert depth.room("i") == NONE
+
+
 def test_nothing_ahead_before_it_is_known_to_be_quick() -> None:
     depth = Depth(early=True)
     warmed(depth, "i", QUICK_IN_A_ROW - 1)
     assert depth.room("i") == IDLE
 
 
-def test_nothing_ahead_where_the_queue_has_rules() -> None:
+@pytest.mark.parametrize("took_ns", [10, 10 * QUICK_NS])
+def test_nothing_ahead_where_the_queue_has_rules(took_ns: int) -> None:
     depth = Depth(early=False)
-    warmed(depth, "i")
+    warmed(depth, "i", took_ns=took_ns)
     assert depth.room("i") == IDLE
 
 
@@ -92,7 +123,7 @@ def test_nothing_ahead_past_another_instance() -> None:
     depth.handed_out("i")
     assert depth.room("i") == NONE
     depth.leave("j")
-    assert depth.room("i") == (1, MOST_AHEAD - 1)
+    assert depth.room("i") == (1, MOST_AHEAD - 1, 0)
 
 
 def test_a_new_stub_has_to_show_that_it_is_quick() -> None:

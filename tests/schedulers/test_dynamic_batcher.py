@@ -145,6 +145,52 @@ def test_closed_work_is_the_batch_that_would_have_been_formed_later(arrivals, ma
     assert formed + batches(early.poll(99)) == batches(late.poll(99))
 
 
+# Work that is ripe
+
+
+def test_a_batch_that_could_grow_goes_ahead_when_it_is_ripe():
+    batcher = DynamicBatcher(4)
+    batcher.instance_idle("a", 1, 1, 700)
+    filled(batcher, [1], first_id=0)
+    assert batches(batcher.poll(100)) == [["0"]]
+    assert batcher.poll(150).wake_at_ns is None
+    filled(batcher, [1], first_id=1)
+    assert (batches(decision := batcher.poll(200)), decision.wake_at_ns) == ([], 800)
+    filled(batcher, [1], first_id=2)
+    assert (batches(decision := batcher.poll(799)), decision.wake_at_ns) == ([], 800)
+    assert (batches(decision := batcher.poll(800)), decision.wake_at_ns) == ([["1", "2"]], None)
+    filled(batcher, [1], first_id=3)
+    assert (batches(decision := batcher.poll(9999)), decision.wake_at_ns) == ([], None)  # one ahead, not two
+    batcher.instance_idle("a", 0, 1, 700)  # it executes the second one now
+    assert (batches(decision := batcher.poll(10_000)), decision.wake_at_ns) == ([], 10_700)
+    batcher.instance_idle("a", 1, 1, 700)
+    assert batches(batcher.poll(10_300)) == [["3"]]
+
+
+def test_a_full_batch_goes_ahead_before_it_is_ripe():
+    batcher = DynamicBatcher(2)
+    batcher.instance_idle("a", 1, 1, 700)
+    filled(batcher, [1, 1, 1, 1, 1])
+    assert (batches(decision := batcher.poll(100)), decision.wake_at_ns) == ([["0", "1"], ["2", "3"]], None)
+
+
+def test_what_is_ripe_while_nothing_waits_goes_ahead_as_it_comes():
+    batcher = DynamicBatcher(4)
+    batcher.instance_idle("a", 0, 1, 700)
+    assert batcher.poll(100).wake_at_ns is None
+    filled(batcher, [1])
+    assert batches(batcher.poll(900)) == [["0"]]
+
+
+def test_a_ripe_batch_waits_for_its_delay_all_the_same():
+    batcher = DynamicBatcher(4, max_queue_delay_us=1)
+    batcher.instance_idle("a", 0, 1, 700)
+    assert batcher.poll(100).wake_at_ns is None
+    filled(batcher, [1], now_ns=750)
+    assert (batches(decision := batcher.poll(800)), decision.wake_at_ns) == ([], 1750)
+    assert batches(batcher.poll(1750)) == [["0"]]
+
+
 def test_what_is_said_of_an_instance_counts_in_place_of_what_was_said_before():
     batcher = DynamicBatcher(1)
     batcher.instance_idle("a", 2, 3)

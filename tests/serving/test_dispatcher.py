@@ -152,6 +152,35 @@ def test_a_quick_instance_that_serves_alone_has_several_works_ahead() -> None:
     run(scenario)
 
 
+def test_a_slower_instance_has_its_next_batch_before_it_is_idle() -> None:
+    """At once if that is full, else when most of the time is over that the last ones took."""
+
+    async def scenario() -> None:
+        parts, one = Parts(DynamicBatcher(2)), Executor()
+        parts.dispatcher.join(one)
+        for _ in range(2):
+            parts.enqueue("warm")
+            parts.dispatcher.poll()
+            parts.done(one, took_ns=800_000)
+        parts.enqueue("a")
+        parts.dispatcher.poll()
+        parts.enqueue("b")
+        parts.dispatcher.poll()
+        assert one.batches == [["a"]]
+        assert parts.alarm.at_ns == parts.clock() + 700_000
+        parts.enqueue("c", "d")
+        parts.dispatcher.poll()
+        assert one.batches == [["a"], ["b", "c"]]
+        assert parts.alarm.at_ns is None
+        parts.done(one, took_ns=800_000)
+        assert one.batches == [["b", "c"]]
+        parts.clock.now_ns = parts.alarm.at_ns or 0
+        parts.dispatcher.poll()
+        assert one.batches == [["b", "c"], ["d"]]
+
+    run(scenario)
+
+
 def test_an_instance_whose_stub_is_dead_gets_no_further_work() -> None:
     async def scenario() -> None:
         parts, one, two = Parts(DefaultScheduler()), Executor(), Executor()

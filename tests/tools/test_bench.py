@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 
 from tools import soak
 from tools.bench import bare_loop, bulk, onnx_loads, onnx_models, payloads, perf_analyzer, repository, versus, wrk
-from tools.bench.__main__ import parse_arguments, programs, turns
+from tools.bench.__main__ import parse_arguments, programs, serves, turns
 from tools.bench.payloads import JSON_LENGTH_HEADER, Form, Payload, Sample, WrongAnswerError
 from tools.bench.processes import Memory, ProcessTree
 from tools.bench.report import Report, number, ratio, summary
@@ -24,7 +25,7 @@ from tools.bench.rivals import RIVALS, Rival, payload_maker
 from tools.bench.servers import Program
 from tools.bench.table import all_workloads
 from tools.bench.targets import AFTERWARDS, BOUNDS, TARGETS
-from tools.bench.workloads import BATCH, CPU, P50, RATE, Metric
+from tools.bench.workloads import BATCH, CPU, P50, RATE, Metric, WrkLoad
 from tools.bench.wrk import LoadError
 
 FIGURES = {
@@ -331,6 +332,13 @@ def test_a_rival_is_sent_the_bare_tensor_on_a_route_that_its_program_has(rival: 
             payload.check(b"[0.5, 1.5]", None)
         assert payload.shortest_answer <= len(payload.body)
     assert routes in ({"identity_fp32"}, {"identity_fp32_single"})
+
+
+def test_who_runs_onnx_models_alone_has_no_other_row() -> None:
+    server = Program("any", (), sys.executable, {})
+    loads = {type(load): load for load in (*onnx_loads.all_loads(), WrkLoad("16 floats", "identity_fp32", 16, 1))}
+    for only, rows in ((False, [onnx_loads.OnnxLoad, WrkLoad]), (True, [onnx_loads.OnnxLoad])):
+        assert [kind for kind, load in loads.items() if serves(load, replace(server, only_onnx=only))] == rows
 
 
 def test_a_checkout_of_before_is_measured_under_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from typing import TypeVar
 import psutil
 
 from . import machine, repository, servers, table, versus, workloads, wrk
+from .onnx_loads import OnnxLoad
 from .payloads import WrongAnswerError
 from .report import CANDIDATE, REFERENCE, Report
 from .rivals import RIVALS, program
@@ -139,7 +140,7 @@ def run(stack: ExitStack, options: argparse.Namespace, chosen: list[Workload]) -
     for large in (False, True):
         for workload in chosen:
             for subject in subjects:
-                if workload.large is large and workload.serves(subject.program):
+                if workload.large is large and serves(workload, subject.program):
                     progress(f"checking {workload.name}: {subject.program.name}")
                     with named(workload, subject):
                         workload.prepare(subject)
@@ -149,7 +150,7 @@ def run(stack: ExitStack, options: argparse.Namespace, chosen: list[Workload]) -
     for number in range(options.rounds):
         for workload in chosen:
             for subject in turns(subjects, number):
-                if workload.serves(subject.program):
+                if serves(workload, subject.program):
                     progress(f"round {number + 1} of {options.rounds}: {workload.name}: {subject.program.name}")
                     with named(workload, subject):
                         report.add(workload.name, subject.program.name, workload.measure(subject, options.seconds))
@@ -161,6 +162,11 @@ def run(stack: ExitStack, options: argparse.Namespace, chosen: list[Workload]) -
     for subject in subjects:
         report.add(AFTERWARDS, subject.program.name, workloads.measure_memory(subject.server))
     return report
+
+
+def serves(workload: Workload, program: Program) -> bool:
+    """Whether `program` can run this at all."""
+    return workload.serves(program) and (not program.only_onnx or isinstance(workload, OnnxLoad))
 
 
 def turns(everybody: list[T], number: int) -> list[T]:

@@ -36,7 +36,7 @@ class Program:
 
     The words REPO, HTTP, GRPC and METRICS in `arguments` stand for the folder and the ports. `payload` puts a request
     into the server's protocol. A rival has a `package`, whose version is its own; the others speak KServe v2. A server
-    that `polls` works while it waits. `onnx` says whether it runs ONNX models.
+    that `polls` works while it waits. `onnx` says whether it runs ONNX models, `only_onnx` that it runs nothing else.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Program:
     package: str = ""
     polls: bool = False
     onnx: bool = True
+    only_onnx: bool = False
 
     @property
     def kserve(self) -> bool:

@@ -5,13 +5,17 @@ Whether work is handed out ahead of time is decided here and nowhere else:
 - never where the queue has rules (priorities, timeouts, slots): what is handed out early cannot be overtaken, nor
   expire;
 - never past another instance, which might be idle sooner: only while a single one serves;
-- only to an instance that is always quick. Where executing takes less time than telling parent and stub of each
-  other, the stub would mostly wait. A slower model is better served with the larger batch that gathers while it
-  executes;
-- of work that later requests could still join, one ahead, not more, for the same reason. What is *closed*, because the
-  requests behind it may not share its batch, would be the same batch later: of that so many that executing them takes
-  about AHEAD_NS, and MOST_AHEAD at most. The stub is told of several at a time, and the parent reads several results
-  at a time, so that requests which cannot be batched share what a wake-up costs.
+- of work that later requests could still join, one ahead, not more, and that only to an instance that is always quick.
+  Where executing takes less time than telling parent and stub of each other, the stub would mostly wait. A slower model
+  is better served with the larger batch that gathers while it executes, until that is *ripe*: shortly before the
+  execution is over, going by how long the last two took;
+- what is *closed*, because the requests behind it may not share its batch, would be the same batch later. Of that a
+  quick instance may have so many that executing them takes about AHEAD_NS, and MOST_AHEAD at most. The stub is
+  told of several at a time, and the parent reads several results at a time, so that requests which cannot be batched
+  share what a wake-up costs. A slower one has one: the stub then goes from one batch to the next without waiting for
+  the parent, which is busy with answers;
+- none to an instance whose executions take so long (SLOW_NS) that nobody would notice. What is handed out can neither
+  be cancelled any more nor go to an instance that joins.
 
 Costs a dictionary lookup when work is handed out, and two when it is done.
 """
@@ -31,16 +35,28 @@ AHEAD_NS = 1_000_000
 AROUND_NS = 20_000
 MOST_AHEAD = 8
 
+# From here on an instance has nothing to gain
+SLOW_NS = 100_000_000
+# What is left of an execution when the next batch is ripe: one part of so many. It has to be read and handed out, and
+# what is left over is what requests may miss it by
+RIPE_PARTS = 8
+
 
 class _Load:
-    """What one instance has. `slowest_ns` is about how long the slowest of its last executions took."""
+    """What one instance has.
 
-    __slots__ = ("quick_in_a_row", "slowest_ns", "works")
+    `last_ns` is how long its last execution took, `before_ns` the one before that, and `slowest_ns` about how long the
+    slowest of the last ones took.
+    """
+
+    __slots__ = ("before_ns", "last_ns", "quick_in_a_row", "slowest_ns", "works")
 
     def __init__(self) -> None:
         self.works = 0
         self.quick_in_a_row = 0
         self.slowest_ns = 0
+        self.last_ns = 0
+        self.before_ns = 0
 
 
 class Depth:
@@ -78,20 +94,30 @@ class Depth:
         load.works -= 1
         first = work.requests[0]
         took_ns = first.compute_infer_end_ns - first.compute_input_end_ns
+        load.before_ns, load.last_ns = load.last_ns, took_ns
         load.quick_in_a_row = load.quick_in_a_row + 1 if took_ns < QUICK_NS else 0
         load.slowest_ns = max(took_ns, load.slowest_ns - (load.slowest_ns >> 5))
 
-    def room(self, instance: Hashable) -> tuple[int, int]:
-        """How many works an instance may have now, and how many closed ones besides; none if it does not serve."""
+    def room(self, instance: Hashable) -> tuple[int, int, int]:
+        """How many works an instance may have now, and how many closed ones besides; none if it does not serve.
+
+        The third is how long after it has begun to execute what it has a closed one may be any, 0 for never.
+        """
         load = self._loads.get(instance)
         if load is None:
-            return 0, 0
+            return 0, 0, 0
         works = load.works
-        if not self._early or load.quick_in_a_row < QUICK_IN_A_ROW or len(self._loads) > 1:
-            return (0, 0) if works else (1, 0)
-        open_ = 2 - works if works < 2 else 0
-        ahead = min(MOST_AHEAD, AHEAD_NS // (load.slowest_ns + AROUND_NS))
-        return open_, max(0, 1 + ahead - works - open_)
+        if not self._early or len(self._loads) > 1:
+            return (0, 0, 0) if works else (1, 0, 0)
+        if load.quick_in_a_row >= QUICK_IN_A_ROW:
+            open_ = 2 - works if works < 2 else 0
+            ahead = min(MOST_AHEAD, AHEAD_NS // (load.slowest_ns + AROUND_NS))
+            return open_, max(0, 1 + ahead - works - open_), 0
+        open_ = 0 if works else 1
+        expected_ns = min(load.last_ns, load.before_ns)
+        if works > 1 or not QUICK_NS <= expected_ns < SLOW_NS:
+            return open_, 0, 0
+        return open_, 1, expected_ns - expected_ns // RIPE_PARTS
 
     def idle(self) -> list[Hashable]:
         """The instances that have nothing."""

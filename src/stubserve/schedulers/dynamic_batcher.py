@@ -32,7 +32,7 @@ from collections.abc import Collection
 
 from stubserve.inference.request import Request
 from stubserve.inference.work import Work
-from stubserve.schedulers.base import Decision
+from stubserve.schedulers.base import Decision, Instance
 from stubserve.schedulers.fifo_queue import FifoQueue, cancellation
 from stubserve.schedulers.grouping import Grouping
 from stubserve.schedulers.policy_queue import PolicyQueue, PriorityLevels
@@ -60,6 +60,8 @@ class DynamicBatcher(QueueingScheduler):
         "_quiet_size",
         "_quiet_until_ns",
         "_quiet_until_size",
+        "_ripe_after_ns",
+        "_ripe_at_ns",
     )
 
     def __init__(
@@ -89,6 +91,10 @@ class DynamicBatcher(QueueingScheduler):
         self._quiet_key: dict[str, object] | None = None
         # Whether no later request could have joined the batch that was looked for last
         self._closed = False
+        # After what time, and from when on, an instance that may have closed work may have any; 0 for never, and for
+        # not known yet
+        self._ripe_after_ns = 0
+        self._ripe_at_ns = 0
 
     def enqueue(self, request: Request, now_ns: int) -> None:
         """As the interface. Raises ServeError UNAVAILABLE if the queue of the request's priority is full."""
@@ -103,6 +109,12 @@ class DynamicBatcher(QueueingScheduler):
                 self._grouping is not None and self._grouping.key(request) != self._quiet_key
             ):
                 self._quiet_until_ns = 0
+
+    def instance_idle(self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0) -> None:
+        super().instance_idle(instance, works, closed)
+        # Only who serves alone is told of closed work.
+        self._ripe_after_ns = ripe_after_ns
+        self._ripe_at_ns = 0
 
     def cancel(self, request: Request) -> None:
         waited = len(self._queue)
@@ -119,20 +131,29 @@ class DynamicBatcher(QueueingScheduler):
             decision.answer += self._policies.expire(now_ns)
             self._quiet_until_ns = 0
         queue, idle = self._queue, self._idle
+        if self._ripe_after_ns and not self._ripe_at_ns and idle and not next(iter(idle.values()))[0]:
+            # It executes since it was told of.
+            self._ripe_at_ns = now_ns + self._ripe_after_ns
         if self._hold_until and len(queue) >= self._hold_until:
             self._hold_until = 0
         if not self._hold_until:
             while idle and queue:
                 closed_only = not next(iter(idle.values()))[0]
+                if closed_only and self._ripe_at_ns:
+                    closed_only = now_ns < self._ripe_at_ns
                 if closed_only and not self._may_be_closed():
+                    decision.wake_at_ns = self._ripe_at_ns or None
                     break
                 count = 0 if self._quiet_until_ns > now_ns else self._count_of_next_batch(now_ns)
                 if not count:
                     decision.wake_at_ns = self._quiet_until_ns
                     break
                 if closed_only and not self._closed:
+                    decision.wake_at_ns = self._ripe_at_ns or None
                     break
                 decision.run.append((self._take_room(), Work(queue.take(count))))
+                if self._ripe_after_ns:
+                    self._ripe_at_ns = now_ns + self._ripe_after_ns
         if self._policies is not None:
             deadline_ns = self._policies.next_deadline_ns()
             if deadline_ns is not None and (decision.wake_at_ns is None or deadline_ns < decision.wake_at_ns):
@@ -153,8 +174,10 @@ class DynamicBatcher(QueueingScheduler):
         Where requests have to be compared, that would cost more than it gives while all of them are alike.
         """
         queue, grouping = self._queue, self._grouping
-        if grouping is None or len(queue) >= self._max_preferred or not isinstance(queue, FifoQueue):
+        if len(queue) >= self._max_preferred or not isinstance(queue, FifoQueue):
             return True
+        if grouping is None:
+            return next(iter(queue)).batch_size > 1
         return len(queue) > 1 and grouping.key(next(iter(queue))) != grouping.key(queue.last())
 
     def _count_of_next_batch(self, now_ns: int) -> int:

@@ -84,7 +84,7 @@ class IterativeScheduler(Scheduler):
         # What has executed and was not rescheduled has given up its slot.
         self._running[instance] = {}
 
-    def instance_idle(self, instance: Instance, works: int = 1, closed: int = 0) -> None:
+    def instance_idle(self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0) -> None:
         self._ready.setdefault(instance, {})
         self._idle.add(instance)
 

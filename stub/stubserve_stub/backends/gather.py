@@ -16,7 +16,8 @@ looked at.
 BYTES. Backends compute on elements, not on the bytes in which they travel: an input's `memory` is a flat array of
 `bytes` objects, and so is an output's.
 
-Cost. For a batch of one request 3 µs; for each further one a copy of its inputs, a slice for each output, 1.5 µs.
+Cost. For a batch of one request 3 µs; for each further one a copy of its inputs, a slice for each output, 1.2 µs. Right
+behind a model that has used the caches for itself it takes three times as long, so loops over requests are short.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 
 from stubserve_stub.api import bytes_tensor
-from stubserve_stub.backends.native import InputView, NativeRequest, NativeResponse, Output
+from stubserve_stub.backends.native import InputView, NativeRequest, NativeResponse, Output, made
 from stubserve_stub.backends.ragged import RaggedBatches
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes, strings
@@ -87,8 +88,7 @@ class Gatherer:
             return [[0]]
         if not self._batches:
             return [[index] for index in range(len(requests))]
-        first = self._form(requests[0])
-        if all(self._form(request) == first for request in requests):
+        if self._alike(requests):
             return [list(range(len(requests)))]
         alike: Dict[Any, List[int]] = {}
         for index, request in enumerate(requests):
@@ -96,6 +96,22 @@ class Gatherer:
             key = frozenset((name, None if tail is None else tuple(tail)) for name, tail in self._form(request))
             alike.setdefault(key, []).append(index)
         return list(alike.values())
+
+    def _alike(self, requests: Sequence[NativeRequest]) -> bool:
+        """Whether all run as one by what `_form` says of them; nothing is made for each request."""
+        ragged = () if self._ragged is None else self._ragged.inputs
+        first = requests[0].inputs
+        for request in requests:
+            inputs = request.inputs
+            if len(inputs) != len(first):
+                return False
+            for name, view in inputs.items():
+                wanted = first.get(name)
+                if wanted is None:
+                    return False
+                if view.shape != wanted.shape and name not in ragged and view.shape[1:] != wanted.shape[1:]:
+                    return False
+        return True
 
     def _form(self, request: NativeRequest) -> List[Tuple[str, Optional[Sequence[int]]]]:
         """What all requests of a run have in common: their inputs, and the shape of a row, None where it may differ."""
@@ -129,29 +145,32 @@ class Gatherer:
         if ragged is not None:
             inputs.update(ragged.made(requests))
         outputs = first.outputs
-        if any(request.outputs is not outputs for request in requests):
+        if not _ask_alike(requests):
             outputs = list(dict.fromkeys(name for request in requests for name in request.outputs))
-        return Gathered(inputs, outputs, len(requests), sum(request.rows for request in requests))
+        return Gathered(inputs, outputs, len(requests), sum([request.rows for request in requests]))
 
     def scatter(self, requests: Sequence[NativeRequest], outputs: Dict[str, Output]) -> List[NativeResponse]:
         """The outputs of one run for the requests that have shared it. Raises Refusal if rows or elements miss."""
         ragged = self._ragged
-        rows = sum(request.rows for request in requests)
+        rows = sum([request.rows for request in requests])
         # Of each output what each request gets
-        parts: Dict[str, List[Output]] = {}
+        parts: Dict[str, Sequence[Output]] = {}
         for name, output in outputs.items():
             if ragged is not None and ragged.scatters(name):
-                parts[name] = ragged.parts(output, requests)
+                parts[name] = _wired(ragged.parts(output, requests))
             elif self._batches:
-                parts[name] = self._rows(output, requests, rows)
+                parts[name] = _wired(self._rows(output, requests, rows))
             else:
-                parts[name] = [output]
+                parts[name] = _wired([output])
+        if _ask_alike(requests):
+            columns = [parts[name] for name in requests[0].outputs]
+            if columns:
+                return [made(NativeResponse, (row, None, "", 0)) for row in zip(*columns)]
         return [
-            NativeResponse([_wired(parts[name][index]) for name in request.outputs])
-            for index, request in enumerate(requests)
+            NativeResponse([parts[name][index] for name in request.outputs]) for index, request in enumerate(requests)
         ]
 
-    def _rows(self, output: Output, requests: Sequence[NativeRequest], rows: int) -> List[Output]:
+    def _rows(self, output: Output, requests: Sequence[NativeRequest], rows: int) -> Sequence[Output]:
         """An output's part for each request, by their rows. Raises Refusal if it has others than the batch's."""
         name, datatype, shape, memory = output
         if not shape or shape[0] != rows:
@@ -160,9 +179,13 @@ class Gatherer:
             return [output]
         behind = shape[1:]
         size = len(memory) // max(rows, 1)
-        if datatype != BYTES and rows == len(requests) and size <= INLINE_BYTES:
+        if datatype != BYTES and 0 < size <= INLINE_BYTES and rows == len(requests):
             # Each part goes into a message anyway, and parts of bytes are cheap.
             memory = bytes(memory)
+            if max([request.rows for request in requests]) == 1:
+                own = (1, *behind)
+                starts = range(0, len(memory), size)
+                return [made(Output, (name, datatype, own, memory[start : start + size])) for start in starts]
         parts = []
         start = 0
         for request in requests:
@@ -185,8 +208,6 @@ class Gatherer:
         name, datatype = views[0].name, views[0].datatype
         shape = _joined_shape(views)
         memories = [view.memory for view in views]
-        if all(isinstance(memory, bytes) for memory in memories):
-            return InputView(name, datatype, shape, np.frombuffer(bytearray().join(memories), np.uint8))
         nbytes = sum(map(len, memories))
         buffer = self._buffers.get(name)
         if buffer is None or buffer.nbytes < nbytes or self._gathered[name]() is not None:
@@ -194,7 +215,10 @@ class Gatherer:
         joined: Any = np.frombuffer(memoryview(buffer), np.uint8, nbytes)  # type: ignore[arg-type]
         # All that is made of this array has the memoryview below it, as in `backends.native`.
         self._gathered[name] = weakref.ref(joined.base)
-        np.concatenate([np.frombuffer(memory, np.uint8) for memory in memories], out=joined)
+        if {type(memory) for memory in memories} == {bytes}:
+            joined.base[:nbytes] = b"".join(memories)
+        else:
+            np.concatenate([np.frombuffer(memory, np.uint8) for memory in memories], out=joined)
         return InputView(name, datatype, shape, joined)
 
     def _elements(self, views: Sequence[InputView]) -> InputView:
@@ -224,18 +248,24 @@ class Gatherer:
 def _joined_shape(views: Sequence[InputView]) -> Sequence[int]:
     """The shape of one input of these requests, with the rows of all."""
     shape = views[0].shape
-    return shape if len(views) == 1 else (sum(view.shape[0] for view in views), *shape[1:])
+    return shape if len(views) == 1 else (sum([view.shape[0] for view in views]), *shape[1:])
 
 
 def _inputs(requests: Sequence[NativeRequest]) -> List[Tuple[str, InputView]]:
     return [pair for request in requests for pair in request.inputs.items()]
 
 
-def _wired(output: Output) -> Output:
-    """An output as it travels: BYTES with their lengths."""
-    if output.datatype != BYTES:
-        return output
-    return output._replace(memory=strings.join(output.memory.tolist()))
+def _ask_alike(requests: Sequence[NativeRequest]) -> bool:
+    """Whether all ask for the same outputs, in the same order."""
+    outputs = requests[0].outputs
+    return all(request.outputs == outputs for request in requests)
+
+
+def _wired(parts: Sequence[Output]) -> Sequence[Output]:
+    """Parts of an output as they travel: BYTES with their lengths."""
+    if not parts or parts[0].datatype != BYTES:
+        return parts
+    return [part._replace(memory=strings.join(part.memory.tolist())) for part in parts]
 
 
 def texts(view: InputView, reader: str) -> List[str]:

@@ -23,6 +23,7 @@ from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets, wire_tensor
 from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire.arena import ArenaFull
+from stubserve_stub.wire.layout import INLINE_BYTES
 from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
 
 
@@ -66,6 +67,10 @@ class NativeResponse(NamedTuple):
     parameters: Optional[Dict[str, Any]] = None
     error: str = ""
     code: int = 0
+
+
+# A NamedTuple's own way takes twice as long, which counts where there is one for each request of a batch.
+made: Any = tuple.__new__
 
 
 class NativeBackend(Backend):
@@ -118,14 +123,19 @@ class NativeBackend(Backend):
     def _request(self, wire: WireRequest, memory: BatchMemory) -> NativeRequest:
         _, _, _, _, _, requested, wire_inputs = wire
         inputs = {}
-        for name, datatype, shape, place in wire_inputs:
-            if not isinstance(place, bytes):
-                place = _view(name, place, memory, self.writes_inputs)
-            inputs[name] = InputView(name, datatype, shape, place)
+        for wire_input in wire_inputs:
+            name, datatype, shape, place = wire_input
+            if type(place) is bytes:
+                # Has the form of the wire.
+                inputs[name] = made(InputView, wire_input)
+            else:
+                inputs[name] = InputView(name, datatype, shape, _view(name, place, memory, self.writes_inputs))
         rows = 1
         if self._batches and wire_inputs:
             rows = wire_inputs[0][2][0]
-        return NativeRequest(inputs, self.instance.outputs if requested is None else requested, rows)
+        outputs = self.instance.outputs if requested is None else requested
+        request: NativeRequest = made(NativeRequest, (inputs, outputs, rows))
+        return request
 
 
 def _view(name: str, place: Any, memory: BatchMemory, writable: bool) -> Any:
@@ -145,7 +155,10 @@ def entry_of(response: NativeResponse, memory: Any) -> WireResponse:
     outputs: List[WireTensor] = []
     try:
         for output in response.outputs:
-            outputs.append(wire_tensor(*output, memory))  # noqa: PERF401 - those before one that fails count
+            buffer = output.memory
+            # What goes into the message as it is has the form of the wire already.
+            small = type(buffer) is bytes and len(buffer) <= INLINE_BYTES
+            outputs.append(output if small else wire_tensor(*output, memory))
     except BaseException as error:
         memory.free(own_offsets(outputs))
         if isinstance(error, ArenaFull):

@@ -209,6 +209,51 @@ def test_inputs_are_not_copied_and_not_written_to(stub: StubMemory, tmp_path: Pa
     assert stub.read(place) == array.tobytes()
 
 
+def test_inputs_stay_bound_until_others_come(stub: StubMemory, tmp_path: Path) -> None:
+    """Batches of the same shapes are gathered into the same memory, which need not be bound again."""
+    instance = load(arithmetic(), tmp_path, "max_batch_size: 16", stub).start()
+    bound: list[str] = []
+    binding = instance.backend._execution._binding
+    bind_input = binding.bind_input
+    binding.bind_input = lambda name, *rest: bound.append(name) or bind_input(name, *rest)
+
+    def run(*rows: int, width: int = 2000) -> None:
+        bound.clear()
+        parts = [np.random.default_rng(count).random((count, width), np.float32) for count in rows]
+        entries = instance.run(*(request(["SUM"], A=part, B=part * 2) for part in parts))
+        for part, (error, (tensor,), _) in zip(parts, entries, strict=True):
+            assert error is None
+            np.testing.assert_array_equal(instance.array(tensor), part + part * 2)
+
+    run(3, 2)
+    assert bound == ["A", "B"]
+    run(2, 3)
+    assert bound == []
+    run(1, 2)
+    assert bound == ["A", "B"]
+    run(9, 6)  # does not fit into the memory of the others
+    assert bound == ["A", "B"]
+    run(9, 6)
+    assert bound == []
+    run(9, 6, width=1000)
+    assert bound == ["A", "B"]
+
+
+def test_inputs_of_a_run_that_fails_are_bound_anew(stub: StubMemory, tmp_path: Path) -> None:
+    made = model([node("Div", "A B", "Y")], [("A", "INT32", ["n"]), ("B", "INT32", ["m"])], [("Y", "INT32", ["n"])])
+    config = "max_batch_size: 0 input [ { name: 'A' data_type: TYPE_INT32 dims: [ -1 ] },"
+    config += " { name: 'B' data_type: TYPE_INT32 dims: [ -1 ] } ]"
+    config += " output [ { name: 'Y' data_type: TYPE_INT32 dims: [ -1 ] } ]"
+    instance = load(made, tmp_path, config, stub).start()
+    places = [stub.give(np.full(count, count, np.int32).tobytes()) for count in (1000, 2000)]
+    few, many = (np.full(count, count, np.int32) for count in (1000, 2000))
+    for _ in range(2):
+        wrong = request(A=wire("A", few, "INT32", places[0]), B=wire("B", many, "INT32", places[1]))
+        assert instance.run(wrong)[0][0][1] == codes.INTERNAL
+        right = instance.infer(A=wire("A", few, "INT32", places[0]), B=wire("B", few, "INT32", places[0]))
+        assert right["Y"].tolist() == [1] * 1000
+
+
 def test_an_output_that_varies(stub: StubMemory, tmp_path: Path) -> None:
     """How many there are depends on values: what was bound for the last number is not what this run needs."""
     made = model([node("NonZero", "X", "Y")], [("X", "FP32", [4000])], [("Y", "INT64", [1, "found"])])

@@ -1,4 +1,4 @@
-"""What a Python user would serve a model with instead: mosec, litserve, FastAPI with uvicorn.
+"""What a Python user would serve a model with instead: mosec, litserve, FastAPI with uvicorn, BentoML.
 
 Each runs in the environment that tools/rivals.sh makes, from one small program here, with the settings that its own
 documentation recommends for production. They do the same work on the same values, but their protocol carries less: the
@@ -36,6 +36,7 @@ PACKAGES = [
     "orjson",
     "msgpack",
     "onnxruntime",
+    "bentoml",
 ]
 
 
@@ -66,6 +67,7 @@ class Rival:
     lacks: str
     polls: bool = False
     onnx: bool = True
+    only_onnx: bool = False
 
 
 RIVALS = [
@@ -109,6 +111,19 @@ RIVALS = [
         lacks="KServe v2; batching, which is the user's own code here; a process for each model, so one that crashes "
         "or holds the interpreter's lock stops all, and all share one environment; models from a repository",
     ),
+    Rival(
+        "bentoml",
+        "bentoml",
+        ("with_bentoml.py", "--repository", "REPO", "--port", "HTTP"),
+        ready_path="/readyz",
+        batch_from=16,
+        setting="a service for each model, of one worker and with BentoML's adaptive batches, behind a service that "
+        "takes bodies as bytes through a mounted FastAPI application; access logs off; ONNX models only, as each model "
+        "more is a process of 100 MB more",
+        lacks="KServe v2; shared memory: a tensor is pickled and sent to its model's process by HTTP over a Unix "
+        "socket; models from a repository",
+        only_onnx=True,
+    ),
 ]
 
 
@@ -135,6 +150,7 @@ def program(rival: Rival) -> Program:
         package=rival.package,
         polls=rival.polls,
         onnx=rival.onnx,
+        only_onnx=rival.only_onnx,
     )
 
 

@@ -5,10 +5,14 @@ write to where it is told needs a shape that is known beforehand. It is known fr
 shapes: that is right for every model but those whose output shapes depend on values (the boxes of a detector). So:
 
 1. an output whose shape is known, and which does not fit into a message, is bound to room in the stub's own segment;
-2. the others are made by onnxruntime in memory of its own, and copied once, when they are sent;
+2. the others are made by onnxruntime in memory of its own, and copied once: into the message if they are small, else
+   when they are sent;
 3. if a run fails that had outputs bound, it is made again without: onnxruntime refuses memory of another shape. An
    output that has turned out to vary is not bound again. A session has no state, so a second run is the first one;
 4. a bound output that lies somewhere else after all (a graph may hand an input through) is taken from there.
+
+Inputs stay bound until others take their place: batches of the same shapes are gathered into the same memory, and then
+there is nothing to bind.
 
 Strings cannot be bound. A model that takes some is run on arrays; its outputs are copied once.
 
@@ -20,7 +24,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -61,6 +65,8 @@ class Execution:
         self._scalars = scalars
         self._takes_strings = any(info.datatype == BYTES for info in self._inputs.values())
         self._binding = session.io_binding()
+        # The inputs that it has: names, data types, shapes, addresses
+        self._bound: Any = ()
         # The shapes of outputs by those of the inputs, oldest first; and the outputs for which that is not enough
         self._known: "collections.OrderedDict[Any, Dict[str, Shape]]" = collections.OrderedDict()
         self._varying: List[str] = []
@@ -82,10 +88,7 @@ class Execution:
     # Bound memory
 
     def _run_bound(self, batch: Gathered) -> Dict[str, Output]:
-        shapes: List[Tuple[str, Shape]] = []
-        for name, view in batch.inputs.items():
-            shapes.append((name, self._bind_input(name, view)))
-        key = tuple(shapes)
+        key = self._bind_inputs(batch.inputs)
         known = self._known.get(key, {})
         rooms = {}
         try:
@@ -105,7 +108,6 @@ class Execution:
             else:
                 outputs = self._collect(batch, rooms)
         finally:
-            self._binding.clear_binding_inputs()
             self._binding.clear_binding_outputs()
         self._remember(key, outputs)
         return outputs
@@ -117,13 +119,21 @@ class Execution:
         self._session.run_with_iobinding(self._binding, self._run_options)
         return self._collect(batch, {})
 
-    def _bind_input(self, name: str, view: InputView) -> Shape:
-        info = self._inputs[name]
-        # A tensor without dimensions is [1] in a configuration.
-        shape = tuple(view.shape) if info.dims else ()
-        address = address_of(view.memory)
-        self._binding.bind_input(name, _CPU, 0, ELEMENT_TYPES[view.datatype], shape, address)
-        return shape
+    def _bind_inputs(self, inputs: Mapping[str, InputView]) -> Any:
+        """Binds what is not bound yet. What inputs of these shapes have in common."""
+        shapes = []
+        places = []
+        for name, view in inputs.items():
+            # A tensor without dimensions is [1] in a configuration.
+            shapes.append((name, tuple(view.shape) if self._inputs[name].dims else ()))
+            places.append((view.datatype, address_of(view.memory)))
+        if self._bound != (shapes, places):
+            self._bound = ()
+            self._binding.clear_binding_inputs()
+            for (name, shape), (datatype, address) in zip(shapes, places):
+                self._binding.bind_input(name, _CPU, 0, ELEMENT_TYPES[datatype], shape, address)
+            self._bound = (shapes, places)
+        return tuple(shapes)
 
     def _memory_for(self, name: str, shape: Optional[Shape], requests: int) -> Optional[np.ndarray]:
         """Room for an output, None where onnxruntime shall find it itself."""
@@ -149,11 +159,14 @@ class Execution:
                 outputs[name] = self._strings(info, value.numpy())
                 continue
             address = value.data_ptr()
+            memory: Any
             if name in rooms and address == address_of(rooms[name][1]):
                 shape, memory = rooms[name]
             else:
                 shape = tuple(value.shape())
-                memory = _memory_at(address, nbytes_of(info.datatype, shape), value)
+                nbytes = nbytes_of(info.datatype, shape)
+                small = nbytes <= INLINE_BYTES * batch.requests
+                memory = ctypes.string_at(address, nbytes) if small else _memory_at(address, nbytes, value)
             outputs[name] = Output(name, info.datatype, self._sent_shape(info, shape), memory)
         return outputs
 
@@ -202,8 +215,6 @@ class Execution:
 
 def _memory_at(address: int, nbytes: int, owner: Any) -> np.ndarray:
     """Memory of onnxruntime's as an array, which keeps its owner."""
-    if not nbytes:
-        return np.empty(0, np.uint8)
     memory: Any = (ctypes.c_char * nbytes).from_address(address)
     memory.owner = owner
     return np.frombuffer(memory, np.uint8)
