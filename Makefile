@@ -1,6 +1,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+COMPILED := $(VENV)/compiled
+# What is served and measured: compiled as in a wheel, unless a source is newer
+STALE = $(shell test -x $(COMPILED)/bin/stubserve && find src stub pyproject.toml -newer $(VENV)/.compiled -print -quit || echo none)
+SERVED = $(if $(STALE),$(BIN),$(COMPILED)/bin)
 REPOSITORY ?= model_repository
 ARGS ?=
 PEERS_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/stubserve-peers
@@ -8,25 +12,43 @@ RIVALS_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/stubserve
 # Set when ARGS name a server that tools/rivals.sh installs.
 RIVALS := $(filter --rivals,$(ARGS))$(findstring mosec,$(ARGS))$(findstring litserve,$(ARGS))$(findstring fastapi,$(ARGS))$(findstring bentoml,$(ARGS))
 
-.PHONY: install serve test check conformance bench soak siege chaos fuzz clean
+.PHONY: install compiled wheel serve test test-compiled check conformance bench soak siege chaos fuzz clean
 
 # Installs once, and again when pyproject.toml has changed.
-install: $(VENV)/.installed
+install: $(VENV)/.installed $(VENV)/.compiled
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[examples,test,dev]'
 	touch $@
 
+# Compiled once; `make compiled` does it again.
+$(VENV)/.compiled: | $(VENV)/.installed
+	tools/compiled.sh $(BIN)/python $(COMPILED)
+	touch $@
+
+compiled: $(VENV)/.installed
+	rm -f $(VENV)/.compiled
+	$(MAKE) $(VENV)/.compiled
+
+wheel: $(VENV)/.installed
+	HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(BIN)/python -m hatchling build -t wheel
+
 # Without the files that are to be fetched the models that need them are not there, and the others are served.
 serve: install
-	@fetched=true; $(BIN)/stubserve fetch $(REPOSITORY) || fetched=false; \
+	@$(if $(STALE),echo "Serving the sources as they are; \`make compiled\` makes it faster.";) \
+	fetched=true; $(BIN)/stubserve fetch $(REPOSITORY) || fetched=false; \
 	$$fetched || echo "Serving without the models whose files could not be fetched; make serve tries again." >&2; \
-	exec $(BIN)/stubserve serve $(REPOSITORY) --http-address=127.0.0.1 \
+	exec $(SERVED)/stubserve serve $(REPOSITORY) --http-address=127.0.0.1 \
 	--grpc-address=127.0.0.1 --exit-on-error=$$fetched --strict-readiness=$$fetched $(ARGS)
 
 test: install
 	$(BIN)/python -m pytest $(ARGS)
+
+# What is seen from outside of a server whose modules are compiled. Tests of the modules need them as they are.
+test-compiled: install
+	$(COMPILED)/bin/python -c 'from stubserve.protocols.http import calls; assert calls.__file__.endswith(".so")'
+	$(COMPILED)/bin/python -m pytest tests/server $(ARGS)
 
 check: install
 	$(BIN)/ruff check src stub tests tools model_repository
@@ -35,21 +57,21 @@ check: install
 
 conformance: install
 	PEERS_DIR='$(PEERS_DIR)' tools/peers.sh
-	PEERS_DIR='$(PEERS_DIR)' $(BIN)/python -m tests.conformance $(ARGS)
+	PEERS_DIR='$(PEERS_DIR)' $(SERVED)/python -m tests.conformance $(ARGS)
 
 bench: install
 	PEERS_DIR='$(PEERS_DIR)' tools/peers.sh
 	$(if $(RIVALS),RIVALS_DIR='$(RIVALS_DIR)' PYTHON='$(PYTHON)' tools/rivals.sh)
-	PEERS_DIR='$(PEERS_DIR)' RIVALS_DIR='$(RIVALS_DIR)' $(BIN)/python -m tools.bench $(ARGS)
+	PEERS_DIR='$(PEERS_DIR)' RIVALS_DIR='$(RIVALS_DIR)' $(SERVED)/python -m tools.bench $(ARGS)
 
 soak: install
-	$(BIN)/python -m tools.soak $(ARGS)
+	$(SERVED)/python -m tools.soak $(ARGS)
 
 siege: install
-	$(BIN)/python -m tools.siege $(ARGS)
+	$(SERVED)/python -m tools.siege $(ARGS)
 
 chaos: install
-	$(BIN)/python -m tools.chaos $(ARGS)
+	$(SERVED)/python -m tools.chaos $(ARGS)
 
 # atheris has wheels for some Pythons only, so it is not among what `install` installs.
 fuzz: install

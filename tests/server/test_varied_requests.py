@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 import struct
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -145,6 +147,21 @@ def test_the_same_answer_alone_and_after_thousands_of_others(server: Serving) ->
         for at in chance.choices(range(len(requests)), k=3000):
             client.send(requests[at])
             assert client.answer() == expected[at], requests[at]
+
+
+def test_the_same_answer_from_compiled_modules(server: Serving) -> None:
+    python = Path(sys.prefix, "compiled", "bin", "python")
+    if not python.exists():
+        pytest.skip("stubserve is not compiled here")
+    compiled = Serving(Path(server.command[4]))
+    compiled.command[0] = str(python)
+    chance = random.Random(14)
+    with compiled, Client(compiled) as one, Client(server) as other:
+        for _ in range(2000):
+            request = varied(chance)
+            one.send(request)
+            other.send(request)
+            assert one.answer() == other.answer(), request
 
 
 def request(array: np.ndarray, **options: object) -> bytes:
