@@ -49,6 +49,6 @@ def main() -> None:
         raise SystemExit(f"{error}\n\n'stubserve serve --help' lists the flags.") from None
     # A tenth of the time that imports take is the collector's, which finds nothing; `run` has it go on.
     gc.disable()
-    from stubserve.server import run
+    from stubserve.running import run
 
     raise SystemExit(run(settings))

@@ -14,6 +14,7 @@ import select
 import socket
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +23,13 @@ import tritonclient.http
 import uvloop
 
 from stubserve.flags import parse_arguments
+from stubserve.fronts import grpc_server, http_server
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.listening import listen
-from stubserve.server import Server, grpc_server, http_server
+from stubserve.server import Server
 from tests.real_server import Serving, binary_request, io_config, write_model
 from tests.server.grpc_calls import SERVICE, request
-from tools.bench.http2_client import GrpcConnection
+from tools.bench.http2_client import GrpcConnection, framed
 
 TENSOR_BYTES = 4 << 20
 # A hundredth of the tensor: heads, JSON, and the few KiB of a body that come with its head.
@@ -148,7 +150,9 @@ class GrpcClient:
     """The same over gRPC, with the benchmark's client, which counts the answers that it reads."""
 
     def __init__(self, port: int, message: bytes) -> None:
-        self._connection = GrpcConnection(port, f"{SERVICE}/ModelInfer", message, TENSOR_BYTES, None, self._finish)
+        self._connection = GrpcConnection(
+            port, f"{SERVICE}/ModelInfer", repeat(framed(message)), TENSOR_BYTES, None, self._finish
+        )
         self._done = False
 
     def infer(self) -> None:

@@ -28,6 +28,7 @@ from stubserve.instances.batch import Batch, hold_inputs, pack_batch, read_respo
 from stubserve.instances.bls import Models, StubCall, StubCalls
 from stubserve.instances.execution_watch import ExecutionWatch
 from stubserve.instances.memory import Memory
+from stubserve.instances.open_requests import Key, OpenRequests
 from stubserve.instances.stub_memory import StubMemory
 from stubserve.instances.stub_process import StubProcess
 
@@ -97,13 +98,10 @@ class StubWork:
         self._handlers = messages.handlers_of_parent(self, self.calls)
         # Batches that the stub has, by number
         self._in_flight: dict[int, Batch] = {}
-        # Requests of batches that have run which senders have yet to answer, by (batch, index), and the other way round
-        self._open: dict[tuple[int, int], Request] = {}
-        self._keys: dict[Request, tuple[int, int]] = {}
-        # The inputs that schedulers have added to these; held until the final response, as the requests' own are
-        self._open_extras: dict[tuple[int, int], Sequence[Tensor]] = {}
+        # Requests of batches that it has not any more
+        self._open = OpenRequests()
         # Groups of responses that have been passed on, of which the stub is still to be told
-        self._passed_on: list[tuple[int, int]] = []
+        self._passed_on: list[Key] = []
         self.batches = 0
         self._announced = 0
         self._announcement_is_due = False
@@ -186,7 +184,7 @@ class StubWork:
 
     def cancel(self, request: Request) -> None:
         """Lets the model see that nobody waits for a request that it has."""
-        key = self._keys.get(request)
+        key = self._open.key_of(request)
         if key is None:
             for number, batch in self._in_flight.items():
                 if request in batch.work.slots:
@@ -213,12 +211,7 @@ class StubWork:
         for batch in self._in_flight.values():
             unfinished.extend(batch.unanswered())
             batch.drop()
-        open_ = list(self._open.values())
-        for tensors in self._open_extras.values():
-            drop_blocks(tensors)
-        self._open_extras.clear()
-        self._open.clear()
-        self._keys.clear()
+        open_ = self._open.clear()
         self._memory.batches_in_flight -= len(self._in_flight)
         self._in_flight.clear()
         return unfinished, open_
@@ -315,7 +308,7 @@ class StubWork:
             if entry == messages.RESCHEDULED:
                 rescheduled.append(request)
             else:
-                self._leave_open((batch, index), request, had)
+                self._open.add((batch, index), request, had.take_extras(index))
         if had.spilled is not None or had.extras is not None:
             had.drop()
         owner = self.owner
@@ -323,13 +316,6 @@ class StubWork:
             for request in rescheduled:
                 owner.on_rescheduled(request)
             self._executed.append((had.work, finished))
-
-    def _leave_open(self, key: tuple[int, int], request: Request, had: Batch) -> None:
-        self._open[key] = request
-        self._keys[request] = key
-        extras = had.take_extras(key[1])
-        if extras:
-            self._open_extras[key] = extras
 
     def on_response(
         self,
@@ -344,7 +330,7 @@ class StubWork:
         final = bool(flags & messages.FINAL)
         key = (batch, index)
         had = self._in_flight.get(batch)
-        request = self._open.get(key) if had is None else had.work.slots[index]
+        request = self._open.find(key) if had is None else had.work.slots[index]
         read = read_response(response, final, self._outputs, self._process.name)
         if request is None or self.owner is None:
             # Sent while the request was being answered in another way.
@@ -357,8 +343,7 @@ class StubWork:
                 had.answered = had.answered or set()
                 had.answered.add(index)
             else:
-                del self._open[key], self._keys[request]
-                drop_blocks(self._open_extras.pop(key, ()))
+                self._open.remove(key)
         self.owner.on_response(request, read, start_ns)
         if flags & messages.ACKNOWLEDGE:
             running = () if had is None else had.work.requests
@@ -367,13 +352,13 @@ class StubWork:
     def on_released(self, offsets: Sequence[int]) -> None:
         self._outputs.release(offsets)
 
-    def _extras(self, key: tuple[int, int], had: Batch | None) -> Sequence[Tensor]:
+    def _extras(self, key: Key, had: Batch | None) -> Sequence[Tensor]:
         """The inputs that a scheduler has added to this slot."""
         if had is None:
-            return self._open_extras.get(key, ())
+            return self._open.extras(key)
         return had.extras[key[1]] if had.extras is not None else ()
 
-    def _pass_on(self, key: tuple[int, int]) -> None:
+    def _pass_on(self, key: Key) -> None:
         """A group of responses has been passed on to its reader; told with others of this turn of the event loop."""
         if not self._passed_on:
             self._loop.call_soon(self._acknowledge)
@@ -401,13 +386,10 @@ class StubWork:
 
     def _requests(self) -> list[Request]:
         running = [request for batch in self._in_flight.values() for request in batch.work.requests]
-        return [*running, *self._open.values()]
+        return [*running, *self._open.all()]
 
     def _tensors(self) -> Iterator[Tensor]:
         """All that the stub has been given and has not answered for."""
         for batch in self._in_flight.values():
             yield from batch.tensors()
-        for request in self._open.values():
-            yield from request.inputs
-        for tensors in self._open_extras.values():
-            yield from tensors
+        yield from self._open.tensors()

@@ -1,0 +1,112 @@
+"""The front ends of a server: HTTP and metrics, which uvicorn runs, and gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+from collections.abc import Iterator
+from typing import Any, Protocol, cast
+
+import uvicorn
+
+from stubserve.protocols.entrance import Entrance
+from stubserve.protocols.http.app import create_app
+from stubserve.protocols.http.connection import HttpConnection
+from stubserve.protocols.http.head import has_asked
+from stubserve.protocols.http.metrics import create_metrics_app
+from stubserve.protocols.http.shared import Connections
+from stubserve.protocols.offload import Offload
+from stubserve.server import Server
+
+
+class GrpcTransport(Protocol):
+    """What the server needs of a gRPC transport."""
+
+    port: int
+
+    async def start(self) -> None: ...
+
+    async def stop(self, grace_s: float) -> None: ...
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers and without its ten wake-ups per second: an idle server sleeps.
+
+    With an `offload` connections come in by an `Entrance`.
+    """
+
+    def __init__(self, config: uvicorn.Config, offload: Offload | None = None) -> None:
+        super().__init__(config)
+        self._stopping = asyncio.Event()
+        self._offload = offload
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._offload is None or sockets is None:
+            await super().startup(sockets)
+            return
+        await self.lifespan.startup()
+        config = self.config
+        make = functools.partial(
+            cast(Any, config.http_protocol_class),
+            config=config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            _loop=asyncio.get_running_loop(),
+        )
+        self.servers = [Entrance(listener, make, has_asked, self._offload) for listener in sockets]  # type: ignore[misc]
+        self.started = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def main_loop(self) -> None:
+        await self._stopping.wait()
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stopping.set()
+
+
+def http_server(server: Server, connections: Connections) -> HttpServer:
+    """The HTTP front end of a server. What its connections share is `connections`, for who stops it in good order."""
+    app = create_app(server)
+    config = uvicorn.Config(
+        app,
+        http=functools.partial(HttpConnection, connections),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=server.settings.exit_timeout_secs,
+    )
+    return HttpServer(config, server.offload)
+
+
+def metrics_server(server: Server) -> HttpServer:
+    """The front end of a server's metrics."""
+    app = create_metrics_app(server.metrics.text)
+    config = uvicorn.Config(
+        app, ws="none", lifespan="off", access_log=False, log_config=None, server_header=False, date_header=False
+    )
+    return HttpServer(config)
+
+
+def grpc_server(server: Server) -> GrpcTransport:
+    """The gRPC front end of a server, listening. Raises OSError."""
+    # Here, so that a server does not pay for what it does not use.
+    from stubserve.protocols.grpc.service import Service
+
+    settings = server.settings.grpc
+    service = Service(server, settings.header_forward_pattern, settings.restricted)
+    if settings.transport == "grpcio":
+        from stubserve.protocols.grpc.aio_transport import AioTransport
+
+        return AioTransport(service, settings)
+    from stubserve.protocols.grpc.http2.server import Http2Transport
+
+    return Http2Transport(server, service, settings)

@@ -1,0 +1,147 @@
+"""A server in this process: starts it with its front ends, waits for a signal, and ends all in the right order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+
+import uvloop
+
+from stubserve import malloc, orphans
+from stubserve.errors import ServeError
+from stubserve.fronts import GrpcTransport, HttpServer, grpc_server, http_server, metrics_server
+from stubserve.observability.output import output
+from stubserve.protocols.http.shared import Connections
+from stubserve.protocols.listening import explained, listen
+from stubserve.server import Server
+from stubserve.settings import Settings
+
+log = logging.getLogger("stubserve.server")
+
+# How much of --exit-timeout-secs HTTP requests may take to end; the rest is for models to finalize.
+_DRAIN_PART = 0.8
+
+
+async def serve(settings: Settings) -> int:
+    """Runs a server until a signal ends it. The process's exit code."""
+    try:
+        server = Server(settings)
+    except OSError as error:
+        log.error("error: creating server: %s", error.strerror)
+        return 1
+    for notice in settings.notices:
+        log.warning(notice)
+    http, metrics = settings.http, settings.metrics
+    fronts: list[tuple[str, HttpServer, socket.socket]] = []
+    connections = Connections(server)
+
+    def log_requests_if_verbose() -> None:
+        connections.log_requests = server.log_settings.verbose
+
+    log_requests_if_verbose()
+    server.log_settings.watchers.add(log_requests_if_verbose)
+    try:
+        if http.allow:
+            protocol, address, port = "http", http.address, http.port
+            fronts.append(("HTTPService", http_server(server, connections), listen(address, port, http.reuse_port)))
+        if metrics.allow:
+            protocol, address, port = "metrics", settings.metrics_address, metrics.port
+            fronts.append(("Metrics Service", metrics_server(server), listen(address, port)))
+    except OSError as error:
+        log.error("Socket '%s:%d' cannot be opened: %s", address, port, explained(error, protocol))
+        return 1
+    grpc: GrpcTransport | None = None
+    if settings.grpc.allow:
+        try:
+            grpc = grpc_server(server)
+        except OSError as error:
+            place = f"{settings.grpc.address}:{settings.grpc.port}"
+            log.error("failed to start gRPC at '%s': %s", place, explained(error, "grpc"))
+            return 1
+        await grpc.start()
+        server.grpc_port = grpc.port
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    reaping = loop.create_task(orphans.reap()) if os.getpid() == 1 else None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    serving = [loop.create_task(front.serve([listener])) for _, front, listener in fronts]
+    loading = loop.create_task(server.load())
+    stopping = loop.create_task(stop.wait())
+    exit_code = 0
+    await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if loading.done():
+        failure = _failure(loading)
+        if failure and settings.exit_on_error:
+            log.error("error: creating server: %s", failure)
+            exit_code = 1
+        else:
+            if server.failed:
+                log.error("%s", failure)
+            if grpc is not None:
+                log.info("Started GRPCInferenceService at %s:%d", settings.grpc.address, grpc.port)
+            for name, _, listener in fronts:
+                log.info("Started %s at %s:%d", name, *listener.getsockname()[:2])
+    else:
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+    if exit_code == 0:
+        await stopping
+    # Before it is said: a request that comes after that line is none of those.
+    connections.open.begin_drain()
+    log.info("Waiting for in-flight requests to complete.")
+    deadline = loop.time() + settings.exit_timeout_secs
+    await server.give_up_changes()
+    stopping_grpc = loop.create_task(grpc.stop(settings.exit_timeout_secs)) if grpc is not None else None
+    if http.allow:
+        fronts[0][1].stop()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(connections.open.drain(), settings.exit_timeout_secs * _DRAIN_PART)
+    await server.stop(max(deadline - loop.time(), 0))
+    if stopping_grpc is not None:
+        await stopping_grpc
+    for _, front, _ in fronts:
+        front.stop()
+    await asyncio.gather(*serving)
+    stopping.cancel()
+    if reaping is not None:
+        reaping.cancel()
+    return exit_code
+
+
+def _failure(loading: asyncio.Task[bool]) -> str:
+    """Why the server cannot be as it was wanted; empty if it is."""
+    try:
+        return "" if loading.result() else "Internal - failed to load all models"
+    except ServeError as error:
+        return error.status_text
+
+
+def run(settings: Settings) -> int:
+    """Runs a server in this process, on uvloop. The process's exit code."""
+    _raise_descriptor_limit()
+    malloc.give_back_large()
+    # Whoever started the server may ignore it, which is inherited, and then nobody learns how a child has ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # What has been imported stays. The collector need not walk through it again and again, which takes tens of
+    # milliseconds, in which nobody is served, and is called for by nothing but many requests in flight.
+    gc.freeze()
+    gc.enable()
+    try:
+        return uvloop.run(serve(settings))
+    finally:
+        output.close()
+
+
+def _raise_descriptor_limit() -> None:
+    """Every connection and instance costs descriptors; the soft limit is often 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
