@@ -75,6 +75,9 @@ class Pending:
 
     def __init__(self, server: Serving, model: str, value: float, width: int = 1, **more: object) -> None:
         self.connection: http.client.HTTPConnection = server.connect()
+        # New connections come in when they have asked something. On one that is in, requests arrive as they are sent.
+        self.connection.request("GET", "/v2/health/live")
+        self.connection.getresponse().read()
         path, body, headers = binary_request(model, np.full((1, width), value, np.float32), **more)
         self.connection.request("POST", path, body, headers)
 

@@ -12,10 +12,13 @@ from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.grpc.http2.inbox import ROOM_BYTES, SMALL_BYTES, Inbox, SmallRoom
 from stubserve.protocols.pressure import Pressure
 
+# Nobody, since nothing here stalls
+OWNER = cast(Any, SimpleNamespace())
+
 
 def test_a_message_takes_memory_as_it_comes() -> None:
     """A client can promise 64 KB on each of a thousand streams, with five bytes each."""
-    inboxes = [Inbox(cast(Any, None), SmallRoom(), 0, cast(Any, None)) for _ in range(200)]
+    inboxes = [Inbox(cast(Any, None), SmallRoom(), 0, OWNER) for _ in range(200)]
     prefix = b"\0" + SMALL_BYTES.to_bytes(4, "big")
     tracemalloc.start()
     for inbox in inboxes:
@@ -31,14 +34,14 @@ def test_large_messages_lie_in_the_arena_and_claims_take_nothing() -> None:
     memory = Memory(64 << 20)
     ingress = SimpleNamespace(arrivals=Arrivals(memory, Pressure(), 32 << 20))
     room = SmallRoom()
-    claims = [Inbox(cast(Any, ingress), room, number, cast(Any, None)) for number in range(13)]
+    claims = [Inbox(cast(Any, ingress), room, number, OWNER) for number in range(13)]
     for inbox in claims:
         assert not list(inbox.feed(memoryview(b"\0" + (60 << 20).to_bytes(4, "big") + b"x")))
     for _ in range(2):  # cold, and then into warm blocks
         for size in (1000, 16_384, 300_000):
             content = random.Random(size).randbytes(3_000_000)
             sent = b"\0" + len(content).to_bytes(4, "big") + content
-            inbox = Inbox(cast(Any, ingress), room, 0, cast(Any, None))
+            inbox = Inbox(cast(Any, ingress), room, 0, OWNER)
             [message] = [
                 message for at in range(0, len(sent), size) for message in inbox.feed(memoryview(sent[at : at + size]))
             ]
@@ -57,7 +60,7 @@ def test_short_messages_share_a_room_in_the_heap() -> None:
     memory = Memory(64 << 20)
     ingress = SimpleNamespace(arrivals=Arrivals(memory, Pressure(), 32 << 20))
     room = SmallRoom()
-    inboxes = [Inbox(cast(Any, ingress), room, 0, cast(Any, None)) for _ in range(ROOM_BYTES // SMALL_BYTES + 100)]
+    inboxes = [Inbox(cast(Any, ingress), room, 0, OWNER) for _ in range(ROOM_BYTES // SMALL_BYTES + 100)]
     sent = memoryview(b"\0" + SMALL_BYTES.to_bytes(4, "big") + bytes(SMALL_BYTES))
     for inbox in inboxes:
         assert not list(inbox.feed(sent[:-1]))
@@ -76,7 +79,7 @@ def test_messages_in_pieces() -> None:
     messages = [b"", b"a" * 1000, b"b" * SMALL_BYTES, b"c"]
     sent = b"".join(b"\0" + len(message).to_bytes(4, "big") + message for message in messages)
     for size in (1, 3, 5, 7, 1000, len(sent)):
-        inbox = Inbox(cast(Any, None), SmallRoom(), 0, cast(Any, None))
+        inbox = Inbox(cast(Any, None), SmallRoom(), 0, OWNER)
         found = [
             message.data for at in range(0, len(sent), size) for message in inbox.feed(memoryview(sent[at : at + size]))
         ]
