@@ -30,7 +30,10 @@ class CompiledModules(BuildHookInterface[Any]):
         if version == "editable":
             return
         folder = Path(self.root) / self.config["sources"]
-        files = sorted({str(file) for pattern in self.config["modules"] for file in folder.glob(pattern)})
+        # Named from the root on, for tracebacks show the names
+        found = {file.relative_to(self.root) for pattern in self.config["modules"] for file in folder.glob(pattern)}
+        files = sorted(map(str, found))
+        assert all(any(folder.glob(pattern)) for pattern in self.config["modules"]), "a pattern has no file any more"
         self._made = tempfile.TemporaryDirectory(prefix="stubserve-compiled-")
         made = Path(self._made.name)
         _compile(Path(self.root), files, made)

@@ -8,16 +8,20 @@ What is logged can be changed while the server runs (`LogSettings`). Who filters
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from stubserve.observability.output import QueuedStream, output
 from stubserve.settings import LoggingSettings
+
+_EVENT_LOOP = str(Path(asyncio.__file__).parent)
 
 FORMATS = ("default", "ISO8601")
 # In the order of the stub's levels
@@ -46,7 +50,10 @@ class LineFormatter(logging.Formatter):
             message += "\n" + self.formatException(record.exc_info)
         if self._escape:
             message = json.dumps(message, ensure_ascii=False)
-        return f"{stamp} {record.process} {record.filename}:{record.lineno}] {message}"
+        # What a compiled function logs would be said to come from the event loop: it has no frame that logging sees.
+        compiled = record.pathname.startswith(_EVENT_LOOP) and record.name.startswith("stubserve")
+        place = record.name if compiled else f"{record.filename}:{record.lineno}"
+        return f"{stamp} {record.process} {place}] {message}"
 
 
 class _BelowWarning(logging.Filter):
