@@ -18,7 +18,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-# 3 takes twice as long to compile, and what it makes is not faster.
+# As most of the time goes into calls of the interpreter, more than this is not worth waiting for.
 OPTIMISATION = "2"
 
 

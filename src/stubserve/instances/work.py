@@ -36,8 +36,10 @@ log = logging.getLogger("stubserve.instances")
 
 _QUESTION = "does its model write to memory of others?"
 
-# What has been executed, and the answers that came of it, in the order in which it was executed
-Results = Sequence[tuple[Work, Sequence[tuple[Request, Response]]]]
+# What has been executed, and the answers that came of it
+Result = tuple[Work, Sequence[tuple[Request, Response]]]
+# In the order in which it was executed
+Results = Sequence[Result]
 
 # Many batches may be in flight (`schedulers.depth`). The ring has room for two records of any size, and beside them for
 # as many of up to this size as there can be; what is longer goes through the arena.
@@ -106,7 +108,7 @@ class StubWork:
         self._announced = 0
         self._announcement_is_due = False
         # What the messages that are being taken tell to have been executed
-        self._executed: list[tuple[Work, Sequence[tuple[Request, Response]]]] = []
+        self._executed: list[Result] = []
         # When the stub had executed its last batch
         self._free_ns = 0
         # Nothing more is taken from the stub, nor should it be given anything

@@ -24,12 +24,7 @@ class StepCall(Call):
         self.run = run
         self._on_answer = on_answer
 
-    def on_response(self, request: Request, response: Response) -> None:
-        # As the base class has it, with one Python call less for each step.
-        if request is not self.request:
-            return
-        if response.final:
-            self.request = None
+    def respond(self, request: Request, response: Response) -> None:
         self._on_answer(self, request, response)
 
 

@@ -164,7 +164,7 @@ class EnsembleRun:
             runs = flow.take_runs()
             if flow.responses:
                 responses = flow.take_responses()
-                over = not flow.under_way and flow.error is None
+                over = flow.over and flow.error is None
                 for number, outputs in enumerate(responses, 1):
                     self._respond(outputs, final=over and number == len(responses))
             for run in runs:
@@ -174,7 +174,7 @@ class EnsembleRun:
                 if not gates or self._passes(run, gates[run.step]):
                     self._submit(run)
         self._looking = False
-        if not flow.under_way and not self._over:
+        if flow.over and not self._over:
             self._end()
 
     def _passes(self, run: StepRun[FlowTensor], gate: Gate) -> bool:
@@ -268,19 +268,13 @@ class EnsembleRun:
     def _made(self, call: StepCall, request: Request, response: Response) -> dict[str, FlowTensor]:
         """The tensors of a response that somebody reads, held for them."""
         is_batch = call.model.signature.max_batch_size > 0
-        parameters = response.parameters
-        if parameters:
-            sequence, overrides = sequence_of(request, parameters)
-        else:
-            sequence, overrides = (request.correlation_id, request.flags), False
+        sequence, overrides = sequence_of(request, response.parameters)
         made: dict[str, FlowTensor] = {}
         for name, _, uses, _, _ in self._flow.made_by(call.run.step):
             # The first of a name counts: a model may answer twice under one.
             for tensor in response.outputs:
                 if tensor.name == name:
-                    if tensor.span is not None:
-                        hold(tensor, uses)
-                    made[name] = FlowTensor(tensor, is_batch, sequence, overrides)
+                    made[name] = FlowTensor(hold(tensor, uses), is_batch, sequence, overrides)
                     break
         return made
 

@@ -28,9 +28,11 @@ class FlowTensor(NamedTuple):
     overrides: bool = False
 
 
-def sequence_of(request: Request, parameters: Mapping[str, Any]) -> tuple[SequenceTag, bool]:
+def sequence_of(request: Request, parameters: Mapping[str, Any] | None) -> tuple[SequenceTag, bool]:
     """The sequence that a step's outputs belong to: its request's, but for what the step has said in its response."""
     correlation_id, flags = request.correlation_id, request.flags
+    if not parameters:
+        return (correlation_id, flags), False
     overrides = False
     given = parameters.get("sequence_id")
     if isinstance(given, (int, str)) and not isinstance(given, bool):

@@ -28,17 +28,16 @@ MAX_DEPTH = 100
 
 _SHAPE_TEXT = "Unable to parse 'data': Shape does not match true shape of 'data' field"
 
-# Types of `array` for the floating-point types.
-_FLOATS = {11: "f", 12: "d"}
 # By type number, the format with which struct takes what upstream takes, or fails. Python's own "f" makes what is
 # beyond a float infinite, as upstream does.
 _FORMATS = {2: "B", 3: "H", 4: "I", 5: "Q", 6: "b", 7: "h", 8: "i", 9: "q", 11: "f", 12: "d"}
+_UNSIGNED = frozenset((2, 3, 4, 5))
+_SIGNED = frozenset((6, 7, 8, 9))
+_FLOATS = frozenset((11, 12))
 # How many lists inside lists of numbers `read_plain` takes apart; more are rare.
 _NESTING = 4
 _read_strings = msgspec.json.Decoder(list[str]).decode
 _read_bools = msgspec.json.Decoder(list[bool]).decode
-_UNSIGNED = frozenset((2, 3, 4, 5))
-_SIGNED = frozenset((6, 7, 8, 9))
 
 
 def read_plain(datatype: int, text: bytes, elements: int) -> bytes | None:
@@ -115,7 +114,7 @@ def read(name: str, datatype: int, data: list[Any], elements: int) -> bytes:
             return bytes(flat)
         if datatype in _FLOATS:
             # What is beyond a float becomes infinite, as in upstream.
-            return array(_FLOATS[datatype], flat).tobytes()
+            return array(_FORMATS[datatype], flat).tobytes()
         wide = array("Q" if datatype in _UNSIGNED else "q", flat)
     except OverflowError:
         _explain(datatype, flat, elements)

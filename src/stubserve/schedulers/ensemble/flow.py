@@ -65,7 +65,6 @@ class EnsembleFlow(Generic[T]):
     """The flow of one request; `requested` are the outputs that its caller wants, None for all.
 
     `runs` is what is to run now, `responses` what is to be answered now; see `take_runs` and `take_responses`.
-    `under_way` is how many runs have begun and not ended.
     """
 
     __slots__ = (
@@ -74,11 +73,11 @@ class EnsembleFlow(Generic[T]):
         "_returned",
         "_route",
         "_turns",
+        "_under_way",
         "answered",
         "error",
         "responses",
         "runs",
-        "under_way",
     )
 
     def __init__(self, plan: EnsemblePlan, requested: Collection[str] | None = None) -> None:
@@ -88,7 +87,8 @@ class EnsembleFlow(Generic[T]):
         self._turns: dict[int, _Turn[T]] = {}
         # How often each step has answered, by its index
         self._answers = [0] * len(plan.steps)
-        self.under_way = 0
+        # How many runs have begun and not ended
+        self._under_way = 0
         # What runs and responses had taken that came to nothing
         self._returned: list[T] = []
         self.runs: list[StepRun[T]] = []
@@ -136,7 +136,7 @@ class EnsembleFlow(Generic[T]):
 
     def end(self, run: StepRun[T]) -> None:
         """The run has had its last response."""
-        self.under_way -= 1
+        self._under_way -= 1
 
     def fail(self, error: ServeError) -> None:
         """Something went wrong, in a step or outside. The first error counts."""
@@ -157,7 +157,7 @@ class EnsembleFlow(Generic[T]):
     @property
     def over(self) -> bool:
         """Whether nothing is under way, so that nothing can follow."""
-        return not self.under_way
+        return not self._under_way
 
     def close(self) -> Iterator[tuple[T, int]]:
         """Gives back each tensor that was given and not taken by all, with the number of holds on it. Ends the flow."""
@@ -205,7 +205,7 @@ class EnsembleFlow(Generic[T]):
             complete.sort(key=_in_order)
         for step in complete:
             self.runs.append(StepRun(step, number, self._take(turn, self._route.takes[step.index])))
-        self.under_way += len(complete)
+        self._under_way += len(complete)
         if self.error is not None:
             self._return_runs()
         if number and not turn.uses:
@@ -221,7 +221,7 @@ class EnsembleFlow(Generic[T]):
 
     def _return_runs(self) -> None:
         for run in self.take_runs():
-            self.under_way -= 1
+            self._under_way -= 1
             self._returned += run.inputs.values()
 
     @staticmethod
