@@ -16,7 +16,18 @@ import numpy as np
 import pytest
 
 from tools import soak
-from tools.bench import bare_loop, bulk, onnx_loads, onnx_models, payloads, perf_analyzer, repository, versus, wrk
+from tools.bench import (
+    bare_loop,
+    bulk,
+    onnx_loads,
+    onnx_models,
+    payloads,
+    perf_analyzer,
+    repository,
+    text_loads,
+    versus,
+    wrk,
+)
 from tools.bench.__main__ import parse_arguments, programs, serves, turns
 from tools.bench.payloads import JSON_LENGTH_HEADER, Form, Payload, Sample, WrongAnswerError
 from tools.bench.processes import Memory, ProcessTree
@@ -383,3 +394,22 @@ def test_the_sleeping_model_sleeps_once_a_batch() -> None:
     head, body = repository.SLEEPING.split("def execute(self, requests):\n")
     assert "import time\n" in head
     assert body.splitlines()[0] == "        time.sleep(0.002)"
+
+
+def test_a_row_of_a_text_model_has_to_be_like_the_right_one() -> None:
+    right = np.array([3, 4], np.float32)
+    text_loads.require_like([3.1, 4], right)
+    for wrong in ([4, -3], [3, 4, 0], [float("nan"), 4]):
+        with pytest.raises(WrongAnswerError):
+            text_loads.require_like(wrong, right)
+
+
+@pytest.mark.skipif(not text_loads.available(), reason="packages of the examples are missing")
+def test_the_classifier_says_something_of_each_word_piece(tmp_path: Path) -> None:
+    text_loads.write_classifier(tmp_path / "model.onnx")
+    session = onnx_models.open_session(tmp_path / "model.onnx")
+    ids = np.array([[101, 7592, 102], [101, 102, 0]])
+    (scores,) = session.run(None, {"input_ids": ids, "attention_mask": np.sign(ids)})
+    assert scores.shape == (2, 3, text_loads.MODELS["classifier"][0])
+    assert (scores[0, 0] == scores[1, 0]).all()
+    assert (scores[0, 1] != scores[0, 0]).any()
