@@ -1,4 +1,8 @@
-"""Where the tensors of a request lie: inside their message, in the body that is in the arena, or put there now."""
+"""Where the tensors of a request lie: inside their message, in the body that is in the arena, or put there now.
+
+What travels inside a message is kept by the parent's heap until it is answered, and counted nowhere. So of one request
+that is no more than MOST_INLINE, beside tensors that are SMALL_BYTES or less.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,17 @@ from stubserve_stub.wire.layout import INLINE_BYTES
 from stubserve.inference.memory import Block, Span
 from stubserve.inference.tensor import Tensor
 
+# A tensor of this size is always inside its message.
+SMALL_BYTES = 1024
+MOST_INLINE = 4 * INLINE_BYTES
+
 Store = Callable[["bytes | memoryview"], Block]
 
 
 class BodyPlacer:
     """Makes tensors of parts of the body, and remembers the blocks that they hold."""
 
-    __slots__ = ("_block", "_body", "_body_offset", "_held", "_store", "size")
+    __slots__ = ("_block", "_body", "_body_offset", "_held", "_inside", "_store", "size")
 
     def __init__(self, body: bytes | memoryview, block: Block | None, body_offset: int, store: Store) -> None:
         self._body = body
@@ -23,11 +31,12 @@ class BodyPlacer:
         self._body_offset = body_offset
         self._store = store
         self._held: list[Block] | None = None
+        self._inside = 0
         self.size = len(body)
 
     def slice(self, name: str, datatype: int, shape: Sequence[int], at: int, nbytes: int) -> Tensor:
         """The tensor that the body holds from `at` on."""
-        if nbytes <= INLINE_BYTES:
+        if nbytes <= SMALL_BYTES or self._goes_inside(nbytes):
             return Tensor(name, datatype, shape, bytes(self._body[at : at + nbytes]))
         if self._block is None:
             return self.put(name, datatype, shape, memoryview(self._body)[at : at + nbytes])
@@ -36,9 +45,15 @@ class BodyPlacer:
 
     def put(self, name: str, datatype: int, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
         """A tensor of bytes that are not in the arena yet."""
-        if len(data) <= INLINE_BYTES:
+        if len(data) <= SMALL_BYTES or self._goes_inside(len(data)):
             return Tensor(name, datatype, shape, bytes(data))
         return Tensor(name, datatype, shape, None, self._keep(self._store(data)).whole())
+
+    def _goes_inside(self, nbytes: int) -> bool:
+        if nbytes > INLINE_BYTES or self._inside + nbytes > MOST_INLINE:
+            return False
+        self._inside += nbytes
+        return True
 
     def undo(self) -> None:
         for block in self._held or ():

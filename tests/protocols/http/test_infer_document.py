@@ -375,7 +375,7 @@ def test_large_numbers_of_elements_are_usual(memory: Memory) -> None:
 
 
 def test_no_memory_for_the_second_input(memory: Memory) -> None:
-    fields = '"name":"{}","shape":[1,300],"datatype":"FP64","data":' + json.dumps([1] * 300)
+    fields = '"name":"{}","shape":[1,2000],"datatype":"FP64","data":' + json.dumps([1] * 2000)
     text = b'{"inputs":[{%b},{%b}]}' % (fields.format("A").encode(), fields.format("B").encode())
     model = signature("m", io("input", "A", "FP64", "-1") + io("input", "B", "FP64", "-1") + "max_batch_size: 8")
     stored: list[Any] = []
@@ -392,7 +392,7 @@ def test_no_memory_for_the_second_input(memory: Memory) -> None:
 
 
 def test_what_was_placed_before_an_odd_input_is_let_go_of(memory: Memory) -> None:
-    fields = '"name":"{}","shape":[1,300],"datatype":"FP64","data":' + json.dumps([1] * 300)
+    fields = '"name":"{}","shape":[1,2000],"datatype":"FP64","data":' + json.dumps([1] * 2000)
     odd = fields.replace("[1, 1,", "[null, 1,")
     text = b'{"inputs":[{%b},{%b}]}' % (fields.format("A").encode(), odd.format("B").encode())
     model = signature("m", io("input", "A", "FP64", "-1") + io("input", "B", "FP64", "-1") + "max_batch_size: 8")
