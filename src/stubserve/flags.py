@@ -201,9 +201,11 @@ def usage() -> str:
     head = [
         "usage: stubserve serve REPOSITORY [REPOSITORY ...] [--flag=value ...]",
         "",
-        "Serves the models of a Triton model repository. A tritonserver command line works too.",
+        "Serves the models of a Triton model repository, or the one in a folder or a file.",
+        "A tritonserver command line works too.",
         "",
-        "Tools: stubserve check REPOSITORY     all problems of a repository, without serving it",
+        "Tools: stubserve init NAME            a new model's folder, with a client and a test",
+        "       stubserve check REPOSITORY     all problems of a repository, without serving it",
         "       stubserve fetch REPOSITORY     model files out of packages, where models list some",
         "       stubserve env build MODEL_DIR  a packed environment from the model's requirements.txt",
         "       stubserve env check MODEL_DIR  imports the model in its environment and shows what it finds",

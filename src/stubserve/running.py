@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import socket
+from dataclasses import replace
 
 import uvloop
 
@@ -19,6 +20,7 @@ from stubserve.fronts import GrpcTransport, HttpServer, grpc_server, http_server
 from stubserve.observability.output import output
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.listening import explained, listen
+from stubserve.repository.given_path import advice_for, servable
 from stubserve.server import Server
 from stubserve.settings import Settings
 
@@ -78,6 +80,9 @@ async def serve(settings: Settings) -> int:
     await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if loading.done():
         failure = _failure(loading)
+        if failure or not server.has_models:
+            for text in await asyncio.to_thread(advice_for, settings.repository.paths):
+                log.warning(text)
         if failure and settings.exit_on_error:
             log.error("error: creating server: %s", failure)
             exit_code = 1
@@ -133,10 +138,12 @@ def run(settings: Settings) -> int:
     # milliseconds, in which nobody is served, and is called for by nothing but many requests in flight.
     gc.freeze()
     gc.enable()
-    try:
-        return uvloop.run(serve(settings))
-    finally:
-        output.close()
+    with contextlib.ExitStack() as links:
+        paths = tuple(servable(path, links) for path in settings.repository.paths)
+        try:
+            return uvloop.run(serve(replace(settings, repository=replace(settings.repository, paths=paths))))
+        finally:
+            output.close()
 
 
 def _raise_descriptor_limit() -> None:

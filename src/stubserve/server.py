@@ -23,7 +23,7 @@ from stubserve.protocols.stall import Pace
 from stubserve.repository.control import ModelControl
 from stubserve.repository.loading import Loader
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
-from stubserve.settings import Settings
+from stubserve.settings import EXPLICIT, POLL, Settings
 
 log = logging.getLogger("stubserve.server")
 
@@ -82,6 +82,11 @@ class Server:
             raise
         self.loaded = True
         return complete
+
+    @property
+    def has_models(self) -> bool:
+        """Whether there is a model, of whatever state, or there may be one: somebody may load it, or put it there."""
+        return bool(self._registry.models) or self.settings.repository.control_mode in (EXPLICIT, POLL)
 
     @property
     def registry(self) -> Registry:
