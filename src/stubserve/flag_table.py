@@ -215,7 +215,7 @@ FLAGS = (
     Flag("log-info", "logging.info", parse_bool, "Log info messages (true).", switch=True),
     Flag("log-warning", "logging.warning", parse_bool, "Log warnings (true).", switch=True),
     Flag("log-error", "logging.error", parse_bool, "Log errors (true).", switch=True),
-    Flag("log-format", "logging.format", str, "default or ISO8601."),
+    Flag("log-format", "logging.format", str, "default, ISO8601 or json (default)."),
     Flag("log-file", "logging.file", str, "Append the log to this file."),
     # stubserve's own
     Flag(

@@ -11,6 +11,7 @@ from typing import Any
 
 from stubserve.flag_table import FLAGS, MISSING, WITHOUT_EFFECT
 from stubserve.flag_values import UsageError, parse_bool
+from stubserve.observability.log_lines import DEFAULT, ISO8601, JSON
 from stubserve.protocols.re2 import compile_re2
 from stubserve.settings import (
     EXPLICIT,
@@ -136,7 +137,7 @@ def _check(settings: Settings) -> None:
     if settings.metrics.interval_ms < 0:
         raise UsageError(f"--metrics-interval-ms must not be negative. Got {settings.metrics.interval_ms}")
     _check_ports(settings)
-    if settings.logging.format not in ("default", "ISO8601"):
+    if settings.logging.format not in (DEFAULT, ISO8601, JSON):
         raise UsageError(f"invalid argument for --log_format, got: {settings.logging.format}")
 
 

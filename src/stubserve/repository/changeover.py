@@ -180,7 +180,7 @@ class Changeover:
                 model = await self._starter.start(candidate, version, services)
             except Exception as raised:
                 error = as_load_error(raised)
-                log.error("failed to load '%s' version %d: %s", name, version, error.status_text)
+                log.error("failed to load '%s' version %d: %s", name, version, error.log_text)
                 raise error from None
         model.load_seconds = time.monotonic() - began
         return model

@@ -111,7 +111,7 @@ class PythonBackend(Backend):
         raised = raised_by(future)
         if raised is None:
             return
-        error = self.host.failure(describe(raised))
+        error = self.host.failure(raised)
         for reference in senders:
             sender = reference()
             if sender is not None:
