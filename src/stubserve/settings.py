@@ -56,6 +56,10 @@ class InstanceSettings:
     restart_limit: int = 10
     execute_timeout_secs: float = 0.0
 
+    def gives_terminal(self, model: str) -> bool:
+        """Whether the stubs of a model have the server's terminal, for a debugger."""
+        return model in self.debug_models
+
     def backend_setting(self, backend: str, setting: str) -> str | None:
         """What a backend's models are told: the last value for this backend, else the last for all of them."""
         values = {(one, name): value for one, name, value in self.backend_config}

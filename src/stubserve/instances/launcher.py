@@ -80,6 +80,7 @@ class Launcher:
                 "paths": [str(folder) for folder in self._program.search_path],
                 "version_dir": str(self._version_dir),
                 "threads": self._threads,
+                "terminal": self._terminal,
             },
             log_from_stub,
             self._services,

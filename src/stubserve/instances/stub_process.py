@@ -1,7 +1,7 @@
 """One stub as an operating-system process: started with its descriptors, watched, its stderr kept, ended.
 
 Death is noticed through a pidfd in the event loop: at once, without polling and without SIGCHLD. What the stub writes
-to stdout and stderr is passed on to the server's (`stub_output`), unless the stub has the terminal.
+to stdout and stderr is passed on to the server's (`stub_output`).
 
 What comes from a stub is a model's work, and a model may write to descriptors that are not its own, close them, or
 become another program. So nothing here trusts what it reads: a stub that cannot be talked to any more is ended
@@ -77,14 +77,14 @@ class StubProcess:
             theirs.callback(control.close)
             self._outputs: list[StubOutput] = []
             theirs_out: list[int] = []
-            for target in () if terminal else (1, 2):
+            for target in (1, 2):
                 descriptor, end = os.pipe()
                 theirs.callback(os.close, end)
                 theirs_out.append(end)
                 read = StubOutput(descriptor, target, name)
                 ours.callback(read.close)
                 self._outputs.append(read)
-            stdout, stderr = theirs_out or (None, None)
+            stdout, stderr = theirs_out
             self._process = subprocess.Popen(
                 environment.command(name, arena, control.fileno(), doorbells),
                 env={**environment.process_variables(), **(variables or {})},
@@ -151,8 +151,8 @@ class StubProcess:
             os.close(doorbell)
 
     def stderr_text(self) -> str:
-        """The last lines that the stub wrote to stderr; none of one that has the terminal."""
-        return self._outputs[-1].tail.decode(errors="replace").strip() if self._outputs else ""
+        """The last lines that the stub wrote to stderr."""
+        return self._outputs[-1].tail.decode(errors="replace").strip()
 
     def _flush(self) -> None:
         try:

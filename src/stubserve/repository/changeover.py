@@ -140,6 +140,10 @@ class Changeover:
                 patient=False,
             )
 
+    def leaving(self) -> list[ServedModel]:
+        """What serves no longer, and is not gone yet."""
+        return self._retiring.leaving()
+
     async def retire_all(self, timeout_s: float) -> None:
         """Lets running requests finish, finalizes the models and ends the stubs, within `timeout_s`."""
         for loaded in self._loaded.values():

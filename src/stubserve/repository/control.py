@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stubserve.errors import Code, ServeError, internal, invalid, unavailable
+from stubserve.inference.served_model import ServedModel
 from stubserve.instances.model_control import no_model_control
 from stubserve.instances.services import Services
 from stubserve.repository.candidate import Candidate, check_parameters, copy_candidate, find_candidate, make_candidate
@@ -71,6 +72,7 @@ class ModelControl:
         self._asked_for: set[str] = set()
         self._watch = RepositoryWatch(settings.paths, self._load_several, lambda name: self._unload(name, False, None))
         self._watching: asyncio.Task[None] | None = None
+        self._starting = False
         self._exiting = False
 
     # What may be asked
@@ -80,6 +82,13 @@ class ModelControl:
 
         Failures are in the registry. Raises ServeError if a repository cannot be read, or the names make no sense.
         """
+        self._starting = True
+        try:
+            return await self._load_all()
+        finally:
+            self._starting = False
+
+    async def _load_all(self) -> bool:
         await asyncio.to_thread(_check_repositories, self._settings.paths)
         if self._settings.control_mode == POLL:
             complete = await self._look()
@@ -142,6 +151,10 @@ class ModelControl:
             rows.append(row)
         return sorted(rows, key=lambda row: row["name"])
 
+    def leaving(self) -> list[ServedModel]:
+        """What serves no longer, and is not gone yet."""
+        return self._changeover.leaving()
+
     async def give_up_changes(self) -> None:
         """Ends the loads and unloads that are under way, with what they have started, and takes no further ones."""
         self._exiting = True
@@ -202,6 +215,8 @@ class ModelControl:
 
     async def _load_several(self, names: Collection[str]) -> dict[str, bool]:
         """Loads models, ensembles after their members; which of them could be loaded."""
+        if self._starting:
+            self._registry.expect(names)
         needs = await asyncio.to_thread(self._disk.needs, names)
         loaded: dict[str, bool] = {}
         for group in rounds(needs):
@@ -215,6 +230,8 @@ class ModelControl:
         except Exception as raised:
             as_load_error(raised)  # which tells the log of what nobody expects; the rest has been told
             return False
+        finally:
+            self._registry.pending.discard(name)
         return True
 
     async def _load_again(self, name: str) -> bool:
