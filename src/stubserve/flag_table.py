@@ -280,6 +280,19 @@ FLAGS = (
         "Where archives of environments are extracted (~/.cache/stubserve/environments).",
     ),
     Flag(
+        "dev",
+        "dev",
+        parse_bool,
+        "For who writes models: load what is saved, check all answers, allow breakpoint() (false).",
+        switch=True,
+    ),
+    Flag(
+        "check-outputs",
+        "instances.check_outputs",
+        str,
+        "Compare answers of Python models with their configuration: never, first (of each instance), always (first).",
+    ),
+    Flag(
         "debug-model",
         "instances.debug_models",
         str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -93,6 +94,8 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
         for backend, setting, value in settings.instances.backend_config
         if setting not in _BACKEND_SETTINGS
     ]
+    if settings.dev:
+        settings = settings.for_development(has_terminal=sys.stdin is not None and sys.stdin.isatty())
     return replace(settings, notices=tuple(notices))
 
 
@@ -125,6 +128,13 @@ def _check_missing(name: str, text: str) -> None:
 
 def _check(settings: Settings) -> None:
     _check_repository(settings.repository)
+    if settings.dev and settings.repository.control_mode != NONE:
+        raise UsageError(
+            f"--dev loads what changes on disk, and --model-control-mode={settings.repository.control_mode} says "
+            "otherwise. Leave one of them out."
+        )
+    if settings.instances.check_outputs not in ("never", "first", "always"):
+        raise UsageError(f"--check-outputs must be never, first or always. Got {settings.instances.check_outputs}")
     _check_clients(settings.clients)
     if settings.http.max_input_size <= 0:
         raise UsageError("Error: --http-max-input-size must be greater than 0.")

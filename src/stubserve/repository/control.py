@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.repository.settling import Settling
 from stubserve.repository.stub_control import StubControl
 from stubserve.repository.turns import Turn, Turns
-from stubserve.repository.watch import RepositoryWatch
+from stubserve.repository.watch import RepositoryWatch, changes
 from stubserve.settings import ALL_MODELS, EXPLICIT, POLL, RepositorySettings
 
 log = logging.getLogger("stubserve.repository")
@@ -92,7 +92,7 @@ class ModelControl:
         await asyncio.to_thread(_check_repositories, self._settings.paths)
         if self._settings.control_mode == POLL:
             complete = await self._look()
-            if self._settings.poll_secs:
+            if self._settings.poll_secs or self._settings.notices_changes:
                 self._watching = asyncio.get_running_loop().create_task(self._keep_watching())
             return complete
         chosen = dict.fromkeys(self._settings.load_models)
@@ -201,12 +201,16 @@ class ModelControl:
     # Loading
 
     async def _keep_watching(self) -> None:
-        while True:
-            await self._sleep(self._settings.poll_secs)
+        async for _ in changes(self._settings.paths) if self._settings.notices_changes else self._intervals():
             try:
                 await self._look()
             except Exception as raised:
                 log.error("cannot look for changes: %s", as_load_error(raised))
+
+    async def _intervals(self) -> AsyncIterator[None]:
+        while True:
+            await self._sleep(self._settings.poll_secs)
+            yield
 
     async def _look(self) -> bool:
         complete = await self._watch.look()
@@ -229,6 +233,8 @@ class ModelControl:
             await self._load(name, None, {}, None, find=find)
         except Exception as raised:
             as_load_error(raised)  # which tells the log of what nobody expects; the rest has been told
+            if self._settings.control_mode == POLL and self._registry.ready_versions(name):
+                log.warning("model '%s' could not be loaded anew: the old code goes on serving", name)
             return False
         finally:
             self._registry.pending.discard(name)

@@ -157,6 +157,7 @@ class Loader:
             self._settings.gives_terminal(name),
             threads,
             self._settings.execute_timeout_secs,
+            self._settings.check_outputs,
         )
         return launcher, config
 

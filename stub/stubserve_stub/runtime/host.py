@@ -14,12 +14,19 @@ from stubserve_stub.wire import codes
 class Host:
     """The stub's process, as its backend sees it. `instance` is what errors and log lines name.
 
-    `settings` are those that the server has been given for the backend (--backend-config).
+    `settings` are those that the server has been given for the backend (--backend-config), `check_outputs` says which
+    answers are compared with the configuration (--check-outputs).
     """
 
     def __init__(
-        self, instance: str, channel: Channel, control: Control, settings: Optional[Dict[str, str]] = None
+        self,
+        instance: str,
+        channel: Channel,
+        control: Control,
+        settings: Optional[Dict[str, str]] = None,
+        check_outputs: str = "never",
     ) -> None:
+        self.check_outputs = check_outputs
         self.instance = instance
         self.settings: Dict[str, str] = settings or {}
         self.channel = channel

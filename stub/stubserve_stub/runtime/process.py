@@ -36,7 +36,7 @@ def run(arena: int, control: int, *doorbells: int) -> NoReturn:
     backend = find(boot["backend"])
     channel = Channel(StubArena(arena, boot["arena"], boot["segment"], Grant()), *doorbells)
     channel.memory.connect(line)
-    host = Host(boot["instance"], channel, line, boot["settings"])
+    host = Host(boot["instance"], channel, line, boot["settings"], boot.get("check_outputs", "never"))
     breakpoints.connect(host, boot.get("terminal", False))
     try:
         Worker(host, boot, backend).run()
