@@ -18,6 +18,7 @@ from stubserve.flag_values import (
     parse_gpu_fallback,
     parse_int,
     parse_metrics_config,
+    parse_origin,
     parse_restricted,
     parse_seconds,
     parse_size,
@@ -218,6 +219,13 @@ FLAGS = (
     Flag("log-format", "logging.format", str, "default, ISO8601 or json (default)."),
     Flag("log-file", "logging.file", str, "Append the log to this file."),
     # stubserve's own
+    Flag(
+        "http-cors-origin",
+        "http.cors_origins",
+        parse_origin,
+        "Pages of this origin may ask, as https://example.org, or * for all (none).",
+        many=True,
+    ),
     Flag(
         "shm-limit",
         "shm_limit",

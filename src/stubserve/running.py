@@ -21,6 +21,7 @@ from stubserve import malloc, orphans
 from stubserve.errors import ServeError
 from stubserve.fronts import GrpcTransport, HttpServer, grpc_server, http_server, metrics_server
 from stubserve.observability.output import output
+from stubserve.protocols.http.cors import Cors
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.listening import explained, listen
 from stubserve.repository.given_path import advice_for, servable
@@ -49,7 +50,7 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
         log.warning(notice)
     http, metrics = settings.http, settings.metrics
     fronts: list[tuple[str, HttpServer, socket.socket]] = []
-    connections = Connections(server)
+    connections = Connections(server, Cors(http.cors_origins) if http.cors_origins else None)
 
     def log_requests_if_verbose() -> None:
         connections.log_requests = server.log_settings.verbose

@@ -99,6 +99,8 @@ class HttpSettings:
     reuse_port: bool = False
     max_input_size: int = 64 << 20
     header_forward_pattern: str = ""
+    # Origins of pages that may ask, * for all
+    cors_origins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
