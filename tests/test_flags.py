@@ -160,7 +160,7 @@ def test_flags_of_missing_parts_are_fine_when_they_turn_them_off() -> None:
     ("words", "text"),
     [
         (["serve", "m", "--http-port=x"], "--http-port: Invalid option value. Got x\n\n'stubserve serve --help' lists"),
-        (["models"], "stubserve has no command 'models', only serve, check, fetch and env"),
+        (["models"], "stubserve has no command 'models', only serve, init, check, fetch and env"),
         ([], "usage: stubserve serve REPOSITORY"),
     ],
 )
