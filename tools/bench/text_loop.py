@@ -18,11 +18,11 @@ from .varied import Variety
 from .wrk import LoadError
 
 
-def rows(folder: Path, texts: list[str]) -> list[np.ndarray[Any, Any]]:
+def rows(folder: Path, batch: int, texts: list[str]) -> list[np.ndarray[Any, Any]]:
     """What the model in a folder makes of each text alone."""
     from .text_model import TextModel
 
-    model = TextModel(folder)
+    model = TextModel(folder, batch)
     return [model.run([text])[0] for text in texts]
 
 
@@ -41,7 +41,7 @@ def main() -> None:
     folder, batch, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     variety = Variety()
     texts = [text for _ in range(1024) for text in variety.json_texts("m", 1).outputs[0].values]
-    model = TextModel(folder)
+    model = TextModel(folder, batch)
     model.run(texts[:batch])
     count = 0
     begin = now = time.perf_counter()
