@@ -18,6 +18,7 @@ _FOR_GPUS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy",
 _GLOBAL_POOL = "enable-global-threadpool"
 _INTRA, _INTER = "intra_op_thread_count", "inter_op_thread_count"
 _SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
+_SPINNING_STOP = "session.force_spinning_stop"
 
 # Of `optimization { graph { level } }`; any other level is all of them
 _LEVELS = {-1: "ORT_ENABLE_BASIC", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
@@ -97,6 +98,9 @@ def _entries(reader: Parameters) -> Tuple[Tuple[str, str], ...]:
         spinning = reader.boolean(name)
         if spinning is not None:
             entries.append((name, str(int(spinning))))
+    # Between two runs spinning threads only keep the server and its clients from their cores; within one they stay.
+    if reader.boolean(_SPINNING_STOP) is not False:
+        entries.append((_SPINNING_STOP, "1"))
     return tuple(entries)
 
 
