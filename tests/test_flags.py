@@ -131,12 +131,20 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
             ["m", "--grpc-restricted-protocol=health,trace:a=b", "--grpc-restricted-protocol=trace:c=d"],
             "restricted api 'trace' can not be specified in multiple config groups",
         ),
+        (["m", "--start-asleep"], "--start-asleep needs --sleep-after-secs"),
         (["m", "--grpc-restricted-protocol=health,health:a=b"], "restricted api 'health' can not be specified in"),
     ],
 )
 def test_what_is_wrong_is_said(words: list[str], text: str) -> None:
     with pytest.raises(UsageError, match=re.escape(text)):
         parse_arguments(words)
+
+
+def test_the_other_transport_of_grpc_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_arguments(["m", "--grpc-transport=grpcio"]).grpc.transport == "grpcio"
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(UsageError, match=re.escape("pip install 'stubserve[grpcio]'")):
+        parse_arguments(["m", "--grpc-transport=grpcio"])
 
 
 def test_flags_of_missing_parts_are_fine_when_they_turn_them_off() -> None:
@@ -153,7 +161,7 @@ def test_flags_of_missing_parts_are_fine_when_they_turn_them_off() -> None:
     ("words", "text"),
     [
         (["serve", "m", "--http-port=x"], "--http-port: Invalid option value. Got x\n\n'stubserve serve --help' lists"),
-        (["models"], "stubserve has no command 'models', only serve, check, fetch and env"),
+        (["models"], "stubserve has no command 'models', only serve, init, check, fetch and env"),
         ([], "usage: stubserve serve REPOSITORY"),
     ],
 )
