@@ -18,6 +18,7 @@ from dataclasses import replace
 import uvloop
 
 from stubserve import malloc, orphans
+from stubserve.environments import refusals
 from stubserve.errors import ServeError
 from stubserve.fronts import GrpcTransport, HttpServer, grpc_server, http_server, metrics_server
 from stubserve.observability.output import output
@@ -44,7 +45,7 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
     try:
         server = Server(settings)
     except OSError as error:
-        log.error("error: creating server: %s", error.strerror)
+        log.error("error: creating server: %s", refusals.explained(error))
         return 1
     for notice in settings.notices:
         log.warning(notice)
