@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 from stubserve.flag_table import FLAGS, MISSING, WITHOUT_EFFECT
@@ -178,6 +179,8 @@ def _check_clients(clients: ClientSettings) -> None:
 def _check_grpc(grpc: GrpcSettings) -> None:
     if grpc.transport not in ("native", "grpcio"):
         raise UsageError(f"--grpc-transport must be native or grpcio. Got {grpc.transport}")
+    if grpc.transport == "grpcio" and find_spec("grpc") is None:
+        raise UsageError("--grpc-transport=grpcio needs a package: run `pip install 'stubserve[grpcio]'`")
     if grpc.compression_level not in ("none", "low", "medium", "high"):
         raise UsageError(f"invalid argument for --grpc-infer-response-compression-level, got: {grpc.compression_level}")
     if grpc.tls is not None and not (grpc.server_cert and grpc.server_key):
