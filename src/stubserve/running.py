@@ -51,7 +51,7 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
         log.warning(notice)
     http, metrics = settings.http, settings.metrics
     fronts: list[tuple[str, HttpServer, socket.socket]] = []
-    connections = Connections(server, Cors(http.cors_origins) if http.cors_origins else None)
+    connections = Connections(server, Cors(http.cors_origins) if http.cors_origins else None, settings.logging.access)
 
     def log_requests_if_verbose() -> None:
         connections.log_requests = server.log_settings.verbose
