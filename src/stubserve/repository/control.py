@@ -43,6 +43,9 @@ from stubserve.settings import ALL_MODELS, EXPLICIT, POLL, RepositorySettings
 
 log = logging.getLogger("stubserve.repository")
 
+# With --dev, where the system does not tell of changes
+_DEV_INTERVAL_S = 1.0
+
 _T = TypeVar("_T")
 
 
@@ -202,15 +205,24 @@ class ModelControl:
     # Loading
 
     async def _keep_watching(self) -> None:
-        async for _ in changes(self._settings.paths) if self._settings.notices_changes else self._intervals():
+        async for _ in self._occasions():
             try:
                 await self._look()
             except Exception as raised:
                 log.error("cannot look for changes: %s", as_load_error(raised))
 
-    async def _intervals(self) -> AsyncIterator[None]:
+    async def _occasions(self) -> AsyncIterator[None]:
+        """Yields when it is time for a look."""
+        interval: float = self._settings.poll_secs
+        if self._settings.notices_changes:
+            interval = _DEV_INTERVAL_S
+            try:
+                async for _ in changes(self._settings.paths):
+                    yield
+            except (OSError, RuntimeError) as error:  # there is a limit on what may be watched
+                log.warning("files cannot be watched, so there is a look every second: %s", error)
         while True:
-            await self._sleep(self._settings.poll_secs)
+            await self._sleep(interval)
             yield
 
     async def _look(self) -> bool:
