@@ -20,6 +20,7 @@ from stubserve.observability.output import output
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.listening import explained, listen
 from stubserve.server import Server
+from stubserve.service_manager import ServiceManager
 from stubserve.settings import Settings
 
 log = logging.getLogger("stubserve.server")
@@ -66,6 +67,8 @@ async def serve(settings: Settings) -> int:
             return 1
         await grpc.start()
         server.grpc_port = grpc.port
+    manager = ServiceManager()
+    manager.watch()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     reaping = loop.create_task(orphans.reap()) if os.getpid() == 1 else None
@@ -88,11 +91,13 @@ async def serve(settings: Settings) -> int:
                 log.info("Started GRPCInferenceService at %s:%d", settings.grpc.address, grpc.port)
             for name, _, listener in fronts:
                 log.info("Started %s at %s:%d", name, *listener.getsockname()[:2])
+            manager.ready()
     else:
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
     if exit_code == 0:
         await stopping
+    manager.stopping()
     # Before it is said: a request that comes after that line is none of those.
     connections.open.begin_drain()
     log.info("Waiting for in-flight requests to complete.")
@@ -110,6 +115,7 @@ async def serve(settings: Settings) -> int:
         front.stop()
     await asyncio.gather(*serving)
     stopping.cancel()
+    manager.close()
     if reaping is not None:
         reaping.cancel()
     return exit_code
