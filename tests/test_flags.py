@@ -139,6 +139,13 @@ def test_what_is_wrong_is_said(words: list[str], text: str) -> None:
         parse_arguments(words)
 
 
+def test_the_other_transport_of_grpc_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_arguments(["m", "--grpc-transport=grpcio"]).grpc.transport == "grpcio"
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(UsageError, match=re.escape("pip install 'stubserve[grpcio]'")):
+        parse_arguments(["m", "--grpc-transport=grpcio"])
+
+
 def test_flags_of_missing_parts_are_fine_when_they_turn_them_off() -> None:
     parse_arguments(["m", "--model-control-mode=none", "--rate-limit=off", "--allow-client-shm=false"])
     for words in (
@@ -153,7 +160,7 @@ def test_flags_of_missing_parts_are_fine_when_they_turn_them_off() -> None:
     ("words", "text"),
     [
         (["serve", "m", "--http-port=x"], "--http-port: Invalid option value. Got x\n\n'stubserve serve --help' lists"),
-        (["models"], "stubserve has no command 'models', only serve, check, fetch and env"),
+        (["models"], "stubserve has no command 'models', only serve, init, check, fetch and env"),
         ([], "usage: stubserve serve REPOSITORY"),
     ],
 )

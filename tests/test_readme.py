@@ -7,6 +7,8 @@ import re
 import shlex
 from pathlib import Path
 
+import tomllib
+
 from tests.real_server import Serving
 
 ROOT = Path(__file__).parents[1]
@@ -21,6 +23,7 @@ def blocks(language: str) -> list[str]:
 
 def test_the_ten_line_model_answers_its_request(repository: Path) -> None:
     (model,) = blocks("python")
+    (answered,) = blocks("json")
     (config,) = [block for block in blocks("") if "backend:" in block]
     (ask,) = re.findall(r"^curl (.*)$", README, re.MULTILINE)
     folder = repository / "double"
@@ -32,12 +35,19 @@ def test_the_ten_line_model_answers_its_request(repository: Path) -> None:
     with Serving(repository) as server:
         answer = server.request("POST", url.removeprefix("localhost:8000"), body.encode())
     assert answer.status == 200
-    assert answer.json()["outputs"][0]["data"] == [2 * x for x in json.loads(body)["inputs"][0]["data"]]
+    assert answer.json() == json.loads(answered)
 
 
 def test_its_links_and_commands_exist() -> None:
-    for link in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / link).exists(), link
+    # Absolute, so that they lead somewhere from the page of the package, too; under an address of pyproject.toml.
+    addresses = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", README, re.MULTILINE))
+    assert set(re.findall(r"\]\[([^\]]+)\]", README)) == addresses.keys()
+    assert "](" not in README
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    for link in addresses.values():
+        assert link.startswith(urls["Homepage"] + "/blob/main/"), link
+        assert (ROOT / link.removeprefix(urls["Homepage"] + "/blob/main/")).exists(), link
+    assert urls["Changelog"] in addresses.values()
     for script in re.findall(r"model_repository/\S+\.py", README):
         assert (ROOT / script).exists(), script
     makefile = (ROOT / "Makefile").read_text()

@@ -93,4 +93,4 @@ def create_app(settings: Settings | None = None) -> Starlette:
         finally:
             await server.stop()
 
-    return create_http_app(deferred, lifespan)
+    return create_http_app(deferred, lifespan, chosen.http.cors_origins)

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
 
 from stubserve.flag_values import UsageError
 from stubserve.flags import parse_arguments, usage
 
+# Each is a module of stubserve.commands.
+COMMANDS = ("init", "check", "fetch", "env")
+
 
 def main() -> None:
     """`stubserve serve ...`; also `stubserve --model-repository=...`, so that only a program's name has to change."""
     words = sys.argv[1:]
-    if words and words[0] == "check":
+    if words and words[0] in COMMANDS:
         # Imported only when asked for: a server needs none of it.
-        from stubserve.commands import check
-
-        raise SystemExit(check.run(words[1:]))
-    if words and words[0] == "fetch":
-        from stubserve.commands import fetch
-
-        raise SystemExit(fetch.run(words[1:]))
-    if words and words[0] == "env":
-        from stubserve.commands import env
-
-        raise SystemExit(env.run(words[1:]))
+        command = importlib.import_module(f"stubserve.commands.{words[0]}")
+        raise SystemExit(command.run(words[1:]))
     if (words and words[0] in ("-h", "--help", "help")) or "--help" in words:
         sys.stdout.write(usage())
         return
@@ -39,8 +34,9 @@ def main() -> None:
         sys.stderr.write(usage())
         raise SystemExit(1)
     elif not words[0].startswith("--"):
+        known = f"serve, {', '.join(COMMANDS[:-1])} and {COMMANDS[-1]}"
         raise SystemExit(
-            f"stubserve has no command '{words[0]}', only serve, check, fetch and env; 'stubserve --help' says more.\n"
+            f"stubserve has no command '{words[0]}', only {known}; 'stubserve --help' says more.\n"
             f"To serve a folder of models: stubserve serve {words[0]}"
         )
     try:

@@ -73,6 +73,7 @@ class ServeError(Exception):
     """Something that a client or an operator is told, word for word.
 
     `path` says which field of a model's configuration it is about, as field names and indices (`("input", 0, "dims")`).
+    `log_message` is what the log says in place of the message, where that is more (lines of source, for instance).
     """
 
     def __init__(self, code: Code, message: str, path: tuple[str | int, ...] = ()) -> None:
@@ -80,6 +81,7 @@ class ServeError(Exception):
         self.code = code
         self.message = message
         self.path = path
+        self.log_message = message
 
     def __str__(self) -> str:
         return self.message
@@ -92,6 +94,11 @@ class ServeError(Exception):
     def status_text(self) -> str:
         """`<Code>: <message>`, the form upstream gives a status inside another text."""
         return f"{self.code.title}: {self.message}"
+
+    @property
+    def log_text(self) -> str:
+        """`status_text`, as the log has it."""
+        return f"{self.code.title}: {self.log_message}"
 
 
 def internal(message: str) -> ServeError:

@@ -18,6 +18,7 @@ from stubserve.flag_values import (
     parse_gpu_fallback,
     parse_int,
     parse_metrics_config,
+    parse_origin,
     parse_restricted,
     parse_seconds,
     parse_size,
@@ -215,9 +216,16 @@ FLAGS = (
     Flag("log-info", "logging.info", parse_bool, "Log info messages (true).", switch=True),
     Flag("log-warning", "logging.warning", parse_bool, "Log warnings (true).", switch=True),
     Flag("log-error", "logging.error", parse_bool, "Log errors (true).", switch=True),
-    Flag("log-format", "logging.format", str, "default or ISO8601."),
+    Flag("log-format", "logging.format", str, "default, ISO8601 or json (default)."),
     Flag("log-file", "logging.file", str, "Append the log to this file."),
     # stubserve's own
+    Flag(
+        "http-cors-origin",
+        "http.cors_origins",
+        parse_origin,
+        "Pages of this origin may ask, as https://example.org, or * for all (none).",
+        many=True,
+    ),
     Flag(
         "shm-limit",
         "shm_limit",
@@ -278,6 +286,19 @@ FLAGS = (
         "instances.environment_cache",
         Path,
         "Where archives of environments are extracted (~/.cache/stubserve/environments).",
+    ),
+    Flag(
+        "dev",
+        "dev",
+        parse_bool,
+        "For who writes models: load what is saved, check all answers, allow breakpoint() (false).",
+        switch=True,
+    ),
+    Flag(
+        "check-outputs",
+        "instances.check_outputs",
+        str,
+        "Compare answers of Python models with their configuration: never, first (of each instance), always (first).",
     ),
     Flag(
         "debug-model",

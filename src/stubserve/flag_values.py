@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 # What can be restricted, as Triton calls it.
@@ -62,6 +63,13 @@ def parse_size(text: str) -> int:
     if not digits.isdecimal() or int(digits) == 0:
         raise UsageError(f"a size is a positive number of bytes, with K, M, G or T behind it if you like. Got {text}")
     return int(digits) << shift
+
+
+def parse_origin(text: str) -> str:
+    """An origin as browsers write it: scheme, host and port, nothing behind; or * for all. Raises UsageError."""
+    if text != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", text):
+        raise UsageError(f"an origin is as https://example.org or http://localhost:3000, or * for all. Got {text}")
+    return text
 
 
 def parse_gpu_fallback(text: str) -> bool:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 from stubserve.flag_table import FLAGS, MISSING, WITHOUT_EFFECT
 from stubserve.flag_values import UsageError, parse_bool
+from stubserve.observability.log_lines import DEFAULT, ISO8601, JSON
 from stubserve.protocols.re2 import compile_re2
 from stubserve.settings import (
     EXPLICIT,
@@ -92,6 +95,8 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
         for backend, setting, value in settings.instances.backend_config
         if setting not in _BACKEND_SETTINGS
     ]
+    if settings.dev:
+        settings = settings.for_development(has_terminal=sys.stdin is not None and sys.stdin.isatty())
     return replace(settings, notices=tuple(notices))
 
 
@@ -124,6 +129,13 @@ def _check_missing(name: str, text: str) -> None:
 
 def _check(settings: Settings) -> None:
     _check_repository(settings.repository)
+    if settings.dev and settings.repository.control_mode != NONE:
+        raise UsageError(
+            f"--dev loads what changes on disk, and --model-control-mode={settings.repository.control_mode} says "
+            "otherwise. Leave one of them out."
+        )
+    if settings.instances.check_outputs not in ("never", "first", "always"):
+        raise UsageError(f"--check-outputs must be never, first or always. Got {settings.instances.check_outputs}")
     _check_clients(settings.clients)
     if settings.http.max_input_size <= 0:
         raise UsageError("Error: --http-max-input-size must be greater than 0.")
@@ -136,7 +148,7 @@ def _check(settings: Settings) -> None:
     if settings.metrics.interval_ms < 0:
         raise UsageError(f"--metrics-interval-ms must not be negative. Got {settings.metrics.interval_ms}")
     _check_ports(settings)
-    if settings.logging.format not in ("default", "ISO8601"):
+    if settings.logging.format not in (DEFAULT, ISO8601, JSON):
         raise UsageError(f"invalid argument for --log_format, got: {settings.logging.format}")
 
 
@@ -167,6 +179,8 @@ def _check_clients(clients: ClientSettings) -> None:
 def _check_grpc(grpc: GrpcSettings) -> None:
     if grpc.transport not in ("native", "grpcio"):
         raise UsageError(f"--grpc-transport must be native or grpcio. Got {grpc.transport}")
+    if grpc.transport == "grpcio" and find_spec("grpc") is None:
+        raise UsageError("--grpc-transport=grpcio needs a package: run `pip install 'stubserve[grpcio]'`")
     if grpc.compression_level not in ("none", "low", "medium", "high"):
         raise UsageError(f"invalid argument for --grpc-infer-response-compression-level, got: {grpc.compression_level}")
     if grpc.tls is not None and not (grpc.server_cert and grpc.server_key):
@@ -201,9 +215,11 @@ def usage() -> str:
     head = [
         "usage: stubserve serve REPOSITORY [REPOSITORY ...] [--flag=value ...]",
         "",
-        "Serves the models of a Triton model repository. A tritonserver command line works too.",
+        "Serves the models of a Triton model repository, or the one in a folder or a file.",
+        "A tritonserver command line works too.",
         "",
-        "Tools: stubserve check REPOSITORY     all problems of a repository, without serving it",
+        "Tools: stubserve init NAME            a new model's folder, with a client and a test",
+        "       stubserve check REPOSITORY     all problems of a repository, without serving it",
         "       stubserve fetch REPOSITORY     model files out of packages, where models list some",
         "       stubserve env build MODEL_DIR  a packed environment from the model's requirements.txt",
         "       stubserve env check MODEL_DIR  imports the model in its environment and shows what it finds",

@@ -72,7 +72,7 @@ class HttpServer(uvicorn.Server):
 
 def http_server(server: Server, connections: Connections) -> HttpServer:
     """The HTTP front end of a server. What its connections share is `connections`, for who stops it in good order."""
-    app = create_app(server)
+    app = create_app(server, cors_origins=server.settings.http.cors_origins)
     config = uvicorn.Config(
         app,
         http=functools.partial(HttpConnection, connections),  # type: ignore[arg-type]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import os
 import resource
 import signal
 import socket
+import termios
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import uvloop
 
@@ -17,11 +21,15 @@ from stubserve import malloc, orphans
 from stubserve.errors import ServeError
 from stubserve.fronts import GrpcTransport, HttpServer, grpc_server, http_server, metrics_server
 from stubserve.observability.output import output
+from stubserve.protocols.http.cors import Cors
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.listening import explained, listen
+from stubserve.repository.given_path import advice_for, servable
 from stubserve.server import Server
 from stubserve.service_manager import ServiceManager
 from stubserve.settings import Settings
+from stubserve.starting import progress, show, tell_progress
+from stubserve.stopping import Stopping, tell_what_is_waited_for
 
 log = logging.getLogger("stubserve.server")
 
@@ -29,8 +37,11 @@ log = logging.getLogger("stubserve.server")
 _DRAIN_PART = 0.8
 
 
-async def serve(settings: Settings) -> int:
-    """Runs a server until a signal ends it. The process's exit code."""
+async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
+    """Runs a server until a signal ends it. The process's exit code.
+
+    `at_once` gives back what must not be left when somebody does not wait for the end.
+    """
     try:
         server = Server(settings)
     except OSError as error:
@@ -40,7 +51,7 @@ async def serve(settings: Settings) -> int:
         log.warning(notice)
     http, metrics = settings.http, settings.metrics
     fronts: list[tuple[str, HttpServer, socket.socket]] = []
-    connections = Connections(server)
+    connections = Connections(server, Cors(http.cors_origins) if http.cors_origins else None)
 
     def log_requests_if_verbose() -> None:
         connections.log_requests = server.log_settings.verbose
@@ -69,18 +80,21 @@ async def serve(settings: Settings) -> int:
         server.grpc_port = grpc.port
     manager = ServiceManager()
     manager.watch()
-    stop = asyncio.Event()
+    stop = Stopping(at_once).asked
     loop = asyncio.get_running_loop()
     reaping = loop.create_task(orphans.reap()) if os.getpid() == 1 else None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
     serving = [loop.create_task(front.serve([listener])) for _, front, listener in fronts]
     loading = loop.create_task(server.load())
+    telling = loop.create_task(tell_progress(server.registry))
     stopping = loop.create_task(stop.wait())
     exit_code = 0
     await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    telling.cancel()
     if loading.done():
         failure = _failure(loading)
+        if failure or not server.has_models:
+            for text in await asyncio.to_thread(advice_for, settings.repository.paths):
+                log.warning(text)
         if failure and settings.exit_on_error:
             log.error("error: creating server: %s", failure)
             exit_code = 1
@@ -91,8 +105,12 @@ async def serve(settings: Settings) -> int:
                 log.info("Started GRPCInferenceService at %s:%d", settings.grpc.address, grpc.port)
             for name, _, listener in fronts:
                 log.info("Started %s at %s:%d", name, *listener.getsockname()[:2])
+            ports = {name: listener.getsockname()[1] for name, _, listener in fronts}
+            if not server.failed:
+                show(server.registry, _places(server, ports), bool(settings.logging.file))
             manager.ready()
     else:
+        log.info("the start is given up; %s", progress(server.registry))
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
     if exit_code == 0:
@@ -102,7 +120,9 @@ async def serve(settings: Settings) -> int:
     connections.open.begin_drain()
     log.info("Waiting for in-flight requests to complete.")
     deadline = loop.time() + settings.exit_timeout_secs
+    telling = loop.create_task(tell_what_is_waited_for(server, deadline))
     await server.give_up_changes()
+    await server.end_debugged()
     stopping_grpc = loop.create_task(grpc.stop(settings.exit_timeout_secs)) if grpc is not None else None
     if http.allow:
         fronts[0][1].stop()
@@ -116,6 +136,7 @@ async def serve(settings: Settings) -> int:
     await asyncio.gather(*serving)
     stopping.cancel()
     manager.close()
+    telling.cancel()
     if reaping is not None:
         reaping.cancel()
     return exit_code
@@ -129,6 +150,27 @@ def _failure(loading: asyncio.Task[bool]) -> str:
         return error.status_text
 
 
+def _places(server: Server, ports: Mapping[str, int]) -> dict[str, str]:
+    """Where the server can be asked, by protocol, as people on this machine write it."""
+    places = {}
+    settings = server.settings
+    ready = server.serving()
+    if "HTTPService" in ports:
+        model = f"/{ready[0].name}/infer" if ready else ""
+        places["HTTP"] = f"http://{_host(settings.http.address)}:{ports['HTTPService']}/v2/models{model}"
+    if server.grpc_port:
+        places["gRPC"] = f"{_host(settings.grpc.address)}:{server.grpc_port}"
+    if "Metrics Service" in ports:
+        places["Metrics"] = f"http://{_host(settings.metrics_address)}:{ports['Metrics Service']}/metrics"
+    return places
+
+
+def _host(address: str) -> str:
+    if address in ("0.0.0.0", "::"):
+        return "localhost"
+    return f"[{address}]" if ":" in address else address
+
+
 def run(settings: Settings) -> int:
     """Runs a server in this process, on uvloop. The process's exit code."""
     _raise_descriptor_limit()
@@ -139,10 +181,38 @@ def run(settings: Settings) -> int:
     # milliseconds, in which nobody is served, and is called for by nothing but many requests in flight.
     gc.freeze()
     gc.enable()
+    with contextlib.ExitStack() as links:
+        paths = tuple(servable(path, links) for path in settings.repository.paths)
+        restore = _terminal_modes()
+        try:
+            settings = replace(settings, repository=replace(settings.repository, paths=paths))
+            return uvloop.run(serve(settings, functools.partial(_leave, links, restore)))
+        finally:
+            restore()
+            output.close()
+
+
+def _leave(links: contextlib.ExitStack, restore: Callable[[], None]) -> None:
+    """What is left to do where the process is ended in the middle."""
+    links.close()
+    restore()
+    output.close()
+
+
+def _terminal_modes() -> Callable[[], None]:
+    """Restores the terminal as it is now: a debugger that is ended while it reads a line leaves it without an echo."""
     try:
-        return uvloop.run(serve(settings))
-    finally:
-        output.close()
+        modes = termios.tcgetattr(0)
+    except termios.error:
+        return lambda: None
+
+    def restore() -> None:
+        # Else who is not in front any more would be stopped for it.
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(0, termios.TCSANOW, modes)
+
+    return restore
 
 
 def _raise_descriptor_limit() -> None:

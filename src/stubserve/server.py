@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import difflib
 import logging
 
 from stubserve import __version__
-from stubserve.errors import ServeError, unavailable
+from stubserve.errors import ServeError, invalid, unavailable
 from stubserve.inference.served_model import ServedModel
 from stubserve.instances.janitor import Janitor
 from stubserve.instances.memory import Memory
@@ -21,9 +23,10 @@ from stubserve.protocols.offload import Offload
 from stubserve.protocols.pressure import Pressure
 from stubserve.protocols.stall import Pace
 from stubserve.repository.control import ModelControl
+from stubserve.repository.folder import list_names
 from stubserve.repository.loading import Loader
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
-from stubserve.settings import Settings
+from stubserve.settings import EXPLICIT, NONE, POLL, Settings
 
 log = logging.getLogger("stubserve.server")
 
@@ -76,12 +79,26 @@ class Server:
         After that the server is neither live nor ready, and there are no models to ask for.
         """
         try:
+            await asyncio.to_thread(_check_debugged, self.settings)
             complete = await self._control.load_all()
         except ServeError:
             self.failed = True
             raise
         self.loaded = True
         return complete
+
+    def serving(self) -> list[ServedModel]:
+        """Every model version that takes requests."""
+        return self._registry.serving()
+
+    def leaving(self) -> list[ServedModel]:
+        """What serves no longer, and is not gone yet."""
+        return self._control.leaving()
+
+    @property
+    def has_models(self) -> bool:
+        """Whether there is a model, of whatever state, or there may be one: somebody may load it, or put it there."""
+        return bool(self._registry.models) or self.settings.repository.control_mode in (EXPLICIT, POLL)
 
     @property
     def registry(self) -> Registry:
@@ -129,6 +146,12 @@ class Server:
         """Ends loads that are under way: who waits for one must not hold up those who wait for inference."""
         await self._control.give_up_changes()
 
+    async def end_debugged(self) -> None:
+        """Ends the models that are being debugged: they may stand at a breakpoint, and nobody goes on from there."""
+        debugged = self.settings.instances
+        models = [model for model in self.serving() if debugged.gives_terminal(model.name) and model.under_way]
+        await asyncio.gather(*(model.stop(0) for model in models))
+
     async def stop(self, timeout_s: float | None = None) -> None:
         """Lets running requests finish, finalizes the models, ends the stubs; within --exit-timeout-secs by default."""
         self.exiting = True
@@ -136,6 +159,22 @@ class Server:
         await self._janitor.stop()
         self.large_json.close()
         self.offload.close()
+
+
+def _check_debugged(settings: Settings) -> None:
+    """Raises ServeError INVALID_ARG where --debug-model names a model that is not there, and nobody will bring it."""
+    names = settings.instances.debug_models
+    if not names or settings.repository.control_mode != NONE:
+        return
+    try:
+        known = list_names(settings.repository.paths)
+    except ServeError:
+        return  # the load says why
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            meant = f"; did you mean '{close[0]}'?" if close else ""
+            raise invalid(f"--debug-model={name}: there is no model of that name{meant}")
 
 
 def _not_started() -> ServeError:

@@ -6,7 +6,7 @@ Sizes are in bytes and times in seconds where a name does not say otherwise. `fl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ class RepositorySettings:
     disable_auto_complete: bool = False
     # Whether what is configured for GPUs runs on the CPU
     gpu_to_cpu: bool = False
+    # With poll: look whenever a file changes, in place of every `poll_secs`
+    notices_changes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,14 @@ class InstanceSettings:
     debug_models: tuple[str, ...] = ()
     restart_limit: int = 10
     execute_timeout_secs: float = 0.0
+    # Which answers are compared with the configuration: never, first or always
+    check_outputs: str = "first"
+    # Whether every model may be debugged
+    debug_all: bool = False
+
+    def gives_terminal(self, model: str) -> bool:
+        """Whether the stubs of a model have the server's terminal, for a debugger."""
+        return self.debug_all or model in self.debug_models
 
     def backend_setting(self, backend: str, setting: str) -> str | None:
         """What a backend's models are told: the last value for this backend, else the last for all of them."""
@@ -89,6 +99,8 @@ class HttpSettings:
     reuse_port: bool = False
     max_input_size: int = 64 << 20
     header_forward_pattern: str = ""
+    # Origins of pages that may ask, * for all
+    cors_origins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +212,8 @@ class Settings:
     exit_on_error: bool = True
     strict_readiness: bool = True
     exit_timeout_secs: int = 30
+    # For who writes models: see `for_development`
+    dev: bool = False
     shm_limit: int = field(default_factory=default_shm_limit)
     notices: tuple[str, ...] = ()
     repository: RepositorySettings = RepositorySettings()
@@ -209,6 +223,15 @@ class Settings:
     grpc: GrpcSettings = GrpcSettings()
     metrics: MetricsSettings = MetricsSettings()
     logging: LoggingSettings = LoggingSettings()
+
+    def for_development(self, has_terminal: bool) -> Settings:
+        """The same for who writes models: what is saved is loaded, every answer is checked, any model may be debugged.
+
+        A model that does not load does not end the server: the next save may mend it.
+        """
+        repository = replace(self.repository, control_mode=POLL, notices_changes=True)
+        instances = replace(self.instances, check_outputs="always", debug_all=has_terminal)
+        return replace(self, exit_on_error=False, repository=repository, instances=instances)
 
     @property
     def metrics_address(self) -> str:

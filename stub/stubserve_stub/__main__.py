@@ -1,4 +1,4 @@
-"""The program of a stub: `python <this file> triton_python_backend_stub ARENA_FD CONTROL_FD DOORBELL_FDS...`.
+"""The program of a stub: `python <this file> triton_python_backend_stub NAME ARENA_FD CONTROL_FD DOORBELL_FDS...`.
 
 It is run by file name, in the interpreter of the model's environment, so nothing of the parent's site-packages comes
 onto that environment's path: this package and the two utility modules are registered from where they lie. msgpack is
@@ -9,7 +9,8 @@ older than 1.0 there.
 `forkserver`, which is the default from Python 3.14 on). A worker imports the model's module to find its functions, so
 there the utility modules have to be found too.
 
-The words `triton_python_backend_stub` are in the command line because scripts look for stubs by that name.
+`triton_python_backend_stub` is in the command line because scripts look for stubs by that name, and the instance's
+name because people do.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def _forget_msgpack() -> None:
 
 def main() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
-    descriptors = [int(word) for word in sys.argv[2:7]]
-    msgpack_folder = sys.argv[7] if len(sys.argv) > 7 else ""
+    descriptors = [int(word) for word in sys.argv[3:8]]
+    msgpack_folder = sys.argv[8] if len(sys.argv) > 8 else ""
     # A model's `unittest.main()` or argparse must not read the stub's arguments.
     sys.argv = [""]
     # Run by file name, the package's own folder is first on the path; upstream has the empty string (working folder).

@@ -16,29 +16,34 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from tests.real_server import Answer, Serving, binary_output, binary_request
+from tests.real_server import Serving, binary_output, binary_request
 from tests.server.test_bls import eventually
 from tests.server.test_copies import TENSOR_BYTES, Client, head, most_allocated, serving
+
+
+def ask_eight_rows(server: Serving, width: int) -> dict[int, np.ndarray]:
+    """What `batched` makes of eight rows of seven requests that come together, by the number that their rows are of."""
+    answers: dict[int, np.ndarray] = {}
+
+    def ask(number: int) -> None:
+        rows = np.full((2 if number == 0 else 1, width), number, np.float32)
+        answers[number] = binary_output(server.infer_array("batched", rows))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [answers[number].shape for number in range(7)] == [(2, width), *[(1, width)] * 6]
+    return answers
 
 
 def check_batches_of_many_requests(server: Serving, width: int) -> None:
     """Nothing of `batched` runs before eight rows are there; each gets its own, from memory freed for itself."""
     before = server.statistics("batched")
     for _ in range(3):
-        answers: dict[int, Answer] = {}
-
-        def ask(number: int, answers: dict[int, Answer] = answers) -> None:
-            rows = 2 if number == 0 else 1
-            answers[number] = server.infer_array("batched", np.full((rows, width), number, np.float32))
-
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(7)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        for number in range(7):
-            expected = np.full((2 if number == 0 else 1, width), -number, np.float32)
-            np.testing.assert_array_equal(binary_output(answers[number]), expected)
+        for number, answer in ask_eight_rows(server, width).items():
+            assert (answer == -number).all()
     after = server.statistics("batched")
     assert after["execution_count"] - before["execution_count"] == 3
     assert after["inference_count"] - before["inference_count"] == 24

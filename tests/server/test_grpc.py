@@ -15,7 +15,7 @@ import trustme
 from google.protobuf import descriptor_pb2
 from tritonclient.grpc import service_pb2
 
-from stubserve.protocols.grpc.wellknown import message_class
+from stubserve.protocols.grpc.wellknown import reflection
 from tests.real_server import IDENTITY, Serving, binary_request, io_config, write_model
 from tests.server.grpc_calls import SERVICE, Grpc, connected, request, typed
 
@@ -370,11 +370,11 @@ def test_health(triton: Grpc) -> None:
 
 @pytest.mark.parametrize("package", ["grpc.reflection.v1", "grpc.reflection.v1alpha"])
 def test_reflection(triton: Grpc, package: str) -> None:
-    ask = message_class(f"{package}.ServerReflectionRequest")
+    ask = reflection[package].ServerReflectionRequest
     call = triton.channel.stream_stream(
         f"/{package}.ServerReflection/ServerReflectionInfo",
         ask.SerializeToString,
-        message_class(f"{package}.ServerReflectionResponse").FromString,
+        reflection[package].ServerReflectionResponse.FromString,
     )
     listed, described, health, missing = call(
         iter(

@@ -19,7 +19,7 @@ from stubserve.protocols.grpc.http2.frames import frame, rst_stream, window_upda
 from stubserve.protocols.grpc.http2.idling import MAX_IDLE_FRAMES, MAX_RESETS
 from stubserve.protocols.grpc.http2.reader import MAX_FRAME_BYTES
 from stubserve.protocols.grpc.http2.stream import RECEIVE_WINDOW
-from stubserve.protocols.grpc.wellknown import message_class
+from stubserve.protocols.grpc.wellknown import reflection
 from tests.real_server import Serving, io_config, write_model
 from tests.server.grpc_calls import SERVICE, connected, request
 from tests.server.http2_client import Raw, data, prefixed
@@ -519,7 +519,7 @@ def test_a_reader_that_is_slow_already_slows_what_it_asks_for_then(server: Servi
 
 def test_who_asks_without_reading_is_cut_off(server: Serving) -> None:
     """A question to the reflection service of 40 bytes has an answer of 50 KB."""
-    ask = message_class("grpc.reflection.v1.ServerReflectionRequest")
+    ask = reflection["grpc.reflection.v1"].ServerReflectionRequest
     question = prefixed(ask(file_containing_symbol="inference.ModelInferRequest").SerializeToString())
     with Raw(server) as raw:
         raw.greet({frames.INITIAL_WINDOW_SIZE: 0})

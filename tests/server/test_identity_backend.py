@@ -28,7 +28,7 @@ from stubserve.repository.checking import check_repositories
 from stubserve.repository.inspection import inspect
 from tests.real_server import Answer, Serving, binary_output, write_model
 from tests.server.grpc_calls import connected, request
-from tests.server.native_models import measure_copies
+from tests.server.native_models import ask_eight_rows, measure_copies
 from tests.server.test_bls import eventually
 from tests.server.test_copies import COPIED_BYTES, TENSOR_BYTES
 
@@ -160,20 +160,8 @@ def test_inputs_that_are_missing(server: Serving) -> None:
 
 def test_a_batch_of_many_requests(server: Serving) -> None:
     """Nothing runs before eight rows are there, and each gets its own."""
-    answers: dict[int, Answer] = {}
-
-    def ask(number: int) -> None:
-        rows = 2 if number == 0 else 1
-        answers[number] = server.infer_array("batched", np.full((rows, 1000), number, np.float32))
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(7)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    for number in range(7):
-        expected = np.full((2 if number == 0 else 1, 1000), number, np.float32)
-        np.testing.assert_array_equal(binary_output(answers[number]), expected)
+    for number, answer in ask_eight_rows(server, 1000).items():
+        assert (answer == number).all()
     stats = server.statistics("batched")
     assert (stats["inference_count"], stats["execution_count"]) == (8, 1)
     assert [row["batch_size"] for row in stats["batch_stats"]] == [8]

@@ -247,7 +247,7 @@ def test_a_line_that_a_model_prints_stays_whole(repository: Path) -> None:
     )
     write_model(repository, "prints", source)
     with Serving(repository, environment={"PYTHONUNBUFFERED": "1"}) as server:
-        server.wait_for("of another process\none line, in one piece\n")
+        server.wait_for(r"\[prints_0\] of another process\n\[prints_0\] one line, in one piece\n")
 
 
 def test_parts_of_a_configuration_that_have_no_effect_are_said(repository: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stubserve.protocols.offload import LARGE_BYTES
 from tests.protocols.http.test_connection import Client, post
 from tests.real_server import Serving, binary_request, io_config, write_model
 
@@ -239,3 +240,19 @@ def test_a_client_that_goes_cancels_its_request(server: Serving) -> None:
         client.send(request(vector(6, 0, 0)))
         server.wait_for("waiting")
     server.wait_for("cancelled")
+
+
+# Of the larger size the JSON is read by a process of its own.
+@pytest.mark.parametrize("size", [7, LARGE_BYTES])
+@pytest.mark.parametrize("kind", sorted(DATA))
+def test_json_of_any_size_is_read_alike(server: Serving, kind: str, size: int) -> None:
+    model = kind.lower().replace("bytes", "string")
+    usual = [value for value in DATA[kind][0] if not isinstance(value, float)]
+    sent = [usual[at % len(usual)] for at in range(size)]
+    tensor = {"name": "INPUT0", "datatype": kind, "shape": [1, size], "data": sent}
+    answer = server.infer_json(model, [tensor], id="it")
+    assert answer.status == 200, answer.body[:300]
+    assert (answer.json()["id"], answer.json()["outputs"][0]["data"]) == ("it", sent)
+    answer = server.request("POST", f"/v2/models/{model}/generate", json.dumps({"id": "it", "INPUT0": sent}).encode())
+    assert answer.status == 200, answer.body[:300]
+    assert answer.json()["OUTPUT0"] == sent

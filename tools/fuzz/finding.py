@@ -45,6 +45,9 @@ def bounded(fuzz_one: Callable[[bytes], None], data: bytes) -> None:
     finally:
         tracemalloc.stop()
         gc.enable()
+        if counts:
+            # Between inputs too little is made for a collection to begin by itself, and circles would pile up.
+            gc.collect(1)
     if taken_s > BASE_S + S_PER_BYTE * len(data):
         raise Finding("it takes too long", f"{len(data)} bytes took {taken_s:.2f} s")
     if peak > BASE_BYTES + BYTES_PER_BYTE * len(data):

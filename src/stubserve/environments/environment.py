@@ -30,10 +30,13 @@ class Environment:
     prefix: str = ""
     lease: object = None
 
-    def command(self, arena: int, control: int, doorbells: Sequence[int]) -> list[str]:
-        """The command line of a stub that inherits these descriptors; doorbells of requests, responses, answers."""
+    def command(self, name: str, arena: int, control: int, doorbells: Sequence[int]) -> list[str]:
+        """The command line of a stub that inherits these descriptors; doorbells of requests, responses, answers.
+
+        `name` is for people: `ps` shows it.
+        """
         descriptors = [str(fd) for fd in (arena, control, *doorbells)]
-        return [self.interpreter, str(_STUB_PROGRAM), "triton_python_backend_stub", *descriptors, str(_MSGPACK)]
+        return [self.interpreter, str(_STUB_PROGRAM), "triton_python_backend_stub", name, *descriptors, str(_MSGPACK)]
 
     def process_variables(self) -> dict[str, str]:
         """All variables of a stub's process."""

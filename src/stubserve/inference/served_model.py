@@ -49,6 +49,10 @@ class ServedModel(Protocol):
     def queued(self) -> int:
         """Requests that wait to be executed."""
 
+    @property
+    def under_way(self) -> int:
+        """Requests that are not answered to their end."""
+
     # Readiness
 
     def down(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
 
@@ -56,6 +56,19 @@ class TensorSignature:
     def __repr__(self) -> str:
         kind = BY_NUMBER[self.datatype].name if self.datatype in BY_NUMBER else "<invalid>"
         return f"<TensorSignature {self.name!r} {kind} {list(self.dims)}>"
+
+
+class Accepts(Protocol):
+    """What those who read requests have to know of a model. A `Signature` knows it, and who has none makes its own."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def inputs(self) -> dict[str, TensorSignature]: ...
+
+    @property
+    def max_batch_size(self) -> int: ...
 
 
 class Signature:

@@ -102,7 +102,9 @@ class Handshake:
             error = unhealthy(process.name, f"{self._death} while {doing}", process.pid)
             raise internal(error.message + (f" Its stderr ends with:\n{tail}" if tail else ""))
         if message["kind"] == "failed":
-            raise internal(message["error"])
+            error = internal(message["error"])
+            error.log_message = message["log"]
+            raise error
         assert message["kind"] == kind, message
         return message
 

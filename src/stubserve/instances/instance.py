@@ -229,14 +229,14 @@ class Instance:
                     # Whatever it is, it must not leave an instance that is neither restarted nor given up.
                     log.exception("unexpected error while instance '%s' was restarted", self.name)
                     error = internal(f"unexpected error: {raised!r}")
-                self.last_error = error.message
+                self.last_error, told = error.message, error.log_message
                 next_delay = self.policy.next_delay(None, time.monotonic())
                 if next_delay is None:
                     self.state = InstanceState.FAILED
-                    log.error("restart of instance '%s' failed and is not tried again: %s", self.name, error)
+                    log.error("restart of instance '%s' failed and is not tried again: %s", self.name, told)
                     return
                 delay = next_delay
-                log.error("restart of instance '%s' failed, next try in %.1f s: %s", self.name, delay, error)
+                log.error("restart of instance '%s' failed, next try in %.1f s: %s", self.name, delay, told)
                 continue
             log.info("instance '%s' is back (pid %d)", self.name, stub.pid)
             self._adopt(stub)

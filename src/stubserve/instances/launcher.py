@@ -40,7 +40,8 @@ class Launcher:
     """Makes stubs for the model version in `version_dir`.
 
     `threads` limits onnxruntime's threads (0: not at all); for other libraries the environment's variables do.
-    `execute_timeout_s` is how long an `execute` may take where the model does not say (0: as long as it likes).
+    `execute_timeout_s` is how long an `execute` may take where the model does not say (0: as long as it likes);
+    `check_outputs` is which answers are compared with the configuration: never, first or always.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Launcher:
         terminal: bool = False,
         threads: int = 0,
         execute_timeout_s: float = 0.0,
+        check_outputs: str = "never",
     ) -> None:
         self._memory = memory
         self._environment = environment
@@ -64,6 +66,7 @@ class Launcher:
         self._terminal = terminal
         self._threads = threads
         self._execute_timeout_s = execute_timeout_s
+        self._check_outputs = check_outputs
 
     def boot(self, instance: str) -> Stub:
         """A stub that is importing the model. Raises ServeError if no process can be started."""
@@ -80,6 +83,8 @@ class Launcher:
                 "paths": [str(folder) for folder in self._program.search_path],
                 "version_dir": str(self._version_dir),
                 "threads": self._threads,
+                "terminal": self._terminal,
+                "check_outputs": self._check_outputs,
             },
             log_from_stub,
             self._services,

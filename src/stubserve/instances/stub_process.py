@@ -1,8 +1,7 @@
 """One stub as an operating-system process: started with its descriptors, watched, its stderr kept, ended.
 
 Death is noticed through a pidfd in the event loop: at once, without polling and without SIGCHLD. What the stub writes
-to stderr is passed on to the server's, no faster than that is read (`observability.output`), and its last part kept, so
-that an error can quote it. stdout is inherited.
+to stdout and stderr is passed on to the server's (`stub_output`).
 
 What comes from a stub is a model's work, and a model may write to descriptors that are not its own, close them, or
 become another program. So nothing here trusts what it reads: a stub that cannot be talked to any more is ended
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import signal
@@ -26,18 +24,13 @@ from stubserve_stub.wire.messages import Unframer, frame
 
 from stubserve.environments.environment import Environment
 from stubserve.instances.death import cause_of_death, oom_kills
-from stubserve.observability.output import output
+from stubserve.instances.stub_output import StubOutput
 
-_TAIL_BYTES = 4096
-
-# More than a pipe or socket holds, in reads: whoever else has its other end may write as fast as it is read.
+# More than a socket holds, in reads: whoever else has its other end may write as fast as it is read.
 _MOST_READS = 64
 
 # A process that ends closes its descriptors first, and is gone at once.
 _ENDING_S = 1.0
-
-# How long nothing is read of what a stub writes faster than the log is read.
-_STDERR_PAUSE_S = 0.05
 
 log = logging.getLogger("stubserve.stub")
 
@@ -46,7 +39,7 @@ class StubProcess:
     """A running stub.
 
     `on_message` gets each control message, `on_death` is called once with the cause when the process is gone and its
-    last messages and stderr have been read. `doorbell_out` wakes the stub, `answer_doorbell` whoever waits in it for an
+    last messages and output have been read. `doorbell_out` wakes the stub, `answer_doorbell` whoever waits in it for an
     answer to a request of its model; `doorbell_in` is the event loop's to watch. `variables` are more of its
     environment.
 
@@ -63,8 +56,7 @@ class StubProcess:
         terminal: bool = False,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        self.name = name
-        self.stderr_tail = b""
+        self._name = name
         self._on_message = on_message
         self._on_death = on_death
         self._loop = asyncio.get_running_loop()
@@ -73,7 +65,6 @@ class StubProcess:
         self._dead = False
         self._condemned = ""
         self._ending: asyncio.TimerHandle | None = None
-        self._stderr_pause: asyncio.TimerHandle | None = None
         self._terminal = terminal
         self._oom_kills_before = oom_kills()
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
@@ -84,15 +75,22 @@ class StubProcess:
             self._control, control = map(ours.enter_context, socket.socketpair())
             self._control.setblocking(False)
             theirs.callback(control.close)
-            self._stderr, stderr = os.pipe()
-            ours.callback(os.close, self._stderr)
-            theirs.callback(os.close, stderr)
-            os.set_blocking(self._stderr, False)
+            self._outputs: list[StubOutput] = []
+            theirs_out: list[int] = []
+            for target in (1, 2):
+                descriptor, end = os.pipe()
+                theirs.callback(os.close, end)
+                theirs_out.append(end)
+                read = StubOutput(descriptor, target, name)
+                ours.callback(read.close)
+                self._outputs.append(read)
+            stdout, stderr = theirs_out
             self._process = subprocess.Popen(
-                environment.command(arena, control.fileno(), doorbells),
+                environment.command(name, arena, control.fileno(), doorbells),
                 env={**environment.process_variables(), **(variables or {})},
                 stdin=None if terminal else subprocess.DEVNULL,
-                stderr=None if terminal else stderr,
+                stdout=stdout,
+                stderr=stderr,
                 pass_fds=(arena, control.fileno(), *doorbells),
                 # A group of its own, so that what the model has started can be ended with it. A stub that is being
                 # debugged stays in the terminal's group, or it could not read from it.
@@ -105,7 +103,17 @@ class StubProcess:
             ours.pop_all()
         self._loop.add_reader(self._pidfd, self._reap)
         self._loop.add_reader(self._control, self._read_control)
-        self._loop.add_reader(self._stderr, self._on_stderr)
+
+    @property
+    def name(self) -> str:
+        """The name of its instance, which may get another one when the model has completed its configuration."""
+        return self._name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._name = name
+        for read in self._outputs:
+            read.name = name
 
     def send(self, kind: str, **fields: Any) -> None:
         """Sends a control message; never blocks, keeps the order, does nothing once the stub is dead."""
@@ -144,7 +152,7 @@ class StubProcess:
 
     def stderr_text(self) -> str:
         """The last lines that the stub wrote to stderr."""
-        return self.stderr_tail.decode(errors="replace").strip()
+        return self._outputs[-1].tail.decode(errors="replace").strip()
 
     def _flush(self) -> None:
         try:
@@ -183,35 +191,6 @@ class StubProcess:
             return False
         return True
 
-    @property
-    def _source(self) -> str:
-        return f"stub '{self.name}'"
-
-    def _on_stderr(self) -> None:
-        """Reads no faster than the server's own stderr is read; where that stands still, slowly."""
-        if output.is_full(self._source):
-            self._pause_stderr()
-            return
-        if self._read_stderr() and output.is_stuck:
-            self._pause_stderr()
-
-    def _pause_stderr(self) -> None:
-        self._loop.remove_reader(self._stderr)
-        go_on = functools.partial(self._loop.add_reader, self._stderr, self._on_stderr)
-        self._stderr_pause = self._loop.call_later(_STDERR_PAUSE_S, go_on)
-
-    def _read_stderr(self) -> bool:
-        try:
-            data = os.read(self._stderr, 1 << 16)
-        except BlockingIOError:
-            return False
-        if not data:
-            self._loop.remove_reader(self._stderr)
-            return False
-        self.stderr_tail = (self.stderr_tail + data)[-_TAIL_BYTES:]
-        output.write(2, data, self._source)
-        return True
-
     def _reap(self) -> None:
         self._dead = True
         if self._ending is not None:
@@ -221,18 +200,15 @@ class StubProcess:
             # Before the wait: until then the number of the group cannot be given to another.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
-        if self._stderr_pause is not None:
-            self._stderr_pause.cancel()
         code = self._process.wait()
         os.close(self._pidfd)
         # A grandchild may keep the other ends open for ever, so this does not wait for the end of the streams.
         _exhaust(self._read_control)
-        _exhaust(self._read_stderr)
+        for read in self._outputs:
+            read.close()
         self._loop.remove_reader(self._control)
         self._loop.remove_writer(self._control)
-        self._loop.remove_reader(self._stderr)
         self._control.close()
-        os.close(self._stderr)
         cause = cause_of_death(code, self._oom_kills_before)
         if self._condemned and code == -signal.SIGKILL:
             cause = f"the server has killed it, because {self._condemned}"

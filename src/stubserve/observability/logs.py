@@ -1,59 +1,24 @@
-"""The server's log: upstream's line format, on stdout (info) and stderr (warnings and errors), or in a file.
-
-`I1121 02:02:20.519482 21594 server.py:117] "message"`: level, date, time, pid, place, message. The message is quoted
-and escaped as JSON, unless the environment says TRITON_SERVER_ESCAPE_LOG_MESSAGES=0.
+"""The server's log, on stdout (info) and stderr (warnings and errors), or in a file; `log_lines` has its form.
 
 What is logged can be changed while the server runs (`LogSettings`). Who filters at the source, as stubs do, watches it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from stubserve.observability.log_lines import DEFAULT, ISO8601, LogFormatter
 from stubserve.observability.output import QueuedStream, output
 from stubserve.settings import LoggingSettings
 
-_EVENT_LOOP = str(Path(asyncio.__file__).parent)
-
-FORMATS = ("default", "ISO8601")
+# Those that can be chosen while the server runs, as with upstream; whoever reads JSON wants nothing else in between.
+FORMATS = (DEFAULT, ISO8601)
 # In the order of the stub's levels
 _SWITCHES = {logging.INFO: "log_info", logging.WARNING: "log_warning", logging.ERROR: "log_error"}
-_LETTERS = {logging.DEBUG: "I", logging.INFO: "I", logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
-
-
-class LineFormatter(logging.Formatter):
-    """Formats one record as one line."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.iso8601 = False
-        self._escape = os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES", "1") != "0"
-
-    def format(self, record: logging.LogRecord) -> str:
-        letter = _LETTERS.get(record.levelno, "I")
-        moment = time.gmtime(record.created)
-        if self.iso8601:
-            stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', moment)} {letter}"
-        else:
-            microseconds = int(record.created % 1 * 1_000_000)
-            stamp = f"{letter}{time.strftime('%m%d %H:%M:%S', moment)}.{microseconds:06d}"
-        message = record.getMessage()
-        if record.exc_info:
-            message += "\n" + self.formatException(record.exc_info)
-        if self._escape:
-            message = json.dumps(message, ensure_ascii=False)
-        # What a compiled function logs would be said to come from the event loop: it has no frame that logging sees.
-        compiled = record.pathname.startswith(_EVENT_LOOP) and record.name.startswith("stubserve")
-        place = record.name if compiled else f"{record.filename}:{record.lineno}"
-        return f"{stamp} {record.process} {place}] {message}"
 
 
 class _BelowWarning(logging.Filter):
@@ -68,7 +33,8 @@ class LogSettings:
     """
 
     def __init__(self, settings: LoggingSettings) -> None:
-        self.formatter = LineFormatter()
+        # One for each place that is written to
+        self.formatters: list[LogFormatter] = []
         self.watchers: set[Callable[[], None]] = set()
         self._values: dict[str, Any] = {
             "log_file": settings.file,
@@ -107,7 +73,8 @@ class LogSettings:
 
     def apply(self) -> None:
         """Has the process's log follow the settings."""
-        self.formatter.iso8601 = self._values["log_format"] == "ISO8601"
+        for formatter in self.formatters:
+            formatter.form = self._values["log_format"]
         logging.getLogger("stubserve").setLevel(logging.DEBUG if self.verbose else logging.INFO)
 
 
@@ -115,6 +82,7 @@ def configure(settings: LoggingSettings) -> LogSettings:
     """Sets up the loggers "stubserve" and "uvicorn" as the settings say."""
     log_settings = LogSettings(settings)
     handlers: list[logging.Handler]
+    colored = [False, False]
     if settings.file:
         # As on stderr, what UTF-8 cannot say (names of files may be any bytes) must not cost the line.
         handlers = [logging.FileHandler(settings.file, encoding="utf-8", errors="backslashreplace")]
@@ -124,8 +92,11 @@ def configure(settings: LoggingSettings) -> LogSettings:
         err = logging.StreamHandler(QueuedStream(sys.stderr, output))
         err.setLevel(logging.WARNING)
         handlers = [out, err]
-    for handler in handlers:
-        handler.setFormatter(log_settings.formatter)
+        colored = [takes_colors(sys.stdout), takes_colors(sys.stderr)]
+    for handler, is_colored in zip(handlers, colored, strict=False):
+        formatter = LogFormatter(is_colored)
+        log_settings.formatters.append(formatter)
+        handler.setFormatter(formatter)
         handler.addFilter(log_settings.filter)
     for name in ("stubserve", "uvicorn"):
         logger = logging.getLogger(name)
@@ -134,3 +105,8 @@ def configure(settings: LoggingSettings) -> LogSettings:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     log_settings.apply()
     return log_settings
+
+
+def takes_colors(stream: TextIO) -> bool:
+    """Whether what is written there is read on a terminal, by somebody who has not asked for no colours."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from stubserve_stub.wire.layout import INLINE_BYTES
 
@@ -12,8 +13,26 @@ from stubserve.inference.tensor import Tensor
 Store = Callable[["bytes | memoryview"], Block]
 
 
+class Placer(Protocol):
+    """Makes the tensors of a request whose body is `size` bytes. Raises ServeError where there is no room."""
+
+    size: int
+
+    def slice(self, name: str, datatype: int, shape: Sequence[int], at: int, nbytes: int) -> Tensor:
+        """The tensor that the body holds from `at` on."""
+        ...
+
+    def put(self, name: str, datatype: int, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
+        """A tensor of bytes that the body does not hold as they are."""
+        ...
+
+    def undo(self) -> None:
+        """Lets go of all of them."""
+        ...
+
+
 class BodyPlacer:
-    """Makes tensors of parts of the body, and remembers the blocks that they hold."""
+    """A `Placer` for a body that is here: in the arena or not. It remembers the blocks that the tensors hold."""
 
     __slots__ = ("_block", "_body", "_body_offset", "_held", "_store", "size")
 
@@ -26,7 +45,6 @@ class BodyPlacer:
         self.size = len(body)
 
     def slice(self, name: str, datatype: int, shape: Sequence[int], at: int, nbytes: int) -> Tensor:
-        """The tensor that the body holds from `at` on."""
         if nbytes <= INLINE_BYTES:
             return Tensor(name, datatype, shape, bytes(self._body[at : at + nbytes]))
         if self._block is None:
@@ -35,7 +53,6 @@ class BodyPlacer:
         return Tensor(name, datatype, shape, None, span)
 
     def put(self, name: str, datatype: int, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
-        """A tensor of bytes that are not in the arena yet."""
         if len(data) <= INLINE_BYTES:
             return Tensor(name, datatype, shape, bytes(data))
         return Tensor(name, datatype, shape, None, self._keep(self._store(data)).whole())

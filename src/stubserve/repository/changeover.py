@@ -140,6 +140,10 @@ class Changeover:
                 patient=False,
             )
 
+    def leaving(self) -> list[ServedModel]:
+        """What serves no longer, and is not gone yet."""
+        return self._retiring.leaving()
+
     async def retire_all(self, timeout_s: float) -> None:
         """Lets running requests finish, finalizes the models and ends the stubs, within `timeout_s`."""
         for loaded in self._loaded.values():
@@ -180,7 +184,7 @@ class Changeover:
                 model = await self._starter.start(candidate, version, services)
             except Exception as raised:
                 error = as_load_error(raised)
-                log.error("failed to load '%s' version %d: %s", name, version, error.status_text)
+                log.error("failed to load '%s' version %d: %s", name, version, error.log_text)
                 raise error from None
         model.load_seconds = time.monotonic() - began
         return model

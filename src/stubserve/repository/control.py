@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from stubserve.errors import Code, ServeError, internal, invalid, unavailable
+from stubserve.inference.served_model import ServedModel
 from stubserve.instances.model_control import no_model_control
 from stubserve.instances.services import Services
 from stubserve.repository.candidate import Candidate, check_parameters, copy_candidate, find_candidate, make_candidate
@@ -36,7 +37,7 @@ from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.repository.settling import Settling
 from stubserve.repository.stub_control import StubControl
 from stubserve.repository.turns import Turn, Turns
-from stubserve.repository.watch import RepositoryWatch
+from stubserve.repository.watch import RepositoryWatch, changes
 from stubserve.settings import ALL_MODELS, EXPLICIT, POLL, RepositorySettings
 
 log = logging.getLogger("stubserve.repository")
@@ -71,6 +72,7 @@ class ModelControl:
         self._asked_for: set[str] = set()
         self._watch = RepositoryWatch(settings.paths, self._load_several, lambda name: self._unload(name, False, None))
         self._watching: asyncio.Task[None] | None = None
+        self._starting = False
         self._exiting = False
 
     # What may be asked
@@ -80,10 +82,17 @@ class ModelControl:
 
         Failures are in the registry. Raises ServeError if a repository cannot be read, or the names make no sense.
         """
+        self._starting = True
+        try:
+            return await self._load_all()
+        finally:
+            self._starting = False
+
+    async def _load_all(self) -> bool:
         await asyncio.to_thread(_check_repositories, self._settings.paths)
         if self._settings.control_mode == POLL:
             complete = await self._look()
-            if self._settings.poll_secs:
+            if self._settings.poll_secs or self._settings.notices_changes:
                 self._watching = asyncio.get_running_loop().create_task(self._keep_watching())
             return complete
         chosen = dict.fromkeys(self._settings.load_models)
@@ -142,6 +151,10 @@ class ModelControl:
             rows.append(row)
         return sorted(rows, key=lambda row: row["name"])
 
+    def leaving(self) -> list[ServedModel]:
+        """What serves no longer, and is not gone yet."""
+        return self._changeover.leaving()
+
     async def give_up_changes(self) -> None:
         """Ends the loads and unloads that are under way, with what they have started, and takes no further ones."""
         self._exiting = True
@@ -188,12 +201,16 @@ class ModelControl:
     # Loading
 
     async def _keep_watching(self) -> None:
-        while True:
-            await self._sleep(self._settings.poll_secs)
+        async for _ in changes(self._settings.paths) if self._settings.notices_changes else self._intervals():
             try:
                 await self._look()
             except Exception as raised:
                 log.error("cannot look for changes: %s", as_load_error(raised))
+
+    async def _intervals(self) -> AsyncIterator[None]:
+        while True:
+            await self._sleep(self._settings.poll_secs)
+            yield
 
     async def _look(self) -> bool:
         complete = await self._watch.look()
@@ -202,6 +219,8 @@ class ModelControl:
 
     async def _load_several(self, names: Collection[str]) -> dict[str, bool]:
         """Loads models, ensembles after their members; which of them could be loaded."""
+        if self._starting:
+            self._registry.expect(names)
         needs = await asyncio.to_thread(self._disk.needs, names)
         loaded: dict[str, bool] = {}
         for group in rounds(needs):
@@ -214,7 +233,11 @@ class ModelControl:
             await self._load(name, None, {}, None, find=find)
         except Exception as raised:
             as_load_error(raised)  # which tells the log of what nobody expects; the rest has been told
+            if self._settings.control_mode == POLL and self._registry.ready_versions(name):
+                log.warning("model '%s' could not be loaded anew: the old code goes on serving", name)
             return False
+        finally:
+            self._registry.pending.discard(name)
         return True
 
     async def _load_again(self, name: str) -> bool:

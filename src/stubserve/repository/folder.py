@@ -4,6 +4,8 @@
     <repository>/<model>/configs/<name>.pbtxt
     <repository>/<model>/<version>/...
 
+A repository may be the folder of one model, too: then it holds that one.
+
 Everything here reads names and small files on demand and keeps nothing: who calls decides when to look again. Three
 things upstream does are deliberately not done. It takes hidden folders and `__pycache__` for models and, with its
 default settings, refuses to start because of them; it reads `1abc`, `+1` and `1.5` as version 1 and then looks for a
@@ -27,6 +29,9 @@ _log = logging.getLogger("stubserve.repository")
 
 CONFIG_FILE = "config.pbtxt"
 DUPLICATE_REASON = "model appears in two or more repositories"
+
+# What the version of a model is known by
+_MODEL_FILES = ("model.py", "model.onnx", "model.pt", "model.pt2")
 
 # Folders inside a model's that hold something else than a version.
 _NOT_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
@@ -76,18 +81,16 @@ def survey(repositories: Sequence[Path]) -> Survey:
     found: dict[str, ModelFolder] = {}
     duplicates: set[str] = set()
     for repository in repositories:
-        for name in _subfolders(repository):
-            if _is_hidden(name):
-                continue
+        for name, path in _models_in(repository):
             try:
                 check_model_name(name)
             except ServeError as error:
-                _log.warning("ignore model directory '%s': %s", repository / name, error)
+                _log.warning("ignore model directory '%s': %s", path, error)
                 continue
             if name in found:
                 duplicates.add(name)
             else:
-                found[name] = ModelFolder(name, repository / name, repository)
+                found[name] = ModelFolder(name, path, path.parent)
     for name in sorted(duplicates):
         _log.error("failed to poll model '%s': not unique across all model repositories", name)
         del found[name]
@@ -100,9 +103,9 @@ def locate(repositories: Sequence[Path], name: str) -> ModelFolder:
     Raises ServeError INVALID_ARG, the name can be no model's; NOT_FOUND, it is in no repository, or in more than one.
     """
     check_model_name(name)
-    places = [repository for repository in repositories if os.path.isdir(repository / name)]
+    places = [path for repository in repositories if (path := _place(repository, name)) is not None]
     if len(places) == 1:
-        return ModelFolder(name, places[0] / name, places[0])
+        return ModelFolder(name, places[0], places[0].parent)
     raise not_found(DUPLICATE_REASON if places else "model not found in any model repository")
 
 
@@ -113,12 +116,42 @@ def list_names(repositories: Sequence[Path]) -> dict[str, bool]:
     """
     names: dict[str, bool] = {}
     for repository in repositories:
-        for name in _subfolders(repository):
-            if not _is_hidden(name):
-                with contextlib.suppress(ServeError):
-                    check_model_name(name)
-                    names[name] = name not in names
+        for name, _ in _models_in(repository):
+            with contextlib.suppress(ServeError):
+                check_model_name(name)
+                names[name] = name not in names
     return names
+
+
+def is_model_folder(path: Path) -> bool:
+    """Whether a folder is a model's rather than a repository: it has a configuration, or versions with files."""
+    if (path / CONFIG_FILE).is_file():
+        return True
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        return any(is_version_folder(Path(entry.path)) for entry in entries if entry.name.isdecimal())
+    return False
+
+
+def is_version_folder(path: Path) -> bool:
+    """Whether a folder is that of a model's version: its name is a number, and the file of a model lies in it."""
+    name = path.absolute().name
+    return name.isascii() and name.isdecimal() and any((path / file).exists() for file in _MODEL_FILES)
+
+
+def _models_in(repository: Path) -> list[tuple[str, Path]]:
+    """Names and folders of what may be models. Raises ServeError INTERNAL."""
+    if is_model_folder(repository):
+        path = repository.absolute()
+        return [(path.name, path)]
+    return [(name, repository / name) for name in _subfolders(repository) if not _is_hidden(name)]
+
+
+def _place(repository: Path, name: str) -> Path | None:
+    """Where a model of this name lies, without listing the repository where it lies in it."""
+    if os.path.isdir(repository / name):
+        return repository / name
+    path = repository.absolute()
+    return path if path.name == name and is_model_folder(path) else None
 
 
 def _is_hidden(name: str) -> bool:

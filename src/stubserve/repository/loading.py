@@ -154,9 +154,10 @@ class Loader:
             files.version_dir,
             program,
             services,
-            name in self._settings.debug_models,
+            self._settings.gives_terminal(name),
             threads,
             self._settings.execute_timeout_secs,
+            self._settings.check_outputs,
         )
         return launcher, config
 

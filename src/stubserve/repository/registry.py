@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,16 +44,27 @@ class ModelEntry:
 
 
 class Registry:
-    """All models by name."""
+    """All models by name.
+
+    `pending` are those that the server's start has still to load, of the `expected` ones that it loads: who asks for
+    one of them is told so, rather than that it is unknown.
+    """
 
     def __init__(self) -> None:
         self.models: dict[str, ModelEntry] = {}
+        self.pending: set[str] = set()
+        self.expected = 0
         # (name, version text) -> what `find` found; dropped whenever a state changes
         self._found: dict[tuple[str, str], ServedModel] = {}
 
     def entry(self, name: str) -> ModelEntry:
         """The model's entry, made if it is not there."""
         return self.models.setdefault(name, ModelEntry(name))
+
+    def expect(self, names: Collection[str]) -> None:
+        """The server's start is going to load these models, too."""
+        self.pending |= set(names)
+        self.expected += len(names)
 
     def set_version(
         self, name: str, version: int, state: VersionState, reason: str = "", model: ServedModel | None = None
@@ -100,6 +112,8 @@ class Registry:
     def _look_up(self, name: str, version: str) -> ServedModel:
         number = parse_version(version)
         entry = self.models.get(name)
+        if name in self.pending and not self.ready_versions(name):
+            raise unavailable(f"model '{name}' is loading")
         if entry is None or not entry.versions:
             raise not_found(f"Request for unknown model: '{name}' is not found")
         if number is None:

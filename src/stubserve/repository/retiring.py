@@ -46,6 +46,10 @@ class Retiring:
         self._tasks[task] = loaded
         task.add_done_callback(self._tasks.pop)
 
+    def leaving(self) -> list[ServedModel]:
+        """Those that are not gone yet."""
+        return [model for loaded in self._tasks.values() for model in loaded.models]
+
     async def drain(self, timeout_s: float) -> None:
         """Waits until all are gone; after `timeout_s` they are ended."""
         if not self._tasks:

@@ -3,12 +3,14 @@
 A model is loaded anew when anything in its folder has changed since the look that came before its last load
 (`contents`), and unloaded when its folder is gone. Files are not written all at once, so a look may see half of a
 change: a load that fails is tried again at the next look, as upstream does, and what served before goes on meanwhile.
+
+With `serve --dev` there is a look as soon as files have changed (`changes`), in place of one every few seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from stubserve.repository.contents import Contents, contents_of
@@ -52,3 +54,27 @@ class RepositoryWatch:
         """What lies in each model's folder, and whether each name is in one repository only."""
         found = survey(self._repositories)
         return {name: contents_of(folder.path) for name, folder in found.models.items()}, not found.duplicates
+
+
+async def changes(repositories: Sequence[Path]) -> AsyncIterator[None]:
+    """Yields when it has begun to watch, and whenever files have changed since and were left alone for a moment."""
+    # Imported only where somebody writes models: a server needs none of it.
+    from watchfiles import awatch
+
+    began = False
+    watched = [*repositories, *_linked_folders(repositories)]
+    # Its own filter leaves out what Python and editors write beside the files that people save.
+    async for changed in awatch(*watched, debounce=200, rust_timeout=_QUIET_MS, yield_on_timeout=True):
+        if changed or not began:
+            began = True
+            yield
+
+
+# How long nothing happens until a watch has begun for sure; a look costs little.
+_QUIET_MS = 500
+
+
+def _linked_folders(repositories: Sequence[Path]) -> list[Path]:
+    """Folders that links in a repository lead to: a watch does not follow those."""
+    links = (path for repository in repositories for depth in ("*", "*/*") for path in repository.glob(depth))
+    return [link.resolve() for link in links if link.is_symlink() and link.is_dir()]

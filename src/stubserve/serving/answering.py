@@ -22,6 +22,11 @@ class AnsweringModel:
     def latencies(self, latencies: Latencies | None) -> None:
         self._delivery.latencies = latencies
 
+    @property
+    def under_way(self) -> int:
+        """Requests that are not answered to their end."""
+        return self._draining.under_way
+
     # Readiness
 
     def why_not_ready(self) -> str:

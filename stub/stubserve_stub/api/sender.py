@@ -135,6 +135,8 @@ class InferenceResponseSender:
                 self._await_credit()
             self._sent += 1
             start = time.monotonic_ns()
+            if senders.check is not None:
+                senders.check.look(response, self._requested, None)
             wire = None if response is None else encode_response(response, self._requested, senders.channel)
             if bits:
                 self._finish(senders, wire, start)
@@ -234,6 +236,8 @@ class Senders:
     def __init__(self, channel: Any, decoupled: bool) -> None:
         self.channel = channel
         self.decoupled = decoupled
+        # Compares what is sent with the configuration; None where nobody wants that
+        self.check: Any = None
         self._open: Dict[Key, weakref.ref[InferenceResponseSender]] = {}
         self._dropped: List[Tuple[Key, Optional[WireResponse], int, List[Tuple[int, Tensor]]]] = []
 

@@ -6,18 +6,27 @@ from typing import Dict, Optional
 
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.control import Control
+from stubserve_stub.runtime.failure import describe
+from stubserve_stub.runtime.traceback_text import for_log
 from stubserve_stub.wire import codes
 
 
 class Host:
     """The stub's process, as its backend sees it. `instance` is what errors and log lines name.
 
-    `settings` are those that the server has been given for the backend (--backend-config).
+    `settings` are those that the server has been given for the backend (--backend-config), `check_outputs` says which
+    answers are compared with the configuration (--check-outputs).
     """
 
     def __init__(
-        self, instance: str, channel: Channel, control: Control, settings: Optional[Dict[str, str]] = None
+        self,
+        instance: str,
+        channel: Channel,
+        control: Control,
+        settings: Optional[Dict[str, str]] = None,
+        check_outputs: str = "never",
     ) -> None:
+        self.check_outputs = check_outputs
         self.instance = instance
         self.settings: Dict[str, str] = settings or {}
         self.channel = channel
@@ -27,11 +36,10 @@ class Host:
         """Writes a line into the server's log; `level` is one of `wire.codes`."""
         self.control.send("log", level=level, file=file, line=line, message=text)
 
-    def failure(self, message: str) -> str:
-        """Logs that requests have failed; the error that their clients get."""
-        text = self.failure_text(message)
-        self.log(codes.LOG_ERROR, "worker.py", 0, text)
-        return text
+    def failure(self, raised: BaseException) -> str:
+        """Logs what requests have failed of; the error that their clients get."""
+        self.log(codes.LOG_ERROR, "worker.py", 0, self.failure_text(for_log(raised)))
+        return self.failure_text(describe(raised))
 
     def failure_text(self, message: str) -> str:
         """The error that the clients of requests get which have failed because of what `message` says."""

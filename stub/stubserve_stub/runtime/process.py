@@ -12,7 +12,7 @@ import traceback
 from typing import NoReturn, Sequence
 
 from stubserve_stub.backends.find import find
-from stubserve_stub.runtime import signals
+from stubserve_stub.runtime import breakpoints, signals
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.control import Control
 from stubserve_stub.runtime.host import Host
@@ -36,7 +36,8 @@ def run(arena: int, control: int, *doorbells: int) -> NoReturn:
     backend = find(boot["backend"])
     channel = Channel(StubArena(arena, boot["arena"], boot["segment"], Grant()), *doorbells)
     channel.memory.connect(line)
-    host = Host(boot["instance"], channel, line, boot["settings"])
+    host = Host(boot["instance"], channel, line, boot["settings"], boot.get("check_outputs", "never"))
+    breakpoints.connect(host, boot.get("terminal", False))
     try:
         Worker(host, boot, backend).run()
     except BaseException as error:

@@ -18,6 +18,7 @@ from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.runtime.channel import EXECUTING, FINALIZING, IDLE
 from stubserve_stub.runtime.failure import describe
 from stubserve_stub.runtime.host import Host
+from stubserve_stub.runtime.traceback_text import for_log
 from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire import codes, messages
 from stubserve_stub.wire.arena import ArenaFull
@@ -66,7 +67,7 @@ class Worker:
         try:
             yield
         except BaseException as error:  # a model may raise SystemExit, and the parent must hear of that too
-            self._control.send("failed", stage=stage, error=describe(error))
+            self._control.send("failed", stage=stage, error=describe(error), log=for_log(error))
             raise _NotLoaded from None
 
     def _load(self) -> bool:
@@ -138,7 +139,7 @@ class Worker:
         except BaseException as raised:  # SystemExit and KeyboardInterrupt of a model are its error too
             if os.getpid() != self._process:
                 raise  # of a process that the model has forked, see run()
-            error = self._host.failure(describe(raised))
+            error = self._host.failure(raised)
         overflow = ""
         with channel.sending:
             with self._cancelling:
@@ -187,4 +188,4 @@ class Worker:
             try:
                 step()
             except BaseException as error:
-                self._host.log(codes.LOG_INFO, __file__, 0, describe(error))
+                self._host.log(codes.LOG_INFO, __file__, 0, for_log(error))

@@ -10,16 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stubserve.errors import ServeError
-from stubserve.inference.admission import admit
 from stubserve.inference.signature import Signature
-from stubserve.inference.tensor import drop_blocks
 from stubserve.protocols.grpc import infer_decode
 from stubserve.protocols.grpc.envelope import split
 from stubserve.protocols.grpc.infer_decode import decode
 from stubserve.protocols.grpc.messages import service_pb2
 from stubserve.protocols.grpc.wire import Malformed, field, varint
 from tests.inference.models import io, signature
+from tests.protocols import outcomes
 from tests.protocols.http.arena import Memory
 
 
@@ -36,22 +34,11 @@ def model() -> Signature:
 
 
 def outcome(data: bytes, known: Signature, memory: Memory) -> Any:
-    """All that a client or a model could tell requests apart by."""
+    """As `outcomes`, or how a message that is none is refused."""
     try:
-        request, reply_format = decode(data, split(data), known, memory.store)
-    except ServeError as error:
-        return error.code, error.message
+        return outcomes.outcome(lambda: decode(data, split(data), known, memory.store), known)
     except Malformed as malformed:
         return malformed.status, malformed.text
-    try:
-        admit(request, known)
-        inputs = [(made.name, made.datatype, tuple(made.shape), bytes(made.buffer)) for made in request.inputs]
-    except ServeError as error:
-        return error.code, error.message
-    finally:
-        drop_blocks(request.inputs)
-    others = request.id, request.correlation_id, request.flags, request.priority, request.timeout_us
-    return inputs, others, repr(request.parameters), request.requested_outputs, request.batch_size, reply_format
 
 
 def same(data: bytes, memory: Memory, known: Signature | None = None) -> Any:

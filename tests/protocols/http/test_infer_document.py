@@ -12,13 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stubserve.errors import ServeError
-from stubserve.inference.admission import admit
 from stubserve.inference.signature import Signature
-from stubserve.inference.tensor import drop_blocks
 from stubserve.protocols.http import infer_decode, infer_document
 from stubserve.protocols.http.infer_decode import decode
 from tests.inference.models import echo, io, signature
+from tests.protocols import outcomes
 from tests.protocols.http.arena import Memory
 
 NUMBER_TYPES = ["UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64"]
@@ -38,21 +36,8 @@ def echo_of(kind: str) -> Signature:
 
 
 def outcome(model: Signature, text: bytes, tail: bytes, memory: Memory) -> Any:
-    """All that a client or a model could tell requests apart by."""
-    try:
-        request, reply_format = decode(text + tail, len(text) if tail else None, model, None, 0, memory.store, LIMIT)
-    except ServeError as error:
-        return error.code, error.message
-    try:
-        admit(request, model)
-        inputs = [(made.name, made.datatype, tuple(made.shape), bytes(made.buffer)) for made in request.inputs]
-    except ServeError as error:
-        return error.code, error.message
-    finally:
-        drop_blocks(request.inputs)
-    # Where a parameter is no number it equals nothing.
-    others = request.id, request.correlation_id, request.flags, request.priority, request.timeout_us
-    return inputs, others, repr(request.parameters), request.requested_outputs, request.batch_size, reply_format
+    json_length = len(text) if tail else None
+    return outcomes.outcome(lambda: decode(text + tail, json_length, model, None, 0, memory.store, LIMIT), model)
 
 
 def same(model: Signature, text: bytes, memory: Memory, tail: bytes = b"") -> Any:

@@ -8,11 +8,11 @@ from typing import Any
 
 from stubserve.inference.memory import Block
 from stubserve.protocols.grpc.transport import UNAVAILABLE, Rpc
-from stubserve.protocols.grpc.wellknown import HEALTH, message_class
+from stubserve.protocols.grpc.wellknown import health
 from stubserve.protocols.management import ServerFacts, refuse_while_exiting
 
-REQUEST = message_class(f"{HEALTH}.HealthCheckRequest")
-_RESPONSE = message_class(f"{HEALTH}.HealthCheckResponse")
+REQUEST = health.HealthCheckRequest
+_RESPONSE = health.HealthCheckResponse
 _SERVING, _NOT_SERVING = 1, 2
 
 # How often a watched server looks whether it is still ready: models may answer that themselves, so nothing tells.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import DecodeError
 
 from stubserve.inference.memory import Block
+from stubserve.protobuf_schema import POOL
 from stubserve.protocols.grpc.transport import INTERNAL, OK, UNAVAILABLE, UNIMPLEMENTED, Rpc
-from stubserve.protocols.grpc.wellknown import POOL, message_class
+from stubserve.protocols.grpc.wellknown import reflection
 
 _NOT_FOUND = 5
 _RESOURCE_EXHAUSTED = 8
@@ -22,8 +22,8 @@ class Reflection:
     def __init__(self, call: Rpc, package: str, services: list[str]) -> None:
         self._call = call
         self._services = services
-        self._request_class = message_class(f"{package}.ServerReflectionRequest")
-        self._response_class = message_class(f"{package}.ServerReflectionResponse")
+        self._request_class = reflection[package].ServerReflectionRequest
+        self._response_class = reflection[package].ServerReflectionResponse
 
     def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
         try:
@@ -56,9 +56,9 @@ class Reflection:
                 for name in self._services:
                     response.list_services_response.service.add(name=name)
             elif wanted == "file_by_filename":
-                self._add_files(response, _find("FindFileByName", request.file_by_filename))
+                self._add_files(response, POOL.FindFileByName(request.file_by_filename))
             elif wanted == "file_containing_symbol":
-                self._add_files(response, _find("FindFileContainingSymbol", request.file_containing_symbol))
+                self._add_files(response, POOL.FindFileContainingSymbol(request.file_containing_symbol))
             else:
                 # None of the services has extensions.
                 response.error_response.error_code = UNIMPLEMENTED if wanted is None else _NOT_FOUND
@@ -76,11 +76,3 @@ class Reflection:
                 seen.add(one.name)
                 response.file_descriptor_response.file_descriptor_proto.append(one.serialized_pb)
                 queue.extend(one.dependencies)
-
-
-def _find(method: str, name: str) -> FileDescriptor:
-    try:
-        found: FileDescriptor = getattr(descriptor_pool.Default(), method)(name)
-    except KeyError:
-        found = getattr(POOL, method)(name)
-    return found

@@ -17,10 +17,8 @@ from stubserve.protocols.grpc.messages import service_pb2
 from stubserve.protocols.grpc.stream import ModelStreamInfer
 from stubserve.protocols.grpc.transport import MAX_MESSAGE_BYTES, Handler, Method, Rpc
 from stubserve.protocols.grpc.unary import Unary
+from stubserve.protocols.grpc.wellknown import HEALTH, REFLECTION
 from stubserve.protocols.management import ServerFacts
-
-HEALTH = "grpc.health.v1"
-REFLECTION = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
 
 # Of what neither infers nor loads; such a question is a name or two.
 MAX_QUESTION_BYTES = 1 << 20

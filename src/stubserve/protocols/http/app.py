@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import orjson
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -19,6 +21,7 @@ from stubserve.inference.served_model import ServedModel
 from stubserve.model_config.metadata import model_metadata
 from stubserve.protocols import management
 from stubserve.protocols.http.asgi_request import body_of, find_model
+from stubserve.protocols.http.cors import ANY, EXPOSED, METHODS
 from stubserve.protocols.http.infer_encode import encode_error
 from stubserve.protocols.http.infer_routes import GenerateRoute, InferRoute
 from stubserve.protocols.http.json_values import UNSET, find, parse_json
@@ -164,8 +167,11 @@ class _Methods:
         await response(scope, receive, send)
 
 
-def create_app(server: ServerFacts, lifespan: Any = None) -> Starlette:
-    """The app for a server. With `lifespan` (an ASGI host runs it) the app starts and stops the server itself."""
+def create_app(server: ServerFacts, lifespan: Any = None, cors_origins: Sequence[str] = ()) -> Starlette:
+    """The app for a server. With `lifespan` (an ASGI host runs it) the app starts and stops the server itself.
+
+    `cors_origins` are those of pages that may ask.
+    """
     routes = ManagementRoutes(server)
     infer = InferRoute(server)
     table: list[tuple[str, _Methods]] = [
@@ -214,6 +220,17 @@ def create_app(server: ServerFacts, lifespan: Any = None) -> Starlette:
     app = Starlette(
         routes=[Route(path, methods) for path, methods in table],
         exception_handlers={404: no_route, Exception: unexpected},
+        middleware=[
+            Middleware(
+                CORSMiddleware,
+                allow_origins=cors_origins,
+                allow_methods=METHODS,
+                allow_headers=[ANY],
+                expose_headers=EXPOSED,
+            )
+        ]
+        if cors_origins
+        else [],
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False

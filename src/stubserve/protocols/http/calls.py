@@ -104,7 +104,8 @@ class Calls:
     def _learn(self, call: HttpInferCall, head: RequestHead, data: bytes, body_start: int) -> None:
         """Remembers the front of a request, and, where it is that of the one before, all but its tensors."""
         front = front_of(head, data, body_start)
-        if front and front == self._front and self._ingress.http_forwarding is None:
+        plain = self._ingress.http_forwarding is None and self._shared.cors is None
+        if front and front == self._front and plain:
             self._repeat = repeat = repeat_of(call, head, front, len(data), self._on_repeated)
             self.repeated_length = 0 if repeat is None else repeat.length
         self._front = front

@@ -186,7 +186,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         keep_alive = self.head.keep_alive and not self.closing
         total = sum(map(len, reply.parts))
         length = None if reply.chunked else total
-        head = reply_head(reply.status, reply.content_type, length, reply.json_length, reply.headers, keep_alive)
+        headers = reply.headers
+        cors = self._shared.cors
+        if cors is not None:
+            headers = (*headers, *cors.headers(self.head))
+        head = reply_head(reply.status, reply.content_type, length, reply.json_length, headers, keep_alive)
         if reply.blocks or total > FREE_BYTES:
             try:
                 parts = [self._kept(part, reply) for part in reply.parts]

@@ -10,15 +10,15 @@ from typing import Any
 from stubserve.errors import ServeError, internal, invalid
 from stubserve.inference.admission import duplicate_input
 from stubserve.inference.request import Request, unanswered
-from stubserve.inference.signature import Signature, TensorSignature
+from stubserve.inference.signature import Accepts, TensorSignature
 from stubserve.protocols.http import json_data
 from stubserve.protocols.http.json_values import UNSET, as_string, find, is_int, parse_json, repeated_names
-from stubserve.protocols.placement import BodyPlacer
+from stubserve.protocols.placement import Placer
 
 NESTED = "parameters"
 
 
-def decode_generate(body: bytes, signature: Signature, placer: BodyPlacer) -> Request:
+def decode_generate(body: bytes, signature: Accepts, placer: Placer) -> Request:
     """The request, not yet admitted; its tensors hold their blocks. Raises ServeError, and then nothing is held."""
     document = parse_json(body)
     if not isinstance(document, dict):
@@ -53,7 +53,7 @@ def decode_generate(body: bytes, signature: Signature, placer: BodyPlacer) -> Re
     return request
 
 
-def _refuse_repeated(document: dict[str, Any], request: Request, signature: Signature) -> None:
+def _refuse_repeated(document: dict[str, Any], request: Request, signature: Accepts) -> None:
     """An input may come once; of parameters with one name the first counts."""
     for name in sorted(repeated_names(document)):
         if name in signature.inputs:
@@ -61,7 +61,7 @@ def _refuse_repeated(document: dict[str, Any], request: Request, signature: Sign
 
 
 def _take(
-    request: Request, parameters: dict[str, Any], name: str, value: Any, signature: Signature, placer: BodyPlacer
+    request: Request, parameters: dict[str, Any], name: str, value: Any, signature: Accepts, placer: Placer
 ) -> None:
     known = signature.inputs.get(name)
     if known is not None:
@@ -82,7 +82,7 @@ def _take(
         raise invalid(f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'.")
 
 
-def _shape(known: TensorSignature, count: int, signature: Signature) -> tuple[int, ...]:
+def _shape(known: TensorSignature, count: int, signature: Accepts) -> tuple[int, ...]:
     """The input's shape for `count` elements: the last variable dimension, from the right, takes what is left."""
     shape = [-1, *known.dims] if signature.max_batch_size else list(known.dims)
     left = count

@@ -9,7 +9,7 @@ from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, DataType
 from stubserve.errors import internal, invalid, not_found
 from stubserve.inference.admission import duplicate_input
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, unanswered
-from stubserve.inference.signature import Signature
+from stubserve.inference.signature import Accepts
 from stubserve.protocols.http import json_data
 from stubserve.protocols.http.json_values import (
     UNSET,
@@ -23,7 +23,7 @@ from stubserve.protocols.http.json_values import (
     parse_json,
 )
 from stubserve.protocols.http.limits import too_large
-from stubserve.protocols.placement import BodyPlacer
+from stubserve.protocols.placement import Placer
 from stubserve.protocols.reply_format import ReplyFormat, Slot
 
 # A million of them would keep a hundred times the memory that their text has.
@@ -39,9 +39,7 @@ _CONTENT_FIELDS = (
 _INVALID = DataType(0, "<invalid>", "", 0, None)
 
 
-def decode_json(
-    header: bytes, signature: Signature, placer: BodyPlacer, max_input_size: int
-) -> tuple[Request, ReplyFormat]:
+def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_size: int) -> tuple[Request, ReplyFormat]:
     """The request that a JSON header and what lies behind it describe. Raises ServeError."""
     document = parse_json(header)
     request = Request([], unanswered)

@@ -22,7 +22,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 from stubserve.errors import ServeError, internal
@@ -30,7 +29,7 @@ from stubserve.inference.memory import Block
 from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, drop_blocks
-from stubserve.protocols.http.json_worker import GENERATE, HEAD, INFER
+from stubserve.protocols.http.json_job import GENERATE, HEAD, INFER, pack_signature, unpack_request
 from stubserve.protocols.placement import BodyPlacer, Store
 from stubserve.protocols.reply_format import ReplyFormat
 
@@ -53,15 +52,14 @@ class JsonProcess:
         self, text: memoryview, signature: Signature, placer: BodyPlacer, max_input_size: int, holds: Block | None
     ) -> tuple[Request, ReplyFormat]:
         """As `infer_json.decode_json`. `holds` is the block that the text lies in. Raises ServeError."""
-        about = SimpleNamespace(model=signature.model)
-        request, reply_format = await self._read((INFER, about, placer.size, max_input_size), text, placer, holds)
+        job = (INFER, pack_signature(signature), placer.size, max_input_size)
+        request, reply_format = await self._read(job, text, placer, holds)
         return request, reply_format
 
     async def read_generate(self, text: bytes, signature: Signature, store: Store) -> Request:
         """As `generate_decode.decode_generate`. Raises ServeError."""
-        about = SimpleNamespace(model=signature.model, inputs=signature.inputs, max_batch_size=signature.max_batch_size)
         placer = BodyPlacer(b"", None, 0, store)
-        request, _ = await self._read((GENERATE, about, 0, 0), memoryview(text), placer, None)
+        request, _ = await self._read((GENERATE, pack_signature(signature), 0, 0), memoryview(text), placer, None)
         return request
 
     def close(self) -> None:
@@ -125,14 +123,14 @@ class JsonProcess:
                 code, result = pickle.loads(answer)
                 if code is not None:
                     raise ServeError(code, result)
-                await self._receive_tensors(loop, connection, result[0].inputs, data_size)
+                request, reply_format = unpack_request(result)
+                await self._receive_tensors(loop, connection, request.inputs, data_size)
             except (OSError, EOFError):
                 log.error("the process that reads large JSON has ended while it read a request; it is started anew")
                 self.close()
                 raise internal("the process that read the request's JSON has ended; see the server's log") from None
             finally:
                 self._idle = loop.call_later(IDLE_S, self.close)
-            request, reply_format = result
             return request, reply_format
 
     async def _receive_tensors(

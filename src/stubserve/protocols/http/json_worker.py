@@ -13,7 +13,6 @@ import os
 import pickle
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,10 +25,7 @@ from stubserve.inference.heap_account import MAX_WORDS_BYTES, WORDS_TEXT
 from stubserve.inference.tensor import Tensor
 from stubserve.protocols.http.generate_decode import decode_generate
 from stubserve.protocols.http.infer_json import decode_json
-
-# Lengths of what follows: a pickled part, and bytes
-HEAD = struct.Struct("<QQ")
-INFER, GENERATE = "infer", "generate"
+from stubserve.protocols.http.json_job import HEAD, INFER, pack_request, unpack_signature
 
 _PR_SET_PDEATHSIG = 1
 # It gets a tenth of a core that others want as well, and all of one else.
@@ -41,12 +37,12 @@ class Recorder:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.data: list[bytes] = []
+        self.data: list[bytes | memoryview] = []
 
     def slice(self, name: str, datatype: int, shape: Sequence[int], at: int, nbytes: int) -> Tensor:
         return Tensor(name, datatype, shape, None, None, at, nbytes)
 
-    def put(self, name: str, datatype: int, shape: Sequence[int], data: bytes) -> Tensor:
+    def put(self, name: str, datatype: int, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
         if len(data) <= INLINE_BYTES:
             return Tensor(name, datatype, shape, bytes(data))
         self.data.append(data)
@@ -56,15 +52,15 @@ class Recorder:
         pass
 
 
-def read(job: tuple[Any, ...], text: bytes) -> tuple[Any, list[bytes]]:
+def read(job: tuple[Any, ...], text: bytes) -> tuple[Any, list[bytes | memoryview]]:
     """What a job's JSON says, to be pickled, and the bytes of its large tensors. Raises ServeError."""
     kind, signature, size, max_input_size = job
-    recorder: Any = Recorder(size)
+    accepted = unpack_signature(signature)
+    recorder = Recorder(size)
     if kind == INFER:
-        request, reply_format = decode_json(text, signature, recorder, max_input_size)
-    else:
-        request, reply_format = decode_generate(text, signature, recorder), None
-    return (request, reply_format), recorder.data
+        request, reply_format = decode_json(text, accepted, recorder, max_input_size)
+        return pack_request(request, reply_format), recorder.data
+    return pack_request(decode_generate(text, accepted, recorder), None), recorder.data
 
 
 def main(descriptor: int) -> None:
@@ -81,7 +77,7 @@ def main(descriptor: int) -> None:
             job_size, text_size = HEAD.unpack(head)
             job = pickle.loads(receive(connection, job_size))
             text = bytes(receive(connection, text_size))
-            data: list[bytes] = []
+            data: list[bytes | memoryview] = []
             answer: Any
             try:
                 answer, data = read(job, text)

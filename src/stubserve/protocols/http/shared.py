@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stubserve.protocols.departure import SendWatch
+from stubserve.protocols.http.cors import Cors
 from stubserve.protocols.http.head import HeadCache
 from stubserve.protocols.open_connections import OpenConnections
 from stubserve.protocols.sent_memory import SentMemory
@@ -21,8 +22,10 @@ class Connections(StallWatch):
     what arrives and what is sent.
     """
 
-    def __init__(self, ingress: Ingress) -> None:
+    def __init__(self, ingress: Ingress, cors: Cors | None = None) -> None:
         super().__init__(ingress.pace)
+        # None where pages of other origins are not told that they may ask
+        self.cors = cors
         self.ingress = ingress
         self.scratch = bytearray(SCRATCH_BYTES)
         self.scratch_view = memoryview(self.scratch)

@@ -13,11 +13,13 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from stubserve_stub.api import bls, logger, metrics, model_control, shared_memory, utils
 from stubserve_stub.api.questions import Questions
+from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender, Senders
 from stubserve_stub.backends.base import Backend, InstanceFacts, ModelFiles
 from stubserve_stub.backends.python.batch import ModelBatch
 from stubserve_stub.backends.python.forks import Forks
 from stubserve_stub.backends.python.model import ContractBroken, Model, import_model, raised_by
+from stubserve_stub.backends.python.output_check import OutputCheck
 from stubserve_stub.runtime.calls import Calls
 from stubserve_stub.runtime.failure import describe
 from stubserve_stub.runtime.host import Host
@@ -32,6 +34,8 @@ class PythonBackend(Backend):
     _model: Model
     _senders: Senders
     _instance: InstanceFacts
+    # None once no answer needs to be compared with the configuration
+    _check: Optional[OutputCheck] = None
 
     def initialize(self, host: Host) -> None:
         super().initialize(host)
@@ -59,11 +63,19 @@ class PythonBackend(Backend):
         shared_memory.connect(questions)
         metrics.connect(questions, host.control.send)
         self._model.initialize(instance.arguments)
+        self._check_outputs(instance)
         self.checks_readiness = self._model.checks_readiness
         host.channel.on_poke = self._report_dropped
         host.control.handle("acknowledge", self._on_acknowledge)
         bls.connect(Calls(host.channel, bls.received))
         Forks(instance.name, host.channel).connect()
+
+    def _check_outputs(self, instance: InstanceFacts) -> None:
+        arguments, host = instance.arguments, self.host
+        warn = functools.partial(host.log, codes.LOG_WARNING, "model.py", 0)
+        check = OutputCheck(host.check_outputs, arguments["model_name"], arguments["model_config"], warn)
+        # None where nothing is looked at, so that this is all that a batch has to ask.
+        self._check = self._senders.check = None if check.over else check
 
     def is_ready(self) -> bool:
         return self._model.is_ready()
@@ -82,7 +94,10 @@ class PythonBackend(Backend):
             else:
                 result = self._model.execute(list(received.requests))
                 batch.computed()
-                entries = received.encode(received.check(result))
+                responses = received.check(result)
+                if self._check is not None:
+                    self._look_at(received, responses)
+                entries = received.encode(responses)
         except BaseException as raised:
             if os.getpid() == self._process:  # else in one that the model has forked, where nothing of this is its own
                 received.give_up_senders(self.host.failure_text(describe(raised)))
@@ -92,6 +107,16 @@ class PythonBackend(Backend):
         self._current = None
         received.release()
         return entries
+
+    def _look_at(self, received: ModelBatch, responses: "List[Optional[InferenceResponse]]") -> None:
+        """Compares what a batch is answered with the configuration."""
+        assert self._check is not None
+        for request, response in zip(received.requests, responses):
+            inputs = request._inputs
+            rows = inputs[0]._shape[0] if inputs and len(inputs[0]._shape) else None
+            self._check.look(response, request._requested_output_names, rows)
+        if self._check.over:
+            self._check = self._senders.check = None
 
     def _start(self, received: ModelBatch) -> Sequence[Entry]:
         """Runs a decoupled model on a batch; a coroutine is only started, and may outlive many batches."""
@@ -111,7 +136,7 @@ class PythonBackend(Backend):
         raised = raised_by(future)
         if raised is None:
             return
-        error = self.host.failure(describe(raised))
+        error = self.host.failure(raised)
         for reference in senders:
             sender = reference()
             if sender is not None:

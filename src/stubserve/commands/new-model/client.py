@@ -1,0 +1,23 @@
+"""Asks the model, which `stubserve serve` serves, for twice some numbers: python client.py [URL]
+
+It needs nothing but Python. tritonclient, which comes from PyPI, speaks the same protocol, over gRPC as well.
+"""
+
+import json
+import sys
+import urllib.request
+from pathlib import Path
+
+MODEL = Path(__file__).resolve().parent.name
+SERVER = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:8000"
+
+# One request with a batch of two rows. The data is written flat: row by row.
+question = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [2, 3], "data": [1, 2, 3, 4, 5, 6]}]}
+request = urllib.request.Request(
+    f"{SERVER}/v2/models/{MODEL}/infer",
+    json.dumps(question).encode(),
+    {"Content-Type": "application/json"},
+)
+with urllib.request.urlopen(request, timeout=60) as answer:
+    output = json.load(answer)["outputs"][0]
+print(output["name"], output["shape"], output["data"])

@@ -1,0 +1,67 @@
+"""What the process that reads large JSON is told, and what it answers: plain values, which any pickle carries.
+
+Neither side hands over the server's own objects. A compiled class cannot be pickled, and the process needs little of
+what they know.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+from stubserve.inference.request import Request, unanswered
+from stubserve.inference.signature import Signature, TensorSignature
+from stubserve.inference.tensor import Tensor
+from stubserve.protocols.reply_format import ReplyFormat
+
+# Lengths of what follows: a pickled part, and bytes
+HEAD = struct.Struct("<QQ")
+INFER, GENERATE = "infer", "generate"
+
+
+class Accepted(NamedTuple):
+    """What a model accepts, as far as those who read requests have to know (`signature.Accepts`)."""
+
+    model: str
+    inputs: dict[str, TensorSignature]
+    max_batch_size: int
+
+
+def pack_signature(signature: Signature) -> tuple[Any, ...]:
+    """What is needed to read requests to a model."""
+    inputs = [(known.name, known.datatype, known.dims) for known in signature.inputs.values()]
+    return signature.model, inputs, signature.max_batch_size
+
+
+def unpack_signature(packed: tuple[Any, ...]) -> Accepted:
+    model, inputs, max_batch_size = packed
+    return Accepted(model, {name: TensorSignature(name, *rest) for name, *rest in inputs}, max_batch_size)
+
+
+def pack_request(request: Request, reply_format: ReplyFormat | None) -> tuple[Any, ...]:
+    """What a request says; tensors that are not small are told of by where their bytes are."""
+    tensors = [
+        (tensor.name, tensor.datatype, tensor.shape, tensor.data, tensor.offset, tensor.nbytes, tensor.strings)
+        for tensor in request.inputs
+    ]
+    said = (
+        request.id,
+        request.correlation_id,
+        request.flags,
+        request.priority,
+        request.timeout_us,
+        request.parameters,
+        request.requested_outputs,
+    )
+    return tensors, said, reply_format
+
+
+def unpack_request(packed: tuple[Any, ...]) -> tuple[Request, Any]:
+    """The request, and the reply's format where the job was to infer."""
+    tensors, said, reply_format = packed
+    inputs = []
+    for name, datatype, shape, data, offset, nbytes, strings in tensors:
+        tensor = Tensor(name, datatype, shape, data, None, offset, nbytes)
+        tensor.strings = strings
+        inputs.append(tensor)
+    return Request(inputs, unanswered, *said), reply_format

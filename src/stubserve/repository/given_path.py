@@ -1,0 +1,90 @@
+"""What a path on the command line means where it is no model repository: one model, or something close to one.
+
+`stubserve serve` takes the folder of one model as well (`folder.is_model_folder`), a version's folder, and a file that
+is a model. A lone `model.py` has no version folder and maybe no name that anybody gave it, so a repository is made of
+links to it; the model is named after its folder, or its file.
+
+What cannot be served that way is explained (`advice`): which folder may have been meant, and what a repository is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from stubserve.errors import ServeError
+from stubserve.repository.folder import CONFIG_FILE, is_model_folder, is_version_folder, survey
+
+_MODEL_FILE = "model.py"
+
+
+def servable(path: Path, until: ExitStack) -> Path:
+    """The repository, or folder of a model, that a path stands for. What is made for it goes when `until` is closed."""
+    if path.is_dir():
+        if is_version_folder(path):
+            return path.absolute().parent
+        lone = path / _MODEL_FILE
+        return _linked(lone, until) if lone.is_file() and not is_model_folder(path) else path
+    if path.is_file():
+        if is_version_folder(path.parent):
+            return path.absolute().parent.parent
+        if path.suffix == ".py":
+            return _linked(path, until)
+    return path
+
+
+def _linked(file: Path, until: ExitStack) -> Path:
+    """The folder of a model that is made of links to a file which lies in no version folder."""
+    place = file.absolute().parent
+    named_by_folder = file.name == _MODEL_FILE and place.name
+    scratch = Path(until.enter_context(tempfile.TemporaryDirectory(prefix="stubserve-model-")))
+    folder = scratch / (place.name if named_by_folder else file.stem)
+    folder.mkdir()
+    # The whole folder as the version's: what lies beside the file can be imported.
+    (folder / "1").symlink_to(place)
+    if (place / CONFIG_FILE).is_file():
+        (folder / CONFIG_FILE).symlink_to(place / CONFIG_FILE)
+    elif file.name != _MODEL_FILE:
+        (folder / CONFIG_FILE).write_text(f'backend: "python"\ndefault_model_filename: "{file.name}"\n')
+    return folder
+
+
+def advice(path: Path) -> str:
+    """What to do about a path of which nothing can be served; empty where there are models in it."""
+    if not path.exists():
+        close = difflib.get_close_matches(path.name, _folders(path.absolute().parent), 1)
+        meant = f" Did you mean {path.parent / close[0]}?" if close else ""
+        return f"there is no {path}.{meant}"
+    if not path.is_dir():
+        return f"{path} is no folder of models, and no model.py."
+    if is_model_folder(path):
+        return ""
+    try:
+        models = [folder.path for folder in survey([path]).models.values()]
+    except ServeError:
+        return ""  # which says why
+    if any(map(is_model_folder, models)):
+        return ""
+    for folder in models:
+        if any(is_model_folder(folder / name) for name in _folders(folder)):
+            return f"there are no models in {path}, but there are in {folder}: stubserve serve {folder}"
+    return (
+        f"there are no models in {path}. A model is a folder in it, with a folder for each version: "
+        f"{path / 'NAME' / '1' / _MODEL_FILE}. To begin with one: stubserve init {path / 'NAME'}"
+    )
+
+
+def advice_for(paths: Sequence[Path]) -> list[str]:
+    """All of it, for several paths."""
+    return [text for text in map(advice, paths) if text]
+
+
+def _folders(path: Path) -> list[str]:
+    try:
+        return [entry.name for entry in os.scandir(path) if entry.is_dir()]
+    except OSError:
+        return []

@@ -1,0 +1,46 @@
+"""`stubserve init`: what it writes can be served, asked and tested as it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stubserve.commands import init
+from stubserve.repository.checking import check_repositories
+from tests.real_server import Serving
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-config",)])
+def test_a_new_model_is_served_asked_and_tested(
+    tmp_path: Path, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "models" / "twice"
+    assert init.run([str(folder), *flags]) == 0
+    assert f"stubserve serve {folder} --dev" in capsys.readouterr().out
+    assert (folder / "config.pbtxt").exists() is not bool(flags)
+    assert check_repositories([folder.parent], Path("/nowhere")).problems == ()
+    # In a process of its own, as a person would: this one has other settings.
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
+    done = subprocess.run(tests, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    with Serving(folder) as server:
+        client = [sys.executable, str(folder / "client.py"), f"http://127.0.0.1:{server.port}"]
+        done = subprocess.run(client, capture_output=True, text=True, timeout=60)
+        assert done.stdout == "Y [2, 3] [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]\n", done.stderr
+
+
+def test_what_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "twice").mkdir()
+    (tmp_path / "twice" / "notes").write_text("mine")
+    assert init.run([str(tmp_path / "twice")]) == 1
+    assert "is there already" in capsys.readouterr().err
+    assert [file.name for file in (tmp_path / "twice").iterdir()] == ["notes"]
+
+
+def test_a_name_that_no_model_can_have_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert init.run([str(tmp_path / "two?")]) == 1
+    assert "invalid characters" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

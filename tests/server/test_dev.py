@@ -1,0 +1,104 @@
+"""`stubserve serve --dev`: what is saved is served, and what is wrong with it is told."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.real_server import Answer, Serving, binary_output, eventually, write_model
+from tests.terminal import Terminal
+
+ADDS = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            array = requests[0].inputs()[0].as_numpy() + {number}
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("{output}", array)])]
+"""
+
+
+def adds(number: int, output: str = "OUTPUT0") -> str:
+    return ADDS.format(number=number, output=output)
+
+
+def answer(server: Serving) -> float:
+    return float(binary_output(server.infer_array("adds", np.zeros(1, np.float32)))[0])
+
+
+def test_what_is_saved_is_served_and_what_is_broken_is_not(repository: Path) -> None:
+    write_model(repository, "adds", adds(1))
+    with Serving(repository, "--dev") as server:
+        assert answer(server) == 1
+        write_model(repository, "adds", adds(2))
+        eventually(lambda: answer(server) == 2)
+        write_model(repository, "adds", adds(3).replace("class", "clas"))
+        server.wait_for(r"failed to load 'adds' version 1: Internal: SyntaxError: .*\n +File .*/adds/1/model.py")
+        server.wait_for("model 'adds' could not be loaded anew: the old code goes on serving")
+        assert answer(server) == 2
+        write_model(repository, "adds", adds(4))
+        eventually(lambda: answer(server) == 4)
+        write_model(repository, "new", adds(5))
+        server.wait_for("successfully loaded 'new'")
+
+
+def test_a_start_with_a_broken_model_waits_for_the_next_save(repository: Path) -> None:
+    write_model(repository, "adds", "import nothing_of_that_name\n")
+    with Serving(repository, "--dev") as server:
+        write_model(repository, "adds", adds(1))
+        server.wait_for("successfully loaded 'adds'")
+        assert answer(server) == 1
+
+
+def test_a_file_without_a_version_is_watched_where_it_lies(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "adds", adds(1))
+    file = (folder / "1" / "model.py").rename(folder / "adds.py")
+    (folder / "1").rmdir()
+    config = (folder / "config.pbtxt").read_text()
+    (folder / "config.pbtxt").write_text(config + 'default_model_filename: "adds.py"\n')
+    with Serving(file, "--dev") as server:
+        assert answer(server) == 1
+        file.write_text(file.read_text().replace("+ 1", "+ 2"))
+        eventually(lambda: answer(server) == 2)
+
+
+@pytest.mark.parametrize("flags", [("--dev",), (), ("--check-outputs=always",)])
+def test_outputs_that_are_not_those_of_the_configuration_are_told(repository: Path, flags: tuple[str, ...]) -> None:
+    write_model(repository, "adds", adds(1, output="OUTPUT1"))
+    with Serving(repository, *flags) as server:
+        assert server.infer_array("adds", np.zeros(1, np.float32)).status == 200
+        server.wait_for("model 'adds': output 'OUTPUT1' is not in its configuration, and is dropped")
+        server.wait_for(r"model 'adds': output 'OUTPUT0' is not among the outputs that it answered \('OUTPUT1'\)")
+
+
+def test_nothing_is_told_where_nobody_wants_it(repository: Path) -> None:
+    write_model(repository, "adds", adds(1, output="OUTPUT1"))
+    with Serving(repository, "--check-outputs=never") as server:
+        assert server.infer_array("adds", np.zeros(1, np.float32)).status == 200
+        assert server.stop() == 0
+        assert "OUTPUT1" not in server.output
+
+
+def test_any_model_may_be_debugged(repository: Path) -> None:
+    write_model(repository, "adds", adds(1).replace("array =", "breakpoint(); array ="))
+    server = Serving(repository, "--dev")
+    with Terminal(server) as terminal:
+        terminal.serving()
+        answers: list[Answer] = []
+        asking = threading.Thread(target=lambda: answers.append(server.infer_array("adds", np.zeros(1, np.float32))))
+        asking.start()
+        terminal.expect(r"\(Pdb\) ")
+        terminal.type("continue\n")
+        asking.join(30)
+        assert float(binary_output(answers[0])[0]) == 1
+
+
+def test_other_ways_of_model_control_are_refused(repository: Path) -> None:
+    server = Serving(repository, "--dev", "--model-control-mode=explicit")
+    server.start()
+    assert server.process.wait(60) == 1
+    server.stop()
+    server.wait_for("--dev loads what changes on disk, and --model-control-mode=explicit says otherwise")

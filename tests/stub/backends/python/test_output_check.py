@@ -1,0 +1,84 @@
+"""What a model is told of outputs that are not those of its configuration."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from stubserve_stub.api.exceptions import TritonError
+from stubserve_stub.api.responses import InferenceResponse
+from stubserve_stub.api.tensors import Tensor
+from stubserve_stub.backends.python.output_check import ALWAYS, FIRST, NEVER, OutputCheck
+
+FLOATS = {"name": "Y", "data_type": "TYPE_FP32", "dims": [-1, 2]}
+SCALAR = {"name": "Z", "data_type": "TYPE_INT64", "dims": [1], "reshape": {"shape": []}}
+
+
+def check(told: list[str], mode: str = ALWAYS, batches: int = 0, decoupled: bool = False) -> OutputCheck:
+    config: dict[str, Any] = {"max_batch_size": batches, "output": [FLOATS, SCALAR]}
+    if decoupled:
+        config["model_transaction_policy"] = {"decoupled": True}
+    return OutputCheck(mode, "m", json.dumps(config), told.append)
+
+
+def answer(*tensors: tuple[str, Any]) -> InferenceResponse:
+    return InferenceResponse([Tensor(name, np.asarray(array)) for name, array in tensors])
+
+
+Y = ("Y", np.zeros((3, 2), np.float32))
+Z = ("Z", np.zeros((), np.int64))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "text"),
+    [
+        ([Y, Z], None),
+        ([Z], "output 'Y' is not among the outputs that it answered ('Z')"),
+        ([Y, Z, ("X", np.zeros(1))], "output 'X' is not in its configuration, and is dropped"),
+        ([("Y", np.zeros((3, 2))), Z], "output 'Y' is TYPE_FP64, and its configuration says TYPE_FP32"),
+        ([("Y", np.zeros((3, 3), np.float32)), Z], "output 'Y' has shape [3, 3], expected was [-1, 2]"),
+        ([("Y", np.zeros(2, np.float32)), Z], "output 'Y' has shape [2], expected was [-1, 2]"),
+    ],
+)
+def test_each_mistake_is_told_once(tensors: list[Any], text: str | None) -> None:
+    told: list[str] = []
+    looking = check(told)
+    for _ in range(2):
+        looking.look(answer(*tensors), ["Y", "Z"], None)
+    assert told == ([] if text is None else [f"model 'm': {text}"])
+
+
+def test_the_rows_of_a_batch_are_those_of_the_request() -> None:
+    told: list[str] = []
+    looking = check(told, batches=8)
+    batch = [("Y", np.zeros((2, 3, 2), np.float32)), ("Z", np.zeros(2, np.int64))]
+    looking.look(answer(*batch), ["Y"], 2)
+    assert told == []
+    looking.look(answer(*batch), ["Y"], 4)
+    assert told == [
+        "model 'm': output 'Y' has shape [2, 3, 2], expected was [4, -1, 2]",
+        "model 'm': output 'Z' has shape [2], expected was [4]",
+    ]
+
+
+def test_what_nobody_asked_for_may_be_missing_and_a_stream_may_answer_in_parts() -> None:
+    told: list[str] = []
+    check(told).look(answer(Z), ["Z"], None)
+    check(told, decoupled=True).look(answer(Z), ["Y", "Z"], None)
+    check(told).look(InferenceResponse([], error=TritonError("no")), ["Y", "Z"], None)
+    check(told).look(None, ["Y", "Z"], None)
+    assert told == []
+
+
+def test_by_default_only_the_first_answers_are_looked_at() -> None:
+    told: list[str] = []
+    looking = check(told, FIRST)
+    for _ in range(100):
+        assert not looking.over
+        looking.look(answer(Y, Z), ["Y", "Z"], None)
+    assert looking.over
+    looking.look(answer(Z), ["Y", "Z"], None)
+    assert told == []
+    assert check(told, NEVER).over
