@@ -9,6 +9,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stubserve.model_config.proto import ModelConfig, is_repeated
 from tools.reference.config_fields import FIELDS
+from tools.reference.markdown import name as whole
 from tools.reference.markdown import table
 
 _HEAD = """\
@@ -47,7 +48,7 @@ def config_page() -> str:
         if not descriptor.fields:
             parts.append("It has no fields: `{ }`.\n\n")
             continue
-        rows = [(f"`{field.name}`", _type(field), FIELDS[name][field.name]) for field in descriptor.fields]
+        rows = [(whole(field.name), _type(field), FIELDS[name][field.name]) for field in descriptor.fields]
         parts.append(table(("field", "type", "what it does"), rows))
     types = ModelConfig.DESCRIPTOR.file.enum_types_by_name["DataType"]
     parts.append("## DataType\n\n" + ", ".join(f"`{value.name}`" for value in types.values) + ".\n")

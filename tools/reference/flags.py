@@ -8,6 +8,7 @@ from typing import Any
 
 from stubserve.flag_table import FLAGS, MISSING, WITHOUT_EFFECT, Flag
 from stubserve.settings import Settings
+from tools.reference.markdown import name as whole
 from tools.reference.markdown import table
 
 # The groups of settings, in the order of the page. What belongs to none is about the server as a whole.
@@ -63,12 +64,12 @@ def flags_page() -> str:
     parts.append(
         "## Accepted, without an effect\n\nThey are in many a command line for Triton. The log says that they do nothing.\n\n"
     )
-    parts.append(table(("flag", "why"), [(f"`--{name}`", why + ".") for name, why in WITHOUT_EFFECT.items()]))
+    parts.append(table(("flag", "why"), [(whole(f"--{name}"), why + ".") for name, why in WITHOUT_EFFECT.items()]))
     parts.append(
         "## Refused\n\nThey belong to parts of Triton that stubserve does not offer yet. With a value that turns the part off "
         "they are accepted.\n\n"
     )
-    rows = [(f"`--{name}`", f"{part}", ", ".join(f"`{one}`" for one in off)) for name, (part, off) in MISSING.items()]
+    rows = [(whole(f"--{name}"), part, ", ".join(f"`{one}`" for one in off)) for name, (part, off) in MISSING.items()]
     parts.append(table(("flag", "what is missing", "accepted values"), rows))
     return "".join(parts)
 
@@ -77,4 +78,4 @@ def _row(flag: Flag) -> tuple[str, str, str]:
     text, default = default_of(flag)
     if flag.many and "several times" not in text:
         text += " May be repeated."
-    return f"`--{flag.name}`", f"`{default}`" if default and " " not in default else default, text
+    return whole(f"--{flag.name}"), f"`{default}`" if default and " " not in default else default, text

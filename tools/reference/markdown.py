@@ -11,6 +11,11 @@ def cell(text: str) -> str:
     return "`".join(piece if index % 2 else piece.replace("<", "&lt;") for index, piece in enumerate(pieces))
 
 
+def name(text: str) -> str:
+    """A name as code that is never broken; the style sheet of the site has its class."""
+    return f"`{text}`{{.whole}}"
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table, and the empty line behind it."""
     lines = [head, ["---"] * len(head), *rows]

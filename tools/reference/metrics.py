@@ -12,6 +12,7 @@ from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.metrics import RESERVED, ServerMetrics
 from stubserve.settings import LatencySettings
+from tools.reference.markdown import name as whole
 from tools.reference.markdown import table
 
 _HEAD = """\
@@ -50,7 +51,7 @@ def metrics_page() -> str:
     families = re.findall(r"^# HELP (\S+) (.*)\n# TYPE \S+ (\S+)$", _printed(), re.MULTILINE)
     parts = [_HEAD]
     for title, belongs in _WHERE.items():
-        rows = [(f"`{name}`", kind, text.rstrip(".") + ".") for name, text, kind in families if belongs(name)]
+        rows = [(whole(name), kind, text.rstrip(".") + ".") for name, text, kind in families if belongs(name)]
         parts += [f"## {title}\n\n", table(("name", "kind", "what it says"), rows)]
     return "".join([*parts, _TAIL])
 
