@@ -45,7 +45,11 @@ def sbom(wheel: Path, target: Path) -> None:
         python = f"{folder}/bin/python"
         _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel)
         _run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "pip", "setuptools")
+        # Where the wheel lay on this machine is nobody's business.
+        for origin in Path(folder).glob("lib/*/site-packages/stubserve-*.dist-info/direct_url.json"):
+            origin.unlink()
         _run(sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", "-o", target, python)
+    assert "file://" not in target.read_text()
 
 
 def main() -> int:
