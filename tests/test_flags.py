@@ -131,6 +131,7 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
             ["m", "--grpc-restricted-protocol=health,trace:a=b", "--grpc-restricted-protocol=trace:c=d"],
             "restricted api 'trace' can not be specified in multiple config groups",
         ),
+        (["m", "--start-asleep"], "--start-asleep needs --sleep-after-secs"),
         (["m", "--grpc-restricted-protocol=health,health:a=b"], "restricted api 'health' can not be specified in"),
     ],
 )

@@ -282,6 +282,19 @@ FLAGS = (
         "Time that one execute may take, where the model's EXECUTE_TIMEOUT_SECS does not say; 0 for no limit (0).",
     ),
     Flag(
+        "sleep-after-secs",
+        "instances.sleep_after_secs",
+        parse_seconds,
+        "Time without a request after which a model's instances end, to start again with the next; 0 for never (0).",
+    ),
+    Flag(
+        "start-asleep",
+        "instances.start_asleep",
+        parse_bool,
+        "Whether models whose config.pbtxt has inputs and outputs are first started by a request (false).",
+        switch=True,
+    ),
+    Flag(
         "environment-cache",
         "instances.environment_cache",
         Path,

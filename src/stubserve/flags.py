@@ -136,6 +136,8 @@ def _check(settings: Settings) -> None:
         )
     if settings.instances.check_outputs not in ("never", "first", "always"):
         raise UsageError(f"--check-outputs must be never, first or always. Got {settings.instances.check_outputs}")
+    if settings.instances.start_asleep and not settings.instances.sleep_after_secs:
+        raise UsageError("--start-asleep needs --sleep-after-secs, which says how long a model that was woken serves")
     _check_clients(settings.clients)
     if settings.http.max_input_size <= 0:
         raise UsageError("Error: --http-max-input-size must be greater than 0.")

@@ -61,6 +61,9 @@ class InstanceSettings:
     check_outputs: str = "first"
     # Whether every model may be debugged
     debug_all: bool = False
+    # After how long without a request instances end until the next, 0 for never; whether they begin like that
+    sleep_after_secs: float = 0.0
+    start_asleep: bool = False
 
     def gives_terminal(self, model: str) -> bool:
         """Whether the stubs of a model have the server's terminal, for a debugger."""

@@ -1,7 +1,8 @@
 """One instance of a model: keeps a stub alive for it.
 
-An instance is starting, ready, waiting to restart, failed (its stub died too often), draining (it finishes what it has)
-or stopped. Its owner hears of results and deaths at once; restarts happen by themselves.
+An instance is starting, ready, asleep (without a stub until somebody asks), waiting to restart, failed (its stub died
+too often), draining (it finishes what it has) or stopped. Its owner hears of results and deaths at once; restarts
+happen by themselves.
 """
 
 from __future__ import annotations
@@ -30,10 +31,16 @@ log = logging.getLogger("stubserve.instances")
 class InstanceState(enum.Enum):
     STARTING = "starting"
     READY = "ready"
+    ASLEEP = "asleep"
     RESTARTING = "restarting"
     FAILED = "failed"
     DRAINING = "draining"
     STOPPED = "stopped"
+
+
+_FINE = (InstanceState.READY, InstanceState.ASLEEP)
+# A stub that ends in one of these was meant to
+_ENDING = (InstanceState.DRAINING, InstanceState.STOPPED, InstanceState.ASLEEP)
 
 
 class InstanceOwner(Protocol):
@@ -85,6 +92,24 @@ class Instance:
         """Launches the stub. Raises ServeError if its model does not load; there is no second try then."""
         self._adopt(await self._launched())
 
+    def begin_asleep(self) -> None:
+        """In place of `start`: the stub is launched by `wake`."""
+        self.state = InstanceState.ASLEEP
+
+    async def sleep(self, timeout_s: float) -> None:
+        """Finalizes the model and ends the stub, by force after `timeout_s`, until `wake`."""
+        self.state = InstanceState.ASLEEP
+        await self._end_stub(timeout_s)
+
+    async def wake(self) -> None:
+        """As `start`, for an instance that sleeps. Where it raises, the start is tried again as after a death."""
+        try:
+            await self.start()
+        except Exception as raised:
+            error = self._why_not_started(raised)
+            self._restart_after(self.policy.next_delay(None, time.monotonic()), error.log_message)
+            raise error from None
+
     def execute(self, work: Work) -> None:
         assert self.stub is not None
         self.stub.work.execute(work, announced=False)
@@ -103,8 +128,8 @@ class Instance:
             self.stub.work.cancel(request)
 
     def why_not_ready(self) -> str:
-        """Empty if the instance is ready, else the reason for people."""
-        if self.state is InstanceState.READY:
+        """Empty if the instance is ready or sleeps, else the reason for people."""
+        if self.state in _FINE:
             return ""
         if self.state is InstanceState.STARTING:
             return f"instance '{self.name}' is starting"
@@ -163,6 +188,9 @@ class Instance:
         if self._restart is not None:
             self._restart.cancel()
             await asyncio.gather(self._restart, return_exceptions=True)
+        await self._end_stub(timeout_s)
+
+    async def _end_stub(self, timeout_s: float) -> None:
         if self.stub is not None and not await self.stub.stop(timeout_s):
             log.warning("stub '%s' did not finish within %.1f s and was killed", self.name, timeout_s)
 
@@ -189,20 +217,22 @@ class Instance:
         assert stub is not None
         error = unhealthy(self.name, cause, stub.pid)
         self._look_for_end()
-        if self.state is InstanceState.DRAINING or self.state is InstanceState.STOPPED:
+        if self.state in _ENDING:
             if unfinished or open_:
                 self._owner.on_death(self, error, unfinished, open_)
             return
         self.last_error = error.message
-        delay = self.policy.next_delay(self._ready_at, time.monotonic())
+        self._restart_after(self.policy.next_delay(self._ready_at, time.monotonic()), str(error))
+        self._owner.on_death(self, error, unfinished, open_)
+
+    def _restart_after(self, delay: float | None, why: str) -> None:
         if delay is None:
             self.state = InstanceState.FAILED
-            log.error("%s It has died too often and is not restarted.", error)
+            log.error("%s It has died too often and is not restarted.", why)
         else:
             self.state = InstanceState.RESTARTING
-            log.error("%s It is restarted in %.1f s.", error, delay)
+            log.error("%s It is restarted in %.1f s.", why, delay)
             self._restart = asyncio.get_running_loop().create_task(self._start_again(delay))
-        self._owner.on_death(self, error, unfinished, open_)
 
     async def _launched(self) -> Stub:
         stub = await self._launch(self)
@@ -223,13 +253,7 @@ class Instance:
             try:
                 stub = await self._launched()
             except Exception as raised:
-                if isinstance(raised, ServeError):
-                    error = raised
-                else:
-                    # Whatever it is, it must not leave an instance that is neither restarted nor given up.
-                    log.exception("unexpected error while instance '%s' was restarted", self.name)
-                    error = internal(f"unexpected error: {raised!r}")
-                self.last_error, told = error.message, error.log_message
+                told = self._why_not_started(raised).log_message
                 next_delay = self.policy.next_delay(None, time.monotonic())
                 if next_delay is None:
                     self.state = InstanceState.FAILED
@@ -241,3 +265,13 @@ class Instance:
             log.info("instance '%s' is back (pid %d)", self.name, stub.pid)
             self._adopt(stub)
             return
+
+    def _why_not_started(self, raised: Exception) -> ServeError:
+        if isinstance(raised, ServeError):
+            error = raised
+        else:
+            # Whatever it is, it must not leave an instance that is neither restarted nor given up.
+            log.error("unexpected error while instance '%s' was started", self.name, exc_info=raised)
+            error = internal(f"unexpected error: {raised!r}")
+        self.last_error = error.message
+        return error

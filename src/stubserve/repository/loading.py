@@ -88,7 +88,8 @@ class Loader:
         specs = instances_of(config)
         first: Stub | None = None
         config_json = render_json(config)
-        if self._completes:
+        asleep = await asyncio.to_thread(self._starts_asleep, candidate, launcher)
+        if self._completes and not asleep:
             first, config, config_json = await self._complete(launcher, specs[0].name, config, candidate.has_config)
             specs = instances_of(config)
         try:
@@ -99,12 +100,23 @@ class Loader:
             warm_up = await self._warm_up(model, folder.path)
             instances = self._instances(model, launcher, specs, config_json, warm_up, first)
             model.begin_with(instances)
-            await _start_all(instances)
+            if asleep:
+                for instance in instances:
+                    instance.begin_asleep()
+            else:
+                await _start_all(instances)
+            if self._settings.sleep_after_secs:
+                model.sleep_after(self._settings.sleep_after_secs, asleep)
         except BaseException:
             if first is not None:
                 await first.kill()  # its instance may not have got to it
             raise
         return model
+
+    def _starts_asleep(self, candidate: Candidate, launcher: Launcher) -> bool:
+        """Whether its first request starts it: it has all files, and its configuration needs nothing of the model."""
+        complete = candidate.has_config and candidate.config.input and candidate.config.output
+        return self._settings.start_asleep and bool(complete) and not launcher.lacks_program
 
     async def update(self, model: InstanceModel, candidate: Candidate, services: Services) -> InstanceUpdate:
         """The instances that a version which serves is to have by `candidate`, which differs in nothing else.

@@ -26,6 +26,7 @@ from stubserve.serving.delivery import Delivery
 from stubserve.serving.dispatcher import Dispatcher
 from stubserve.serving.draining import Draining
 from stubserve.serving.instance_set import InstanceSet
+from stubserve.serving.sleep import Sleep
 
 log = logging.getLogger("stubserve.model")
 
@@ -72,6 +73,7 @@ class InstanceModel(AnsweringModel):
         self._delivery = Delivery(self.signature, self.statistics, self._draining, keep_order)
         self._dispatcher = Dispatcher(name, scheduler or create_scheduler(config), self._delivery, clock)
         self.poll = self._dispatcher.poll
+        self._sleep: Sleep | None = None
 
     # Requests
 
@@ -84,7 +86,7 @@ class InstanceModel(AnsweringModel):
         """As `submit`, for who calls `poll` when all that arrive together are queued."""
         dispatcher = self._dispatcher
         if not dispatcher.serving:
-            raise self._unavailable()
+            self._wake()
         try:
             dispatcher.enqueue(request, self._clock())
         except ServeError:
@@ -157,7 +159,7 @@ class InstanceModel(AnsweringModel):
         self._delivery.executed(requests)
 
     def _refuse_if_down(self) -> None:
-        if not self._dispatcher.serving:
+        if self.down():
             self._delivery.fail(self._dispatcher.drain(), self._unavailable(), OTHER_FAILURE)
 
     # Its instances
@@ -186,6 +188,8 @@ class InstanceModel(AnsweringModel):
         for instance in leaving:
             self._dispatcher.leave(instance)
         tasks = [self._instances.retire(instance, stop_timeout_s) for instance in leaving]
+        if self._sleep is not None and self._sleep.asleep:
+            self._sleep.wake()
         self._refuse_if_down()
         return tasks
 
@@ -205,8 +209,8 @@ class InstanceModel(AnsweringModel):
     # Readiness and the end
 
     def down(self) -> bool:
-        """Whether no instance serves."""
-        return not self._dispatcher.serving
+        """Whether no instance serves, nor would if it were asked."""
+        return not self._dispatcher.serving and not (self._sleep is not None and self._sleep.asleep)
 
     def why_not_ready(self) -> str:
         """Empty if every instance is ready, else the reason of the first that is not."""
@@ -241,9 +245,35 @@ class InstanceModel(AnsweringModel):
 
     async def stop(self, timeout_s: float) -> None:
         """Finalizes and ends every instance; no request is taken from now on."""
+        if self._sleep is not None:
+            await self._sleep.close()
         self._dispatcher.close()
         await self._instances.stop(timeout_s)
         self._refuse_if_down()
+
+    # Sleep
+
+    def sleep_after(self, after_s: float, asleep: bool) -> None:
+        """Lets it sleep after so many seconds without a request; `asleep` says that its instances are not started."""
+        self._sleep = Sleep(self, after_s, asleep)
+
+    @property
+    def answered(self) -> int:
+        """Requests that were answered, ever."""
+        return self.statistics.success_count + self.statistics.fail_count
+
+    def on_asleep(self, instance: Instance) -> None:
+        self._dispatcher.leave(instance)
+
+    def on_cannot_wake(self, error: ServeError) -> None:
+        if not self._dispatcher.serving:
+            self._delivery.fail(self._dispatcher.drain(), error, OTHER_FAILURE)
+
+    def _wake(self) -> None:
+        """Has instances started where they sleep. Raises ServeError where they do not."""
+        if self._sleep is None or not self._sleep.asleep:
+            raise self._unavailable()
+        self._sleep.wake()
 
     def _unavailable(self) -> ServeError:
         return unavailable(

@@ -9,7 +9,7 @@ from typing import Any
 
 from stubserve.inference.request import Request
 from stubserve.inference.served_model import Waiter
-from stubserve.instances.instance import Instance, InstanceState
+from stubserve.instances.instance import Instance
 
 log = logging.getLogger("stubserve.model")
 
@@ -69,8 +69,8 @@ class InstanceSet:
     def why_not_ready(self) -> str:
         """Empty if every member is ready, else the reason of the first that is not."""
         for instance in self.members:
-            if instance.state is not InstanceState.READY:
-                return instance.why_not_ready()
+            if reason := instance.why_not_ready():
+                return reason
         return ""
 
     def checks_readiness(self) -> bool:
