@@ -32,6 +32,7 @@ WHO = """
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.skipif("RAY_PYTHON" not in os.environ, reason="make test-deploy makes a Python with ray")
 def test_a_replica_that_is_killed_is_replaced_and_its_stubs_are_gone(repository: Path) -> None:
     write_model(
@@ -49,7 +50,7 @@ def test_a_replica_that_is_killed_is_replaced_and_its_stubs_are_gone(repository:
             port,
             folder,
         ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout.splitlines()[-1])
     assert (facts["replicas"], facts["others answered meanwhile"], facts["stub lives"]) == (2, True, False)
