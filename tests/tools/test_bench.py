@@ -25,6 +25,7 @@ from tools.bench import (
     perf_analyzer,
     repository,
     text_loads,
+    torch_loads,
     versus,
     wrk,
 )
@@ -319,6 +320,15 @@ def test_the_bare_loop_runs_what_the_servers_serve(tmp_path: Path) -> None:
     right.check(answer.tobytes(), None)
     with pytest.raises(WrongAnswerError):
         right.check((answer + 1).tobytes(), None)
+
+
+@pytest.mark.skipif(not torch_loads.available(), reason="needs torch")
+def test_the_bare_loop_runs_torchscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch_loads.MODELS[0]
+    monkeypatch.setattr(torch_loads, "MODELS", [model])
+    torch_loads.write(tmp_path)
+    pace = bare_loop.run(sys.executable, tmp_path / model.name / "1" / "model.pt", model.values, 4, 0.01)
+    assert pace.rows_per_s == pytest.approx(4 / pace.ms_per_run * 1000)
 
 
 def test_every_target_is_of_a_row_that_can_be_measured() -> None:
