@@ -16,7 +16,7 @@ from stubserve.inference.tensor import Tensor
 
 # A tensor of this size is always inside its message.
 SMALL_BYTES = 1024
-MOST_INLINE = 4 * INLINE_BYTES
+MOST_INLINE = INLINE_BYTES
 
 Store = Callable[["bytes | memoryview"], Block]
 
