@@ -16,6 +16,7 @@ is left running.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -186,7 +187,9 @@ class Changeover:
             except Exception as raised:
                 error = as_load_error(raised)
                 if candidate.has_config and candidate.override is None:
-                    error.log_message = await asyncio.to_thread(located, error, candidate.folder.path / CONFIG_FILE)
+                    # A load that is given up meanwhile has failed all the same, and this is why.
+                    with contextlib.suppress(asyncio.CancelledError):
+                        error.log_message = await asyncio.to_thread(located, error, candidate.folder.path / CONFIG_FILE)
                 log.error("failed to load '%s' version %d: %s", name, version, error.log_text)
                 raise error from None
         model.load_seconds = time.monotonic() - began
