@@ -261,6 +261,11 @@ class InstanceModel(AnsweringModel):
         self._sleep = Sleep(self, after_s, asleep)
 
     @property
+    def in_use(self) -> int:
+        """What keeps it from sleeping, if it is not zero."""
+        return self.under_way
+
+    @property
     def answered(self) -> int:
         """Requests that were answered, ever."""
         return self.statistics.success_count + self.statistics.fail_count

@@ -23,7 +23,15 @@ START, END = {"sequence_start": True}, {"sequence_end": True}
 BOTH = {**START, **END}
 
 
-def ask(model: str, sequence: object, more: dict[str, object] | None = None, value: int = 1, width: int = 1, rows: int | None = None, **fields: Any) -> Exchange:
+def ask(
+    model: str,
+    sequence: object,
+    more: dict[str, object] | None = None,
+    value: int = 1,
+    width: int = 1,
+    rows: int | None = None,
+    **fields: Any,
+) -> Exchange:
     """One request of a sequence to ``seq_<model>``."""
     shape = [width] if model.endswith("single") else [1 if rows is None else rows, width]
     data = [value] * (shape[0] * width if len(shape) > 1 else width)
@@ -45,21 +53,42 @@ def some(number: int) -> list[int]:
     return [next(_IDS) for _ in range(number)]
 
 
-def message(model: str, sequence: object, more: dict[str, object] | None = None, **fields: Any) -> bytes:
-    shape = [1] if model.endswith("single") else [1, 1]
-    return infer_request(f"seq_{model}", [grpc_tensor("IN", "INT32", shape)], [struct.pack("<i", 1)], given={"sequence_id": sequence, **(more or {})}, **fields)
+def message(
+    model: str, sequence: object, more: dict[str, object] | None = None, width: int = 1, **fields: Any
+) -> bytes:
+    shape = [width] if model.endswith("single") else [1, width]
+    return infer_request(
+        f"seq_{model}",
+        [grpc_tensor("IN", "INT32", shape)],
+        [struct.pack("<i", 1) * width],
+        given={"sequence_id": sequence, **(more or {})},
+        **fields,
+    )
 
 
 def _begin_wrong(model: str) -> tuple[Case, ...]:
     name = model
     one = next(_IDS)
     return (
-        case(f"sequences/{name}_no_id", infer(f"seq_{model}", {"inputs": [tensor("IN", "INT32", [1] if model.endswith("single") else [1, 1], [1])]}), stats=f"seq_{model}"),
+        case(
+            f"sequences/{name}_no_id",
+            infer(
+                f"seq_{model}", {"inputs": [tensor("IN", "INT32", [1] if model.endswith("single") else [1, 1], [1])]}
+            ),
+            stats=f"seq_{model}",
+        ),
         case(f"sequences/{name}_id_zero", ask(model, 0, START), stats=f"seq_{model}"),
         case(f"sequences/{name}_id_empty", ask(model, "", START)),
         case(f"sequences/{name}_not_started", ask(model, next(_IDS)), stats=f"seq_{model}"),
         case(f"sequences/{name}_not_started_end", ask(model, next(_IDS), END, id="q")),
-        case(f"sequences/{name}_start_twice", ask(model, one, START), ask(model, one, START), ask(model, one), ask(model, one, END), stats=f"seq_{model}"),
+        case(
+            f"sequences/{name}_start_twice",
+            ask(model, one, START),
+            ask(model, one, START),
+            ask(model, one),
+            ask(model, one, END),
+            stats=f"seq_{model}",
+        ),
         case(f"sequences/{name}_end_twice", *life(model, 2, one), ask(model, one, END)),
         case(f"sequences/{name}_again_after_end", *life(model, 2, one), *life(model, 3, one)),
         case(f"sequences/{name}_of_one", ask(model, one, BOTH), ask(model, one), stats=f"seq_{model}"),
@@ -110,7 +139,7 @@ _CASES: tuple[Case, ...] = (
          ask("direct", _S[7], START), ask("direct", _S[7], END), ask("direct", _S[3], END), ask("direct", _S[5], END), ask("direct", _S[6], END), stats="seq_direct",
          note="the lowest slot that is free is taken"),
     case("sequences/empty_slots_shapes", ask("direct", _S[8], START), ask("direct", _S[9], START, width=3), ask("direct", _S[9], END, width=5), ask("direct", _S[8], END)),
-    case("sequences/full_of_two_shapes", Concurrent((ask("delayed", _S[10], START), ask("delayed", _S[11], START, width=2))), ask("delayed", _S[10], END), ask("delayed", _S[11], END)),
+    case("sequences/two_shapes", stream(message("delayed", _S[10], START), message("delayed", _S[11], START, width=2)), ask("delayed", _S[10], END), ask("delayed", _S[11], END), stats="seq_delayed"),
     # Batches of the oldest strategy
     case("sequences/oldest_full_batch", together("oldest_full", _D, START), together("oldest_full", _D), together("oldest_full", _D, END), stats="seq_oldest_full"),
     case("sequences/oldest_pairs", together("oldest_pairs", _S[12:14], START), together("oldest_pairs", _S[12:14], END), stats="seq_oldest_pairs"),

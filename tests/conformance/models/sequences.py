@@ -14,11 +14,14 @@ def plain(value):
 class TritonPythonModel:
     def initialize(self, args):
         self.counts = {}
+        # Where clients come at once, nobody promises which of them has which slot.
+        self.sorts = "sorted" in json.loads(args["model_config"]).get("parameters", {})
 
     def execute(self, requests):
         slots = [self.seen(request) for request in requests]
+        shown = sorted(slots, key=lambda slot: slot["correlation_id"]) if self.sorts else slots
         responses = []
-        for request, slot in zip(requests, slots):
+        for request, slot in zip(requests, slots, strict=True):
             wait_ms = int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy().reshape(-1)[0])
             if not self.is_null(request) and wait_ms > 1:
                 time.sleep(wait_ms / 1000)
@@ -29,7 +32,7 @@ class TritonPythonModel:
             if not self.is_null(request) and wait_ms == -1:
                 responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("refused by the model")))
                 continue
-            text = json.dumps({"own": slot, "slots": slots, "count": self.counts[key]}, sort_keys=True)
+            text = json.dumps({"own": slot, "slots": shown, "count": self.counts[key]}, sort_keys=True)
             seen = np.array([text], dtype=object)
             if len(pb_utils.get_input_tensor_by_name(request, "IN").shape()) > 1:
                 seen = seen.reshape(1, 1)

@@ -101,6 +101,11 @@ class Backlog:
         if self._open.get(waiting.sequence) is waiting:
             del self._open[waiting.sequence]
 
+    @property
+    def sequences(self) -> int:
+        """How many sequences further requests may come to."""
+        return len(self._open)
+
     def __len__(self) -> int:
         """How many requests wait."""
         return len(self._of_request)

@@ -27,7 +27,7 @@ import abc
 import heapq
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from stubserve.errors import ServeError, invalid, unavailable
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
@@ -64,6 +64,7 @@ class SequenceBatcher(Scheduler):
         "_now_ns",
         "_slots_each",
         "_waiting_in",
+        "when_quiet",
     )
 
     has_slots = True
@@ -90,6 +91,8 @@ class SequenceBatcher(Scheduler):
         self._waiting_in: dict[Request, Slot] = {}
         self._answers: list[tuple[Request, ServeError]] = []
         self._now_ns = 0
+        # Called when a poll has left no sequence that further requests belong to
+        self.when_quiet: Callable[[], None] | None = None
 
     # The strategy
 
@@ -282,8 +285,8 @@ class SequenceBatcher(Scheduler):
 
     @property
     def sequences(self) -> int:
-        """How many sequences are not over."""
-        return len(self._active)
+        """How many sequences further requests may come to."""
+        return len(self._active) + self._backlog.sequences
 
     def holds(self, sequence: SequenceId) -> bool:
         """Whether a request without START would be taken."""
@@ -337,6 +340,8 @@ class SequenceBatcher(Scheduler):
         if not self._hold_until:
             self._run(now_ns, decision)
         decision.answer, self._answers = self._answers, []
+        if self.when_quiet is not None and not self.sequences:
+            self.when_quiet()
         self._wake_at(decision, self._backlog.next_deadline_ns())
         if self._idle_ns:
             self._wake_at(decision, next(iter(self._idle_ns.values())) + self._max_idle_ns)
