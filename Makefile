@@ -12,7 +12,7 @@ RIVALS_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/stubserve
 # Set when ARGS name a server that tools/rivals.sh installs.
 RIVALS := $(filter --rivals,$(ARGS))$(findstring mosec,$(ARGS))$(findstring litserve,$(ARGS))$(findstring fastapi,$(ARGS))$(findstring bentoml,$(ARGS))
 
-.PHONY: install compiled wheel serve test test-compiled check conformance bench soak siege chaos fuzz clean
+.PHONY: install compiled wheel release serve test test-compiled test-deploy docs check conformance bench soak siege chaos fuzz clean
 
 # Installs once, and again when pyproject.toml has changed.
 install: $(VENV)/.installed $(VENV)/.compiled
@@ -34,6 +34,11 @@ compiled: $(VENV)/.installed
 wheel: $(VENV)/.installed
 	HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(BIN)/python -m hatchling build -t wheel
 
+# All that a release consists of, checked, in dist/; nothing is uploaded. See docs/releasing.md.
+release: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[release]'
+	$(BIN)/python -m tools.release
+
 # Without the files that are to be fetched the models that need them are not there, and the others are served.
 serve: install
 	@$(if $(STALE),echo "Serving the sources as they are; \`make compiled\` makes it faster.";) \
@@ -53,6 +58,28 @@ test-compiled: install
 	$(COMPILED)/bin/python -c 'from stubserve.protocols.http import calls; assert calls.__file__.endswith(".so")' && \
 	$(COMPILED)/bin/python -m pytest $(SEEN:%=tests/server/test_%.py) $(ARGS); \
 	else echo "stubserve is not compiled here, so there is nothing to test."; fi
+
+# What needs minutes or other programs: a systemd of its own, Ray in a Python of its own (half a gigabyte), buildah.
+$(VENV)/ray/.installed: pyproject.toml
+	test -x $(VENV)/ray/bin/python || $(PYTHON) -m venv $(VENV)/ray
+	$(VENV)/ray/bin/python -m pip install --quiet --disable-pip-version-check 'ray[serve]' --editable .
+	touch $@
+
+$(VENV)/kserve/.installed: pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[deploy]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/kserve kserve
+	touch $@
+
+test-deploy: install $(VENV)/ray/.installed $(VENV)/kserve/.installed
+	RAY_PYTHON=$(VENV)/ray/bin/python KSERVE_SDK=$(VENV)/kserve $(BIN)/python -m pytest -n0 -m '' tests/deploy $(ARGS)
+
+# The site, in site/. A link that leads nowhere, within the pages or to a heading, fails it.
+docs: install $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
+$(VENV)/.docs: pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@
 
 check: install
 	$(BIN)/ruff check src stub tests tools model_repository
@@ -83,4 +110,4 @@ fuzz: install
 	$(BIN)/python -m tools.fuzz $(ARGS)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache

@@ -12,17 +12,45 @@ import logging
 import os
 import shlex
 from collections.abc import AsyncIterator
+from operator import attrgetter
 from typing import Any
 
 from starlette.applications import Starlette
 
 from stubserve.errors import ServeError
+from stubserve.flag_table import FLAGS
 from stubserve.flags import parse_arguments
 from stubserve.protocols.http.app import create_app as create_http_app
 from stubserve.server import Server
 from stubserve.settings import Settings
 
 log = logging.getLogger("stubserve.server")
+
+# Groups of settings, and single ones, about what a host does itself or does not have, and what is to be said of them
+_HOSTS = {
+    # Who turns them off gets what was asked for.
+    "grpc.allow": "",
+    "metrics.allow": "",
+    "grpc": "there is no gRPC in an ASGI host",
+    "metrics": "there is no port of metrics in an ASGI host",
+    "clients": "an ASGI host reads and writes the sockets itself",
+    "http.allow": "an ASGI host serves HTTP itself",
+    "http.address": "an ASGI host listens itself",
+    "http.port": "an ASGI host listens itself",
+    "http.reuse_port": "an ASGI host listens itself",
+}
+
+
+def without_effect(settings: Settings) -> list[str]:
+    """What the log should say about flags that mean nothing in a host; those that say what is so anyway are fine."""
+    default = Settings(shm_limit=settings.shm_limit)
+    notices = []
+    for flag in FLAGS:
+        why = _HOSTS.get(flag.setting, _HOSTS.get(flag.setting.partition(".")[0], ""))
+        value = attrgetter(flag.setting)(settings)
+        if why and value != attrgetter(flag.setting)(default):
+            notices.append(f"--{flag.name} has no effect: {why}")
+    return notices
 
 
 class _Deferred:
@@ -49,6 +77,8 @@ def create_app(settings: Settings | None = None) -> Starlette:
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         server = deferred.start(chosen)
+        for notice in (*chosen.notices, *without_effect(chosen)):
+            log.warning(notice)
         try:
             try:
                 complete = await server.load()

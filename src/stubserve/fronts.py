@@ -78,7 +78,7 @@ def http_server(server: Server, connections: Connections) -> HttpServer:
         http=functools.partial(HttpConnection, connections),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
-        access_log=False,
+        access_log=server.settings.logging.access,
         log_config=None,
         server_header=False,
         date_header=False,
@@ -91,7 +91,14 @@ def metrics_server(server: Server) -> HttpServer:
     """The front end of a server's metrics."""
     app = create_metrics_app(server.metrics.text)
     config = uvicorn.Config(
-        app, ws="none", lifespan="off", access_log=False, log_config=None, server_header=False, date_header=False
+        app,
+        ws="none",
+        lifespan="off",
+        # There is one logger for both; and who asks for metrics is seen in the same place.
+        access_log=server.settings.logging.access,
+        log_config=None,
+        server_header=False,
+        date_header=False,
     )
     return HttpServer(config)
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 import uvloop
 
 from stubserve import malloc, orphans
+from stubserve.environments import refusals
 from stubserve.errors import ServeError
 from stubserve.fronts import GrpcTransport, HttpServer, grpc_server, http_server, metrics_server
 from stubserve.observability.output import output
@@ -26,6 +27,7 @@ from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.listening import explained, listen
 from stubserve.repository.given_path import advice_for, servable
 from stubserve.server import Server
+from stubserve.service_manager import ServiceManager
 from stubserve.settings import Settings
 from stubserve.starting import progress, show, tell_progress
 from stubserve.stopping import Stopping, tell_what_is_waited_for
@@ -44,13 +46,13 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
     try:
         server = Server(settings)
     except OSError as error:
-        log.error("error: creating server: %s", error.strerror)
+        log.error("error: creating server: %s", refusals.explained(error))
         return 1
     for notice in settings.notices:
         log.warning(notice)
     http, metrics = settings.http, settings.metrics
     fronts: list[tuple[str, HttpServer, socket.socket]] = []
-    connections = Connections(server, Cors(http.cors_origins) if http.cors_origins else None)
+    connections = Connections(server, Cors(http.cors_origins) if http.cors_origins else None, settings.logging.access)
 
     def log_requests_if_verbose() -> None:
         connections.log_requests = server.log_settings.verbose
@@ -77,6 +79,8 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
             return 1
         await grpc.start()
         server.grpc_port = grpc.port
+    manager = ServiceManager()
+    manager.watch()
     stop = Stopping(at_once).asked
     loop = asyncio.get_running_loop()
     reaping = loop.create_task(orphans.reap()) if os.getpid() == 1 else None
@@ -105,12 +109,14 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
             ports = {name: listener.getsockname()[1] for name, _, listener in fronts}
             if not server.failed:
                 show(server.registry, _places(server, ports), bool(settings.logging.file))
+            manager.ready()
     else:
         log.info("the start is given up; %s", progress(server.registry))
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
     if exit_code == 0:
         await stopping
+    manager.stopping()
     # Before it is said: a request that comes after that line is none of those.
     connections.open.begin_drain()
     log.info("Waiting for in-flight requests to complete.")
@@ -130,6 +136,7 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
         front.stop()
     await asyncio.gather(*serving)
     stopping.cancel()
+    manager.close()
     telling.cancel()
     if reaping is not None:
         reaping.cancel()

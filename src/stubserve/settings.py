@@ -202,6 +202,8 @@ class LoggingSettings:
     error: bool = True
     format: str = "default"
     file: str = ""
+    # Whether each HTTP request gets a line, with the status of its answer
+    access: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,20 +84,24 @@ def first_line(text: str) -> str:
 
 
 def show(registry: Registry, places: dict[str, str], to_file: bool) -> None:
-    """Writes table and addresses (by protocol) to a terminal, if stdout is one that the log goes to."""
-    if to_file or not sys.stdout.isatty():
-        return
+    """Writes table and addresses (by protocol) to stdout, if that is a terminal and the log does not go `to_file`."""
+    if sys.stdout.isatty() and not to_file:
+        text = shown(registry, places, shutil.get_terminal_size().columns, takes_colors(sys.stdout))
+        output.write(sys.stdout.fileno(), text.encode(errors="backslashreplace"))
+
+
+def shown(registry: Registry, places: dict[str, str], width: int, colored: bool) -> str:
+    """Table and addresses, as text for a terminal of a width."""
     # Imported only for a terminal: it takes 50 ms.
     from rich.console import Console
 
     text = io.StringIO()
-    width = shutil.get_terminal_size().columns
     console = Console(
         file=text,
-        force_terminal=True,
+        force_terminal=colored,
         width=width,
         highlight=False,
-        no_color=not takes_colors(sys.stdout),
+        no_color=not colored,
         markup=False,
         emoji=False,
     )
@@ -108,7 +112,7 @@ def show(registry: Registry, places: dict[str, str], to_file: bool) -> None:
     for protocol, place in places.items():
         console.print(f" {protocol:<8} {place}", soft_wrap=True)
     console.print()
-    output.write(sys.stdout.fileno(), text.getvalue().encode(errors="backslashreplace"))
+    return text.getvalue()
 
 
 def _table(found: list[Row]) -> Any:

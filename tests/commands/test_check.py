@@ -69,11 +69,24 @@ def test_without_a_gpu(repository: Path) -> None:
     assert "--gpu-fallback must be cpu or none. Got gpu" in done.stderr
 
 
+def test_one_model_and_a_folder_that_holds_none(repository: Path) -> None:
+    folder = write_model(repository, "good")
+    write_model(repository, "bad", config="bogus: 1\n")
+    for given in (folder, folder / "1", folder / "1" / "model.py"):
+        done = stubserve("check", str(given))
+        assert (done.returncode, done.stdout) == (0, "1 model, 0 errors, 0 warnings\n")
+    done = stubserve("check", str(repository.parent))
+    assert f"hint: there are no models in {repository.parent}, but there are in {repository}" in done.stderr
+    (repository.parent / "empty").mkdir()
+    done = stubserve("check", str(repository.parent / "empty"))
+    assert f"stubserve init {repository.parent}/empty/NAME" in done.stderr
+
+
 def test_usage() -> None:
     done = stubserve("check")
     assert done.returncode == 2
     assert "REPOSITORY" in done.stderr
     done = stubserve("check", "/nowhere")
     assert done.returncode == 2
-    assert "/nowhere is not a folder" in done.stderr
+    assert "there is no /nowhere." in done.stderr
     assert "stubserve check REPOSITORY" in stubserve("--help").stdout

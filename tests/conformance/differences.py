@@ -8,10 +8,12 @@ from typing import Any
 
 from .accepted import SECTIONS, Accepted
 
-PAGE = Path(__file__).parents[2] / "docs" / "differences.md"
+PAGE = Path(__file__).parents[2] / "docs" / "differences-cases.md"
 
 _HEAD = """\
-# Known differences
+# Differences, case by case
+
+[Known differences](differences.md) tells the same in plain words; this is the table that the tests check.
 
 `make conformance` sends the same raw requests to real Triton 2.51 and to stubserve, over HTTP and gRPC, and compares
 status, headers or metadata, body or messages, and statistics. Apart from the cases below every answer is the same. A
@@ -53,7 +55,7 @@ def _last_response(steps: list[Any]) -> dict[str, Any]:
 
 
 def page() -> str:
-    """The text of docs/differences.md."""
+    """The text of docs/differences-cases.md."""
     lines = [_HEAD]
     for title, entries in SECTIONS.items():
         lines += [f"## {title}", "", "| why | what stubserve answers | cases |", "|---|---|---|"]

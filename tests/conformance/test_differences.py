@@ -18,6 +18,13 @@ def test_page_lists_exactly_the_accepted_cases() -> None:
     assert listed == set(ACCEPTED)
 
 
+def test_the_page_in_plain_words_leads_to_every_section() -> None:
+    text = (differences.PAGE.parent / "differences.md").read_text()
+    anchors = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in SECTIONS}
+    assert set(re.findall(r"\(differences-cases\.md#([^)]*)\)", text)) == anchors
+    assert not re.search(r"`[a-z_0-9]+/[a-z_0-9]+`", text), "names of cases are for the other page"
+
+
 def test_every_entry_names_a_case_and_no_case_has_two_reasons() -> None:
     names = Counter(name for entries in SECTIONS.values() for entry in entries for name in entry.cases)
     assert [name for name, times in names.items() if times > 1] == []

@@ -292,7 +292,7 @@ def test_ensembles_that_need_each_other(repository: Path) -> None:
     ("source", "expected"),
     [
         ("x = 1\n", ["error: does not define the class TritonPythonModel"]),
-        ("def f(:\n", ["warning: not Python that this interpreter understands"]),
+        ("def f(:\n", ["m/1/model.py:1: error: SyntaxError: "]),
         ("from base import TritonPythonModel\n", []),
         ("from base import *\n", []),
         ("from base import Base as TritonPythonModel\n", []),
@@ -309,6 +309,16 @@ def test_a_models_source(source: str, expected: list[str], repository: Path) -> 
     assert len(problems) == len(expected)
     for problem, text in zip(problems, expected, strict=True):
         assert text in problem
+
+
+def test_a_syntax_that_only_another_interpreter_may_know(repository: Path) -> None:
+    environment = (
+        'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }'
+    )
+    folder = write_model(repository, "m", "def f(:\n", io_config(extra=environment))
+    (folder / "env.tar.gz").touch()
+    (problem,) = found(repository)
+    assert "m/1/model.py:1: warning: not Python that this interpreter understands" in problem
 
 
 def test_a_time_limit_that_is_none(repository: Path) -> None:

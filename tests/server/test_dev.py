@@ -45,6 +45,17 @@ def test_what_is_saved_is_served_and_what_is_broken_is_not(repository: Path) -> 
         server.wait_for("successfully loaded 'new'")
 
 
+def test_where_files_cannot_be_watched_they_are_looked_at(repository: Path, tmp_path: Path) -> None:
+    write_model(repository, "adds", adds(1))
+    (tmp_path / "watchfiles.py").write_text(
+        "async def awatch(*paths, **options):\n    raise OSError('no watches left')\n    yield\n"
+    )
+    with Serving(repository, "--dev", environment={"PYTHONPATH": str(tmp_path)}) as server:
+        server.wait_for("files cannot be watched, so there is a look every second: no watches left")
+        write_model(repository, "adds", adds(2))
+        eventually(lambda: answer(server) == 2)
+
+
 def test_a_start_with_a_broken_model_waits_for_the_next_save(repository: Path) -> None:
     write_model(repository, "adds", "import nothing_of_that_name\n")
     with Serving(repository, "--dev") as server:

@@ -67,7 +67,7 @@ def test_a_folder_above_the_repository_leads_to_it(tmp_path: Path) -> None:
     (tmp_path / "project" / "docs").mkdir(parents=True)
     write_model(tmp_path / "project" / "models", "echo")
     server = refused(tmp_path / "project")
-    server.wait_for(rf"but there are in {tmp_path}/project/models: stubserve serve {tmp_path}/project/models")
+    server.wait_for(rf"but there are in {tmp_path}/project/models: name that one")
 
 
 def test_a_folder_that_is_not_there_may_be_misspelt(tmp_path: Path) -> None:

@@ -334,3 +334,33 @@ def test_a_cancellation_has_a_line_at_the_first_verbose_level(tmp_path: Path) ->
         server.wait_for("executing")
         connection.close()
         server.wait_for("cancelling a request to model 'waits': its client has closed the connection")
+
+
+def test_each_answer_has_a_line_where_that_is_wanted(tmp_path: Path) -> None:
+    write_model(tmp_path, "echo")
+    path, body, headers = binary_request("echo", np.zeros(4, np.float32))
+    with Serving(tmp_path, "--access-log") as server:
+        connection = server.connect()
+        for _ in range(4):  # the last ones are recognised without being read again
+            connection.request("POST", path, body, headers)
+            assert connection.getresponse().read()
+        connection.close()
+        server.wait_for_all('"POST /v2/models/echo/infer HTTP/1.1" 200'.replace('"', '\\"'), 4)
+        server.request("POST", "/v2/models/nobody/infer", body, headers)
+        server.wait_for(r'127\.0\.0\.1:\d+ - \\"POST /v2/models/nobody/infer HTTP/1\.1\\" 404')
+        server.get("/v2/health/ready?deep=1")
+        server.wait_for(r'127\.0\.0\.1:\d+ - \\"GET /v2/health/ready\?deep=1 HTTP/1\.1\\" 200')
+        server.metrics()
+        server.wait_for(r'\\"GET /metrics HTTP/1\.1\\" 200')
+
+
+def test_a_log_may_be_json(tmp_path: Path) -> None:
+    write_model(tmp_path, "talks", TALKS)
+    with Serving(tmp_path, "--log-format=json") as server:
+        # The number is in the line, whose form is another one.
+        started = server.wait_for(r'(?m)^\{.*"message": "Started Metrics Service at 127\.0\.0\.1:\d+"\}$')
+        assert json.loads(started[0])["level"] == "info"
+        assert server.get("/v2/logging").json()["log_format"] == "json"
+        assert server.infer_array("talks", np.array([7], np.float32)).status == 200
+        line = json.loads(server.wait_for(r'(?m)^.*"warn 7"\}$')[0])
+        assert (line["level"], line["place"].partition(":")[0]) == ("warning", "model.py")

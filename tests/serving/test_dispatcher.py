@@ -10,7 +10,7 @@ import pytest
 from stubserve.errors import Code, ServeError, unavailable
 from stubserve.inference.request import CANCELLED, OTHER_FAILURE, REJECTED, Request, Response
 from stubserve.inference.work import Work
-from stubserve.schedulers.base import Scheduler
+from stubserve.schedulers.base import Decision, Scheduler
 from stubserve.schedulers.default import DefaultScheduler
 from stubserve.schedulers.depth import MOST_AHEAD, QUICK_IN_A_ROW
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
@@ -125,6 +125,38 @@ def test_the_next_work_follows_the_one_that_is_done() -> None:
         parts.done(one)
         assert (one.batches, two.batches) == ([["d"]], [["c"]])
         assert parts.dispatcher.queued == 0
+
+    run(scenario)
+
+
+def test_nothing_is_decided_while_nobody_waits() -> None:
+    """A lone client's result frees an instance, and that is all: what comes next is asked about when it comes."""
+
+    class Counted(DefaultScheduler):
+        polls = 0
+
+        def poll(self, now_ns: int) -> Decision:
+            self.polls += 1
+            return super().poll(now_ns)
+
+    async def scenario() -> None:
+        scheduler = Counted()
+        parts, one = Parts(scheduler), Executor()
+        parts.dispatcher.join(one)
+        parts.enqueue("a")
+        parts.dispatcher.poll()
+        before = scheduler.polls
+        parts.done(one, took_ns=1_000)
+        assert scheduler.polls == before
+        # The instance is free all the same
+        parts.enqueue("b")
+        parts.dispatcher.poll()
+        assert one.batches == [["b"]]
+        # And who has waited gets it at once
+        parts.enqueue("c")
+        parts.dispatcher.poll()
+        parts.done(one, took_ns=1_000)
+        assert one.batches == [["c"]]
 
     run(scenario)
 

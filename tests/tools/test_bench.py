@@ -16,7 +16,18 @@ import numpy as np
 import pytest
 
 from tools import soak
-from tools.bench import bare_loop, bulk, onnx_loads, onnx_models, payloads, perf_analyzer, repository, versus, wrk
+from tools.bench import (
+    bare_loop,
+    bulk,
+    onnx_loads,
+    onnx_models,
+    payloads,
+    perf_analyzer,
+    repository,
+    torch_loads,
+    versus,
+    wrk,
+)
 from tools.bench.__main__ import parse_arguments, programs, serves, turns
 from tools.bench.payloads import JSON_LENGTH_HEADER, Form, Payload, Sample, WrongAnswerError
 from tools.bench.processes import Memory, ProcessTree
@@ -308,6 +319,15 @@ def test_the_bare_loop_runs_what_the_servers_serve(tmp_path: Path) -> None:
     right.check(answer.tobytes(), None)
     with pytest.raises(WrongAnswerError):
         right.check((answer + 1).tobytes(), None)
+
+
+@pytest.mark.skipif(not torch_loads.available(), reason="needs torch")
+def test_the_bare_loop_runs_torchscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch_loads.MODELS[0]
+    monkeypatch.setattr(torch_loads, "MODELS", [model])
+    torch_loads.write(tmp_path)
+    pace = bare_loop.run(sys.executable, tmp_path / model.name / "1" / "model.pt", model.values, 4, 0.01)
+    assert pace.rows_per_s == pytest.approx(4 / pace.ms_per_run * 1000)
 
 
 def test_every_target_is_of_a_row_that_can_be_measured() -> None:

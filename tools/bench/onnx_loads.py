@@ -28,7 +28,6 @@ SHARE = Metric("share of a bare loop", True)
 BARE = Metric("bare loop, rows/s", None)
 BARE_MS = Metric("bare loop, ms a run", None)
 
-REPOSITORY = "onnx"
 # Results differ in their last digits with the size of the batch.
 TOLERANCE = 1e-3
 
@@ -67,10 +66,14 @@ class OnnxLoad:
     """
 
     large = True
+    backend = "onnxruntime"
+    # Where its models are served from, by what name a file is known, and its output
+    repository, file, output = "onnx", "model.onnx", "Y"
+    write = staticmethod(onnx_models.write)
 
     def __init__(self, model: OnnxModel, connections: int, kinds: int, rows: int) -> None:
         what = "image of 600 KiB" if model.values > 1 << 12 else f"{model.values} floats"
-        self.name = f"onnxruntime {model.name}, {what}, {connections} connections"
+        self.name = f"{self.backend} {model.name}, {what}, {connections} connections"
         self._model = model
         self._connections = connections
         self._kinds = kinds
@@ -88,7 +91,7 @@ class OnnxLoad:
 
     def measure(self, subject: Subject, seconds: int) -> Figures:
         server = self._server(subject)
-        path = subject.workspace / REPOSITORY / self._model.name / "1" / "model.onnx"
+        path = subject.workspace / self.repository / self._model.name / "1" / self.file
         bare = bare_loop.run(sys.executable, path, self._model.values, self._rows, seconds)
         processes = server.processes()
         with server.awake():
@@ -109,7 +112,7 @@ class OnnxLoad:
         }
 
     def _server(self, subject: Subject) -> Server:
-        return subject.serving(REPOSITORY, onnx_models.write)
+        return subject.serving(self.repository, self.write)
 
     def _load(self, subject: Subject, server: Server, seconds: int) -> wrk.Load:
         first, *others = self._payloads(subject)
@@ -136,7 +139,7 @@ class OnnxLoad:
         request = {
             "id": f"request-{number:04}",
             "inputs": [{"name": "X", "shape": list(given.shape), "datatype": "FP32", "parameters": size}],
-            "outputs": [{"name": "Y", "parameters": {"binary_data": True}}],
+            "outputs": [{"name": self.output, "parameters": {"binary_data": True}}],
         }
         text = json.dumps(request).encode()
         headers = {"Content-Type": "application/octet-stream", JSON_LENGTH_HEADER: str(len(text))}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rich.markup import escape
 from stubserve.errors import ServeError
 from stubserve.flag_values import UsageError, parse_gpu_fallback
 from stubserve.repository.checking import Problem, Report, check_repositories
+from stubserve.repository.given_path import advice, advice_for, servable
 from stubserve.settings import DEFAULT_BACKEND_DIRECTORY
 
 
@@ -24,7 +26,9 @@ def run(words: Sequence[str]) -> int:
         description="Checks every model of a repository without serving it: configuration, versions, files, model.py. "
         "Prints all problems with file and line. The exit code is 1 if there are errors; warnings do not count.",
     )
-    parser.add_argument("repositories", metavar="REPOSITORY", type=Path, nargs="+", help="a folder of models")
+    parser.add_argument(
+        "repositories", metavar="REPOSITORY", type=Path, nargs="+", help="a folder of models, or a model's"
+    )
     parser.add_argument(
         "--backend-directory",
         type=Path,
@@ -40,14 +44,20 @@ def run(words: Sequence[str]) -> int:
         help="check what `serve` with this flag would serve (none)",
     )
     options = parser.parse_args(words)
-    for repository in options.repositories:
-        if not repository.is_dir():
-            parser.error(f"{repository} is not a folder")
-    try:
-        report = check_repositories(options.repositories, options.backend_directory, options.gpu_fallback)
-    except ServeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    with ExitStack() as links:
+        # What `serve` takes for a repository, or for one model
+        repositories = [servable(path, links) for path in options.repositories]
+        for repository in repositories:
+            if not repository.is_dir():
+                parser.error(advice(repository))
+        try:
+            report = check_repositories(repositories, options.backend_directory, options.gpu_fallback)
+        except ServeError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+    if not report.models or report.errors:
+        for text in advice_for(repositories):
+            print(f"hint: {text}", file=sys.stderr)
     if sys.stdout.isatty():
         _show(report)
     else:

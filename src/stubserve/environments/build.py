@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Packages are many small files that any level compresses well; higher ones take several times as long.
@@ -71,13 +71,45 @@ def find_interpreter(python: str) -> str:
     """The path of an interpreter given by path or version; of this process's own when empty. Raises BuildFailed."""
     if not python:
         return _own_interpreter()
-    found = shutil.which(python) or shutil.which(f"python{python}")
-    if found is None:
-        raise BuildFailed(
-            f"there is no Python '{python}' on this machine's PATH (it has {', '.join(_pythons_on_path()) or 'none'}). "
-            "Give the path of an interpreter, or install uv, which fetches the version that is asked for."
-        )
-    return found
+    failures = []
+    for candidate in _candidates(python):
+        # One that is found may be a shim, of pyenv or asdf, which knows the version but has none of it.
+        failure = _why_it_does_not_run(candidate)
+        if not failure:
+            return candidate
+        failures.append(failure)
+    if failures:
+        raise BuildFailed(f"no Python '{python}' on this machine's PATH runs: {'; '.join(failures)}")
+    raise BuildFailed(
+        f"there is no Python '{python}' on this machine's PATH (it has {', '.join(_pythons_on_path()) or 'none'}). "
+        "Give the path of an interpreter, or install uv, which fetches the version that is asked for."
+    )
+
+
+def _candidates(python: str) -> Iterator[str]:
+    """The programs that may be meant by a path, a name or a version, each once, in the order of the PATH."""
+    if os.sep in python:
+        found = shutil.which(python)
+        if found is not None:
+            yield found
+        return
+    seen = set()
+    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        for name in (python, f"python{python}"):
+            found = shutil.which(name, path=folder) if folder else None
+            if found is not None and os.path.realpath(found) not in seen:
+                seen.add(os.path.realpath(found))
+                yield found
+
+
+def _why_it_does_not_run(interpreter: str) -> str:
+    """Empty for an interpreter that works."""
+    try:
+        done = subprocess.run([interpreter, "-c", ""], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{interpreter}: {error}"
+    said = done.stderr.decode(errors="replace").strip().partition("\n")[0]
+    return f"{interpreter} says: {said or f'exit code {done.returncode}'}" if done.returncode else ""
 
 
 def _own_interpreter() -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stubserve.environments.environment import Environment
+from stubserve.environments.refusals import blocked, explained
 
 OLDEST_PYTHON = (3, 8)
 OLDEST_NUMPY = (1, 21)
@@ -73,7 +74,7 @@ def explain_start(environment: Environment, error: OSError) -> str:
         inspect_file(Path(environment.interpreter))
     except EnvironmentUnusable as unusable:
         return f"{_place(environment)} cannot run a model: {unusable}"
-    return f"'{environment.interpreter}': {error.strerror or error}"
+    return f"'{environment.interpreter}': {explained(error)}"
 
 
 def _place(environment: Environment) -> str:
@@ -139,6 +140,11 @@ def check(environment: Environment, found: Probe) -> None:
 
 def inspect_file(interpreter: Path) -> None:
     """Looks at an interpreter without running it. Raises EnvironmentUnusable."""
+    # The file that a link leads to may lie in somebody's home.
+    for place in (interpreter, Path(os.path.realpath(interpreter))):
+        why = blocked(place)
+        if why:
+            raise EnvironmentUnusable(f"'{place}' cannot be reached: {why}")
     if not interpreter.exists():
         if not interpreter.is_symlink():
             raise EnvironmentUnusable(

@@ -16,6 +16,7 @@ from typing import Any
 from stubserve.environments import cache
 from stubserve.environments.environment import Environment, environment_in
 from stubserve.environments.progress import ExtractionProgress
+from stubserve.environments.refusals import blocked, unreadable
 from stubserve.errors import internal
 
 log = logging.getLogger("stubserve.environments")
@@ -35,7 +36,9 @@ def place_of(value: str, model_dir: Path) -> Path:
     try:
         return Path(text).resolve(strict=True)
     except (OSError, RuntimeError, ValueError):  # not there, links in a circle, a zero byte
-        raise internal(f"Failed to get the canonical path for {text}.") from None
+        why = blocked(Path(text)) if "\0" not in text else ""
+        more = f" It cannot be reached: {why}" if why else ""
+        raise internal(f"Failed to get the canonical path for {text}.{more}") from None
 
 
 def mention_stub_program(model_dir: Path) -> None:
@@ -79,6 +82,9 @@ class Environments:
     async def extracted(self, archive: Path) -> Environment:
         """The environment in an archive, out of the cache. Raises ServeError."""
         folder = self._folder if self._folder is not None else await asyncio.to_thread(cache.default_folder)
+        locked = await asyncio.to_thread(unreadable, archive)
+        if locked:
+            raise internal(f"cannot use {archive}: {locked}")
         try:
             key = await asyncio.to_thread(cache.key_of, archive)
             # Only one of those that want the same archive does the work; the lock between servers is another one.

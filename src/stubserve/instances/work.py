@@ -16,10 +16,8 @@ from typing import Protocol
 
 from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.messages import Entry, Message, WireResponse
-from stubserve_stub.wire.places import InArena
-from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingBroken, RingReader, RingWriter, read_doorbell
+from stubserve_stub.wire.ring import SPILLED, RingReader, RingWriter, read_doorbell
 
-from stubserve.errors import internal
 from stubserve.inference.request import Request, Response
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
@@ -29,6 +27,7 @@ from stubserve.instances.bls import Models, StubCall, StubCalls
 from stubserve.instances.execution_watch import ExecutionWatch
 from stubserve.instances.memory import Memory
 from stubserve.instances.open_requests import Key, OpenRequests
+from stubserve.instances.request_ring import RequestRing
 from stubserve.instances.stub_memory import StubMemory
 from stubserve.instances.stub_process import StubProcess
 
@@ -40,18 +39,6 @@ _QUESTION = "does its model write to memory of others?"
 Result = tuple[Work, Sequence[tuple[Request, Response]]]
 # In the order in which it was executed
 Results = Sequence[Result]
-
-# Many batches may be in flight (`schedulers.depth`). The ring has room for two records of any size, and beside them for
-# as many of up to this size as there can be; what is longer goes through the arena.
-_CROWDED = 2
-_CROWDED_RECORD = 4 << 10
-
-# From this size on, moving a request's bytes takes longer than a stub would look for the next one.
-_LARGE_BYTES = 128 << 10
-
-
-def _is_large(request: Request) -> bool:
-    return any(tensor.nbytes >= _LARGE_BYTES for tensor in request.inputs)
 
 
 class WorkOwner(Protocol):
@@ -89,13 +76,14 @@ class StubWork:
         self._outputs = outputs
         self._loop = asyncio.get_running_loop()
         segment = memory.arena.segment(outputs.index)
-        self._words = segment.parent_words
+        words = segment.parent_words
         self._theirs = theirs = segment.stub_words
         theirs[layout.CANARY] = layout.CANARY_VALUE
-        self._writer = RingWriter(segment.ring(layout.REQUEST_RING), theirs, layout.REQUESTS_READ, process.doorbell_out)
-        self._reader = RingReader(segment.ring(layout.RESPONSE_RING), self._words, layout.RESPONSES_READ)
+        requests = RingWriter(segment.ring(layout.REQUEST_RING), theirs, layout.REQUESTS_READ, process.doorbell_out)
+        self._requests = RequestRing(process.name, requests, words, memory, self._on_broken_ring)
+        self._reader = RingReader(segment.ring(layout.RESPONSE_RING), words, layout.RESPONSES_READ)
         answers = RingWriter(segment.ring(layout.ANSWER_RING), theirs, layout.ANSWERS_READ, process.answer_doorbell)
-        ring = AnswerRing(answers, self._words, outputs, memory, self._on_broken_ring)
+        ring = AnswerRing(answers, words, outputs, memory, self._on_broken_ring)
         self.calls = StubCalls(self, models, outputs, ring, memory, self._tensors)
         self._handlers = messages.handlers_of_parent(self, self.calls)
         # Batches that the stub has, by number
@@ -105,8 +93,6 @@ class StubWork:
         # Groups of responses that have been passed on, of which the stub is still to be told
         self._passed_on: list[Key] = []
         self.batches = 0
-        self._announced = 0
-        self._announcement_is_due = False
         # What the messages that are being taken tell to have been executed
         self._executed: list[Result] = []
         # When the stub had executed its last batch
@@ -124,48 +110,24 @@ class StubWork:
         It is announced at once, or with `announce`. Where it raises anything the stub has not got the batch.
         """
         number = self.batches = self.batches + 1
+        in_flight, memory = self._in_flight, self._memory
         frees = self._outputs.take_frees()
-        spilled = None
-        flags = 0
         try:
-            data = pack_batch(number, frees, work)
-            if len(data) > (MAX_RECORD if len(self._in_flight) < _CROWDED else _CROWDED_RECORD):
-                spilled = self._memory.store(data)
-                data = messages.pack_spilled(InArena(spilled.offset, spilled.nbytes))
-                flags = SPILLED
-            alone = len(work.requests) == 1 and self._memory.batches_in_flight == 0
-            self._words[layout.ALONE] = alone and not _is_large(work.requests[0])
-            self._put(data, flags)
+            spilled = self._requests.put(pack_batch(number, frees, work), work.requests, len(in_flight))
         except Exception:
             self._outputs.keep_frees(frees)  # this message will not tell the stub of them, so the next one must
-            if spilled is not None:
-                spilled.drop()
             raise
         # Only now: whoever gets an exception answers the requests.
-        self._in_flight[number] = Batch(work, spilled)
-        self._memory.batches_in_flight += 1
+        in_flight[number] = Batch(work, spilled)
+        memory.batches_in_flight += 1
         if self.watch.is_asleep:
             self.watch.wake()
         if announced:
-            self._ring()
+            self._requests.announce()
 
     def announce(self) -> None:
-        """Tells the stub of the batches that it has been handed: at once if it has nothing else to execute.
-
-        Otherwise with what else this turn of the event loop brings.
-        """
-        if self._writer.unannounced == len(self._in_flight):
-            self._ring()
-        elif not self._announcement_is_due:
-            self._announcement_is_due = True
-            self._loop.call_soon(self._ring)
-
-    def _ring(self) -> None:
-        self._announcement_is_due = False
-        count = 0 if self.over else self._writer.announce()
-        if count:
-            self._announced += count
-            self._words[layout.ANNOUNCED] = self._announced
+        """Tells the stub of the batches that it has been handed, now or soon."""
+        self._requests.announce_to(len(self._in_flight))
 
     @property
     def running(self) -> tuple[int, int] | None:
@@ -196,13 +158,13 @@ class StubWork:
 
     def stop(self) -> None:
         """Lets the model finalize, and the stub end, behind the batches that it has."""
-        self._put(messages.pack_stop(), 0)
-        self._ring()
+        self._requests.stop()
 
     def close(self) -> tuple[list[Request], list[Request]]:
         """The stub is gone: its requests without an answer, those of its batches and those left open."""
         if not self.over:
             self.over = True
+            self._requests.close()
             # Results that the stub sent before it died are still good. (A model may have made the doorbell block.)
             os.set_blocking(self._process.doorbell_in, False)
             self._on_doorbell()
@@ -218,22 +180,13 @@ class StubWork:
         self._in_flight.clear()
         return unfinished, open_
 
-    def _put(self, data: bytes, flags: int) -> None:
-        try:
-            # There is room for all batches that may be in flight.
-            has_room = self._writer.put(data, flags)
-        except RingBroken:
-            has_room = False
-        if not has_room:
-            self._on_broken_ring()
-            raise internal(f"the request ring of stub '{self.name}' cannot be written to")
-
     def _on_broken_ring(self) -> None:
         self._process.condemn(f"what it says of its ring makes no sense; {_QUESTION}")
 
     def _break_off(self, why: str) -> None:
         """Takes nothing more from the stub, and ends it."""
         self.over = True
+        self._requests.close()
         self._loop.remove_reader(self._process.doorbell_in)
         self._process.condemn(f"{why} {_QUESTION}")
 
@@ -382,13 +335,13 @@ class StubWork:
 
     def has(self, request: Request) -> bool:
         """Whether the stub has this request."""
-        return request in self._requests()
+        return request in self._held()
 
     def waits_for(self) -> Sequence[StubCall]:
         """The requests of its own model without whose answers the batch that the stub executes does not finish."""
         return self.calls.blocking() if self._in_flight else ()
 
-    def _requests(self) -> list[Request]:
+    def _held(self) -> list[Request]:
         running = [request for batch in self._in_flight.values() for request in batch.work.requests]
         return [*running, *self._open.all()]
 

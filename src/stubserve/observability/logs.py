@@ -103,6 +103,7 @@ def configure(settings: LoggingSettings) -> LogSettings:
         logger.handlers = handlers
         logger.propagate = False
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     log_settings.apply()
     return log_settings
 

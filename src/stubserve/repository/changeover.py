@@ -26,8 +26,9 @@ from stubserve.errors import ServeError, internal, invalid
 from stubserve.inference.served_model import ServedModel
 from stubserve.instances.services import Services
 from stubserve.repository.candidate import Candidate
-from stubserve.repository.folder import available_versions
+from stubserve.repository.folder import CONFIG_FILE, available_versions
 from stubserve.repository.instance_update import InstanceUpdate
+from stubserve.repository.located import located
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.repository.retiring import Loaded, Retiring
 from stubserve.serving.instance_model import InstanceModel
@@ -185,6 +186,8 @@ class Changeover:
                 model = await self._starter.start(candidate, version, services)
             except Exception as raised:
                 error = as_load_error(raised)
+                if candidate.has_config and candidate.override is None:
+                    error.log_message = await asyncio.to_thread(located, error, candidate.folder.path / CONFIG_FILE)
                 log.error("failed to load '%s' version %d: %s", name, version, error.log_text)
                 raise error from None
         model.load_seconds = time.monotonic() - began

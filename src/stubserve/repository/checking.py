@@ -108,6 +108,8 @@ class _Check:
         self._found: list[Problem] = []
         # Not so a backend that needs no packages, for which environments mean nothing
         self._in_environment = True
+        # Whether the backend comes with an environment for models that name none
+        self._brings_environment = False
 
     def run(self) -> list[Problem]:
         absent = absent_files(self._folder.path)
@@ -129,7 +131,7 @@ class _Check:
             if not (may_grow and wrong.path[:1] in (("input",), ("output",)) and "must specify" in wrong.message):
                 self._add(wrong)
         for file in files:
-            for problem in source_problems(file):
+            for problem in source_problems(file, runs_here=not self._has_environment(config)):
                 self._found.append(
                     Problem(self._folder.name, file, problem.line, problem.text, is_warning=problem.is_warning)
                 )
@@ -184,6 +186,7 @@ class _Check:
             if program is None:
                 break  # the other versions would only say the same
             self._in_environment = program.backend in IN_ENVIRONMENTS
+            self._brings_environment = program.default_environment is not None
             if program.file is not None:
                 programs.append(program.file)
         return list(dict.fromkeys(programs))
@@ -211,6 +214,11 @@ class _Check:
                 read_labels(self._folder, ModelConfig(output=[output]))
             except ServeError as error:
                 self._add(error.at("output", index, "label_filename"))
+
+    def _has_environment(self, config: Any) -> bool:
+        """Whether the model runs in another Python than this one."""
+        named = PARAMETER in config.parameters and bool(config.parameters[PARAMETER].string_value)
+        return named or self._brings_environment
 
     def _environment(self, config: Any) -> None:
         value = config.parameters[PARAMETER].string_value if PARAMETER in config.parameters else ""

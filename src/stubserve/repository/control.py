@@ -32,7 +32,8 @@ from stubserve.repository.candidate import Candidate, check_parameters, copy_can
 from stubserve.repository.changeover import Changeover, Starter, as_load_error
 from stubserve.repository.dependencies import DiskDependencies, circle, members_of, no_longer_needed, rounds
 from stubserve.repository.ensemble_loading import check_members, unavailable_members
-from stubserve.repository.folder import DUPLICATE_REASON, check_model_name, list_names, survey
+from stubserve.repository.folder import CONFIG_FILE, DUPLICATE_REASON, check_model_name, list_names, locate, survey
+from stubserve.repository.located import located
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.repository.settling import Settling
 from stubserve.repository.stub_control import StubControl
@@ -41,6 +42,9 @@ from stubserve.repository.watch import RepositoryWatch, changes
 from stubserve.settings import ALL_MODELS, EXPLICIT, POLL, RepositorySettings
 
 log = logging.getLogger("stubserve.repository")
+
+# With --dev, where the system does not tell of changes
+_DEV_INTERVAL_S = 1.0
 
 _T = TypeVar("_T")
 
@@ -201,15 +205,24 @@ class ModelControl:
     # Loading
 
     async def _keep_watching(self) -> None:
-        async for _ in changes(self._settings.paths) if self._settings.notices_changes else self._intervals():
+        async for _ in self._occasions():
             try:
                 await self._look()
             except Exception as raised:
                 log.error("cannot look for changes: %s", as_load_error(raised))
 
-    async def _intervals(self) -> AsyncIterator[None]:
+    async def _occasions(self) -> AsyncIterator[None]:
+        """Yields when it is time for a look."""
+        interval: float = self._settings.poll_secs
+        if self._settings.notices_changes:
+            interval = _DEV_INTERVAL_S
+            try:
+                async for _ in changes(self._settings.paths):
+                    yield
+            except (OSError, RuntimeError) as error:  # there is a limit on what may be watched
+                log.warning("files cannot be watched, so there is a look every second: %s", error)
         while True:
-            await self._sleep(self._settings.poll_secs)
+            await self._sleep(interval)
             yield
 
     async def _look(self) -> bool:
@@ -277,7 +290,7 @@ class ModelControl:
                 raise
             except Exception as raised:
                 error = as_load_error(raised)
-                log.error("Poll failed for model directory '%s': %s", name, error)
+                log.error("Poll failed for model directory '%s': %s", name, self._told(error, name, config))
                 if error.code is not Code.NOT_FOUND and not files:
                     self._registry.entry(name).reason = error.message
                 raise internal(f"failed to load '{name}', failed to poll from model repository: {error}") from None
@@ -315,6 +328,15 @@ class ModelControl:
             if not candidate.made:
                 self._registry.entry(name).reason = raised.message
             raise invalid(f"load failed for model '{name}': {raised}\n") from None
+
+    def _told(self, error: ServeError, name: str, config: str | None) -> str:
+        """What the log says where there is no candidate: with lines of config.pbtxt, if that is what was read."""
+        if config is not None:
+            return str(error)
+        try:
+            return located(error, locate(self._settings.paths, name).path / CONFIG_FILE)
+        except ServeError:
+            return str(error)
 
     def _find(self, name: str, config: str | None, files: Mapping[str, bytes]) -> Candidate:
         if files:

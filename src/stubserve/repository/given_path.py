@@ -71,7 +71,7 @@ def advice(path: Path) -> str:
         return ""
     for folder in models:
         if any(is_model_folder(folder / name) for name in _folders(folder)):
-            return f"there are no models in {path}, but there are in {folder}: stubserve serve {folder}"
+            return f"there are no models in {path}, but there are in {folder}: name that one"
     return (
         f"there are no models in {path}. A model is a folder in it, with a folder for each version: "
         f"{path / 'NAME' / '1' / _MODEL_FILE}. To begin with one: stubserve init {path / 'NAME'}"

@@ -19,10 +19,10 @@ class SourceProblem:
     is_warning: bool = False
 
 
-def source_problems(file: Path) -> Iterator[SourceProblem]:
-    """What is wrong with the file of a model or backend.
+def source_problems(file: Path, runs_here: bool) -> Iterator[SourceProblem]:
+    """What is wrong with the file of a model or backend; `runs_here` says that this interpreter is the one to run it.
 
-    A syntax error is only a warning here: the model's own interpreter may know more than this one.
+    Else a syntax error is only a warning: the model's own interpreter may know more than this one.
     """
     try:
         tree = ast.parse(file.read_bytes(), str(file))
@@ -35,7 +35,10 @@ def source_problems(file: Path) -> Iterator[SourceProblem]:
     except (SyntaxError, ValueError) as error:
         line = error.lineno or 0 if isinstance(error, SyntaxError) else 0
         text = error.msg if isinstance(error, SyntaxError) else str(error)
-        yield SourceProblem(line, f"not Python that this interpreter understands: {text}", is_warning=True)
+        if runs_here:
+            yield SourceProblem(line, f"{type(error).__name__}: {text}")
+        else:
+            yield SourceProblem(line, f"not Python that this interpreter understands: {text}", is_warning=True)
         return
     if _CLASS in _bound_names(tree):
         return

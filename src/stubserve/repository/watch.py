@@ -10,11 +10,17 @@ With `serve --dev` there is a look as soon as files have changed (`changes`), in
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from stubserve.repository.contents import Contents, contents_of
 from stubserve.repository.folder import survey
+
+log = logging.getLogger("stubserve.repository")
+
+# How long nothing happens until a watch has begun for sure
+_QUIET_MS = 500
 
 
 class RepositoryWatch:
@@ -65,13 +71,11 @@ async def changes(repositories: Sequence[Path]) -> AsyncIterator[None]:
     watched = [*repositories, *_linked_folders(repositories)]
     # Its own filter leaves out what Python and editors write beside the files that people save.
     async for changed in awatch(*watched, debounce=200, rust_timeout=_QUIET_MS, yield_on_timeout=True):
+        if not began:
+            log.info("watching %s for changes", ", ".join(map(str, repositories)))
         if changed or not began:
             began = True
             yield
-
-
-# How long nothing happens until a watch has begun for sure; a look costs little.
-_QUIET_MS = 500
 
 
 def _linked_folders(repositories: Sequence[Path]) -> list[Path]:

@@ -74,6 +74,8 @@ class Dispatcher:
         self.enqueue = scheduler.enqueue
         # Whether the scheduler wants to hear of responses and finished work
         self.has_slots = scheduler.has_slots
+        # Whether there is nothing to decide while nobody waits
+        self._rests = scheduler.plain and not scheduler.has_slots
         self._closed = False
         self._poll_is_due = False
         # While a round is under way: whether another is to follow
@@ -127,16 +129,20 @@ class Dispatcher:
     def work_done(self, instance: Executor, works: Iterable[Work]) -> None:
         """An instance has executed works: it gets the next at once."""
         scheduler, depth = self._scheduler, self._depth
+        ripe_after_ns = 0
         try:
             for work in works:
                 if self.has_slots:
                     scheduler.work_done(instance, work)
                 depth.done(instance, work)
             if instance.takes_work:
-                scheduler.instance_idle(instance, *depth.room(instance))
+                open_, closed, ripe_after_ns = depth.room(instance)
+                scheduler.instance_idle(instance, open_, closed, ripe_after_ns)
         except Exception:
             self._recover()
-        self.poll()
+        # As after most results of a lone client there may be nothing to decide, and no batch whose time is to be told.
+        if not self._rests or ripe_after_ns or scheduler.queued:
+            self.poll()
 
     def close(self) -> None:
         """No instance gets work any more, and no alarm rings."""

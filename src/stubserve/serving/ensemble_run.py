@@ -23,7 +23,6 @@ from typing import Protocol
 
 from stubserve.errors import Code, ServeError, internal, invalid
 from stubserve.inference.request import CANCELLED, OTHER_FAILURE, Request, Response
-from stubserve.inference.request import unanswered as nobody
 from stubserve.inference.served_model import BlockingCall, ServedModel
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import drop_blocks
@@ -32,7 +31,15 @@ from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
 from stubserve.serving.ensemble_calls import Prospect, StepCall
 from stubserve.serving.ensemble_gate import Gate
 from stubserve.serving.ensemble_pace import Pace
-from stubserve.serving.ensemble_tensors import FlowTensor, drop, ensemble_outputs, hold, sequence_of, step_input
+from stubserve.serving.ensemble_tensors import (
+    FlowTensor,
+    drop,
+    drop_inputs,
+    ensemble_outputs,
+    given_inputs,
+    step_outputs,
+    step_request,
+)
 
 log = logging.getLogger("stubserve.model")
 
@@ -68,7 +75,6 @@ class EnsembleRun:
     """
 
     __slots__ = (
-        "_begun",
         "_calls",
         "_ensemble",
         "_flow",
@@ -93,9 +99,8 @@ class EnsembleRun:
         self.output_ns = 0
         self._ensemble = ensemble
         self._flow: EnsembleFlow[FlowTensor] = EnsembleFlow(ensemble.plan, request.requested_outputs)
-        # By the index of their steps; and the indices of those that have begun
+        # By the index of their steps
         self._members: dict[int, ServedModel] = {}
-        self._begun: set[int] = set()
         # In the order in which they were made
         self._calls: dict[StepCall, None] = {}
         # What waits at gates, and how to give that up
@@ -124,20 +129,12 @@ class EnsembleRun:
             return
         for model in self._members.values():
             model.reserve()
-        is_batch = self._ensemble.signature.max_batch_size > 0
-        given = {tensor.name: tensor for tensor in self.request.inputs}
-        inputs = {}
-        for name, _, uses, _, _ in flow.given:
-            tensor = given.get(name)
-            if tensor is not None:
-                inputs[name] = FlowTensor(hold(tensor, uses), is_batch)
-        flow.begin(inputs)
+        flow.begin(given_inputs(flow.given, self.request, self._ensemble.signature))
         self._look()
 
     def cancel(self) -> None:
         """Nobody waits for the answer any more."""
-        self._fail(ServeError(Code.CANCELLED, f"{self.request.id_prefix}Request was cancelled"))
-        self._look()
+        self.give_up(ServeError(Code.CANCELLED, f"{self.request.id_prefix}Request was cancelled"))
 
     def give_up(self, error: ServeError) -> None:
         """Fails it, whatever is under way."""
@@ -149,7 +146,8 @@ class EnsembleRun:
 
     def waits_for(self) -> Sequence[BlockingCall]:
         """The calls that it cannot finish without, those to come among them."""
-        coming = [Prospect(model) for index, model in self._members.items() if index not in self._begun]
+        flow, members = self._flow, self._members
+        coming = [Prospect(members[step.index]) for step in flow.steps if members and not flow.has_begun(step)]
         return [*self._calls, *coming]
 
     # There
@@ -168,7 +166,6 @@ class EnsembleRun:
                 for number, outputs in enumerate(responses, 1):
                     self._respond(outputs, final=over and number == len(responses))
             for run in runs:
-                self._begun.add(run.step.index)
                 if self._pace is not None:
                     self._pace.begun(run.step)
                 if not gates or self._passes(run, gates[run.step]):
@@ -199,11 +196,11 @@ class EnsembleRun:
 
     def _submit(self, run: StepRun[FlowTensor]) -> None:
         if self._flow.error is not None:
-            self._drop(run)
+            drop_inputs(run.inputs)
             self._ended(run)
             return
         model = self._members[run.step.index]
-        request = self._request(run, model.signature)
+        request = step_request(run.inputs, self.request, model.signature, self._flow.asked_of(run.step))
         call = StepCall(run, model, self.answered)
         self._calls[call] = None
         request.on_response = call.on_response
@@ -213,22 +210,6 @@ class EnsembleRun:
             del self._calls[call]
             self._ended(run)
             self._fail(self._told(error))
-
-    def _request(self, run: StepRun[FlowTensor], signature: Signature) -> Request:
-        """The request of a step; the run's holds on its inputs become the request's."""
-        parent = self.request
-        sequence = (parent.correlation_id, parent.flags)
-        inputs = []
-        for name, given in run.inputs.items():
-            inputs.append(step_input(name, given, signature))
-            if given.overrides and given.sequence is not None:
-                sequence = given.sequence
-        request = Request(
-            inputs, nobody, parent.id, sequence[0], sequence[1], parent.priority, parent.timeout_us, parent.parameters,
-            self._flow.asked_of(run.step),
-        )  # fmt: skip
-        request.request_start_ns = time.monotonic_ns()
-        return request
 
     # Back
 
@@ -241,16 +222,15 @@ class EnsembleRun:
             if response.error is not None:
                 self._fail(self._told(response.error))
             elif not response.empty and flow.error is None:
-                flow.answer(run, self._made(call, request, response))
+                flow.answer(run, step_outputs(flow.made_by(run.step), request, response, call.model.signature))
             if response.final:
                 del self._calls[call]
                 self._count(request)
                 if self._pace is not None:
                     self._pace.forget(request)
                 self._ended(run)
-                self._look()
-            else:
-                self._look()
+            self._look()
+            if not response.final:
                 self._paced().keep(request, run.step)
         except Exception:
             self._break_off()
@@ -264,19 +244,6 @@ class EnsembleRun:
                 pace.begun(run.step)
                 pace.waits(run.step)
         return self._pace
-
-    def _made(self, call: StepCall, request: Request, response: Response) -> dict[str, FlowTensor]:
-        """The tensors of a response that somebody reads, held for them."""
-        is_batch = call.model.signature.max_batch_size > 0
-        sequence, overrides = sequence_of(request, response.parameters)
-        made: dict[str, FlowTensor] = {}
-        for name, _, uses, _, _ in self._flow.made_by(call.run.step):
-            # The first of a name counts: a model may answer twice under one.
-            for tensor in response.outputs:
-                if tensor.name == name:
-                    made[name] = FlowTensor(hold(tensor, uses), is_batch, sequence, overrides)
-                    break
-        return made
 
     def _ended(self, run: StepRun[FlowTensor]) -> None:
         """The step's request is over, or has come to nothing."""
@@ -376,13 +343,8 @@ class EnsembleRun:
         waiting, self._waiting = self._waiting, {}
         for run, go in waiting.items():
             self._ensemble.gates[run.step].give_up(go)
-            self._drop(run)
+            drop_inputs(run.inputs)
             self._flow.end(run)
             if self._pace is not None:
                 self._pace.waits_no_longer(run.step)
                 self._pace.ended(run.step)
-
-    def _drop(self, run: StepRun[FlowTensor]) -> None:
-        """Gives back the holds of a run that has come to nothing."""
-        for given in run.inputs.values():
-            drop(given.tensor)

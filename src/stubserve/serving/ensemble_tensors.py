@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
+from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, Response
+from stubserve.inference.request import unanswered as nobody
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
+from stubserve.schedulers.ensemble.plan import Made
 from stubserve.serving.ensemble_shapes import fit
 
 _SEQUENCE_FLAGS = {"sequence_start": SEQUENCE_START, "sequence_end": SEQUENCE_END}
@@ -15,20 +18,25 @@ _SEQUENCE_FLAGS = {"sequence_start": SEQUENCE_START, "sequence_end": SEQUENCE_EN
 SequenceTag = tuple[int | str, int]
 
 
-class FlowTensor(NamedTuple):
+class FlowTensor:
     """What flows: a tensor under the name that its maker knows, and whether its first dimension is a batch.
 
     `sequence` is the correlation id and the flags that it was made with, None for what the caller gave; `overrides`
     says that the step which made it has set them, for whoever reads it.
     """
 
-    tensor: Tensor
-    is_batch: bool
-    sequence: SequenceTag | None = None
-    overrides: bool = False
+    __slots__ = ("is_batch", "overrides", "sequence", "tensor")
+
+    def __init__(
+        self, tensor: Tensor, is_batch: bool, sequence: SequenceTag | None = None, overrides: bool = False
+    ) -> None:
+        self.tensor = tensor
+        self.is_batch = is_batch
+        self.sequence = sequence
+        self.overrides = overrides
 
 
-def sequence_of(request: Request, parameters: Mapping[str, Any] | None) -> tuple[SequenceTag, bool]:
+def _sequence_of(request: Request, parameters: Mapping[str, Any] | None) -> tuple[SequenceTag, bool]:
     """The sequence that a step's outputs belong to: its request's, but for what the step has said in its response."""
     correlation_id, flags = request.correlation_id, request.flags
     if not parameters:
@@ -62,7 +70,60 @@ def drop(tensor: Tensor, holds: int = 1) -> None:
             tensor.span.drop()
 
 
-def step_input(name: str, given: FlowTensor, signature: Signature) -> Tensor:
+def drop_inputs(inputs: Mapping[str, FlowTensor]) -> None:
+    """Gives the holds of a step's inputs back, which has come to nothing."""
+    for given in inputs.values():
+        drop(given.tensor)
+
+
+def given_inputs(read: Sequence[Made], request: Request, signature: Signature) -> dict[str, FlowTensor]:
+    """The inputs of an ensemble's request that somebody reads, held for them; optional ones may be missing."""
+    is_batch = signature.max_batch_size > 0
+    given = {tensor.name: tensor for tensor in request.inputs}
+    inputs: dict[str, FlowTensor] = {}
+    for name, _, uses, _, _ in read:
+        tensor = given.get(name)
+        if tensor is not None:
+            inputs[name] = FlowTensor(hold(tensor, uses), is_batch)
+    return inputs
+
+
+def step_request(inputs: Mapping[str, FlowTensor], parent: Request, signature: Signature, asked: list[str]) -> Request:
+    """The request of a step to a model of this signature, for the outputs that are `asked` of it.
+
+    The holds on its inputs become the request's; what is not said by them is as in `parent`, the ensemble's request.
+    """
+    sequence = (parent.correlation_id, parent.flags)
+    tensors = []
+    for name, given in inputs.items():
+        tensors.append(_step_input(name, given, signature))
+        if given.overrides and given.sequence is not None:
+            sequence = given.sequence
+    request = Request(
+        tensors, nobody, parent.id, sequence[0], sequence[1], parent.priority, parent.timeout_us, parent.parameters,
+        asked,
+    )  # fmt: skip
+    request.request_start_ns = time.monotonic_ns()
+    return request
+
+
+def step_outputs(
+    read: Sequence[Made], request: Request, response: Response, signature: Signature
+) -> dict[str, FlowTensor]:
+    """The tensors of a step's response that somebody reads, held for them, by the names that its model knows."""
+    is_batch = signature.max_batch_size > 0
+    sequence, overrides = _sequence_of(request, response.parameters)
+    made: dict[str, FlowTensor] = {}
+    for name, _, uses, _, _ in read:
+        # The first of a name counts: a model may answer twice under one.
+        for tensor in response.outputs:
+            if tensor.name == name:
+                made[name] = FlowTensor(hold(tensor, uses), is_batch, sequence, overrides)
+                break
+    return made
+
+
+def _step_input(name: str, given: FlowTensor, signature: Signature) -> Tensor:
     """A tensor as an input of a step's model; its hold becomes that of the request."""
     tensor, span = given.tensor, given.tensor.span
     if span is not None and not span.shared:
@@ -80,18 +141,19 @@ def step_input(name: str, given: FlowTensor, signature: Signature) -> Tensor:
 
 
 def ensemble_outputs(
-    outputs: Mapping[str, FlowTensor], signature: Signature
+    outputs: dict[str, FlowTensor], signature: Signature
 ) -> tuple[list[Tensor], dict[str, Any] | None]:
     """Tensors as outputs of the ensemble, and the parameters of its response; their holds become the response's."""
     tensors = []
     parameters: dict[str, Any] | None = None
     # Upstream keeps them in a hash map, which gives them back last one first.
     batches = signature.max_batch_size > 0
-    for name, (tensor, is_batch, sequence, _) in reversed(list(outputs.items())):
+    for name, made in reversed(outputs.items()):
+        tensor, sequence = made.tensor, made.sequence
         shape = tensor.shape
-        if is_batch != batches:
+        if made.is_batch != batches:
             known = signature.outputs[name]
-            shape = fit(shape, is_batch, known.dims if known.reshape is None else known.reshape, batches)
+            shape = fit(shape, made.is_batch, known.dims if known.reshape is None else known.reshape, batches)
         tensors.append(Tensor(name, tensor.datatype, shape, tensor.data, tensor.span, tensor.offset, tensor.nbytes))
         if sequence is not None and tensor.nbytes:
             parameters = {

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from stubserve_stub.backends.onnxruntime import file as onnx_file
 from stubserve_stub.backends.onnxruntime.options import options_of
+from stubserve_stub.backends.onnxruntime.session import open_session
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.datatypes import BY_NAME, BYTES
@@ -621,7 +622,8 @@ def parameter(name: str, value: str) -> str:
 
 
 def test_defaults() -> None:
-    assert options("") == ("ORT_ENABLE_ALL", False, 0, 0, None, None, "", "", ("CPUExecutionProvider",), (), ())
+    entries = (("session.force_spinning_stop", "1"),)
+    assert options("") == ("ORT_ENABLE_ALL", False, 0, 0, None, None, entries, "", ("CPUExecutionProvider",), (), ())
 
 
 @pytest.mark.parametrize(
@@ -640,12 +642,32 @@ def test_parameters_are_honoured() -> None:
     text += parameter("session.use_device_allocator_for_initializers", "1")
     made = options(text)
     assert (made.intra_op_threads, made.inter_op_threads, made.parallel) == (3, 2, True)
-    assert (made.memory_arena, made.memory_pattern, made.device_allocator) == (False, True, "1")
+    assert (made.memory_arena, made.memory_pattern) == (False, True)
+    assert ("session.use_device_allocator_for_initializers", "1") in made.entries
     made = options(parameter("memory.enable_memory_arena_shrinkage", "cpu:0;gpu:0"))
     assert made.shrinkage == "cpu:0"
     assert made.remarks == (
         "'gpu:0' in parameter 'memory.enable_memory_arena_shrinkage' has no effect: it is for GPUs",
     )
+
+
+def test_whether_threads_spin_is_told_to_the_session(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    file = tmp_path / "model.onnx"
+    file.write_bytes(identity().SerializeToString())
+
+    def told(text: str) -> dict[str, str]:
+        made = options(text)
+        asked = open_session(onnxruntime, str(file), "m", made).get_session_options()
+        return {name: asked.get_session_config_entry(name) for name, _ in made.entries}
+
+    # Between runs threads sleep unless the model wants it otherwise; within them onnxruntime decides
+    assert told("") == {"session.force_spinning_stop": "1"}
+    text = parameter("session.intra_op.allow_spinning", "0") + parameter("session.inter_op.allow_spinning", "true")
+    assert told(text + parameter("session.force_spinning_stop", "0")) == {
+        "session.intra_op.allow_spinning": "0",
+        "session.inter_op.allow_spinning": "1",
+    }
 
 
 def test_a_global_pool_goes_before_the_model() -> None:
@@ -660,6 +682,7 @@ def test_a_global_pool_goes_before_the_model() -> None:
     [
         (parameter("execution_mode", "2"), "must be 0 (sequential) or 1 (parallel), got 2"),
         (parameter("intra_op_thread_count", "-1"), "'intra_op_thread_count' of model 'm' must be an integer from 0 on"),
+        (parameter("session.intra_op.allow_spinning", "2"), "allow_spinning' of model 'm' must be 0 or 1, got '2'"),
         (parameter("enable_mem_arena", "on"), "parameter 'enable_mem_arena' of model 'm' must be 0 or 1, got 'on'"),
         (parameter("memory.enable_memory_arena_shrinkage", "cpu"), "must be a list like 'cpu:0;gpu:0', got 'cpu'"),
         (

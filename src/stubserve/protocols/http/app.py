@@ -146,6 +146,11 @@ class _Methods:
     def __init__(self, **handlers: Endpoint) -> None:
         self._handlers = handlers
 
+    @property
+    def methods(self) -> list[str]:
+        """Those that it answers."""
+        return list(self._handlers)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         handler = self._handlers.get(request.method)

@@ -26,6 +26,7 @@ from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.http.state import BUSY
 
 log = logging.getLogger("stubserve.http")
+access_log = logging.getLogger("uvicorn.access")
 
 
 class Calls:
@@ -168,6 +169,14 @@ class Calls:
         head = self._connection.head
         log.debug("HTTP request: %s %s", head.method.decode("latin-1"), head.target.decode("latin-1"))
 
+    def log_answer(self, status: int) -> None:
+        """Logs the connection's request with the status of its answer, as uvicorn does for the other routes."""
+        head = self._connection.head
+        peer = self._connection.transport.get_extra_info("peername")
+        client = f"{peer[0]}:{peer[1]}" if peer else ""
+        method, target = head.method.decode("latin-1"), head.target.decode("latin-1")
+        access_log.info('%s - "%s %s HTTP/1.1" %d', client, method, target, status)
+
     # Answers
 
     def _on_reply(self, reply: Reply) -> None:
@@ -191,6 +200,8 @@ class Calls:
             self._fail(self._unexpected())
             return
         if isinstance(reply, bytes):
+            if self._shared.log_answers:
+                self.log_answer(200)
             connection.transport.write(reply)
             connection.done()
         else:

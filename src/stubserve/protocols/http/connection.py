@@ -186,6 +186,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         keep_alive = self.head.keep_alive and not self.closing
         total = sum(map(len, reply.parts))
         length = None if reply.chunked else total
+        if self._shared.log_answers:
+            self._calls.log_answer(reply.status)
         headers = reply.headers
         cors = self._shared.cors
         if cors is not None:

@@ -22,7 +22,7 @@ class Connections(StallWatch):
     what arrives and what is sent.
     """
 
-    def __init__(self, ingress: Ingress, cors: Cors | None = None) -> None:
+    def __init__(self, ingress: Ingress, cors: Cors | None = None, log_answers: bool = False) -> None:
         super().__init__(ingress.pace)
         # None where pages of other origins are not told that they may ask
         self.cors = cors
@@ -32,8 +32,9 @@ class Connections(StallWatch):
         self.head_view = self.scratch_view[:HEAD_BYTES]
         self.heads = HeadCache()
         self.sent_memory = SentMemory()
-        # Whether each request gets a line in the log
+        # Whether each request gets a line in the log; each answer, with its status
         self.log_requests = False
+        self.log_answers = log_answers
         self.open = OpenConnections(ingress.idle_timeout_s)
         self.send_watch = SendWatch(ingress.pressure, ingress.send_timeout_s)
 

@@ -111,6 +111,10 @@ class EnsembleFlow(Generic[T]):
         """The tensors of the caller that somebody reads."""
         return self._route.given
 
+    def has_begun(self, step: Step) -> bool:
+        """Whether a step has run, or is about to, at least once."""
+        return not self._first.waits[step.index]
+
     def made_by(self, step: Step) -> Sequence[Made]:
         """The tensors of a step that somebody reads."""
         return self._route.made[step.index]

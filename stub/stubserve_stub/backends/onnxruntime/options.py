@@ -17,6 +17,8 @@ _SHARE = "share_session_between_instances"
 _FOR_GPUS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream")
 _GLOBAL_POOL = "enable-global-threadpool"
 _INTRA, _INTER = "intra_op_thread_count", "inter_op_thread_count"
+_SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
+_SPINNING_STOP = "session.force_spinning_stop"
 
 # Of `optimization { graph { level } }`; any other level is all of them
 _LEVELS = {-1: "ORT_ENABLE_BASIC", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
@@ -29,7 +31,7 @@ _OPENVINO_PROVIDER = "OpenVINOExecutionProvider"
 class Options(NamedTuple):
     """What a session is made with. 0 threads, and None, leave it to onnxruntime.
 
-    `shrinkage` is for each run; `remarks` are lines for the log.
+    `entries` are of its own configuration, by name; `shrinkage` is for each run; `remarks` are lines for the log.
     """
 
     graph_level: str
@@ -38,7 +40,7 @@ class Options(NamedTuple):
     inter_op_threads: int
     memory_arena: Optional[bool]
     memory_pattern: Optional[bool]
-    device_allocator: str
+    entries: Tuple[Tuple[str, str], ...]
     shrinkage: str
     providers: Tuple[str, ...]
     op_libraries: Tuple[str, ...]
@@ -80,12 +82,26 @@ def options_of(config: Mapping[str, Any], settings: Mapping[str, str], available
         inter,
         arena,
         reader.boolean("enable_mem_pattern"),
-        reader.text(_DEVICE_ALLOCATOR),
+        _entries(reader),
         shrinkage,
         _providers(config, available, remarks),
         tuple(libraries),
         tuple(remarks),
     )
+
+
+def _entries(reader: Parameters) -> Tuple[Tuple[str, str], ...]:
+    """What is handed to the session under its own name."""
+    device_allocator = reader.text(_DEVICE_ALLOCATOR)
+    entries = [(_DEVICE_ALLOCATOR, device_allocator)] if device_allocator else []
+    for name in _SPINNING:
+        spinning = reader.boolean(name)
+        if spinning is not None:
+            entries.append((name, str(int(spinning))))
+    # Between two runs spinning threads only keep the server and its clients from their cores; within one they stay.
+    if reader.boolean(_SPINNING_STOP) is not False:
+        entries.append((_SPINNING_STOP, "1"))
+    return tuple(entries)
 
 
 def _providers(config: Mapping[str, Any], available: Sequence[str], remarks: List[str]) -> Tuple[str, ...]:

@@ -80,8 +80,8 @@ def _session_options(onnxruntime: Any, options: Options) -> Any:
         made.enable_cpu_mem_arena = options.memory_arena
     if options.memory_pattern is not None:
         made.enable_mem_pattern = options.memory_pattern
-    if options.device_allocator:
-        made.add_session_config_entry("session.use_device_allocator_for_initializers", options.device_allocator)
+    for name, value in options.entries:
+        made.add_session_config_entry(name, value)
     for library in options.op_libraries:
         made.register_custom_ops_library(library)
     return made

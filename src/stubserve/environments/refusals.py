@@ -1,0 +1,65 @@
+"""Why the system has refused something, in words that say what to do: limits of the process, and permissions."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+from pathlib import Path
+
+
+def explained(error: OSError) -> str:
+    """The system's word for an error; for a limit that the process has met, which one and how to raise it."""
+    reason = error.strerror or str(error)
+    if error.errno == errno.EMFILE:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"{reason}: this process may have {soft} files open (ulimit -n; the most is {_named(hard)}). Each instance "
+            "takes about seven, each connection one. Raise the limit, or serve fewer instances."
+        )
+    if error.errno == errno.ENFILE:
+        return f"{reason}: all processes of this system together have as many files open as it allows (fs.file-max)."
+    if error.errno == errno.EFBIG:
+        soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        return (
+            f"{reason}: a file of this process may have {_named(soft)} bytes (ulimit -f), and shared memory counts as "
+            "one, which is as large as --shm-limit and more. Start the server without that limit: ulimit -f unlimited."
+        )
+    return reason
+
+
+def blocked(path: Path) -> str:
+    """What keeps this user from reaching a file, or a folder: empty where nothing does, or it is not there."""
+    path = path.absolute()
+    for folder in reversed(path.parents):
+        try:
+            found = folder.stat()
+        except OSError:
+            return ""  # the one before would have said why
+        if not os.access(folder, os.X_OK):
+            return (
+                f"{_user()} may not enter '{folder}' (mode {stat.S_IMODE(found.st_mode):04o}, of user {found.st_uid}), "
+                "where it lies. Allow it (chmod a+x), or put it elsewhere."
+            )
+    return ""
+
+
+def unreadable(path: Path) -> str:
+    """What keeps this user from reading a file; empty where nothing does, or it is not there."""
+    text = blocked(path)
+    if text or not path.exists() or os.access(path, os.R_OK):
+        return text
+    found = path.stat()
+    return (
+        f"{_user()} may not read it (mode {stat.S_IMODE(found.st_mode):04o}, of user {found.st_uid}). "
+        f"Allow it: chmod a+r '{path}'."
+    )
+
+
+def _user() -> str:
+    return f"the server's user ({os.geteuid()})"
+
+
+def _named(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)

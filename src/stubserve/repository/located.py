@@ -1,0 +1,35 @@
+"""Where in a model's config.pbtxt an error comes from, for the log of a load: what `stubserve check` says of the same.
+
+Upstream's texts, which go to clients, have a line and a column at best, and neither the field that may have been meant
+nor the other mistakes of the file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stubserve.errors import ServeError
+from stubserve.model_config.parse import decode_text
+from stubserve.model_config.reading import read_leniently
+
+
+def located(error: ServeError, file: Path) -> str:
+    """What the log says of an error that a configuration has caused; the error's own text where nothing is known."""
+    text = error.log_message.rstrip()
+    if text != error.message.rstrip():
+        return text  # it says already where it comes from
+    try:
+        content = decode_text(file.read_bytes())
+    except (OSError, UnicodeDecodeError):
+        return text
+    reading = read_leniently(content)
+    lines = content.splitlines()
+    places = [(one.line, one.column, one.text) for one in reading.mistakes]
+    if not places and error.path and reading.line_of(error.path):
+        places = [(reading.line_of(error.path), 0, "")]
+    for line, column, what in places:
+        text += f"\n{file}:{line}" + (f": {what}" if what else "")
+        if 0 < line <= len(lines):
+            text += f"\n    {lines[line - 1].expandtabs(1)}"
+            text += f"\n    {' ' * (column - 1)}^" if column else ""
+    return text

@@ -1,0 +1,68 @@
+"""What the pages show is what happens: their files are written, their commands typed, and the output compared.
+
+A page that is not in `FOLLOWED` has a test of its own, which `OTHERWISE` names, or nothing to be run.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.documentation.pages import ROOT, blocks, pages
+from tests.documentation.reader import Reader, check_installation
+
+# Page -> where it is tested
+OTHERWISE = {
+    "README.md": "tests/test_readme.py",
+    "docs/backends.md": "tests/server/test_documented_backends.py",
+    "docs/testing.md": "tests/testing/test_documentation.py",
+    "docs/browser.md": "tests/server/test_browsers.py",
+    "docs/examples.md": "tests/model_repository/test_examples.py",
+    "docs/developing.md": "tests/stub/backends/test_documented.py",
+    "docs/deployment/ray-serve.md": "tests/deploy/test_ray_serve.py",
+}
+FOLLOWED = [
+    page for page in pages() if page not in OTHERWISE and any(block.runs for block in blocks((ROOT / page).read_text()))
+]
+# What `stubserve fetch` brings
+FETCHED = {"model_repository/ocr_detection/1/model.onnx"}
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.parametrize("page", FOLLOWED)
+def test_a_reader_gets_what_the_page_shows(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / page).read_text()
+    if "curl" in text and shutil.which("curl") is None:
+        pytest.skip("needs curl")
+    monkeypatch.chdir(tmp_path)
+    reader = Reader(tmp_path)
+    try:
+        for block in blocks(text):
+            reader.follow(block)
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("page", pages())
+def test_what_is_named_exists(page: str) -> None:
+    """Targets of make, extras of the package, scripts and modules, in running text too."""
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE):
+        assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), target
+    for command in re.findall(r"pip install ([^\n`]*)", text):
+        check_installation(shlex.split(command))
+    for script in re.findall(r"\b((?:model_repository|tests|tools|deploy|src|stub)/[\w/.-]+\.\w+)", text):
+        assert (ROOT / script).exists() or script in FETCHED, script
+    for module in re.findall(r"python -m ((?:tools|tests)[\w.]*)", text):
+        path = ROOT / module.replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").exists(), module
+
+
+def test_every_page_is_tested() -> None:
+    for page, test in OTHERWISE.items():
+        assert (ROOT / page).exists(), page
+        assert Path(page).name in (ROOT / test).read_text(), f"{test} is about another page than {page}"

@@ -1,0 +1,119 @@
+"""What the system refuses is said as what it is: limits, permissions, and mistakes in files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.real_server import Serving, write_model
+
+# Root may enter and read everything, unless it has put these down.
+_UNPRIVILEGED = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--inh-caps", "-all"]
+needs_setpriv = pytest.mark.skipif(
+    os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root can read everything, and there is no setpriv"
+)
+
+
+def refused(repository: Path, *prefix: str) -> Serving:
+    """A server that has not started."""
+    server = Serving(repository)
+    server.command = [*prefix, *server.command]
+    server.start()
+    assert server.process.wait(60) == 1
+    server.stop()
+    return server
+
+
+def unprivileged() -> list[str]:
+    return _UNPRIVILEGED if os.geteuid() == 0 else []
+
+
+def limited(limit: str) -> list[str]:
+    return ["sh", "-c", f'ulimit {limit}; exec "$@"', "sh"]
+
+
+def test_a_limit_on_the_size_of_files(repository: Path) -> None:
+    write_model(repository, "echo")
+    server = refused(repository, *limited("-f 1000"))
+    server.wait_for(r"error: creating server: File too large: a file of this process may have \d+ bytes \(ulimit -f\)")
+
+
+def test_a_limit_on_open_files(repository: Path) -> None:
+    write_model(repository, "echo")
+    # Enough for the server, and not for a stub
+    for count in range(20, 60, 2):
+        server = Serving(repository, "--allow-grpc=false", "--allow-metrics=false")
+        server.command = [*limited(f"-n {count}"), *server.command]
+        server.start()
+        server.process.wait(60)
+        server.stop()
+        if "Stub process 'echo_0' cannot be started" in server.output:
+            break
+    server.wait_for(rf"Too many open files: this process may have {count} files open \(ulimit -n;")
+
+
+@needs_setpriv
+def test_an_environment_in_a_home_that_others_may_not_enter(repository: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "env" / "bin").mkdir(parents=True)
+    (home / "env" / "bin" / "python").symlink_to("/usr/bin/python3")
+    (home / "env" / "bin" / "activate").touch()
+    folder = write_model(repository, "echo")
+    with open(folder / "config.pbtxt", "a") as config:
+        config.write(f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{home}/env" }} }}\n')
+    home.chmod(0)
+    try:
+        server = refused(repository, *unprivileged())
+    finally:
+        home.chmod(0o700)
+    server.wait_for(rf"{home}/env\. It cannot be reached: the server's user \(\d+\) may not enter '{home}' \(mode 0000")
+
+
+@needs_setpriv
+def test_an_interpreter_that_lies_where_others_may_not_enter(repository: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "python").symlink_to("/usr/bin/python3")
+    (tmp_path / "env" / "bin").mkdir(parents=True)
+    (tmp_path / "env" / "bin" / "python").symlink_to(home / "bin" / "python")
+    (tmp_path / "env" / "bin" / "activate").touch()
+    folder = write_model(repository, "echo")
+    with open(folder / "config.pbtxt", "a") as config:
+        config.write(f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{tmp_path}/env" }} }}\n')
+    home.chmod(0)
+    try:
+        server = refused(repository, *unprivileged())
+    finally:
+        home.chmod(0o700)
+    server.wait_for(rf"'{home}/bin/python' cannot be reached: the server's user \(\d+\) may not enter '{home}'")
+
+
+@needs_setpriv
+def test_an_archive_that_may_not_be_read(repository: Path) -> None:
+    folder = write_model(repository, "echo")
+    archive = folder / "env.tar.gz"
+    archive.touch(mode=0o000)
+    with open(folder / "config.pbtxt", "a") as config:
+        config.write(f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{archive}" }} }}\n')
+    server = refused(repository, *unprivileged())
+    server.wait_for(rf"cannot use {archive}: the server's user \(\d+\) may not read it \(mode 0000.*chmod a\+r")
+
+
+def test_a_misspelt_field_is_told_with_its_line_and_what_was_meant(repository: Path) -> None:
+    write_model(repository, "misspelt", config='backend: "python"\nmax_batchsize: 4\n')
+    file = repository / "misspelt" / "config.pbtxt"
+    refused(repository).wait_for(
+        rf"(?m)^    {file}:2: ModelConfig has no field named 'max_batchsize'; did you mean 'max_batch_size'\?\n"
+        r"        max_batchsize: 4\n"
+        r"        \^$"
+    )
+
+
+def test_a_field_that_makes_no_sense_is_told_with_its_line(repository: Path) -> None:
+    config = 'backend: "python"\nmax_batch_size: 4\ninput [ { name: "A" dims: [ 1 ] } ]\n'
+    write_model(repository, "untyped", config=config)
+    file = repository / "untyped" / "config.pbtxt"
+    refused(repository).wait_for(rf"must specify 'data_type'.*\n    {file}:3\n        input \[ ")
