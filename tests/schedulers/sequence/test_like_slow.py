@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from stubserve.errors import ServeError
 from stubserve.inference.request import Request
 from stubserve.inference.work import Work
-from stubserve.schedulers.base import Scheduler
+from stubserve.schedulers.sequence.batcher import SequenceBatcher
 
 from .playing import places, scheduler_of, step
 from .slow import MS, Rules, Slow
 
+IDS: tuple[int | str, ...] = (1, 2, 3, 4, 5, "1", "x")
 KINDS = {
     "was cancelled": "cancelled",
     "has been expired": "expired",
@@ -26,7 +27,7 @@ def kind(error: ServeError) -> str:
     return next(name for text, name in KINDS.items() if text in error.message)
 
 
-def fast(rules: Rules) -> Scheduler:
+def fast(rules: Rules) -> SequenceBatcher:
     delay = f"max_queue_delay_microseconds: {rules.delay_ms * 1000}"
     if rules.oldest:
         sizes = "".join(f" preferred_batch_size: {size}" for size in rules.preferred)
@@ -34,7 +35,9 @@ def fast(rules: Rules) -> Scheduler:
     else:
         strategy = f"direct {{ {delay} minimum_slot_utilization: {rules.utilization} }}"
     dims = "-1" if rules.by_shape else "1"
-    return scheduler_of(strategy, rules.max_batch_size, rules.idle_ms, dims=dims)
+    scheduler = scheduler_of(strategy, rules.max_batch_size, rules.idle_ms, dims=dims)
+    assert isinstance(scheduler, SequenceBatcher)
+    return scheduler
 
 
 class Both:
@@ -101,6 +104,7 @@ class Both:
             self.waiting -= {request.id for request in work.requests}
         self.waiting -= {request.id for request, _ in decision.answer}
         assert self.fast.queued == len(self.waiting)
+        self.compare_sequences()
         assert decision.wake_at_ns is None or decision.wake_at_ns > self.now_ms * MS
         self.wake_ms = None if decision.wake_at_ns is None else -(-decision.wake_at_ns // MS)
 
@@ -113,9 +117,14 @@ class Both:
                 self.poll()
             else:
                 assert self.slow.poll(self.now_ms) == ([], []), "nobody would have woken up for that"
+                self.compare_sequences()
+
+    def compare_sequences(self) -> None:
+        going_on = {one.id for one in self.slow.sequences if one.open}
+        assert {id for id in IDS if self.fast.holds(id)} == going_on
 
 
-SEQUENCES = st.sampled_from([1, 2, 3, 4, 5, "1", "x", 0])
+SEQUENCES = st.sampled_from([*IDS, 0])
 EVENT = st.one_of(
     *[
         st.tuples(

@@ -129,6 +129,14 @@ CASES = [
         config={"max_batch_size": 1},
     ),
     Case(
+        "the shortest time of the backlog counts",
+        "direct {}",
+        [(0, "a1", 1, "start"), (0, "b1", 2, "start", 90), (5, "b2", 2, "", 30), (40, "c1", 3, "both"), (50, "a2", 1, "end")],
+        [(0, ["a1"]), (50, ["a2"]), (60, ["c1"])],
+        failed={"b1": EXPIRED, "b2": EXPIRED},
+        config={"max_batch_size": 1},
+    ),
+    Case(
         "a timeout counts in the backlog only",
         "direct {}",
         [(0, "a1", 1, "start", 5), (0, "a2", 1, "end", 5)],
