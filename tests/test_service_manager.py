@@ -79,8 +79,10 @@ def test_nobody_needs_to_listen(tmp_path: Path) -> None:
     ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready()
 
 
-@pytest.mark.parametrize(("whose", "watched"), [("", True), (str(os.getpid()), True), ("1", False)])
+@pytest.mark.parametrize(("whose", "watched"), [("", True), ("{ours}", True), ("1", False)])
 def test_the_watchdog_is_for_the_process_that_it_names(whose: str, watched: bool, tmp_path: Path) -> None:
+    whose = whose.format(ours=os.getpid())
+
     async def news(manager: Manager) -> str:
         one = ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "n"), "WATCHDOG_USEC": "1000", "WATCHDOG_PID": whose})
         one.watch()

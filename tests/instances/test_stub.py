@@ -152,7 +152,7 @@ PLENTY = f"""
 
     class TritonPythonModel:
         def execute(self, requests):
-            outputs = [pb_utils.Tensor("OUTPUT0", np.zeros(600, np.float32)) for _ in range({MANY})]
+            outputs = [pb_utils.Tensor("OUTPUT0", np.zeros(2100, np.float32)) for _ in range({MANY})]
             return [pb_utils.InferenceResponse(outputs) for _ in requests]
 """
 

@@ -162,7 +162,7 @@ COUNTER = """
                 for number in range(count):
                     if sender.is_cancelled():
                         break
-                    tensor = pb_utils.Tensor("OUTPUT0", np.full(1000, number, np.float32))
+                    tensor = pb_utils.Tensor("OUTPUT0", np.full(3000, number, np.float32))
                     sender.send(pb_utils.InferenceResponse([tensor]))
                     sent += 1
                 sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -242,7 +242,7 @@ def run(server: Serving, source: str, model: str = "script") -> Any:
 def test_small_and_large_tensors_come_back(server: Serving) -> None:
     source = """
 result = []
-for size in (0, 1, 256, 257, 1_000_000):
+for size in (0, 1, 2048, 2049, 1_000_000):
     array = np.arange(size, dtype=np.float32)
     (got,) = call("increment", array)
     result.append(bool((got == array + 1).all()) and got.flags.writeable)
@@ -350,7 +350,7 @@ for _ in range(20):
 def test_calls_from_threads(server: Serving) -> None:
     source = """
 def one(number):
-    (got,) = call("increment", np.full(1000, number, np.float32))
+    (got,) = call("increment", np.full(3000, number, np.float32))
     return float(got[-1])
 with ThreadPoolExecutor(8) as pool:
     result = list(pool.map(one, range(200)))
@@ -362,7 +362,7 @@ def test_calls_from_coroutines(server: Serving) -> None:
     source = """
 async def main():
     async def one(number):
-        (got,) = outcome(await request("increment", np.full(1000, number, np.float32)).async_exec())
+        (got,) = outcome(await request("increment", np.full(3000, number, np.float32)).async_exec())
         return float(got[-1])
     first = await asyncio.gather(*(one(number) for number in range(100)))
     # The same beside calls that block threads of the same stub.
@@ -473,7 +473,7 @@ result.append(float(call("increment", np.zeros(2, np.float32))[0][0]))
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_parameters_that_cannot_be_sent(server: Serving, given: str, decoupled: bool) -> None:
     source = f"""
-got = request("increment", np.zeros(2000, np.float32), parameters={given}).exec(decoupled={decoupled})
+got = request("increment", np.zeros(3000, np.float32), parameters={given}).exec(decoupled={decoupled})
 result = [outcome(response) for response in (got if {decoupled} else [got])]
 async def main():
     return outcome(await request("increment", np.zeros(2, np.float32), parameters={given}).async_exec())
@@ -641,7 +641,7 @@ def test_an_iterator_that_is_dropped_gives_up_the_rest(server: Serving, signals:
     clear(signals)
     run(server, "request('counter', np.array([5000], np.float32)).exec(decoupled=True); result = 0")
     assert process_in(signals / "sent") == 5000
-    assert run(server, "result = float(call('increment', np.zeros(2000, np.float32))[0][0])") == 1
+    assert run(server, "result = float(call('increment', np.zeros(3000, np.float32))[0][0])") == 1
 
 
 # Circles
@@ -841,12 +841,12 @@ result = [float(under_way.sum()), call("slow", np.ones(9, np.float32))]
 def test_thousands_of_calls_leave_memory_as_it_was(server: Serving) -> None:
     processes = [psutil.Process(server.process.pid), *map(psutil.Process, server.stub_pids())]
     source = """
-for size, count in ((10, 1500), (1000, 500), (100_000, 100)):
+for size, count in ((10, 1500), (3000, 500), (100_000, 100)):
     array = np.zeros(size, np.float32)
     for _ in range(count):
         (got,) = call("increment", array)
 with ThreadPoolExecutor(4) as pool:
-    list(pool.map(lambda _: call("increment", np.zeros(1000, np.float32)), range(200)))
+    list(pool.map(lambda _: call("increment", np.zeros(3000, np.float32)), range(200)))
 for _ in range(10):
     assert sum(1 for _ in request("counter", np.array([100], np.float32)).exec(decoupled=True)) == 101
 result = 0

@@ -74,7 +74,7 @@ COUNTER = """
             for one in requests:
                 sender = one.get_response_sender()
                 for number in range(len(one.inputs()[0].as_numpy())):
-                    tensor = pb_utils.Tensor("OUTPUT0", np.full(1000, number, np.float32))
+                    tensor = pb_utils.Tensor("OUTPUT0", np.full(3000, number, np.float32))
                     sender.send(pb_utils.InferenceResponse([tensor]))
                 sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
@@ -141,7 +141,7 @@ def iterate():
     return [[outcome(answer) for answer in answers], len(list(answers))]
 result = forked(iterate)
 """
-    assert run(server, source) == [[[number * 1000.0] for number in range(300)] + [[]], 301]
+    assert run(server, source) == [[[number * 3000.0] for number in range(300)] + [[]], 301]
 
 
 @pytest.mark.parametrize(

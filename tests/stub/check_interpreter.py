@@ -65,7 +65,7 @@ def check_recorded():
 
 
 def check_stacking():
-    memory = bytearray(4096)
+    memory = bytearray(32768)
     requests = [
         InferenceRequest._received(
             "",
@@ -74,17 +74,17 @@ def check_stacking():
             0,
             None,
             ["Y"],
-            [Tensor._received("X", 11, [1, 512], None, memoryview(memory)[at : at + 2048])],
+            [Tensor._received("X", 11, [1, 4096], None, memoryview(memory)[at : at + 16384])],
             None,
         )
-        for at in (0, 2048)
+        for at in (0, 16384)
     ]
     batch = pb_utils.stack(requests, "X")
     batch[1] = 3
-    assert batch.shape == (2, 512)
-    assert np.frombuffer(memory, np.float32)[512:].tolist() == [3] * 512
+    assert batch.shape == (2, 4096)
+    assert np.frombuffer(memory, np.float32)[4096:].tolist() == [3] * 4096
     second = pb_utils.unstack(requests, {"Y": batch})[1]
-    assert second.output_tensors()[0].as_numpy().tolist() == [[3] * 512]
+    assert second.output_tensors()[0].as_numpy().tolist() == [[3] * 4096]
 
 
 def check_request():

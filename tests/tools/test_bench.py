@@ -24,6 +24,7 @@ from tools.bench import (
     payloads,
     perf_analyzer,
     repository,
+    text_loads,
     torch_loads,
     versus,
     wrk,
@@ -403,3 +404,22 @@ def test_the_sleeping_model_sleeps_once_a_batch() -> None:
     head, body = repository.SLEEPING.split("def execute(self, requests):\n")
     assert "import time\n" in head
     assert body.splitlines()[0] == "        time.sleep(0.002)"
+
+
+def test_a_row_of_a_text_model_has_to_be_like_the_right_one() -> None:
+    right = np.array([3, 4], np.float32)
+    text_loads.require_like([3.1, 4], right)
+    for wrong in ([4, -3], [3, 4, 0], [float("nan"), 4]):
+        with pytest.raises(WrongAnswerError):
+            text_loads.require_like(wrong, right)
+
+
+@pytest.mark.skipif(not text_loads.available(), reason="packages of the examples are missing")
+def test_the_classifier_says_something_of_each_word_piece(tmp_path: Path) -> None:
+    text_loads.write_classifier(tmp_path / "model.onnx")
+    session = onnx_models.open_session(tmp_path / "model.onnx")
+    ids = np.array([[101, 7592, 102], [101, 102, 0]])
+    (scores,) = session.run(None, {"input_ids": ids, "attention_mask": np.sign(ids)})
+    assert scores.shape == (2, 3, text_loads.MODELS["classifier"][0])
+    assert (scores[0, 0] == scores[1, 0]).all()
+    assert (scores[0, 1] != scores[0, 0]).any()

@@ -22,7 +22,7 @@ from .onnx_models import BATCH, CLASSES, OnnxModel
 from .payloads import JSON_LENGTH_HEADER, Payload, WrongAnswerError
 from .servers import Program, Server
 from .workloads import BATCH as MEAN_BATCH
-from .workloads import CPU, Figures, Metric, Subject, executions, figures_of
+from .workloads import RATE, Figures, Metric, Subject, executions, figures_with_cpu
 
 SHARE = Metric("share of a bare loop", True)
 BARE = Metric("bare loop, rows/s", None)
@@ -93,19 +93,15 @@ class OnnxLoad:
         server = self._server(subject)
         path = subject.workspace / self.repository / self._model.name / "1" / self.file
         bare = bare_loop.run(sys.executable, path, self._model.values, self._rows, seconds)
-        processes = server.processes()
         with server.awake():
             stats = f"/v2/models/{self._model.name}/stats"
             counts = executions(server.get(stats)) if subject.program.kserve else (0, 0)
-            before = processes.cpu_seconds()
-            load = self._load(subject, server, seconds)
-            spent = processes.cpu_seconds() - before
-            figures = {**figures_of(load), CPU: spent / load.requests * 1000}
+            figures = figures_with_cpu(server, lambda: self._load(subject, server, seconds))
             if subject.program.kserve:
                 rows, runs = (b - a for a, b in zip(counts, executions(server.get(stats)), strict=True))
                 figures[MEAN_BATCH] = rows / runs
         return {
-            SHARE: load.requests_per_s / bare.rows_per_s,
+            SHARE: figures[RATE] / bare.rows_per_s,
             **figures,
             BARE: bare.rows_per_s,
             BARE_MS: bare.ms_per_run,

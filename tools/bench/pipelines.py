@@ -13,7 +13,7 @@ from functools import cached_property
 from . import bulk, payloads, repository, wrk
 from .payloads import Payload
 from .servers import Program, Server
-from .workloads import CPU, P50, Figures, Metric, Subject, figures_of
+from .workloads import CPU, P50, Figures, Metric, Subject, figures_with_cpu
 from .wrk import Load
 
 STEP_P50 = Metric("µs that one more step takes (p50)", False)
@@ -91,10 +91,7 @@ class Requests:
             payloads.send(server.http_port, payload)
 
     def measure(self, subject: Subject, server: Server, connections: int, seconds: int) -> Figures:
-        processes = server.processes()
-        before = processes.cpu_seconds()
-        load = self.load(subject, server, connections, seconds)
-        return {**figures_of(load), CPU: (processes.cpu_seconds() - before) / load.requests * 1000}
+        return figures_with_cpu(server, lambda: self.load(subject, server, connections, seconds))
 
     def load(self, subject: Subject, server: Server, connections: int, seconds: int) -> Load:
         first, *others = self.payloads

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import onnx_loads, torch_loads, varied_loads, wrk
+from . import onnx_loads, text_loads, torch_loads, varied_loads, wrk
 from .payloads import Form
 from .pipelines import PipelineLoad, StepCost
 from .streaming import CallsOfModels, EventStreams, GrpcLoad, GrpcStreams
@@ -48,6 +48,7 @@ def all_workloads() -> list[Workload]:
         CallsOfModels("16 floats", 1000, 16),
         CallsOfModels("4 MiB", 20, 1 << 20),
         *(onnx_loads.all_loads() if wrk.available() and onnx_loads.available() else []),
+        *(text_loads.all_loads() if wrk.available() and text_loads.available() else []),
         *(torch_loads.all_loads() if wrk.available() and torch_loads.available() else []),
         StartUp(1),
         StartUp(20),

@@ -6,7 +6,7 @@ stubserve's alone decides: at most so much, or at least, whichever is better.
 
 from __future__ import annotations
 
-from . import onnx_loads, varied_loads
+from . import onnx_loads, text_loads, varied_loads
 from .pipelines import STEP_P50
 from .streaming import CALLS, RESPONSES
 from .workloads import CPU, P50, P99, PARENT_RSS, RATE, START, STUB_RSS, Metric
@@ -46,6 +46,7 @@ TARGETS: dict[tuple[str, Metric], float] = {
     ("ensemble 1-4-1, 16 floats, 64 connections", RATE): 2,
     ("varied binary, 1 connection", P50): 2,
     **{(load.name, RATE): 2 for load in varied_loads.all_loads() if load.name != "varied binary, 1 connection"},
+    **{(load.name, RATE): 1.2 for load in text_loads.all_loads()},
     ("start with 1 model", START): 1,
     ("start with 20 models", START): 1,
     (AFTERWARDS, PARENT_RSS): 1,
@@ -54,5 +55,5 @@ TARGETS: dict[tuple[str, Metric], float] = {
 
 BOUNDS: dict[tuple[str, Metric], float] = {
     ("ensemble, one step more, 1 connection", STEP_P50): 60,
-    **{(load.name, onnx_loads.SHARE): 0.9 for load in onnx_loads.all_loads()},
+    **{(load.name, onnx_loads.SHARE): 0.9 for load in [*onnx_loads.all_loads(), *text_loads.all_loads()]},
 }

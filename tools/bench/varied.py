@@ -66,14 +66,7 @@ class VariedRequest:
 
     def send(self, port: int) -> None:
         """Sends it once to 127.0.0.1:`port`. Raises WrongAnswerError unless the answer is right."""
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-            connection.sendall(self.raw)
-            response = http.client.HTTPResponse(connection)
-            response.begin()
-            body = response.read()
-        if response.status != 200:
-            raise WrongAnswerError(f"status {response.status}: {body[:500]!r}, after {self.raw[:500]!r}")
-        length = response.headers.get(JSON_LENGTH_HEADER)
+        body, length = self.exchange(port)
         answer = json.loads(body if length is None else body[: int(length)])
         if self.generates:
             right = [answer.get(output.name) for output in self.outputs] == [one.listed[0] for one in self.outputs]
@@ -81,6 +74,17 @@ class VariedRequest:
             right = self._is_right(answer["outputs"], b"" if length is None else body[int(length) :])
         if not right:
             raise WrongAnswerError(f"the answer is not what was sent: {body[:500]!r}, after {self.raw[:500]!r}")
+
+    def exchange(self, port: int) -> tuple[bytes, str | None]:
+        """The body of the answer and the length of its JSON, if it says so. Raises WrongAnswerError for an error."""
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+            connection.sendall(self.raw)
+            response = http.client.HTTPResponse(connection)
+            response.begin()
+            body = response.read()
+        if response.status != 200:
+            raise WrongAnswerError(f"status {response.status}: {body[:500]!r}, after {self.raw[:500]!r}")
+        return body, response.headers.get(JSON_LENGTH_HEADER)
 
     def _is_right(self, answered: list[dict[str, Any]], binary: bytes) -> bool:
         found = {}

@@ -15,7 +15,7 @@ from .load_client import Order
 from .servers import Program, Server
 from .streaming import grpc_stub
 from .varied import VariedCall, VariedRequest, Variety
-from .workloads import CPU, Figures, Subject, figures_of
+from .workloads import Figures, Subject, figures_with_cpu
 
 Make = Callable[[Variety], VariedRequest]
 
@@ -66,10 +66,7 @@ class VariedLoad:
 
     def measure(self, subject: Subject, seconds: int) -> Figures:
         server = self.server(subject)
-        processes = server.processes()
-        before = processes.cpu_seconds()
-        load = self._load(subject, server, seconds)
-        return {**figures_of(load), CPU: (processes.cpu_seconds() - before) / load.requests * 1000}
+        return figures_with_cpu(server, lambda: self._load(subject, server, seconds))
 
     def server(self, subject: Subject) -> Server:
         return subject.serving("varied", varied_models.write_varied)
@@ -121,10 +118,7 @@ class VariedGrpcLoad:
 
     def measure(self, subject: Subject, seconds: int) -> Figures:
         server = self.server(subject)
-        processes = server.processes()
-        before = processes.cpu_seconds()
-        load = load_client.run(server.grpc_port, self.order, seconds)
-        return {**figures_of(load), CPU: (processes.cpu_seconds() - before) / load.requests * 1000}
+        return figures_with_cpu(server, lambda: load_client.run(server.grpc_port, self.order, seconds))
 
     def server(self, subject: Subject) -> Server:
         return subject.serving("varied", varied_models.write_varied)

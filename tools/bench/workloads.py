@@ -108,15 +108,10 @@ class WrkLoad:
             self._load(subject, 1)
 
     def measure(self, subject: Subject, seconds: int) -> Figures:
-        processes = subject.server.processes()
         with subject.server.awake():
-            before = processes.cpu_seconds()
-            load = self._load(subject, seconds)
-            spent = processes.cpu_seconds() - before
-        figures = figures_of(load)
-        if self._count_cpu:
-            figures[CPU] = spent / load.requests * 1000
-        return figures
+            if self._count_cpu:
+                return figures_with_cpu(subject.server, lambda: self._load(subject, seconds))
+            return figures_of(self._load(subject, seconds))
 
     def _load(self, subject: Subject, seconds: int) -> Load:
         payload = subject.program.payload(self._sample)
@@ -223,6 +218,14 @@ def measure_memory(server: Server) -> Figures:
 
 def figures_of(load: Load) -> Figures:
     return {RATE: load.requests_per_s, P50: load.p50_us, P99: load.p99_us}
+
+
+def figures_with_cpu(server: Server, measure: Callable[[], Load]) -> Figures:
+    """The figures of a load, with the processor time that a server's processes took for it."""
+    processes = server.processes()
+    before = processes.cpu_seconds()
+    load = measure()
+    return {**figures_of(load), CPU: (processes.cpu_seconds() - before) / load.requests * 1000}
 
 
 def executions(stats: dict[str, object]) -> tuple[int, int]:

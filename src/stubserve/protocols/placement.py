@@ -1,4 +1,8 @@
-"""Where the tensors of a request lie: inside their message, in the body that is in the arena, or put there now."""
+"""Where the tensors of a request lie: inside their message, in the body that is in the arena, or put there now.
+
+What travels inside a message is kept by the parent's heap until it is answered, and counted nowhere. So of one request
+that is no more than MOST_INLINE, beside tensors that are SMALL_BYTES or less.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,10 @@ from stubserve_stub.wire.layout import INLINE_BYTES
 
 from stubserve.inference.memory import Block, Span
 from stubserve.inference.tensor import Tensor
+
+# A tensor of this size is always inside its message.
+SMALL_BYTES = 1024
+MOST_INLINE = INLINE_BYTES
 
 Store = Callable[["bytes | memoryview"], Block]
 
@@ -34,7 +42,7 @@ class Placer(Protocol):
 class BodyPlacer:
     """A `Placer` for a body that is here: in the arena or not. It remembers the blocks that the tensors hold."""
 
-    __slots__ = ("_block", "_body", "_body_offset", "_held", "_store", "size")
+    __slots__ = ("_block", "_body", "_body_offset", "_held", "_inside", "_store", "size")
 
     def __init__(self, body: bytes | memoryview, block: Block | None, body_offset: int, store: Store) -> None:
         self._body = body
@@ -42,10 +50,11 @@ class BodyPlacer:
         self._body_offset = body_offset
         self._store = store
         self._held: list[Block] | None = None
+        self._inside = 0
         self.size = len(body)
 
     def slice(self, name: str, datatype: int, shape: Sequence[int], at: int, nbytes: int) -> Tensor:
-        if nbytes <= INLINE_BYTES:
+        if nbytes <= SMALL_BYTES or self._goes_inside(nbytes):
             return Tensor(name, datatype, shape, bytes(self._body[at : at + nbytes]))
         if self._block is None:
             return self.put(name, datatype, shape, memoryview(self._body)[at : at + nbytes])
@@ -53,9 +62,15 @@ class BodyPlacer:
         return Tensor(name, datatype, shape, None, span)
 
     def put(self, name: str, datatype: int, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
-        if len(data) <= INLINE_BYTES:
+        if len(data) <= SMALL_BYTES or self._goes_inside(len(data)):
             return Tensor(name, datatype, shape, bytes(data))
         return Tensor(name, datatype, shape, None, self._keep(self._store(data)).whole())
+
+    def _goes_inside(self, nbytes: int) -> bool:
+        if nbytes > INLINE_BYTES or self._inside + nbytes > MOST_INLINE:
+            return False
+        self._inside += nbytes
+        return True
 
     def undo(self) -> None:
         for block in self._held or ():

@@ -5,10 +5,11 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL. What it sends goes into the response ring 
 
 Order. A sender sends one response at a time, so nothing of a request can follow its final one.
 
-Flow. Responses go out in groups of GROUP_RESPONSES, or as many as take GROUP_BYTES of shared memory. The last of a
-group asks the server to say when all of it has been passed on, and no more than two groups of a request may be under
-way: `send` waits until the client of a slow stream has read on. The server lets go at once when the client is gone.
-A stream that is read as fast as it is made costs one message from the server per group, and never waits.
+Flow. Responses go out in groups of GROUP_RESPONSES, or as many as take GROUP_BYTES of shared memory, or an eighth of
+that inside of messages. The last of a group asks the server to say when all of it has been passed on, and no more than
+two groups of a request may be under way: `send` waits until the client of a slow stream has read on. The server lets go
+at once when the client is gone. A stream that is read as fast as it is made costs one message from the server per
+group, and never waits.
 
 Memory. The request's inputs stay its own until the final response. Then what the model still holds of them is told
 to the server, as after an `execute` that returned its responses. Outputs are always copied: whoever sends holds them.
@@ -30,7 +31,7 @@ from stubserve_stub.api.encoding import encode_response
 from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
-from stubserve_stub.runtime.outputs import arena_bytes, failed
+from stubserve_stub.runtime.outputs import failed, weight
 from stubserve_stub.wire import codes
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class InferenceResponseSender:
 
     def _send_one(self, senders: Senders, wire: WireResponse, start_ns: int) -> None:
         self._group_left -= 1
-        self._group_bytes -= arena_bytes(wire)
+        self._group_bytes -= weight(wire)
         full = self._group_left <= 0 or self._group_bytes <= 0
         if full and self._credit is None:
             self._credit = threading.Semaphore(1)

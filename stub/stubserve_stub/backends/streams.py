@@ -20,7 +20,7 @@ from stubserve_stub.backends.base import InstanceFacts
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse, entry_of
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.outputs import arena_bytes
+from stubserve_stub.runtime.outputs import weight
 from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire.messages import Entry
 
@@ -64,7 +64,7 @@ class Stream:
             start = time.monotonic_ns()
             wire = entry_of(response, self._channel)
             self._group_left -= 1
-            self._group_bytes -= arena_bytes(wire)
+            self._group_bytes -= weight(wire)
             self._channel.respond(self._key, start, wire, self._group_left <= 0 or self._group_bytes <= 0)
 
     def end(self, response: Optional[NativeResponse] = None) -> None:

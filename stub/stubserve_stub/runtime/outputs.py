@@ -61,7 +61,11 @@ def own_offsets(outputs: Sequence[WireTensor]) -> List[int]:
     return [place.offset for _, _, _, place in outputs if isinstance(place, InArena)]
 
 
-def arena_bytes(response: WireResponse) -> int:
-    """How many bytes of the arena an encoded response takes up."""
+# Bytes inside of a message become the parent's own, whose small answers nobody counts. So they weigh more.
+_INLINE_WEIGHT = 8
+
+
+def weight(response: WireResponse) -> int:
+    """What an encoded response adds to its group (`api.sender`): bytes that it takes up in the arena, or as many."""
     _, outputs, _ = response
-    return sum(place.nbytes for _, _, _, place in outputs if not isinstance(place, bytes))
+    return sum(_INLINE_WEIGHT * len(place) if isinstance(place, bytes) else place.nbytes for _, _, _, place in outputs)

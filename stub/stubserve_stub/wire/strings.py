@@ -25,7 +25,7 @@ SMALL = 256
 
 _pack_length = struct.Struct("<I").pack
 _length_at = struct.Struct("<I").unpack_from
-_PREFIXES = [_pack_length(length) for length in range(256)]
+_PREFIXES = [_pack_length(length) for length in range(1024)]
 
 
 def join(elements: List[bytes]) -> bytes:
@@ -34,7 +34,8 @@ def join(elements: List[bytes]) -> bytes:
     if elements and lengths[0] == lengths[-1] and lengths.count(lengths[0]) == len(lengths):
         prefix = _pack_length(lengths[0])
         return prefix + prefix.join(elements)
-    pieces = [b""] * (2 * len(elements))
+    # The lengths' places first, for they are all written over.
+    pieces = elements * 2
     pieces[1::2] = elements
     try:
         pieces[0::2] = map(_PREFIXES.__getitem__, lengths)

@@ -192,6 +192,6 @@ def test_damaged_messages(memory: Memory, damages: list[tuple[int, int]]) -> Non
 
 
 def test_what_was_placed_before_an_odd_input_is_let_go_of(memory: Memory) -> None:
-    large = field(7, bytes(2000))
-    data = item(NAME, KIND, field(3, b"\1" + varint(2000))) + item(KIND, field(1, b"S"), SHAPE) + large + large
+    large = field(7, bytes(9000))
+    data = item(NAME, KIND, field(3, b"\1" + varint(9000))) + item(KIND, field(1, b"S"), SHAPE) + large + large
     same(b"\x0a\1m" + data, memory)

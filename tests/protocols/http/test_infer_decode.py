@@ -315,15 +315,15 @@ def test_inputs_take_their_bytes_in_order() -> None:
 def test_large_tensors_stay_in_the_body(memory: Memory) -> None:
     model = signature("two", io("input", "A", "UINT8", "-1") + io("input", "B", "UINT8", "-1"))
     header = body(
-        binary(2000, name="A", datatype="UINT8", shape=[2000]), binary(5, name="B", datatype="UINT8", shape=[5])
+        binary(9000, name="A", datatype="UINT8", shape=[9000]), binary(5, name="B", datatype="UINT8", shape=[5])
     )
-    whole = header + bytes(range(200)) * 10 + b"small"
+    whole = header + bytes(range(200)) * 45 + b"small"
     block = memory.store(b"#" * 10 + whole)
     request, _ = decode(block.view[10:], len(header), model, block, block.offset + 10, memory.store)
     block.drop()
     large, small = request.inputs
-    assert (large.data, large.offset, large.nbytes) == (None, block.offset + 10 + len(header), 2000)
-    assert bytes(large.buffer) == bytes(range(200)) * 10
+    assert (large.data, large.offset, large.nbytes) == (None, block.offset + 10 + len(header), 9000)
+    assert bytes(large.buffer) == bytes(range(200)) * 45
     assert (small.data, small.block) == (b"small", None)
     assert memory.allocator.live_blocks == 1
     assert large.block is block
@@ -332,19 +332,19 @@ def test_large_tensors_stay_in_the_body(memory: Memory) -> None:
 
 def test_large_tensors_of_a_body_elsewhere_are_stored(memory: Memory) -> None:
     model = echo("u", "UINT8", "-1")
-    header = body(binary(2000, datatype="UINT8", shape=[2000]))
+    header = body(binary(9000, datatype="UINT8", shape=[9000]))
     for _ in range(2):  # by reading the header, then by its plan
-        (found,) = read(model, header, b"x" * 2000, memory=memory)[0].inputs
-        assert bytes(found.buffer) == b"x" * 2000
+        (found,) = read(model, header, b"x" * 9000, memory=memory)[0].inputs
+        assert bytes(found.buffer) == b"x" * 9000
         assert found.block is not None
         assert memory.allocator.live_blocks == 1
         found.block.drop()
 
 
-@pytest.mark.parametrize("tail", [b"x" * 2000, b"x" * 2001])
+@pytest.mark.parametrize("tail", [b"x" * 9000, b"x" * 9001])
 def test_nothing_is_held_after_a_failure(memory: Memory, tail: bytes) -> None:
     model = echo("u", "UINT8", "-1")
-    header = body(binary(2000, datatype="UINT8", shape=[2000]), outputs=5)
+    header = body(binary(9000, datatype="UINT8", shape=[9000]), outputs=5)
     with pytest.raises(ServeError):
         read(model, header, tail, memory=memory)
     assert memory.allocator.live_blocks == 0
@@ -555,8 +555,8 @@ def test_ids(model: Signature, front: bytes) -> None:
 
 def test_other_strings_behind_a_header_are_still_checked(memory: Memory) -> None:
     model = every("STRING")
-    header = body(binary(2000, datatype="BYTES", shape=[1]))
-    good, bad = struct.pack("<I", 1996) + bytes(1996), struct.pack("<I", 2000) + bytes(1996)
+    header = body(binary(9000, datatype="BYTES", shape=[1]))
+    good, bad = struct.pack("<I", 8996) + bytes(8996), struct.pack("<I", 9000) + bytes(8996)
     for data in (good, bad, good):
         made, _ = read(model, header, data, memory=memory)
         if data is good:

@@ -41,10 +41,12 @@ def outcome(model: Signature, text: bytes, tail: bytes, memory: Memory) -> Any:
 
 
 def same(model: Signature, text: bytes, memory: Memory, tail: bytes = b"") -> Any:
-    """The outcome, which is the one that it has without typed documents."""
-    found = outcome(model, text, tail, memory)
-    with mock.patch.object(infer_document, "read", return_value=None):
-        assert outcome(model, text, tail, memory) == found
+    """The outcome, which is the one that it has without typed documents. Colons are counted otherwise in long ones."""
+    for spaces in (infer_document._LONG, 0):
+        spaced = text + b" " * spaces
+        found = outcome(model, spaced, tail, memory)
+        with mock.patch.object(infer_document, "read", return_value=None):
+            assert outcome(model, spaced, tail, memory) == found
     return found
 
 
@@ -273,6 +275,11 @@ def test_any_document(memory: Memory, text: str, tail: bytes) -> None:
         b'{"parameters":{"a":1,"a":"::"},"inputs":[{"name":"IN","shape":[1,1],"datatype":"FP32","data":[7]}]}',
         rb'{"inputs":[{"name":"IN","shape":[1,1],"datatype":"FP32","d\u0061ta":[7]}],'
         rb'"inputs":[{"name":"IN","shape":[1,1],"datatype":"FP32","data":[1]}]}',
+        # What reads as data does, before it
+        b'{"id":"[7]","inputs":[{"name":"IN","shape":[1,1],"datatype":"FP32","data":[7]}]}',
+        b'{"id":"[7:]","id":"[7]","inputs":[{"name":"IN","shape":[1,1],"datatype":"FP32","data":[7]}]}',
+        b'{"id":"[%b","inputs":[{"name":"IN","shape":[1,30],"datatype":"FP32","data":[%b]}]}'
+        % (b"7," * 29, b",".join([b"7"] * 30)),
         # What rapidjson alone accepts
         b'{"inputs":[{"name":"IN","shape":[1,1],"datatype":"FP32","data":[7]}]}\0"data":[1]',
         b'\xef\xbb\xbf{"inputs":[{"name":"IN","shape":[1,1],"datatype":"FP32","data":[7]}]}',
@@ -333,6 +340,19 @@ def test_colons_in_names_and_ids_are_usual(memory: Memory) -> None:
 
 
 @pytest.mark.usefixtures("alone")
+def test_long_texts_with_colons_are_usual(memory: Memory) -> None:
+    texts = [f'"{number}": {"{:}" * 10}' for number in range(100)]
+    # The second input's data begins as the first one's, and as the id
+    fields = '{{"name":"{}","datatype":"BYTES","shape":[100],"data":{}}}'
+    items = [fields.format("A", json.dumps(texts)), fields.format("B", json.dumps([*texts[:-1], "0"]))]
+    text = f'{{"id":{json.dumps(json.dumps(texts[:3])[:-1])},"inputs":[{",".join(items)}]}}'
+    model = signature("m", io("input", "A", "STRING", "100") + io("input", "B", "STRING", "100"))
+    inputs, (id, *_), *_ = outcome(model, text.encode(), b"", memory)
+    assert id == json.loads(text)["id"]
+    assert [made[3][-2:] for made in inputs] == [b":}", b"\x000"]
+
+
+@pytest.mark.usefixtures("alone")
 def test_large_numbers_of_elements_are_usual(memory: Memory) -> None:
     ones = json.dumps([1.5] * 300)
     inputs, *_ = outcome(echo_of("FP64"), text_of("FP64", ones, "[1,300]"), b"", memory)
@@ -340,7 +360,7 @@ def test_large_numbers_of_elements_are_usual(memory: Memory) -> None:
 
 
 def test_no_memory_for_the_second_input(memory: Memory) -> None:
-    fields = '"name":"{}","shape":[1,300],"datatype":"FP64","data":' + json.dumps([1] * 300)
+    fields = '"name":"{}","shape":[1,2000],"datatype":"FP64","data":' + json.dumps([1] * 2000)
     text = b'{"inputs":[{%b},{%b}]}' % (fields.format("A").encode(), fields.format("B").encode())
     model = signature("m", io("input", "A", "FP64", "-1") + io("input", "B", "FP64", "-1") + "max_batch_size: 8")
     stored: list[Any] = []
@@ -357,7 +377,7 @@ def test_no_memory_for_the_second_input(memory: Memory) -> None:
 
 
 def test_what_was_placed_before_an_odd_input_is_let_go_of(memory: Memory) -> None:
-    fields = '"name":"{}","shape":[1,300],"datatype":"FP64","data":' + json.dumps([1] * 300)
+    fields = '"name":"{}","shape":[1,2000],"datatype":"FP64","data":' + json.dumps([1] * 2000)
     odd = fields.replace("[1, 1,", "[null, 1,")
     text = b'{"inputs":[{%b},{%b}]}' % (fields.format("A").encode(), odd.format("B").encode())
     model = signature("m", io("input", "A", "FP64", "-1") + io("input", "B", "FP64", "-1") + "max_batch_size: 8")

@@ -118,8 +118,8 @@ def test_refusals_and_what_comes_after(document: Any, code: Code, text: str) -> 
         with pytest.raises(ServeError) as refused:
             await reading.infer(document)
         assert (refused.value.code, text in refused.value.message) == (code, True)
-        request = await reading.infer({"inputs": [item("IN", "FP32", [1.0] * 1000)]})
-        assert request.inputs[0].nbytes == 4000
+        request = await reading.infer({"inputs": [item("IN", "FP32", [1.0] * 3000)]})
+        assert request.inputs[0].nbytes == 12000
         drop_blocks(request.inputs)
 
     run(act)

@@ -12,12 +12,13 @@ from stubserve_stub.api.constants import REQUEST_RELEASE_RESCHEDULE
 from stubserve_stub.api.exceptions import TritonError, TritonModelException
 from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.responses import InferenceResponse
-from stubserve_stub.api.sender import GROUP_RESPONSES, InferenceResponseSender, Senders
+from stubserve_stub.api.sender import GROUP_BYTES, GROUP_RESPONSES, InferenceResponseSender, Senders
 from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.backends.python.batch import ModelBatch
 from stubserve_stub.backends.python.model import ContractBroken
 from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.wire import messages
+from stubserve_stub.wire.layout import INLINE_BYTES
 from stubserve_stub.wire.places import InArena
 
 FINAL = 1
@@ -164,7 +165,7 @@ def test_sent_and_returned() -> None:
 def test_a_batch_that_fails_keeps_no_outputs() -> None:
     bench = Bench(False, requests=2)
     bench.requests[1].get_response_sender().send(answer(), FINAL)
-    large = InferenceResponse([Tensor("OUT", np.zeros(5000, np.uint8))])
+    large = InferenceResponse([Tensor("OUT", np.zeros(9000, np.uint8))])
     bench.batch.encode([large, None])
     assert bench.channel.placed == [0]
     with pytest.raises(ContractBroken):
@@ -310,6 +311,19 @@ def test_waits_for_credit() -> None:
     thread.join(60)
     assert not thread.is_alive()
     assert len(bench.channel.sent) == 3 * GROUP_RESPONSES + 1
+
+
+def test_what_travels_in_messages_makes_groups_shorter() -> None:
+    """The parent's heap has it until a slow client reads on, and counts nothing so small."""
+    bench = Bench(decoupled=True)
+    largest = InferenceResponse([Tensor("OUT", np.zeros(INLINE_BYTES, np.uint8))])
+    group = GROUP_BYTES // (8 * INLINE_BYTES)
+    assert group < GROUP_RESPONSES
+    for _ in range(2 * group):
+        bench.sender.send(largest)
+    asked = [place for place, (_, _, flags) in enumerate(bench.sent) if flags == messages.ACKNOWLEDGE]
+    assert asked == [group - 1, 2 * group - 1]
+    assert bench.channel.placed == []
 
 
 def test_one_that_waits_is_turned_away_when_its_batch_fails() -> None:

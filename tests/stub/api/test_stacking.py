@@ -16,7 +16,7 @@ from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
 
 FP32 = 11
-BIG = 1024  # elements of a row too large for a message
+BIG = 4096  # elements of a row too large for a message
 
 
 def request(*arrays: np.ndarray, name: str = "IN", id: str = "") -> InferenceRequest:

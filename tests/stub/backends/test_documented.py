@@ -23,12 +23,12 @@ def test_the_example() -> None:
     exec(found[1], names)
     backend = names["DoubleBackend"]()
     backend.instance_initialize(InstanceFacts("m_0", {"model_config": "{}"}, ["OUTPUT0"], False))
-    array = np.arange(1000, dtype=np.float32)
+    array = np.arange(3000, dtype=np.float32)
     with stub_memory() as stub:
         place = stub.give(array.tobytes())
-        request: Any = ("", 0, 0, 0, None, None, [("INPUT0", 11, (1000,), tuple(place))])
+        request: Any = ("", 0, 0, 0, None, None, [("INPUT0", 11, (3000,), tuple(place))])
         ((error, outputs, _),) = backend.execute(WireBatch(1, [request], BatchMemory(stub.channel)))
         assert error is None
         ((name, datatype, shape, where),) = outputs
-        assert (name, datatype, shape) == ("OUTPUT0", 11, (1000,))
+        assert (name, datatype, shape) == ("OUTPUT0", 11, (3000,))
         assert stub.read(where) == (array * 2).tobytes()

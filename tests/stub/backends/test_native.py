@@ -86,7 +86,7 @@ def test_entries(stub: StubMemory) -> None:
 
     def answers(requests: Any) -> Any:
         given = requests[0].inputs["L"].memory
-        outputs = [output(b"small"), output(given[:2000], "B"), output(given + np.uint8(1), "C")]
+        outputs = [output(b"small"), output(given[:9000], "B"), output(given + np.uint8(1), "C")]
         return [NativeResponse(outputs, {"p": 1}), NativeResponse(error="no", code=codes.UNSUPPORTED)]
 
     native = Native(answers)
@@ -96,7 +96,7 @@ def test_entries(stub: StubMemory) -> None:
     error, (small, given, made), parameters = entries[1]
     assert (error, parameters) == (None, {"p": 1})
     assert small == ("A", UINT8, [5], b"small")
-    assert given[3] == Lent(place.offset, 2000, place.offset)
+    assert given[3] == Lent(place.offset, 9000, place.offset)
     assert isinstance(made[3], InArena)
     assert stub.read(made[3]) == bytes(byte + 1 for byte in DATA)
     assert entries[2] == (("no", codes.UNSUPPORTED), (), None)
@@ -123,8 +123,8 @@ def test_no_room_for_an_output(stub: StubMemory) -> None:
     """One response becomes an error and frees what it had; the others go out."""
     native = Native(
         lambda requests: [
-            NativeResponse([output(bytes(2000))]),
-            NativeResponse([output(bytes(3000)), output(bytes(1 << 20), "B")]),
+            NativeResponse([output(bytes(9000))]),
+            NativeResponse([output(bytes(10000)), output(bytes(1 << 20), "B")]),
         ]
     )
     live = stub.channel.memory.live_blocks
@@ -137,8 +137,8 @@ def test_no_room_for_an_output(stub: StubMemory) -> None:
 
 def test_an_answer_that_cannot_be_encoded_keeps_no_memory(stub: StubMemory) -> None:
     def answers(requests: Any) -> Any:
-        good = NativeResponse([output(bytes(2000))])
-        return [good, NativeResponse([output(bytes(2000)), Output("B", UINT8, [1], 5)])]
+        good = NativeResponse([output(bytes(9000))])
+        return [good, NativeResponse([output(bytes(9000)), Output("B", UINT8, [1], 5)])]
 
     live = stub.channel.memory.live_blocks
     with pytest.raises(AttributeError, match="nbytes"):

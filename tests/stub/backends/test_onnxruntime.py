@@ -76,7 +76,7 @@ def test_every_type(stub: StubMemory, tmp_path: Path, datatype: str, rows: int) 
 def test_bf16(stub: StubMemory, tmp_path: Path) -> None:
     instance = load(identity("BF16"), tmp_path, "", stub).start()
     assert instance.completed.input[0].data_type == BY_NAME["BF16"].number
-    for array in (np.arange(6, dtype=np.uint16), np.arange(3000, dtype=np.uint16)):
+    for array in (np.arange(6, dtype=np.uint16), np.arange(6000, dtype=np.uint16)):
         for _ in range(2):
             found = instance.infer(X=wire("X", array.reshape(-1, 3), "BF16"))["Y"]
             np.testing.assert_array_equal(found, array.reshape(-1, 3))
@@ -130,7 +130,7 @@ def test_only_what_is_asked_for_is_made(stub: StubMemory, tmp_path: Path) -> Non
     binding = instance.backend._execution._binding
     bind_output = binding.bind_output
     binding.bind_output = lambda name, *rest: bound.append(name) or bind_output(name, *rest)
-    a, b = np.full((1, 2000), 3, np.float32), np.full((1, 2000), 1, np.float32)
+    a, b = np.full((1, 3000), 3, np.float32), np.full((1, 3000), 1, np.float32)
     for names in (["DIFFERENCE"], ["DIFFERENCE", "SUM"], [], ["SUM"], ["SUM", "DIFFERENCE"], ["DIFFERENCE"]):
         bound.clear()
         found = instance.infer(names, A=a, B=b)
@@ -183,9 +183,9 @@ def test_an_output_of_known_shape_is_made_where_it_is_sent_from(
     copied: list[int] = []
     place = stub.channel.place
     monkeypatch.setattr(stub.channel, "place", lambda data: copied.append(memoryview(data).nbytes) or place(data))
-    arrays = [np.full((rows, 1000), rows, np.float32) for rows in (1, 2)]
+    arrays = [np.full((rows, 3000), rows, np.float32) for rows in (1, 2)]
     before = stub.channel.memory.live_blocks
-    for requests, copies in ((arrays[:1], [4000]), (arrays, [4000, 8000])):
+    for requests, copies in ((arrays[:1], [12000]), (arrays, [12000, 24000])):
         for expected in (copies, [], []):
             copied.clear()
             entries = instance.run(*(request(X=array) for array in requests))
@@ -218,7 +218,7 @@ def test_inputs_stay_bound_until_others_come(stub: StubMemory, tmp_path: Path) -
     bind_input = binding.bind_input
     binding.bind_input = lambda name, *rest: bound.append(name) or bind_input(name, *rest)
 
-    def run(*rows: int, width: int = 2000) -> None:
+    def run(*rows: int, width: int = 3000) -> None:
         bound.clear()
         parts = [np.random.default_rng(count).random((count, width), np.float32) for count in rows]
         entries = instance.run(*(request(["SUM"], A=part, B=part * 2) for part in parts))
@@ -246,20 +246,20 @@ def test_inputs_of_a_run_that_fails_are_bound_anew(stub: StubMemory, tmp_path: P
     config += " { name: 'B' data_type: TYPE_INT32 dims: [ -1 ] } ]"
     config += " output [ { name: 'Y' data_type: TYPE_INT32 dims: [ -1 ] } ]"
     instance = load(made, tmp_path, config, stub).start()
-    places = [stub.give(np.full(count, count, np.int32).tobytes()) for count in (1000, 2000)]
-    few, many = (np.full(count, count, np.int32) for count in (1000, 2000))
+    places = [stub.give(np.full(count, count, np.int32).tobytes()) for count in (3000, 4000)]
+    few, many = (np.full(count, count, np.int32) for count in (3000, 4000))
     for _ in range(2):
         wrong = request(A=wire("A", few, "INT32", places[0]), B=wire("B", many, "INT32", places[1]))
         assert instance.run(wrong)[0][0][1] == codes.INTERNAL
         right = instance.infer(A=wire("A", few, "INT32", places[0]), B=wire("B", few, "INT32", places[0]))
-        assert right["Y"].tolist() == [1] * 1000
+        assert right["Y"].tolist() == [1] * 3000
 
 
 def test_an_output_that_varies(stub: StubMemory, tmp_path: Path) -> None:
     """How many there are depends on values: what was bound for the last number is not what this run needs."""
     made = model([node("NonZero", "X", "Y")], [("X", "FP32", [4000])], [("Y", "INT64", [1, "found"])])
     instance = load(made, tmp_path, "", stub).start()
-    for numbers_of in (1000, 1000, 900, 1000, 3, 1000):
+    for numbers_of in (3000, 3000, 2900, 3000, 3, 3000):
         array = np.zeros(4000, np.float32)
         array[:numbers_of] = 1
         assert instance.infer(X=array)["Y"].tolist() == [list(range(numbers_of))]
@@ -283,10 +283,10 @@ def test_an_output_that_is_an_input(stub: StubMemory, tmp_path: Path) -> None:
 
 
 def test_constants_as_outputs(stub: StubMemory, tmp_path: Path) -> None:
-    values = list(range(1000))
-    constant = helper.make_tensor("c", ELEMENT_TYPES["FP32"], [1000], values)
+    values = list(range(3000))
+    constant = helper.make_tensor("c", ELEMENT_TYPES["FP32"], [3000], values)
     made = model([node("Constant", "", "C", value=constant), node("Neg", "X", "Y")],
-                 [("X", "FP32", [2])], [("C", "FP32", [1000]), ("Y", "FP32", [2])])  # fmt: skip
+                 [("X", "FP32", [2])], [("C", "FP32", [3000]), ("Y", "FP32", [2])])  # fmt: skip
     instance = load(made, tmp_path, "", stub).start()
     for _ in range(3):
         assert instance.infer(X=np.zeros(2, np.float32))["C"].tolist() == values
@@ -295,7 +295,7 @@ def test_constants_as_outputs(stub: StubMemory, tmp_path: Path) -> None:
 def test_a_full_arena_fails_what_does_not_fit(tmp_path: Path) -> None:
     with stub_memory() as stub:
         instance = load(identity(), tmp_path, "max_batch_size: 64", stub).start()
-        small, large = np.zeros((1, 500), np.float32), np.zeros((40, 500), np.float32)
+        small, large = np.zeros((1, 3000), np.float32), np.zeros((40, 3000), np.float32)
         entries = instance.run(request(X=small), request(X=large))
         assert [entry[0] for entry in entries] == [None, None]
         stub.fill()
@@ -761,7 +761,7 @@ def flat(name: str) -> tuple[str, str, list[str]]:
     return (name, "FP32", [f"n_{name}"])
 
 
-@pytest.mark.parametrize("size", [3, 2000])
+@pytest.mark.parametrize("size", [3, 3000])
 def test_requests_of_different_shapes(stub: StubMemory, tmp_path: Path, size: int) -> None:
     """Run as one; outputs are parted by shape, twice: the second run binds them."""
     neg = model([node("Neg", "X", "Y")], [flat("X")], [flat("Y")])

@@ -89,7 +89,7 @@ def test_every_type(stub: StubMemory, tmp_path: Path, datatype: str, rows: int) 
 
 def test_bf16(stub: StubMemory, tmp_path: Path) -> None:
     instance = load(Double(), tmp_path, config({"x": "BF16 -1"}, {"y": "BF16 -1"}), stub).start()
-    for count in (6, 3000):
+    for count in (6, 6000):
         values = torch.arange(count, dtype=torch.float32).to(torch.bfloat16)
         array = values.view(torch.int16).numpy().view(np.uint16)
         found = instance.infer(x=wire("x", array, "BF16"))["y"]
@@ -122,7 +122,7 @@ def test_strings_of_several_requests(stub: StubMemory, tmp_path: Path) -> None:
 def test_several_outputs(stub: StubMemory, tmp_path: Path, module: Any) -> None:
     """In a tuple, a list, a dictionary; only those that are asked for are sent, in the order of the question."""
     instance = load(module(), tmp_path, config(AB, BOTH, BATCHES), stub).start()
-    a, b = np.full((1, 2000), 3, np.float32), np.full((1, 2000), 1, np.float32)
+    a, b = np.full((1, 3000), 3, np.float32), np.full((1, 3000), 1, np.float32)
     for names in (["DIFFERENCE"], ["DIFFERENCE", "SUM"], [], None):
         found = instance.infer(names, a=a, b=b)
         assert list(found) == (["SUM", "DIFFERENCE"] if names is None else names)
@@ -312,8 +312,8 @@ def test_a_result_is_copied_once(stub: StubMemory, tmp_path: Path, monkeypatch: 
     place = stub.channel.place
     monkeypatch.setattr(stub.channel, "place", lambda data: copied.append(memoryview(data).nbytes) or place(data))
     before = stub.channel.memory.live_blocks
-    entries = instance.run(*(request(x=np.ones((rows, 1000), np.float32)) for rows in (1, 2)))
-    assert copied == [4000, 8000]
+    entries = instance.run(*(request(x=np.ones((rows, 3000), np.float32)) for rows in (1, 2)))
+    assert copied == [12000, 24000]
     places = [entry[1][0][3] for entry in entries]
     assert all(isinstance(place, InArena) for place in places)
     stub.channel.free([place.offset for place in places])
@@ -354,10 +354,10 @@ def test_a_model_that_writes_to_its_input_harms_nobody(stub: StubMemory, tmp_pat
 @pytest.mark.parametrize("requests", [1, 2])
 def test_a_model_that_keeps_its_input(stub: StubMemory, tmp_path: Path, requests: int) -> None:
     """Whatever comes after it, in one request or gathered out of several, does not change it."""
-    instance = load(KeepsInput(), tmp_path, config({"x": "FP32 300"}, {"y": "FP32 300"}, BATCHES), stub).start()
+    instance = load(KeepsInput(), tmp_path, config({"x": "FP32 3000"}, {"y": "FP32 3000"}, BATCHES), stub).start()
     before = 0.0
     for number in (1.0, 2.0, 3.0, 4.0):
-        entries = instance.run(*(request(x=np.full((1, 300), number, np.float32)) for _ in range(requests)))
+        entries = instance.run(*(request(x=np.full((1, 3000), number, np.float32)) for _ in range(requests)))
         for error, (tensor,), _ in entries:
             assert error is None
             assert set(instance.array(tensor).reshape(-1).tolist()) == {before}

@@ -15,7 +15,7 @@ from stubserve_stub.runtime.lease import Lease
 from stubserve_stub.runtime.outputs import wire_tensor
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.arena import ArenaFull
-from stubserve_stub.wire.layout import COPIED_BYTES
+from stubserve_stub.wire.layout import COPIED_BYTES, INLINE_BYTES
 from stubserve_stub.wire.places import InArena, InRegion, Lent, OnDevice, Shared
 
 from tests.stub.runtime.stub_memory import StubMemory, stub_memory
@@ -113,9 +113,11 @@ def test_any_other_output_is_copied(stub: StubMemory, batch: BatchMemory) -> Non
 def test_a_small_output_travels_in_its_message(stub: StubMemory, batch: BatchMemory) -> None:
     place = stub.give(DATA)
     given = array(batch, place)
-    for small in (given[:1024], bytes(DATA[:1024]), memoryview(DATA)[:1024]):
-        assert wire_tensor("OUT", UINT8, [1024], small, batch)[3] == DATA[:1024]
-    assert wire_tensor("OUT", UINT8, [1025], given[:1025], batch)[3] == Lent(place.offset, 1025, place.offset)
+    most = INLINE_BYTES
+    for small in (given[:most], bytes(DATA[:most]), memoryview(DATA)[:most]):
+        assert wire_tensor("OUT", UINT8, [most], small, batch)[3] == DATA[:most]
+    more = most + 1
+    assert wire_tensor("OUT", UINT8, [more], given[:more], batch)[3] == Lent(place.offset, more, place.offset)
 
 
 def test_inputs_that_nobody_holds(stub: StubMemory, batch: BatchMemory) -> None:

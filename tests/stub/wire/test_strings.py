@@ -35,7 +35,12 @@ def check(data: bytes) -> None:
         assert not strings.is_short_text(data, count) or (elements is not None and len(elements) == count)
 
 
-@given(st.lists(st.binary(max_size=8) | st.sampled_from([b"", b"x" * 255, b"x" * 256, b"\1\0\0\0"]), max_size=80))
+@given(
+    st.lists(
+        st.binary(max_size=8) | st.sampled_from([b"", b"x" * 255, b"x" * 256, b"x" * 1023, b"x" * 1024, b"\1\0\0\0"]),
+        max_size=80,
+    )
+)
 def test_like_a_walk(elements: list[bytes]) -> None:
     check(blob_of(elements))
     assert strings.join(elements) == blob_of(elements)

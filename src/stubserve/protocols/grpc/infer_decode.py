@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 from stubserve_stub.wire.datatypes import BY_NAME, DataType
-from stubserve_stub.wire.layout import INLINE_BYTES
 
 from stubserve.errors import ServeError, invalid, not_found
 from stubserve.inference.admission import duplicate_input
@@ -28,7 +27,7 @@ from stubserve.protocols.grpc.envelope import Envelope
 from stubserve.protocols.grpc.messages import service_pb2
 from stubserve.protocols.grpc.wire import Malformed, TooManyParts, read_varint
 from stubserve.protocols.offload import LARGE_BYTES
-from stubserve.protocols.placement import BodyPlacer, Store
+from stubserve.protocols.placement import SMALL_BYTES, BodyPlacer, Store
 from stubserve.protocols.reply_format import ReplyFormat, Slot
 
 Form = TypeVar("Form")
@@ -106,7 +105,7 @@ def _read(
                 shape = tuple(dims)
             else:
                 shape = _varints(dims)
-            if last - first <= INLINE_BYTES:
+            if last - first <= SMALL_BYTES:
                 inputs.append(Tensor(known[0], known[1], shape, bytes(data[first:last])))
             else:
                 inputs.append(placer.slice(known[0], known[1], shape, first, last - first))

@@ -17,7 +17,6 @@ import re
 
 from msgspec import UNSET
 from stubserve_stub.wire.datatypes import BY_NAME
-from stubserve_stub.wire.layout import INLINE_BYTES
 
 from stubserve.errors import ServeError, invalid
 from stubserve.inference.memory import Block
@@ -29,7 +28,7 @@ from stubserve.protocols.http.infer_document import InferDocument, Input
 from stubserve.protocols.http.infer_json import decode_json, read_parameters
 from stubserve.protocols.http.infer_raw import decode_raw
 from stubserve.protocols.http.limits import DEFAULT_MAX_INPUT_SIZE, LIMIT_HINT
-from stubserve.protocols.placement import BodyPlacer, Store
+from stubserve.protocols.placement import SMALL_BYTES, BodyPlacer, Store
 from stubserve.protocols.reply_format import ReplyFormat, Slot
 
 _LEADING_INTEGER = re.compile(rb"[ \t\r\n\v\f]*([+-]?[0-9]+)").match
@@ -104,7 +103,7 @@ def _read(
             nbytes = parameters.binary_data_size
             if kind is None or item.data or nbytes > size - at:
                 return None
-            if nbytes <= INLINE_BYTES:
+            if nbytes <= SMALL_BYTES:
                 tensor = Tensor(item.name, kind.number, item.shape, bytes(body[at : at + nbytes]))
             else:
                 tensor = placer.slice(item.name, kind.number, item.shape, at, nbytes)

@@ -36,7 +36,6 @@ _SIGNED = frozenset((6, 7, 8, 9))
 _FLOATS = frozenset((11, 12))
 # How many lists inside lists of numbers `read_plain` takes apart; more are rare.
 _NESTING = 4
-_read_strings = msgspec.json.Decoder(list[str]).decode
 _read_bools = msgspec.json.Decoder(list[bool]).decode
 
 
@@ -57,8 +56,10 @@ def read_plain(datatype: int, text: bytes, elements: int) -> bytes | None:
                 numbers = _flat(numbers)
             return _packer(datatype, elements)(*numbers)
         if datatype == BYTES:
-            texts = _read_strings(text)
-            return strings.join([*map(str.encode, texts)]) if len(texts) == elements else None
+            texts = orjson.loads(text)
+            if type(texts) is not list or len(texts) != elements:
+                return None
+            return strings.join([*map(str.encode, texts)])
         if datatype == BOOL:
             values = _read_bools(text)
             return bytes(values) if len(values) == elements else None

@@ -18,14 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stubserve_stub.wire.layout import INLINE_BYTES
-
 from stubserve.errors import Code, ServeError
 from stubserve.inference.heap_account import MAX_WORDS_BYTES, WORDS_TEXT
 from stubserve.inference.tensor import Tensor
 from stubserve.protocols.http.generate_decode import decode_generate
 from stubserve.protocols.http.infer_json import decode_json
 from stubserve.protocols.http.json_job import HEAD, INFER, pack_request, unpack_signature
+from stubserve.protocols.placement import SMALL_BYTES
 
 _PR_SET_PDEATHSIG = 1
 # It gets a tenth of a core that others want as well, and all of one else.
@@ -43,7 +42,7 @@ class Recorder:
         return Tensor(name, datatype, shape, None, None, at, nbytes)
 
     def put(self, name: str, datatype: int, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
-        if len(data) <= INLINE_BYTES:
+        if len(data) <= SMALL_BYTES:
             return Tensor(name, datatype, shape, bytes(data))
         self.data.append(data)
         return Tensor(name, datatype, shape, None, None, -1, len(data))
