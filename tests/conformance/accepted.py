@@ -108,6 +108,31 @@ NEWER_TRITON = (
         200,
     ),
     Accepted(
+        "Triton 2.73 hands a model the correlation ids of its clients as text; 2.51 pads them to 128 bytes, refuses "
+        "what comes of that, and takes no longer ones.",
+        (
+            "sequences/id_long",
+            "sequences/typed_string_short",
+            "sequences/typed_string_unicode",
+            "sequences/typed_string_long",
+            "sequences/typed_string_digits",
+            "sequences/typed_string_empty_slot",
+            "sequences/oldest_typed_string",
+            "sequences/stream_text",
+        ),
+    ),
+    Accepted(
+        "Triton 2.73 refuses a correlation id of another type than the model's control has; 2.51 gives the model "
+        "whatever comes of its bytes.",
+        (
+            "parameters/sequence_string_id",
+            "sequences/typed_string_given_number",
+            "sequences/oldest_typed_string_given_number",
+        ),
+        400,
+        "sequence batching control 'ID' data-type is '",
+    ),
+    Accepted(
         "Triton 2.73 limits how deep `data` may be nested; 2.51 recurses as deep as it is told to.",
         ("json/nested_100", "json/nested_101", "json/nested_1000"),
         400,
@@ -863,25 +888,6 @@ ENSEMBLES = (
 )
 
 NOT_YET = (
-    Accepted(
-        "Sequence batching.",
-        (
-            "metadata/sequence",
-            "config/sequence",
-            "json/sequence_model",
-            "parameters/sequence_no_id",
-            "parameters/sequence_not_started",
-            "parameters/sequence_string_id",
-            "parameters/sequence_batch",
-            "admission/control_tensor_given",
-            "index/all",
-            "index/empty_object",
-            "index/array_body",
-            "index/text_body",
-            "grpc/model_metadata_sequence",
-            "grpc_infer/sequence_no_id",
-        ),
-    ),
     Accepted(
         "Shared memory of a client's own.",
         _starting("grpc/shared_memory_"),

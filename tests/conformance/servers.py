@@ -21,6 +21,7 @@ from . import (
     ensemble_models,
     environment_models,
     repository,
+    sequence_models,
     serving_models,
 )
 from .wire import exchange
@@ -65,6 +66,7 @@ SETUPS = {
     ),
     # Each case loads its model: real Triton dies where warm-ups fail while others run.
     "warm_up": (batch_models.WARM, ("--strict-readiness=false", "--model-control-mode=explicit")),
+    "sequences": (sequence_models.MODELS, ("--strict-readiness=false",)),
     "ragged": (batch_models.RAGGED, ("--strict-readiness=false",)),
     "poll": (
         changing_models.MODELS,

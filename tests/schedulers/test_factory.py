@@ -8,7 +8,10 @@ from stubserve.schedulers.default import DefaultScheduler
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.schedulers.factory import HOLD_VARIABLE, create_scheduler
 from stubserve.schedulers.grouping import Grouping
+from stubserve.schedulers.iterative import IterativeScheduler
 from stubserve.schedulers.policy_queue import PriorityLevels, QueuePolicy
+from stubserve.schedulers.sequence.direct import DirectBatcher
+from stubserve.schedulers.sequence.oldest import OldestBatcher
 
 from .requests import batches, request
 
@@ -25,12 +28,38 @@ def test_an_empty_dynamic_batching_is_a_choice():
     assert isinstance(create_scheduler(config_of("max_batch_size: 8 dynamic_batching {}")), DynamicBatcher)
 
 
-@pytest.mark.parametrize("choice", ["sequence_batching", "ensemble_scheduling"])
-def test_what_is_not_offered_is_refused_by_name(choice):
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        ("ensemble_scheduling {}", "'ensemble_scheduling', which stubserve does not offer yet"),
+        (
+            'sequence_batching { state { input_name: "S" } }',
+            "'sequence_batching.state', implicit state, which stubserve does not offer yet",
+        ),
+        (
+            'sequence_batching { iterative_sequence: true control_input { name: "S" } }',
+            "'iterative_sequence' and 'control_input', which stubserve does not offer together yet",
+        ),
+    ],
+)
+def test_what_is_not_offered_is_refused_by_name(choice, text):
     with pytest.raises(ServeError) as refused:
-        create_scheduler(config_of(f"{choice} {{}}"))
+        create_scheduler(config_of(choice))
     assert refused.value.code is Code.UNSUPPORTED
-    assert refused.value.message == f"model 'm' is configured with '{choice}', which stubserve does not offer yet"
+    assert refused.value.message == f"model 'm' is configured with {text}"
+
+
+@pytest.mark.parametrize(
+    ("choice", "kind"),
+    [
+        ("", DirectBatcher),
+        ("direct {}", DirectBatcher),
+        ("oldest {}", OldestBatcher),
+        ("iterative_sequence: true", IterativeScheduler),
+    ],
+)
+def test_strategies_of_sequences(choice, kind):
+    assert isinstance(create_scheduler(config_of(f"sequence_batching {{ {choice} }}")), kind)
 
 
 def test_policies_are_read_in_full():

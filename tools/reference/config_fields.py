@@ -5,7 +5,7 @@ The field's type comes from the protocol's own description. `tests/tools/test_re
 
 from __future__ import annotations
 
-_SEQUENCES = "Refused: the sequence batcher is not offered yet."
+_STATE = "Refused: implicit state is not offered yet."
 _GPU = "For GPUs; no effect on a CPU."
 _TENSORRT = "For TensorRT; refused with other platforms."
 _CACHE = "No effect: there is no response cache yet. The log says so."
@@ -27,7 +27,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "batch_output": "How outputs of a ragged batch are handed out to its requests. For onnxruntime and pytorch.",
         "optimization": "Settings of the backend that runs a file.",
         "dynamic_batching": "Requests that wait are joined to batches. An empty `{ }` is enough.",
-        "sequence_batching": "Only with `iterative_sequence`; otherwise refused, because the sequence batcher is not offered yet.",
+        "sequence_batching": "Requests with the same correlation id run one after the other, on the same instance.",
         "ensemble_scheduling": "The steps of an ensemble.",
         "instance_group": "How many processes run the model. One, where it is left out; two for onnxruntime.",
         "default_model_filename": "The file to load instead of `model.py`, `model.onnx` or `model.pt`.",
@@ -123,24 +123,34 @@ FIELDS: dict[str, dict[str, str]] = {
         "max_queue_size": "How many requests may wait; further ones are refused. 0 for any number.",
     },
     "ModelSequenceBatching": {
-        "direct": _SEQUENCES,
-        "oldest": _SEQUENCES,
-        "max_sequence_idle_microseconds": "No effect with `iterative_sequence`.",
-        "control_input": _SEQUENCES,
-        "state": _SEQUENCES,
+        "direct": "A sequence has a place of its own in every batch. The default.",
+        "oldest": "The oldest requests of an instance's sequences are batched.",
+        "max_sequence_idle_microseconds": "After how long without a request a sequence is over. A second, where it is 0. No effect with `iterative_sequence`.",
+        "control_input": "Inputs that tell the model where in its sequence a request is. Refused with `iterative_sequence`.",
+        "state": _STATE,
         "iterative_sequence": "A request executes again and again until its model lets it go.",
     },
-    "ModelSequenceBatching.StrategyDirect": dict.fromkeys(
-        ("max_queue_delay_microseconds", "minimum_slot_utilization"), _SEQUENCES
-    ),
-    "ModelSequenceBatching.StrategyOldest": dict.fromkeys(
-        ("max_candidate_sequences", "preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering"),
-        _SEQUENCES,
-    ),
-    "ModelSequenceBatching.ControlInput": dict.fromkeys(("name", "control"), _SEQUENCES),
-    "ModelSequenceBatching.Control": dict.fromkeys(
-        ("kind", "int32_false_true", "fp32_false_true", "bool_false_true", "data_type"), _SEQUENCES
-    ),
+    "ModelSequenceBatching.StrategyDirect": {
+        "max_queue_delay_microseconds": "How long a batch may wait for `minimum_slot_utilization`.",
+        "minimum_slot_utilization": "Which share of an instance's slots a batch waits for.",
+    },
+    "ModelSequenceBatching.StrategyOldest": {
+        "max_candidate_sequences": "How many sequences an instance has at a time. `max_batch_size`, where it is 0.",
+        "preferred_batch_size": "As of `dynamic_batching`.",
+        "max_queue_delay_microseconds": "As of `dynamic_batching`.",
+        "preserve_ordering": "No effect: an instance answers its batches in order.",
+    },
+    "ModelSequenceBatching.ControlInput": {
+        "name": "The input's name. It is not one of `input`.",
+        "control": "What it says.",
+    },
+    "ModelSequenceBatching.Control": {
+        "kind": "That the sequence starts or ends with this request, that there is a request at all, or the correlation id.",
+        "int32_false_true": "How false and true are written, as two integers.",
+        "fp32_false_true": "The same as floats.",
+        "bool_false_true": "The same as booleans.",
+        "data_type": "The type of the correlation id: `TYPE_UINT64`, `TYPE_INT64`, `TYPE_UINT32`, `TYPE_INT32` or `TYPE_STRING`.",
+    },
     "ModelSequenceBatching.State": dict.fromkeys(
         (
             "input_name",
@@ -151,10 +161,10 @@ FIELDS: dict[str, dict[str, str]] = {
             "use_same_buffer_for_input_output",
             "use_growable_memory",
         ),
-        _SEQUENCES,
+        _STATE,
     ),
     "ModelSequenceBatching.InitialState": dict.fromkeys(
-        ("data_type", "dims", "zero_data", "data_file", "name"), _SEQUENCES
+        ("data_type", "dims", "zero_data", "data_file", "name"), _STATE
     ),
     "ModelEnsembling": {
         "step": "The models of the ensemble. A step runs when its inputs are there, whatever its place in the list.",

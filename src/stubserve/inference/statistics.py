@@ -121,17 +121,19 @@ class ModelStatistics:
         self.execution_count = 0
         self.executions: dict[int, _Executions] = {}
 
-    def record_batch(self, requests: Sequence[Request]) -> None:
+    def record_batch(self, requests: Sequence[Request], empty: int = 0) -> None:
         """Counts one execution and its requests, once all their timestamps are set.
 
-        A request without an outcome, or with SUCCESS, is a success.
+        A request without an outcome, or with SUCCESS, is a success. As upstream, `empty` places of a batch belong to
+        its size.
         """
         # What is measured of an execution is the same for all of its requests.
         first = requests[0]
         input_ns = first.compute_input_end_ns - first.compute_start_ns
         infer_ns = first.compute_infer_end_ns - first.compute_input_end_ns
         output_ns = first.compute_end_ns - first.compute_infer_end_ns
-        batch_size = count = items = arrived_ns = queued_ns = 0
+        batch_size = empty
+        count = items = arrived_ns = queued_ns = 0
         for request in requests:
             size = request.batch_size
             batch_size += size

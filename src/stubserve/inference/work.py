@@ -38,5 +38,10 @@ class Work:
         work.extra_inputs = extra_inputs
         return work
 
+    @property
+    def empty(self) -> int:
+        """How many places are empty."""
+        return len(self.slots) - len(self.requests)
+
     def __repr__(self) -> str:
         return f"<Work {list(self.slots)}>"

@@ -88,7 +88,8 @@ def pack_batch(number: int, frees: Sequence[int], work: Work) -> bytes:
 def _packed_with(slot: Request | None, extras: Sequence[Tensor]) -> WireRequest | None:
     if slot is not None:
         return _packed(slot, [*slot.inputs, *extras])
-    return _packed(Request([], unanswered), extras) if extras else None
+    # Its outputs would be nobody's.
+    return _packed(Request([], unanswered, requested_outputs=[]), extras) if extras else None
 
 
 def _packed(request: Request, inputs: Sequence[Tensor]) -> WireRequest:

@@ -288,8 +288,10 @@ class StubWork:
         request = self._open.find(key) if had is None else had.work.slots[index]
         read = read_response(response, final, self._outputs, self._process.name)
         if request is None or self.owner is None:
-            # Sent while the request was being answered in another way.
+            # Sent in an empty slot, or while the request was being answered in another way.
             drop_blocks(read.outputs)
+            if flags & messages.ACKNOWLEDGE:
+                self._pass_on(key)
             return
         if held:
             hold_inputs((*request.inputs, *self._extras(key, had)), held, self._outputs)

@@ -33,6 +33,7 @@ from stubserve.repository.located import located
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.repository.retiring import Loaded, Retiring
 from stubserve.serving.instance_model import InstanceModel
+from stubserve.serving.sequence_model import SequenceModel
 
 log = logging.getLogger("stubserve.repository")
 
@@ -222,6 +223,7 @@ class Changeover:
         self._loaded[name] = loaded
         if old is not None:
             replaced = [model for model in old.models if model not in loaded.models]
+            _hand_over_sequences(replaced, loaded.models)
             self._retiring.begin(Loaded(old.candidate, replaced), leaving)
 
     def _give_up(
@@ -253,6 +255,14 @@ class Changeover:
 
 
 _GIVEN_UP = "the load was given up"
+
+
+def _hand_over_sequences(replaced: Sequence[ServedModel], models: Sequence[ServedModel]) -> None:
+    """Sequences of what is replaced go on there, by way of the same version, or of the latest where there is none."""
+    heirs = {model.version: model for model in models if isinstance(model, SequenceModel)}
+    for former in replaced:
+        if heirs and isinstance(former, SequenceModel):
+            heirs.get(former.version, heirs[max(heirs)]).takes_over_from(former)
 
 
 def _look(candidate: Candidate, known: Sequence[int]) -> tuple[list[int], frozenset[int]]:

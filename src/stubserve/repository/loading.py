@@ -43,6 +43,7 @@ from stubserve.repository.program import (
     missing_parts,
 )
 from stubserve.serving.instance_model import InstanceModel
+from stubserve.serving.sequence_model import instance_model
 from stubserve.serving.warm_up import WarmUp
 from stubserve.serving.warm_up_samples import read_samples
 from stubserve.settings import InstanceSettings, LatencySettings
@@ -95,7 +96,7 @@ class Loader:
         try:
             validate(config)
             labels = await asyncio.to_thread(read_labels, folder, config)
-            model = InstanceModel(name, version, config, to_json_dict(config), labels)
+            model = instance_model(name, version, config, to_json_dict(config), labels)
             model.latencies = self._latencies(config)
             warm_up = await self._warm_up(model, folder.path)
             instances = self._instances(model, launcher, specs, config_json, warm_up, first)

@@ -12,6 +12,9 @@ from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.schedulers.grouping import Grouping
 from stubserve.schedulers.iterative import IterativeScheduler
 from stubserve.schedulers.policy_queue import PriorityLevels
+from stubserve.schedulers.sequence.controls import Controls
+from stubserve.schedulers.sequence.direct import DirectBatcher
+from stubserve.schedulers.sequence.oldest import OldestBatcher
 
 # Holds the first requests of every batching model back until this many wait; for tests. Not a number means 0: no hold.
 HOLD_VARIABLE = "TRITONSERVER_DELAY_SCHEDULER"
@@ -22,21 +25,61 @@ def create_scheduler(config: Any) -> Scheduler:
     choice = config.WhichOneof("scheduling_choice")
     if choice is None:
         return DefaultScheduler()
-    if choice == "sequence_batching" and _is_iterative(config.sequence_batching):
-        return IterativeScheduler(config.name, config.max_batch_size)
+    hold = os.environ.get(HOLD_VARIABLE, "")
+    hold_until = int(hold) if hold.isdecimal() else 0
+    if choice == "sequence_batching":
+        return _sequence_scheduler(config, hold_until)
     if choice != "dynamic_batching":
         raise unsupported(f"model '{config.name}' is configured with '{choice}', which stubserve does not offer yet")
     batching = config.dynamic_batching
-    hold = os.environ.get(HOLD_VARIABLE, "")
     return DynamicBatcher(
         config.max_batch_size,
         batching.preferred_batch_size,
         batching.max_queue_delay_microseconds,
         Grouping.from_config(config),
         PriorityLevels.from_config(batching),
-        int(hold) if hold.isdecimal() else 0,
+        hold_until,
     )
 
 
-def _is_iterative(batching: Any) -> bool:
-    return bool(batching.iterative_sequence) and not batching.control_input and not batching.state
+def _sequence_scheduler(config: Any, hold_until: int) -> Scheduler:
+    batching = config.sequence_batching
+    if batching.state:
+        raise unsupported(
+            f"model '{config.name}' is configured with 'sequence_batching.state', implicit state, which stubserve does "
+            "not offer yet"
+        )
+    if batching.iterative_sequence:
+        if batching.control_input:
+            raise unsupported(
+                f"model '{config.name}' is configured with 'iterative_sequence' and 'control_input', which stubserve "
+                "does not offer together yet"
+            )
+        return IterativeScheduler(config.name, config.max_batch_size)
+    controls = Controls(config)
+    idle_us = batching.max_sequence_idle_microseconds
+    grouping = Grouping.from_config(config) if config.max_batch_size > 1 else None
+    if batching.HasField("oldest"):
+        oldest = batching.oldest
+        return OldestBatcher(
+            config.name,
+            config.max_batch_size,
+            idle_us,
+            controls,
+            oldest.max_candidate_sequences,
+            oldest.preferred_batch_size,
+            oldest.max_queue_delay_microseconds,
+            grouping,
+            hold_until,
+        )
+    direct = batching.direct
+    return DirectBatcher(
+        config.name,
+        config.max_batch_size,
+        idle_us,
+        controls,
+        direct.max_queue_delay_microseconds,
+        direct.minimum_slot_utilization,
+        grouping,
+        hold_until,
+    )

@@ -105,10 +105,10 @@ class Delivery:
             else:
                 self._pass_on_in_order(self._orderer, request, response)
 
-    def executed(self, requests: Sequence[Request]) -> None:
-        """Counts a batch that has been executed."""
+    def executed(self, requests: Sequence[Request], empty: int = 0) -> None:
+        """Counts a batch that has been executed, with so many empty places."""
         try:
-            self._statistics.record_batch(requests)
+            self._statistics.record_batch(requests, empty)
             if self.latencies is not None:
                 self.latencies.on_batch(requests)
         except Exception:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from stubserve.errors import ServeError, internal, unavailable
+from stubserve.errors import Code, ServeError, internal, unavailable
 from stubserve.inference.request import BACKEND_FAILURE, OTHER_FAILURE, REJECTED, Request, Response
 from stubserve.inference.served_model import Waiter
 from stubserve.inference.signature import Signature
@@ -89,9 +89,11 @@ class InstanceModel(AnsweringModel):
             self._wake()
         try:
             dispatcher.enqueue(request, self._clock())
-        except ServeError:
-            request.outcome = REJECTED
-            self.statistics.record_failure(request)
+        except ServeError as error:
+            # As upstream: what is no request of this model's is not counted.
+            if error.code is not Code.INVALID_ARG:
+                request.outcome = REJECTED
+                self.statistics.record_failure(request)
             raise
         self._delivery.expect(request)
 
@@ -126,7 +128,7 @@ class InstanceModel(AnsweringModel):
             for request, response in finished:
                 delivery.respond(request, response)
             # Nobody can read these before the next turn of the event loop.
-            delivery.executed(work.requests)
+            delivery.executed(work.requests, 0 if work.slots is work.requests else work.empty)
 
     def on_response(self, request: Request, response: Response, start_ns: int) -> None:
         if response.final and self._dispatcher.has_slots:
@@ -151,8 +153,9 @@ class InstanceModel(AnsweringModel):
         self._dispatcher.leave(instance)
         self._delivery.fail(unfinished, error, BACKEND_FAILURE)
         self._delivery.fail(open_, error, None)  # their execution has been counted
-        self._refuse_if_down()
+        # First what the scheduler has to say of those who were bound to this instance
         self.poll()
+        self._refuse_if_down()
 
     def count_executed(self, requests: Sequence[Request]) -> None:
         """Counts a batch that was executed without having been submitted, to warm an instance up."""
@@ -256,6 +259,11 @@ class InstanceModel(AnsweringModel):
     def sleep_after(self, after_s: float, asleep: bool) -> None:
         """Lets it sleep after so many seconds without a request; `asleep` says that its instances are not started."""
         self._sleep = Sleep(self, after_s, asleep)
+
+    @property
+    def in_use(self) -> int:
+        """What keeps it from sleeping, if it is not zero."""
+        return self.under_way
 
     @property
     def answered(self) -> int:

@@ -42,6 +42,10 @@ class Sleeper(Protocol):
         """Requests that are not answered to their end."""
 
     @property
+    def in_use(self) -> int:
+        """What keeps it from sleeping, if it is not zero: such requests, and sequences that are not over."""
+
+    @property
     def answered(self) -> int:
         """Requests that were answered, ever."""
 
@@ -82,7 +86,7 @@ class Sleep:
     def _look(self) -> None:
         self._timer = self._loop.call_later(self._after_s / _LOOKS, self._look)
         model = self._model
-        if self.asleep or model.under_way or model.answered != self._answered:
+        if self.asleep or model.in_use or model.answered != self._answered:
             self._answered = model.answered
             self._quiet_looks = 0
             return

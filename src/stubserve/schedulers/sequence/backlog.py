@@ -1,0 +1,111 @@
+"""Sequences that wait for a slot, whole: the first that came is the first to get one."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import OrderedDict
+
+from stubserve.inference.request import SEQUENCE_END, Request
+from stubserve.schedulers.sequence.slot import SequenceId
+
+
+class Waiting:
+    """One sequence, or one of several with the same id, of which all but the last have their END.
+
+    `expires_ns` is when the first of its requests runs out of time, None for never.
+    """
+
+    __slots__ = ("expires_ns", "requests", "sequence")
+
+    def __init__(self, sequence: SequenceId) -> None:
+        self.sequence = sequence
+        self.requests: list[Request] = []
+        self.expires_ns: int | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether its END is here, too."""
+        return bool(self.requests[-1].flags & SEQUENCE_END)
+
+
+class Backlog:
+    """The sequences without a slot. What is added, taken or cancelled costs the same however many wait."""
+
+    __slots__ = ("_expiring", "_number", "_of_request", "_open", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[Waiting, None] = OrderedDict()
+        # Those that further requests belong to
+        self._open: dict[SequenceId, Waiting] = {}
+        self._of_request: dict[Request, Waiting] = {}
+        # A heap, with what has been taken or has got an earlier time still in it
+        self._expiring: list[tuple[int, int, Waiting]] = []
+        self._number = itertools.count()
+
+    def collects(self, sequence: SequenceId) -> bool:
+        """Whether a request of this sequence belongs here."""
+        return sequence in self._open
+
+    def add(self, request: Request, now_ns: int) -> None:
+        """Puts a request behind those of its sequence, or the sequence behind all others."""
+        sequence = request.correlation_id
+        waiting = self._open.get(sequence)
+        if waiting is None:
+            waiting = self._open[sequence] = Waiting(sequence)
+            self._waiting[waiting] = None
+        waiting.requests.append(request)
+        self._of_request[request] = waiting
+        if request.timeout_us:
+            expires_ns = now_ns + request.timeout_us * 1000
+            if waiting.expires_ns is None or expires_ns < waiting.expires_ns:
+                waiting.expires_ns = expires_ns
+                heapq.heappush(self._expiring, (expires_ns, next(self._number), waiting))
+        if request.flags & SEQUENCE_END:
+            del self._open[sequence]
+
+    def take(self) -> Waiting | None:
+        """Removes the sequence that has waited longest, None if there is none."""
+        for waiting in self._waiting:
+            self._remove(waiting)
+            return waiting
+        return None
+
+    def take_with(self, request: Request) -> Waiting | None:
+        """Removes the sequence that a request belongs to, None if it is not here."""
+        waiting = self._of_request.get(request)
+        if waiting is not None:
+            self._remove(waiting)
+        return waiting
+
+    def take_expired(self, now_ns: int) -> list[Waiting]:
+        """Removes the sequences of which a request has run out of time."""
+        expired = []
+        while self._expiring and self._expiring[0][0] <= now_ns:
+            waiting = heapq.heappop(self._expiring)[2]
+            if waiting in self._waiting:
+                self._remove(waiting)
+                expired.append(waiting)
+        return expired
+
+    def next_deadline_ns(self) -> int | None:
+        """When `take_expired` has something to do next."""
+        while self._expiring and self._expiring[0][2] not in self._waiting:
+            heapq.heappop(self._expiring)
+        return self._expiring[0][0] if self._expiring else None
+
+    def _remove(self, waiting: Waiting) -> None:
+        del self._waiting[waiting]
+        for request in waiting.requests:
+            del self._of_request[request]
+        if self._open.get(waiting.sequence) is waiting:
+            del self._open[waiting.sequence]
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences further requests may come to."""
+        return len(self._open)
+
+    def __len__(self) -> int:
+        """How many requests wait."""
+        return len(self._of_request)

@@ -1,0 +1,88 @@
+"""The control inputs that tell a model where in its sequence a request is, and which slots of a batch are empty."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, BYTES
+
+from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
+from stubserve.inference.tensor import Tensor
+
+_KINDS = ("CONTROL_SEQUENCE_START", "CONTROL_SEQUENCE_END", "CONTROL_SEQUENCE_READY")
+_CORRELATION_ID = "CONTROL_SEQUENCE_CORRID"
+# How the false and the true of a control are written, and the type of its tensor, by the field that gives them
+_VALUES = {"int32_false_true": ("<i", "INT32"), "fp32_false_true": ("<f", "FP32"), "bool_false_true": ("<?", "BOOL")}
+_BOTH = SEQUENCE_START | SEQUENCE_END
+
+
+class Controls:
+    """The controls of one model: a tensor of one element for each that its configuration names.
+
+    Made from a validated `ModelConfig`. Tensors that are the same for many requests are the same object.
+    """
+
+    __slots__ = ("_by_flags", "_correlation_id", "_empty", "_shape")
+
+    def __init__(self, config: Any) -> None:
+        self._shape = [1, 1] if config.max_batch_size else [1]
+        self._correlation_id: tuple[str, int] | None = None
+        # The false and the true tensor of each kind
+        kinds: dict[str, tuple[Tensor, Tensor]] = {}
+        for given in config.sequence_batching.control_input:
+            for control in given.control:
+                kind = control.Kind.Name(control.kind)
+                if kind == _CORRELATION_ID:
+                    self._correlation_id = (given.name, control.data_type)
+                else:
+                    kinds[kind] = self._pair(given.name, control)
+        self._empty = [kinds[kind][0] for kind in _KINDS if kind in kinds]
+        self._by_flags = []
+        for flags in range(_BOTH + 1):
+            truths = (bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END), True)
+            self._by_flags.append(
+                [kinds[kind][truth] for kind, truth in zip(_KINDS, truths, strict=True) if kind in kinds]
+            )
+
+    def of(self, request: Request) -> Sequence[Tensor]:
+        """What is added to a request's own inputs."""
+        controls = self._by_flags[request.flags & _BOTH]
+        if self._correlation_id is None:
+            return controls
+        return [*controls, self._id_tensor(*self._correlation_id, request.correlation_id)]
+
+    def of_empty_slot(self, like: Request) -> Sequence[Tensor]:
+        """All that the model sees of an empty slot: inputs of the shapes of `like`'s, of zeros, and READY false."""
+        tensors = [_zeros(tensor) for tensor in like.inputs]
+        tensors += self._empty
+        if self._correlation_id is not None:
+            name, datatype = self._correlation_id
+            tensors.append(self._id_tensor(name, datatype, "" if datatype == BYTES else 0))
+        return tensors
+
+    def _pair(self, name: str, control: Any) -> tuple[Tensor, Tensor]:
+        for field, (form, datatype) in _VALUES.items():
+            values = getattr(control, field)
+            if values:
+                number = BY_NAME[datatype].number
+                false, true = (Tensor(name, number, self._shape, struct.pack(form, value)) for value in values)
+                return false, true
+        raise ValueError(f"control '{name}' has no values")
+
+    def _id_tensor(self, name: str, datatype: int, correlation_id: int | str) -> Tensor:
+        if isinstance(correlation_id, str):
+            text = correlation_id.encode("utf-8", "surrogateescape")
+            return Tensor(name, datatype, self._shape, struct.pack("<I", len(text)) + text)
+        # As upstream: of a number that is too large for the control its low bytes.
+        itemsize = BY_NUMBER[datatype].itemsize
+        whole = (correlation_id & (2**64 - 1)).to_bytes(8, "little")
+        return Tensor(name, datatype, self._shape, whole[:itemsize])
+
+
+def _zeros(tensor: Tensor) -> Tensor:
+    # A string of no length is four zeros.
+    nbytes = 4 * prod(tensor.shape) if tensor.datatype == BYTES else tensor.nbytes
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(nbytes))

@@ -1,0 +1,109 @@
+"""A model with sequence batching: sequences outlive their requests, and end where they began.
+
+When a model is loaded anew, its sequences would be lost with the instances that hold their states. So what replaces it
+takes over from it: a request of a sequence that runs there, and not here, is passed on, until the last of them has
+ended or has been idle for too long; only then the old instances go. New sequences begin on the new ones. That takes
+equal inputs and outputs: with others the old model is replaced at once, and its sequences have to begin anew.
+
+It also does not fall asleep while a sequence is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from stubserve.inference.request import SEQUENCE_START, Request
+from stubserve.schedulers.factory import create_scheduler
+from stubserve.schedulers.sequence.batcher import SequenceBatcher
+from stubserve.serving.instance_model import InstanceModel
+
+
+class SequenceModel(InstanceModel):
+    """An `InstanceModel` whose scheduler is a sequence batcher."""
+
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        config: Any,
+        rendered_config: dict[str, Any],
+        labels: dict[str, list[str]],
+        scheduler: SequenceBatcher,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        super().__init__(name, version, config, rendered_config, labels, scheduler, clock)
+        self._sequences = scheduler
+        # Whose sequences are passed on, and who passes them on
+        self._former: SequenceModel | None = None
+        self._successor: SequenceModel | None = None
+        self._quiet = asyncio.Event()
+        scheduler.when_quiet = self._quiet.set
+
+    def takes_over_from(self, former: SequenceModel) -> None:
+        """Passes on the requests of sequences that run there, where both understand the same requests."""
+        old, new = former.config, self.config
+        if (
+            list(old.input) == list(new.input)
+            and list(old.output) == list(new.output)
+            and old.max_batch_size == new.max_batch_size
+            and old.sequence_batching.control_input == new.sequence_batching.control_input
+        ):
+            self._former, former._successor = former, self
+
+    def holds(self, request: Request) -> bool:
+        """Whether the sequence of a request runs here, or with whom this one takes over from."""
+        former = self._former
+        return self._sequences.holds(request.correlation_id) or (former is not None and former.holds(request))
+
+    def enqueue(self, request: Request) -> None:
+        former = self._former
+        if former is None or request.flags & SEQUENCE_START or self._sequences.holds(request.correlation_id):
+            super().enqueue(request)
+        elif former.holds(request):
+            former.submit(request)
+        else:
+            super().enqueue(request)
+
+    def cancel(self, request: Request) -> None:
+        super().cancel(request)
+        if self._former is not None:
+            self._former.cancel(request)
+
+    @property
+    def in_use(self) -> int:
+        return self.under_way + self._sequences.sequences
+
+    async def drained(self, patience_s: float = 0.0) -> bool:
+        """As of other models; who passes sequences on is waited for, too."""
+        if self._former is not None:
+            self._former.let_go()
+        while True:
+            if not await super().drained(patience_s):
+                return False
+            if self._successor is None:
+                return True
+            if not self._sequences.sequences:
+                self._successor._former = None
+                return True
+            self._quiet.clear()
+            await self._quiet.wait()
+
+    def let_go(self) -> None:
+        """Nobody passes anything on any more."""
+        if self._former is not None:
+            self._former.let_go()
+        self._successor = None
+        self._quiet.set()
+
+
+def instance_model(
+    name: str, version: int, config: Any, rendered_config: dict[str, Any], labels: dict[str, list[str]]
+) -> InstanceModel:
+    """The kind of model that a completed and validated configuration asks for. Raises ServeError UNSUPPORTED."""
+    scheduler = create_scheduler(config)
+    if isinstance(scheduler, SequenceBatcher):
+        return SequenceModel(name, version, config, rendered_config, labels, scheduler)
+    return InstanceModel(name, version, config, rendered_config, labels, scheduler)

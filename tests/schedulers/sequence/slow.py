@@ -1,0 +1,281 @@
+"""The rules of the sequence batcher, written the slow and literal way: lists that are looked through each time.
+
+A sequence is one object from its START to its end, with all its requests that wait. `Slow` is told the same as the
+scheduler, but may be asked again at every moment: it needs nobody to wake it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
+
+MS = 1_000_000
+
+
+@dataclass
+class Rules:
+    oldest: bool
+    max_batch_size: int
+    candidates: int
+    delay_ms: int
+    utilization: float
+    preferred: list[int]
+    idle_ms: int
+    by_shape: bool
+
+    @property
+    def slots(self) -> int:
+        return self.candidates if self.oldest else max(1, self.max_batch_size)
+
+
+@dataclass(eq=False)
+class OneSequence:
+    id: int | str
+    requests: list[Request] = field(default_factory=list)
+    # Whether further requests may come
+    open: bool = True
+    # Whether nothing of it is left but to make room, which takes no END
+    broken: bool = False
+    last_ms: int = 0
+    expires_ms: int | None = None
+    slot: OneSlot | None = None
+
+
+@dataclass(eq=False)
+class OneSlot:
+    instance: int
+    index: int
+    sequence: OneSequence | None = None
+    # Under the oldest strategy: what runs or is a candidate
+    candidate: Request | None = None
+    executing: bool = False
+
+
+class Slow:
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.slots: list[OneSlot] = []
+        self.idle: list[int] = []
+        # In the order in which they began; all that are not over
+        self.sequences: list[OneSequence] = []
+        self.lost: dict[int | str, int] = {}
+        # Under the oldest strategy, in the order in which they became ones, and when
+        self.candidates: list[tuple[Request, OneSlot, int]] = []
+        self.answers: list[tuple[str, str]] = []
+        self.freed: list[OneSlot] = []
+        # Slots in the order in which something changed that may make their next request a candidate
+        self.stirred: list[OneSlot] = []
+
+    # What happens
+
+    def enqueue(self, request: Request, now_ms: int) -> str:
+        """Which error it is refused with, empty if it is taken."""
+        id = request.correlation_id
+        if not id:
+            return "no id"
+        mine = [one for one in self.sequences if one.id == id and one.open]
+        assert len(mine) <= 1
+        if not mine:
+            if not request.flags & SEQUENCE_START:
+                return "lost" if self.lost.get(id, -1) > now_ms else "not started"
+            self.lost.pop(id, None)
+            sequence = OneSequence(id)
+            self.sequences.append(sequence)
+            free = [slot for slot in self.slots if slot.sequence is None and slot not in self.freed]
+            if free:
+                # `slots` has them as their instances joined, and the first of equal ones is taken.
+                self.give(sequence, min(free, key=lambda slot: slot.index))
+        else:
+            sequence = mine[0]
+        sequence.requests.append(request)
+        sequence.last_ms = now_ms
+        if request.flags & SEQUENCE_END:
+            sequence.open = False
+        if sequence.slot is None:
+            if request.timeout_us:
+                times = [
+                    now_ms + request.timeout_us // 1000,
+                    *([] if sequence.expires_ms is None else [sequence.expires_ms]),
+                ]
+                sequence.expires_ms = min(times)
+        else:
+            self.stir(sequence.slot)
+        return ""
+
+    def cancel(self, request: Request) -> None:
+        for sequence in list(self.sequences):
+            if request in sequence.requests:
+                place = sequence.requests.index(request) if sequence.slot is not None else 0
+                self.cut(sequence, place)
+                return
+        for entry in self.candidates:
+            if entry[0] is request:
+                _, slot, _ = entry
+                self.candidates.remove(entry)
+                self.answers.append((request.id, "cancelled"))
+                slot.candidate = None
+                if not request.flags & SEQUENCE_END and slot.sequence is not None:
+                    self.cut(slot.sequence, 0)
+                self.stir(slot)
+                return
+
+    def cut(self, sequence: OneSequence, place: int) -> None:
+        """Ends a sequence; what it has from a place on is cancelled."""
+        self.answers += [(one.id, "cancelled") for one in sequence.requests[place:]]
+        del sequence.requests[place:]
+        sequence.open = False
+        sequence.broken = True
+        if sequence.slot is None:
+            self.sequences.remove(sequence)
+        else:
+            self.stir(sequence.slot)
+
+    def join(self, instance: int) -> None:
+        new = [OneSlot(instance, index) for index in range(self.rules.slots)]
+        self.slots += new
+        self.freed += new
+        self.idle.append(instance)
+
+    def done(self, instance: int, requests: list[Request]) -> None:
+        for request in requests:
+            for slot in self.slots:
+                if slot.candidate is request:
+                    slot.candidate = None
+                    slot.executing = False
+                    self.stir(slot)
+        self.idle.append(instance)
+
+    def lose(self, instance: int) -> None:
+        if instance in self.idle:
+            self.idle.remove(instance)
+        for slot in [slot for slot in self.slots if slot.instance == instance]:
+            self.slots.remove(slot)
+            for entry in [entry for entry in self.candidates if entry[1] is slot]:
+                self.candidates.remove(entry)
+                self.answers.append((entry[0].id, "lost"))
+            if slot.sequence is not None:
+                self.answers += [(one.id, "lost") for one in slot.sequence.requests]
+                self.sequences.remove(slot.sequence)
+                if slot.sequence.open:
+                    self.lost[slot.sequence.id] = slot.sequence.last_ms + self.rules.idle_ms
+        self.freed = [slot for slot in self.freed if slot in self.slots]
+        self.stirred = [slot for slot in self.stirred if slot in self.slots]
+
+    # What is to be done
+
+    def give(self, sequence: OneSequence, slot: OneSlot) -> None:
+        sequence.slot, slot.sequence = slot, sequence
+
+    def stir(self, slot: OneSlot) -> None:
+        if slot not in self.stirred:
+            self.stirred.append(slot)
+
+    def free(self, slot: OneSlot, now_ms: int) -> None:
+        """The sequence of a slot has left it."""
+        if slot.sequence is not None:
+            self.sequences.remove(slot.sequence)
+            slot.sequence = None
+        waiting = [one for one in self.sequences if one.slot is None]
+        if waiting:
+            self.give(waiting[0], slot)
+            waiting[0].last_ms = now_ms
+            self.stir(slot)
+
+    def poll(self, now_ms: int) -> tuple[list[tuple[int, list[str | None]]], list[tuple[str, str]]]:
+        """The batches that are handed out now, and the answers that are given."""
+        for one in [one for one in self.sequences if one.slot is None]:
+            if one.expires_ms is not None and one.expires_ms <= now_ms:
+                self.answers += [(request.id, "expired") for request in one.requests]
+                self.sequences.remove(one)
+        over = [one for one in self.sequences if one.slot and one.open and now_ms - one.last_ms >= self.rules.idle_ms]
+        for one in sorted(over, key=lambda one: one.last_ms):
+            one.open = False
+            one.broken = True
+            assert one.slot is not None
+            self.stir(one.slot)
+        for slot in sorted(self.freed, key=lambda slot: slot.index):
+            self.free(slot, now_ms)
+        self.freed = []
+        runs = self.oldest(now_ms) if self.rules.oldest else self.direct(now_ms)
+        answers, self.answers = self.answers, []
+        return runs, answers
+
+    def direct(self, now_ms: int) -> list[tuple[int, list[str | None]]]:
+        runs: list[tuple[int, list[str | None]]] = []
+        for instance in list(self.idle):
+            slots = [slot for slot in self.slots if slot.instance == instance]
+            for slot in slots:
+                if slot.sequence is not None and slot.sequence.broken and not slot.sequence.requests:
+                    self.free(slot, now_ms)
+            ready = [slot for slot in slots if slot.sequence is not None and slot.sequence.requests]
+            if not ready:
+                continue
+            heads = [slot.sequence.requests[0] for slot in ready if slot.sequence]
+            oldest_ms = min(one.queue_start_ns for one in heads) // MS
+            share = len(ready) / len(slots) + 1e-6
+            if self.rules.delay_ms and self.rules.utilization > share and now_ms - oldest_ms < self.rules.delay_ms:
+                continue
+            self.idle.remove(instance)
+            shape = heads[0].inputs[0].shape
+            batch: list[str | None] = []
+            for slot in slots[: ready[-1].index + 1]:
+                sequence = slot.sequence
+                request = sequence.requests[0] if sequence is not None and sequence.requests else None
+                if sequence is None or request is None or (self.rules.by_shape and request.inputs[0].shape != shape):
+                    batch.append(None)
+                    continue
+                batch.append(request.id)
+                del sequence.requests[0]
+                if request.flags & SEQUENCE_END:
+                    self.free(slot, now_ms)
+            runs.append((instance, batch))
+        return runs
+
+    def oldest(self, now_ms: int) -> list[tuple[int, list[str | None]]]:
+        while self.stirred:
+            slot = self.stirred.pop(0)
+            while slot.candidate is None and slot.sequence is not None:
+                sequence = slot.sequence
+                if not sequence.requests:
+                    if not sequence.broken:
+                        break
+                    self.free(slot, now_ms)
+                    continue
+                request = sequence.requests.pop(0)
+                slot.candidate = request
+                self.candidates.append((request, slot, now_ms))
+                if request.flags & SEQUENCE_END:
+                    self.free(slot, now_ms)
+        runs: list[tuple[int, list[str | None]]] = []
+        for instance in list(self.idle):
+            mine = [entry for entry in self.candidates if entry[1].instance == instance]
+            count = self.batch([request for request, _, _ in mine], [since for _, _, since in mine], now_ms)
+            if count:
+                self.idle.remove(instance)
+                for entry in mine[:count]:
+                    self.candidates.remove(entry)
+                    entry[1].executing = True
+                runs.append((instance, [request.id for request, _, _ in mine[:count]]))
+        return runs
+
+    def batch(self, waiting: list[Request], since_ms: list[int], now_ms: int) -> int:
+        """How many of these run now, as the dynamic batcher has it; each is one row."""
+        rules = self.rules
+        limit = max(1, rules.max_batch_size)
+        preferred = set(rules.preferred) or {limit}
+        alike = len(waiting)
+        if rules.by_shape and limit > 1:
+            differing = [
+                index for index, one in enumerate(waiting) if one.inputs[0].shape != waiting[0].inputs[0].shape
+            ]
+            alike = min([*differing, alike])
+        pending = min(alike, limit)
+        if not pending:
+            return 0
+        stopped = pending < len(waiting)
+        best = max([size for size in preferred if size <= pending], default=0)
+        overdue = rules.delay_ms > 0 and now_ms - min(since_ms[:pending]) >= rules.delay_ms
+        if best and not overdue:
+            return best
+        return pending if stopped or pending >= max(preferred) or overdue or not rules.delay_ms else 0
