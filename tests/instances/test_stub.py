@@ -144,7 +144,7 @@ def test_what_a_message_could_not_tell_the_stub_rides_on_the_next() -> None:
     assert outputs.take_frees() == []
 
 
-MANY = 16_000
+MANY, NBYTES = 16_000, 8400
 
 PLENTY = f"""
     import numpy as np
@@ -152,7 +152,7 @@ PLENTY = f"""
 
     class TritonPythonModel:
         def execute(self, requests):
-            outputs = [pb_utils.Tensor("OUTPUT0", np.zeros(2100, np.float32)) for _ in range({MANY})]
+            outputs = [pb_utils.Tensor("OUTPUT0", np.zeros({NBYTES}, np.uint8)) for _ in range({MANY})]
             return [pb_utils.InferenceResponse(outputs) for _ in requests]
 """
 
@@ -162,7 +162,7 @@ async def drive_plenty(folder: Path) -> None:
     stub, owner = await started(folder, memory)
     committed = []
     unread: list[Response] = []
-    for _ in range(4):
+    for _ in range(6):
         stub.work.execute(Work([Request([], lambda *_: None)]))
         # While it executes the parent reads what came before: more blocks than a ring has room to tell of.
         for response in unread:
@@ -171,7 +171,8 @@ async def drive_plenty(folder: Path) -> None:
         assert len(response.outputs) == MANY
         unread = [response]
         committed.append(memory.ledger.of(1))
-    assert committed[3] == committed[2]
+    # Those that are read and those that are being made; how many are free in time for the latter is a matter of luck.
+    assert max(committed) < 2.5 * MANY * NBYTES
     assert await stub.stop(60)
 
 

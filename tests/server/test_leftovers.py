@@ -62,13 +62,13 @@ def check_gone(processes: Sequence[psutil.Process]) -> None:
     assert not alive
 
 
-def janitor_of(server: Serving) -> psutil.Process:
-    (janitor,) = [
+def janitors_of(server: Serving) -> list[psutil.Process]:
+    """One, or none while it is being started."""
+    return [
         child
         for child in psutil.Process(server.process.pid).children()
         if any("janitor_program" in word for word in child.cmdline())
     ]
-    return janitor
 
 
 def kill(server: Serving) -> None:
@@ -77,10 +77,10 @@ def kill(server: Serving) -> None:
 
 
 def kill_janitor_and_server(server: Serving) -> None:
-    first = janitor_of(server)
+    (first,) = janitors_of(server)
     first.kill()
     eventually(lambda: not first.is_running())
-    eventually(lambda: janitor_of(server))
+    eventually(lambda: janitors_of(server))
     kill(server)
 
 

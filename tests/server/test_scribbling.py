@@ -22,7 +22,7 @@ SCRIBBLER = """
     import time
     import triton_python_backend_utils as pb_utils
 
-    ARENA, CONTROL, REQUESTS, RESPONSES, ANSWERS = map(int, open("/proc/self/cmdline").read().split("\\0")[3:8])
+    ARENA, CONTROL, REQUESTS, RESPONSES, ANSWERS = map(int, open("/proc/self/cmdline").read().split("\\0")[4:9])
 
     def channel():
         return next(thing for thing in gc.get_objects() if type(thing).__name__ == "Channel")
@@ -246,7 +246,7 @@ def test_a_restart_that_goes_wrong_in_any_way_is_tried_again(tmp_path: Path) -> 
         if flag.exists():
             flag.unlink()
             message = b"\\x81\\xa4kind\\xa5ready"
-            os.write(int(open("/proc/self/cmdline").read().split("\\0")[4]), len(message).to_bytes(4, "big") + message)
+            os.write(int(open("/proc/self/cmdline").read().split("\\0")[5]), len(message).to_bytes(4, "big") + message)
 
         class TritonPythonModel:
             def execute(self, requests):

@@ -62,8 +62,9 @@ class PythonBackend(Backend):
         model_control.connect(questions)
         shared_memory.connect(questions)
         metrics.connect(questions, host.control.send)
-        self._model.initialize(instance.arguments)
+        # First, for the arguments are the model's to change.
         self._check_outputs(instance)
+        self._model.initialize(instance.arguments)
         self.checks_readiness = self._model.checks_readiness
         host.channel.on_poke = self._report_dropped
         host.control.handle("acknowledge", self._on_acknowledge)
