@@ -89,7 +89,7 @@ def http_server(server: Server, connections: Connections) -> HttpServer:
 
 def metrics_server(server: Server) -> HttpServer:
     """The front end of a server's metrics."""
-    app = create_metrics_app(server.metrics.text)
+    app = create_metrics_app(lambda: server.offload.run(server.metrics.text()))
     config = uvicorn.Config(
         app,
         ws="none",
