@@ -238,6 +238,16 @@ class Serving:
         return answer
 
 
+def refused(repository: Path, *prefix: str) -> Serving:
+    """A server that has not started; `prefix` is the beginning of its command."""
+    server = Serving(repository)
+    server.command = [*prefix, *server.command]
+    server.start()
+    assert server.process.wait(60) == 1
+    server.stop()
+    return server
+
+
 def eventually(happened: Callable[[], Any], timeout: float = 60) -> Any:
     """Asks until the answer is true, and returns it."""
     deadline = time.monotonic() + timeout

@@ -73,34 +73,29 @@ class HttpServer(uvicorn.Server):
 def http_server(server: Server, connections: Connections) -> HttpServer:
     """The HTTP front end of a server. What its connections share is `connections`, for who stops it in good order."""
     app = create_app(server, cors_origins=server.settings.http.cors_origins)
-    config = uvicorn.Config(
-        app,
-        http=functools.partial(HttpConnection, connections),  # type: ignore[arg-type]
-        ws="none",
-        lifespan="off",
-        access_log=server.settings.logging.access,
-        log_config=None,
-        server_header=False,
-        date_header=False,
-        timeout_graceful_shutdown=server.settings.exit_timeout_secs,
-    )
-    return HttpServer(config, server.offload)
+    protocol = functools.partial(HttpConnection, connections)
+    grace_s = server.settings.exit_timeout_secs
+    return HttpServer(_config(server, app, http=protocol, timeout_graceful_shutdown=grace_s), server.offload)
 
 
 def metrics_server(server: Server) -> HttpServer:
     """The front end of a server's metrics."""
     app = create_metrics_app(lambda: server.offload.run(server.metrics.text()))
-    config = uvicorn.Config(
+    return HttpServer(_config(server, app))
+
+
+def _config(server: Server, app: Any, **more: Any) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         ws="none",
         lifespan="off",
-        # There is one logger for both; and who asks for metrics is seen in the same place.
+        # There is one logger for both front ends; and who asks for metrics is seen in the same place.
         access_log=server.settings.logging.access,
         log_config=None,
         server_header=False,
         date_header=False,
+        **more,
     )
-    return HttpServer(config)
 
 
 def grpc_server(server: Server) -> GrpcTransport:
