@@ -1,7 +1,7 @@
 """Reading the metrics of a server with many models, and what that is to a client who asks meanwhile.
 
-The models are loaded and have answered, each by one stub. Real Triton takes several gigabytes for as many, so the row is
-stubserve's alone, with a bound.
+The models are loaded and have answered, each by one stub. Real Triton takes several gigabytes for as many, so the row
+is of stubserve alone, with a bound.
 """
 
 from __future__ import annotations
