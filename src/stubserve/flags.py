@@ -18,6 +18,7 @@ from stubserve.protocols.re2 import compile_re2
 from stubserve.settings import (
     EXPLICIT,
     NONE,
+    OPENTELEMETRY,
     POLL,
     ClientSettings,
     GrpcSettings,
@@ -27,6 +28,7 @@ from stubserve.settings import (
     MetricsSettings,
     RepositorySettings,
     Settings,
+    TracingSettings,
 )
 
 _GROUPS: dict[str, Callable[..., Any]] = {
@@ -37,6 +39,7 @@ _GROUPS: dict[str, Callable[..., Any]] = {
     "grpc": GrpcSettings,
     "metrics": MetricsSettings,
     "logging": LoggingSettings,
+    "tracing": TracingSettings,
 }
 # What a backend may be told that has its effect here; the rest is about what is not there
 _BACKEND_SETTINGS = (
@@ -149,6 +152,13 @@ def _check(settings: Settings) -> None:
             raise UsageError(f"--{name}-header-forward-pattern is no regular expression: {error}") from None
     if settings.metrics.interval_ms < 0:
         raise UsageError(f"--metrics-interval-ms must not be negative. Got {settings.metrics.interval_ms}")
+    tracing = settings.tracing
+    if tracing.mode == OPENTELEMETRY and find_spec("opentelemetry.exporter") is None:
+        raise UsageError(
+            "--trace-config mode=opentelemetry needs packages: run `pip install 'stubserve[opentelemetry]'`"
+        )
+    if tracing.mode != OPENTELEMETRY and tracing.levels and not tracing.file:
+        raise UsageError("--trace-config level needs a file for traces: --trace-config triton,file=<path>")
     _check_ports(settings)
     if settings.logging.format not in (DEFAULT, ISO8601, JSON):
         raise UsageError(f"invalid argument for --log_format, got: {settings.logging.format}")

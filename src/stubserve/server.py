@@ -16,6 +16,8 @@ from stubserve.observability import logs
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.metrics import RESERVED, ServerMetrics
+from stubserve.observability.trace_file import TraceFile
+from stubserve.observability.tracing import Destination, Tracing
 from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.json_process import JsonProcess
@@ -26,7 +28,7 @@ from stubserve.repository.control import ModelControl
 from stubserve.repository.folder import list_names
 from stubserve.repository.loading import Loader
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
-from stubserve.settings import EXPLICIT, NONE, POLL, Settings
+from stubserve.settings import EXPLICIT, NONE, OPENTELEMETRY, POLL, Settings, TracingSettings
 
 log = logging.getLogger("stubserve.server")
 
@@ -63,9 +65,11 @@ class Server:
         measured = settings.metrics
         machine = MachineMetrics(measured.interval_ms / 1000, measured.allow_cpu)
         self.metrics = ServerMetrics(self._registry.serving, measured.latencies, machine, custom, self.memory)
+        self.tracing = Tracing(settings.tracing, _trace_destination(settings.tracing))
         loader = Loader(
             settings.instances,
             self.memory,
+            tracing=self.tracing.of,
             completes=not settings.repository.disable_auto_complete,
             latencies=measured.latencies if measured.allow else None,
         )
@@ -158,6 +162,7 @@ class Server:
         await self._control.stop(self.settings.exit_timeout_secs if timeout_s is None else timeout_s)
         await self._janitor.stop()
         self.large_json.close()
+        await asyncio.to_thread(self.tracing.close)
         self.offload.close()
 
 
@@ -175,6 +180,15 @@ def _check_debugged(settings: Settings) -> None:
             close = difflib.get_close_matches(name, known, 1)
             meant = f"; did you mean '{close[0]}'?" if close else ""
             raise invalid(f"--debug-model={name}: there is no model of that name{meant}")
+
+
+def _trace_destination(settings: TracingSettings) -> Destination | None:
+    """Where traces go. What OpenTelemetry needs is imported only where it is used."""
+    if settings.mode == OPENTELEMETRY:
+        from stubserve.observability.trace_spans import SpanExport
+
+        return SpanExport(settings)
+    return TraceFile(settings.file) if settings.file else None
 
 
 def _not_started() -> ServeError:

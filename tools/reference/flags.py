@@ -21,6 +21,7 @@ GROUPS = {
     "clients": "What a client may take",
     "metrics": "Metrics",
     "logging": "Log",
+    "tracing": "Traces",
 }
 
 _HEAD = """\

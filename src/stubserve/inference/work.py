@@ -16,15 +16,16 @@ class Work:
 
     `extra_inputs`, if it is not None, has for each place the tensors that the scheduler adds to those of the request
     (controls, states); those of an empty place are all that the model sees there. Whoever executes the work holds their
-    memory for as long as the model may read it.
+    memory for as long as the model may read it. `number` is the stub's for the batch, 0 before it has it.
     """
 
-    __slots__ = ("extra_inputs", "requests", "slots")
+    __slots__ = ("extra_inputs", "number", "requests", "slots")
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.slots: Sequence[Request | None] = requests
         self.requests = requests
         self.extra_inputs: Sequence[Sequence[Tensor]] | None = None
+        self.number = 0
 
     @classmethod
     def of_slots(cls, slots: Sequence[Request | None], extra_inputs: Sequence[Sequence[Tensor]] | None = None) -> Work:
@@ -42,6 +43,11 @@ class Work:
     def empty(self) -> int:
         """How many places are empty."""
         return len(self.slots) - len(self.requests)
+
+    @property
+    def size(self) -> int:
+        """The size of the batch; an empty place counts as one."""
+        return self.empty + sum(request.batch_size for request in self.requests)
 
     def __repr__(self) -> str:
         return f"<Work {list(self.slots)}>"

@@ -21,6 +21,7 @@ from typing import Any
 from stubserve.environments.resolve import Environments
 from stubserve.inference.latencies import DEFAULT_BOUNDS_MS, FIRST_RESPONSE, Latencies
 from stubserve.inference.served_model import ServedModel
+from stubserve.inference.trace import ModelTracing
 from stubserve.instances.instance import Instance
 from stubserve.instances.launcher import Launcher, Program
 from stubserve.instances.memory import Memory
@@ -58,7 +59,7 @@ class Loader:
     """Starts model versions.
 
     Models complete their configurations if they are to (`completes`). `latencies` are the distributions that are
-    measured, None where nobody can read them.
+    measured, None where nobody can read them. `tracing` gives that of a model by its name.
     """
 
     def __init__(
@@ -68,11 +69,13 @@ class Loader:
         completes: bool,
         latencies: LatencySettings | None,
         make_launcher: Callable[..., Launcher] = Launcher,
+        tracing: Callable[[str], ModelTracing] = lambda _: ModelTracing(),
     ) -> None:
         self._settings = settings
         self._memory = memory
         self._completes = completes
         self._measured = latencies
+        self._tracing = tracing
         self._make_launcher = make_launcher
         self._environments = Environments(settings.environment_cache)
         self._booting = asyncio.Lock()
@@ -82,6 +85,7 @@ class Loader:
         folder, config = candidate.folder, candidate.config
         if config.platform == ENSEMBLE_PLATFORM:
             ensemble = await start_ensemble(candidate, version, services.models)
+            ensemble.tracing = self._tracing(ensemble.name)
             ensemble.latencies = self._latencies(config)
             return ensemble
         name = folder.name
@@ -97,6 +101,7 @@ class Loader:
             validate(config)
             labels = await asyncio.to_thread(read_labels, folder, config)
             model = instance_model(name, version, config, to_json_dict(config), labels)
+            model.tracing = self._tracing(name)
             model.latencies = self._latencies(config)
             warm_up = await self._warm_up(model, folder.path)
             instances = self._instances(model, launcher, specs, config_json, warm_up, first)

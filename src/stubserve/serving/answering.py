@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stubserve.inference.latencies import Latencies
+from stubserve.inference.trace import ModelTracing
 from stubserve.serving.delivery import Delivery
 from stubserve.serving.draining import Draining
 
@@ -12,6 +13,8 @@ class AnsweringModel:
 
     _delivery: Delivery
     _draining: Draining
+    # Who samples its requests, told by whoever loads it
+    tracing: ModelTracing = ModelTracing()
 
     @property
     def latencies(self) -> Latencies | None:

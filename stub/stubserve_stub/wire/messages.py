@@ -24,11 +24,12 @@ read by whoever waits for them while the main thread is in `execute`::
     parent ▶ stub   (call, final, response, frees)
 
     requests  one for each slot of the batch, in order; None for a slot that is empty
-    request   (id, correlation_id, flags, timeout_us, parameters, requested_outputs, inputs)
+    request   (id, correlation_id, flags, timeout_us, parameters, trace, requested_outputs, inputs)
     entries   one for each slot: a response; None where a sender answers, before or after, and for an empty slot;
               RESCHEDULED where the same request is to be executed again
     response  (error, outputs, parameters); in RESPONSE and in answers also None: the flag alone
     flags     FINAL: no further response to this request; ACKNOWLEDGE: say when it has been passed on
+    trace     (number, context) of a request that is traced, or None; the context is a text for other programs, or None
     tensor    (name, datatype, shape, place)      datatype is the number in Triton's DataType enum
     place     see `stubserve_stub.wire.places`
     error     (message, code), or None; the one of RESULT (a message) is for the whole batch
@@ -80,7 +81,10 @@ _TEXT = "surrogateescape"
 
 Parameters = Optional[Dict[str, Any]]
 WireTensor = Tuple[str, int, Sequence[int], Place]
-WireRequest = Tuple[str, Union[int, str], int, int, Parameters, Optional[Sequence[str]], Sequence[WireTensor]]
+WireTrace = Optional[Tuple[int, Optional[str]]]
+WireRequest = Tuple[
+    str, Union[int, str], int, int, Parameters, WireTrace, Optional[Sequence[str]], Sequence[WireTensor]
+]
 WireResponse = Tuple[Optional[Tuple[str, int]], Sequence[WireTensor], Parameters]
 # A response, None or RESCHEDULED
 Entry = Union[WireResponse, int, None]

@@ -27,6 +27,7 @@ from stubserve.protocols.http.infer_routes import GenerateRoute, InferRoute
 from stubserve.protocols.http.json_values import UNSET, find, parse_json
 from stubserve.protocols.http.load_parameters import parse_load_parameters, parse_unload_dependents
 from stubserve.protocols.http.log_settings import parse_log_settings
+from stubserve.protocols.http.trace_settings import parse_trace_settings, shown
 from stubserve.protocols.management import ServerFacts
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -133,6 +134,17 @@ class ManagementRoutes:
         self._server.log_settings.update(changes)
         return await self.log_settings(request)
 
+    async def trace_settings(self, request: Request) -> Response:
+        model = management.traced_model(self._server, request.path_params.get("model", ""))
+        return json_response(shown(self._server.tracing.to_dict(model)))
+
+    async def update_trace_settings(self, request: Request) -> Response:
+        model = management.traced_model(self._server, request.path_params.get("model", ""))
+        async with body_of(request, self._server) as body:
+            changes = parse_trace_settings(body)
+        self._server.tracing.update(changes, model)
+        return await self.trace_settings(request)
+
     async def not_offered(self, request: Request) -> Response:
         raise management.not_offered(request.url.path)
 
@@ -180,6 +192,10 @@ def create_app(server: ServerFacts, lifespan: Any = None, cors_origins: Sequence
         ("/v2/health/ready", _Methods(GET=routes.ready)),
         ("/v2/models/stats", _Methods(GET=routes.statistics)),
         ("/v2/logging", _Methods(GET=routes.log_settings, POST=routes.update_log_settings)),
+        *(
+            (path, _Methods(GET=routes.trace_settings, POST=routes.update_trace_settings))
+            for path in ("/v2/trace/setting", "/v2/models/{model}/trace/setting")
+        ),
     ]
     for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:digits}"):
         table += [
@@ -204,8 +220,6 @@ def create_app(server: ServerFacts, lifespan: Any = None, cors_origins: Sequence
     table += [
         (path, _Methods(GET=routes.not_offered, POST=routes.not_offered))
         for path in (
-            "/v2/trace/setting",
-            "/v2/models/{model}/trace/setting",
             "/v2/systemsharedmemory/{rest:path}",
             "/v2/cudasharedmemory/{rest:path}",
         )

@@ -104,6 +104,13 @@ class RequestHead:
             self._headers, self._lines = list(map(_field, self._lines)), []
         return self._headers
 
+    def trace_context(self) -> str | None:
+        """The value of `traceparent`, None without one."""
+        for name, value in self.headers:
+            if name.lower() == b"traceparent":
+                return value.decode("latin-1").strip()
+        return None
+
     # Callbacks of the parser
 
     def on_url(self, url: bytes) -> None:
