@@ -42,7 +42,7 @@ class Server:
         self.max_input_size = settings.http.max_input_size
         pattern = settings.http.header_forward_pattern
         self.http_forwarding = HeaderForwarding(pattern) if pattern else None
-        self._registry = Registry()
+        self._registry = Registry(settings.repository.namespacing)
         self.memory = Memory(settings.shm_limit)
         self.block = self.memory.block
         self.store = self.memory.store
