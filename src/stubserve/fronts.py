@@ -89,8 +89,8 @@ def http_server(server: Server, connections: Connections) -> HttpServer:
 
 def metrics_server(server: Server) -> HttpServer:
     """The front end of a server's metrics. Raises OSError."""
-    app = guarded(create_metrics_app(server.metrics.text), server.http_access, "metrics")
-    return HttpServer(_config(server, app), _tls(server))
+    app = create_metrics_app(lambda: server.offload.run(server.metrics.text()))
+    return HttpServer(_config(server, guarded(app, server.http_access, "metrics")), _tls(server))
 
 
 def _tls(server: Server) -> ssl.SSLContext | None:

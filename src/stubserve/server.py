@@ -71,7 +71,7 @@ class Server:
         custom = MetricRegistry(RESERVED)
         measured = settings.metrics
         machine = MachineMetrics(measured.interval_ms / 1000, measured.allow_cpu)
-        self.metrics = ServerMetrics(self._registry.serving, measured.latencies, machine, custom)
+        self.metrics = ServerMetrics(self._registry.serving, measured.latencies, machine, custom, self.memory)
         loader = Loader(
             settings.instances,
             self.memory,
