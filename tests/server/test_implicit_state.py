@@ -1,4 +1,4 @@
-"""Implicit state in a whole server: models without memory of their own, and what keeps their states between requests."""
+"""Implicit state in a whole server: models that remember nothing, and what keeps their states between requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.real_server import Answer, Serving, eventually, write_model
 from .grpc_calls import connected
 from .test_sequences import message
 
-# The new sum is the old one and what is sent; a negative number has it fail in some way after it has looked at its state.
+# The new sum is the old one and what is sent; a negative number has it fail in some way.
 ADDER = """
     import os
     import numpy as np
@@ -95,10 +95,6 @@ def write_accumulator(repository: Path, name: str, text: str) -> Path:
 
 
 # The new state is the old one with what is sent behind it.
-WITH_CONTROLS = """
-    control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }
-    control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } }
-"""
 GROWING = """
     backend: "{backend}"
     max_batch_size: {batch}
@@ -295,3 +291,270 @@ def grown(answer: Answer) -> tuple[float, float]:
     assert answer.status == 200, answer
     (output,) = answer.json()["outputs"]
     return tuple(output["data"])
+
+
+def test_batches_of_sequences(tmp_path: Path) -> None:
+    """Four steps wait for each other: what is gathered and parted are the states of four sequences."""
+    waits = "direct { minimum_slot_utilization: 1 max_queue_delay_microseconds: 600000000 }"
+    write_model(tmp_path, "python", ADDER, config(strategy=waits))
+    write_accumulator(tmp_path, "onnxruntime", config("onnxruntime", waits))
+    with Serving(tmp_path) as server:
+        server.wait_until_ready()
+        for model in BACKENDS:
+            found: dict[int, list[int]] = {}
+
+            def run(number: int, model: str = model, found: dict[int, list[int]] = found) -> None:
+                found[number] = total(*(add(server, model, number, number, flag) for flag in ("start", "", "end")))
+
+            threads = [threading.Thread(target=run, args=(number,)) for number in range(1, 5)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert found == {number: [number, 2 * number, 3 * number] for number in range(1, 5)}
+            statistics = server.statistics(model)
+            assert (statistics["inference_count"], statistics["execution_count"]) == (12, 3)
+
+
+def test_slots_that_are_empty_have_states_too(serving: Serving) -> None:
+    for backend in BACKENDS:
+        model = f"{backend}_direct"
+        assert total(add(serving, model, 1, 1, "start"), add(serving, model, 2, 2, "start")) == [1, 2]
+        assert total(add(serving, model, 1, 1, "end"), add(serving, model, 2, 2, "end")) == [2, 4]
+
+
+def write_with_controls(repository: Path, name: str) -> None:
+    """ONNX, without an initial state: what START says is multiplied into the old state."""
+    dims = ["batch", 1]
+    made = onnx_models.model(
+        [
+            onnx_models.node("Sub", "ONE START", "GOES_ON"),
+            onnx_models.node("Mul", "GOES_ON SUM_IN", "OLD"),
+            onnx_models.node("Add", "IN OLD", "OUT"),
+            onnx_models.node("Identity", "OUT", "SUM_OUT"),
+        ],
+        [("IN", "INT32", dims), ("SUM_IN", "INT32", dims), ("START", "INT32", dims)],
+        [("OUT", "INT32", dims), ("SUM_OUT", "INT32", dims)],
+        [onnx_models.helper.make_tensor("ONE", 6, [], [1])],
+    )
+    onnx_models.save(made, repository / name / "1")
+    start = (
+        'control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } } direct { }'
+    )
+    (repository / name / "config.pbtxt").write_text(config("onnxruntime", start))
+
+
+CALLER = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            responses = []
+            for request in requests:
+                sums = []
+                for value, flags in ((5, 1), (6, 0), (7, 2)):
+                    call = pb_utils.InferenceRequest(
+                        model_name="counter",
+                        requested_output_names=["OUT"],
+                        inputs=[pb_utils.Tensor("IN", np.array([[value]], np.int32))],
+                        correlation_id=77,
+                        flags=flags,
+                    )
+                    answer = call.exec()
+                    assert not answer.has_error(), answer.error().message()
+                    sums.append(answer.output_tensors()[0].as_numpy().item())
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(sums, np.int32))]))
+            return responses
+"""
+CALLER_CONFIG = """
+    backend: "python"
+    input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
+    output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 3 ] } ]
+"""
+ENSEMBLE = """
+    platform: "ensemble"
+    max_batch_size: 4
+    input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
+    output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+    ensemble_scheduling {
+        step [
+            { model_name: "counter" model_version: -1
+              input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "SUM" } },
+            { model_name: "summer" model_version: -1
+              input_map { key: "IN" value: "SUM" } output_map { key: "OUT" value: "OUT" } }
+        ]
+    }
+"""
+# Answers through senders; the second response of a step has the state.
+STREAMING = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            for request in requests:
+                value, state = (
+                    pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in ("IN", "SUM_IN")
+                )
+                sender = request.get_response_sender()
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", state)]))
+                total = state + value
+                answers = [pb_utils.Tensor("OUT", total), pb_utils.Tensor("SUM_OUT", total)]
+                sender.send(pb_utils.InferenceResponse(answers), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def test_every_way_in(tmp_path: Path) -> None:
+    """gRPC and its streams, a model's calls, two members of an ensemble, models that answer through senders."""
+    write_with_controls(tmp_path, "counter")
+    write_model(tmp_path, "summer", ADDER, config())
+    write_model(tmp_path, "caller", CALLER, CALLER_CONFIG)
+    write_model(tmp_path, "streams", STREAMING, config(more="model_transaction_policy { decoupled: true }"))
+    (tmp_path / "ensemble" / "1").mkdir(parents=True)
+    (tmp_path / "ensemble" / "config.pbtxt").write_text(ENSEMBLE)
+    with Serving(tmp_path) as server, connected(server) as grpc:
+        server.wait_until_ready()
+        steps = [message("counter", "s", 2, "start"), message("counter", 3, 5, "start")]
+        steps += [message("counter", "s", 3, "end"), message("counter", 3, 6, "end")]
+        assert received(grpc.stream(*steps)) == [2, 5, 5, 11]
+        assert received(grpc.stream(message("streams", 1, 4, "start"))) == [0, 4]
+        assert received(grpc.stream(message("streams", 1, 5), message("streams", 1, 6, "end"))) == [4, 9, 9, 15]
+        called = server.infer_json("caller", [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [0]}])
+        assert called.json()["outputs"][0]["data"] == [5, 11, 18]
+        flags = ("start", "", "", "end")
+        assert total(*(add(server, "ensemble", 8, 1, flag) for flag in flags)) == [1, 3, 6, 10]
+
+
+def received(answers: list[Any]) -> list[int]:
+    assert not [answer.error_message for answer in answers if answer.error_message]
+    return [
+        int(np.frombuffer(raw, np.int32)[0]) for answer in answers for raw in answer.infer_response.raw_output_contents
+    ]
+
+
+@pytest.mark.parametrize("model", ["python_growing", "onnxruntime_growing", "python_in_place"])
+def test_sequences_leave_nothing_behind(tmp_path: Path, model: str) -> None:
+    """Whether they end, are idle for too long, or are cut short by the next; states of 400 kB each."""
+    backend, _, kind = model.partition("_")
+    more = "use_same_buffer_for_input_output: true" if kind == "in_place" else ""
+    write_appender(tmp_path, "m", backend, more, idle_us=200_000)
+    with Serving(tmp_path, "--shm-limit=32M") as server:
+        server.wait_until_ready()
+        # What does not fit many times over: of 100 sequences each leaves its state to nobody.
+        for sequence in range(1, 101):
+            assert append(server, "m", sequence, 100_000, 1, "start").status == 200
+            assert append(server, "m", sequence, 10_000, 1, "end").status == 200
+        # Four slots, and nobody ends: each next one waits until one before it has been idle for too long.
+        for sequence in range(1, 13):
+            assert append(server, "m", sequence, 1_000_000, 1, "start").status == 200
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_state_that_finds_no_memory(tmp_path: Path, backend: str) -> None:
+    """Its request is told so, the state is as it was, and others are served."""
+    write_appender(tmp_path, "m", backend)
+    with Serving(tmp_path, "--shm-limit=32M") as server:
+        server.wait_until_ready()
+        size = 1 << 20
+        kept = 0
+        while True:
+            answer = append(server, "m", 1, size, 1, "" if kept else "start")
+            if answer.status != 200:
+                break
+            kept += size
+            assert grown(answer) == (kept, kept)
+        assert answer.status == 503
+        assert "--shm-limit" in answer.error
+        assert kept >= size
+        assert grown(append(server, "m", 1, 1)) == (kept + 1, kept + 1)
+        assert append(server, "m", 1, size).status == 503
+        assert grown(append(server, "m", 2, 10, 1, "start")) == (10, 10)
+        assert append(server, "m", 1, 1, 1, "end").status == 200
+        assert grown(append(server, "m", 3, size, 1, "start")) == (size, size)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_stub_that_dies_takes_its_states_along(tmp_path: Path, backend: str) -> None:
+    text = config(backend, more="").replace("count: 1", "count: 2")
+    if backend == "python":
+        write_model(tmp_path, "m", ADDER, text)
+    else:
+        write_accumulator(tmp_path, "m", text)
+    with Serving(tmp_path) as server:
+        server.wait_until_ready()
+        assert total(add(server, "m", 1, 10, "start"), add(server, "m", 2, 20, "start")) == [10, 20]
+        pid = server.stub_pids()[0]
+        os.kill(pid, signal.SIGKILL)
+        server.wait_for(f"is not healthy: .*pid {pid}")
+        answers = [add(server, "m", number, 1) for number in (1, 2)]
+        (lost,) = [index for index, answer in enumerate(answers) if answer.status == 503]
+        assert f"sequence {lost + 1} of model 'm' has ended because its instance 'm_0_" in answers[lost].error
+        assert "and its state with it; begin it anew with the START flag" in answers[lost].error
+        lives = 1 - lost
+        assert total(answers[lives]) == [[11, 21][lives]]
+        assert total(add(server, "m", lost + 1, 7, "start"), add(server, "m", lost + 1, 1)) == [7, 8]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_who_is_idle_loses_the_state(tmp_path: Path, backend: str) -> None:
+    text = config(backend, idle_us=200_000, batch=1)
+    if backend == "python":
+        write_model(tmp_path, "m", ADDER, text)
+    else:
+        write_accumulator(tmp_path, "m", text)
+    with Serving(tmp_path) as server:
+        server.wait_until_ready()
+        assert total(add(server, "m", 1, 1, "start")) == [1]
+        # There is one slot: it is answered when the first sequence has been given up.
+        assert total(add(server, "m", 2, 2, "both")) == [2]
+        assert "must specify the START flag" in add(server, "m", 1, 1).error
+        assert total(add(server, "m", 1, 5, "start")) == [5]
+
+
+def test_states_stay_with_their_instances_when_the_model_is_loaded_anew(tmp_path: Path) -> None:
+    write_accumulator(tmp_path, "m", config("onnxruntime"))
+    with Serving(tmp_path, "--model-control-mode=explicit", "--load-model=m") as server:
+        server.wait_until_ready()
+        assert total(add(server, "m", 1, 10, "start")) == [10]
+        write_accumulator(tmp_path, "m", config("onnxruntime", initial=from_file("f")))
+        (tmp_path / "m" / "initial_state").mkdir()
+        (tmp_path / "m" / "initial_state" / "f").write_bytes(np.int32(100).tobytes())
+        assert server.request("POST", "/v2/repository/models/m/load", b"{}").status == 200
+        assert total(add(server, "m", 2, 1, "start")) == [101]
+        assert total(add(server, "m", 1, 1), add(server, "m", 1, 1, "end")) == [11, 12]
+
+
+REFUSED = {
+    "no_file": (from_file("f"), "failed to open text file for read "),
+    "short": (from_file("short"), "initial_state setting expects 4 bytes, but the data provided from shortonly has 3 "),
+    "outside": (
+        from_file("../1/model.py"),
+        "'../1/model.py' is not the name of a file in the model's folder 'initial_",
+    ),
+    "type": (zero(kind="FP32"), "'initial_state' field of state 'SUM_IN' does not match the state data type."),
+    "two": (zero() * 2, "'SUM_IN' must contain exactly one or zero element. Found '2' elements."),
+    "identity": ("", "which the backend 'identity' does not keep"),
+}
+
+
+def test_what_cannot_be_kept_is_refused_at_load(tmp_path: Path) -> None:
+    for name, (initial, _) in REFUSED.items():
+        backend = "identity" if name == "identity" else "python"
+        folder = write_model(tmp_path, name, ADDER, config(backend, initial=initial))
+        (folder / "initial_state").mkdir()
+        (folder / "initial_state" / "short").write_bytes(b"123")
+    with Serving(tmp_path, "--strict-readiness=false", "--exit-on-error=false") as server:
+        server.wait_for("Started HTTPService")
+        rows = eventually(lambda: loaded(server, len(REFUSED)))
+    for name, (_, text) in REFUSED.items():
+        assert text in rows[name], (name, rows[name])
+
+
+def loaded(server: Serving, models: int) -> dict[str, str]:
+    """Why each model is not there, once all have been tried."""
+    rows = {row["name"]: row for row in server.request("POST", "/v2/repository/index").json()}
+    done = {
+        name: row["reason"] for name, row in rows.items() if row.get("state") == "UNAVAILABLE" and row.get("reason")
+    }
+    return done if len(done) == models else {}

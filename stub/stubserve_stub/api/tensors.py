@@ -242,7 +242,7 @@ def state_tensor(states: States, wire: WireTensor, in_place: bool) -> Tensor:
     if dtype is None:
         return Tensor._received(name, datatype, shape, bytes(states.memory(wire)), None)
     if in_place:
-        return Tensor(name, np.frombuffer(states.own_memory(wire), dtype).reshape(shape))
+        return Tensor(name, states.own_memory(wire).view(dtype).reshape(shape))
     return Tensor(name, states.memory(wire).view(dtype).reshape(shape).copy())
 
 

@@ -148,12 +148,15 @@ class States:
         return np.frombuffer(self._channel.arena.view(place.offset, place.nbytes).toreadonly(), np.uint8)
 
     def own_memory(self, tensor: WireTensor) -> Any:
-        """The memory of a state in the arena itself, which the model may write to."""
+        """The memory of a state in the arena itself, which the model may write to, as an array of uint8."""
         place: Any = tensor[3]
-        view = self._channel.arena.view(place.offset, place.nbytes)
+        array = np.frombuffer(self._channel.arena.view(place.offset, place.nbytes), np.uint8)
+        bottom: Any = array
+        while isinstance(bottom, np.ndarray):
+            bottom = bottom.base
         with self._guard:
-            self._shown[place.offset] = weakref.ref(view)
-        return view
+            self._shown[place.offset] = weakref.ref(bottom)
+        return array
 
     @property
     def sequences(self) -> int:
