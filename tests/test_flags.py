@@ -58,8 +58,8 @@ def test_metrics_are_served_where_http_is() -> None:
 def test_clients_certificates_want_tls() -> None:
     words = ["m", "--grpc-server-cert=c", "--grpc-server-key=k"]
     assert parse_arguments(words).grpc.tls is None
-    tls = parse_arguments([*words, "--grpc-use-ssl-mutual"]).grpc.tls
-    assert tls == Tls("c", "k", "", mutual=True)
+    tls = parse_arguments([*words, "--grpc-use-ssl-mutual", "--grpc-root-cert=r"]).grpc.tls
+    assert tls == Tls("c", "k", "r", mutual=True)
 
 
 def test_a_switch_before_a_folder_does_not_swallow_it() -> None:
@@ -130,6 +130,25 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
         (
             ["m", "--grpc-restricted-protocol=health,trace:a=b", "--grpc-restricted-protocol=trace:c=d"],
             "restricted api 'trace' can not be specified in multiple config groups",
+        ),
+        (
+            ["m", "--http-restricted-api=health"],
+            "--http-restricted-api option format is '<API>,<API>,...:<key>=<value>'",
+        ),
+        (["m", "--http-restricted-api=healt:a=b"], "unknown restricted api 'healt'"),
+        (
+            ["m", "--http-restricted-api=health,trace:a=b", "--http-restricted-api=trace:c=d"],
+            "restricted api 'trace' can not be specified in multiple config groups",
+        ),
+        (["m", "--http-use-ssl"], "--http-use-ssl needs --http-server-cert and --http-server-key"),
+        (
+            ["m", "--http-use-ssl-mutual", "--http-server-cert=a", "--http-server-key=b"],
+            "--http-use-ssl-mutual needs --http-root-cert",
+        ),
+        (["m", "--auth-open-api=health"], "without --auth-token-file nothing needs one"),
+        (
+            ["m", "--auth-token-file=t", "--auth-open-api=helth"],
+            "--auth-open-api: unknown API 'helth'; there are health,",
         ),
         (["m", "--start-asleep"], "--start-asleep needs --sleep-after-secs"),
         (["m", "--grpc-restricted-protocol=health,health:a=b"], "restricted api 'health' can not be specified in"),

@@ -17,9 +17,11 @@ from stubserve.flag_values import (
     parse_bool,
     parse_gpu_fallback,
     parse_int,
+    parse_kinds,
     parse_metrics_config,
     parse_origin,
-    parse_restricted,
+    parse_restricted_routes,
+    parse_restricted_rpcs,
     parse_seconds,
     parse_size,
 )
@@ -114,6 +116,13 @@ FLAGS = (
         str,
         "HTTP headers whose names match become request parameters.",
     ),
+    Flag(
+        "http-restricted-api",
+        "http.restricted_apis",
+        parse_restricted_routes,
+        "<API>,...:<header>=<value> that requests to these APIs must have.",
+        many=True,
+    ),
     Flag("allow-grpc", "grpc.allow", parse_bool, "Serve gRPC (true).", switch=True),
     Flag("grpc-address", "grpc.address", str, "The address to serve gRPC on (0.0.0.0)."),
     Flag("grpc-port", "grpc.port", parse_int, "The port to serve gRPC on (8001)."),
@@ -127,7 +136,7 @@ FLAGS = (
     Flag(
         "grpc-restricted-protocol",
         "grpc.restricted_protocols",
-        parse_restricted,
+        parse_restricted_rpcs,
         "<protocol>,...:<key>=<value> that metadata must have.",
         many=True,
     ),
@@ -220,6 +229,29 @@ FLAGS = (
     Flag("access-log", "logging.access", parse_bool, "Log each HTTP request and its status (false).", switch=True),
     Flag("log-file", "logging.file", str, "Append the log to this file."),
     # stubserve's own
+    Flag("http-use-ssl", "http.use_ssl", parse_bool, "Serve HTTP and metrics over TLS (false).", switch=True),
+    Flag(
+        "http-use-ssl-mutual",
+        "http.use_ssl_mutual",
+        parse_bool,
+        "TLS, and clients of HTTP and metrics need a certificate (false).",
+        switch=True,
+    ),
+    Flag("http-server-cert", "http.server_cert", str, "The certificate for HTTP, a PEM file."),
+    Flag("http-server-key", "http.server_key", str, "Its private key, a PEM file."),
+    Flag("http-root-cert", "http.root_cert", str, "Root certificates of HTTP's clients, a PEM file."),
+    Flag(
+        "auth-token-file",
+        "auth.token_file",
+        Path,
+        "Tokens, one of which each request needs: '<token> [<API>,...]' in each line.",
+    ),
+    Flag(
+        "auth-open-api",
+        "auth.open_kinds",
+        parse_kinds,
+        "APIs that need no token, as health,metrics (none).",
+    ),
     Flag(
         "http-cors-origin",
         "http.cors_origins",
@@ -328,7 +360,6 @@ _OFF = ("false", "off", "0")
 MISSING = {
     "model-load-retry-count": ("retrying a load", ("0",)),
     "model-namespacing": ("model namespacing", _OFF),
-    "http-restricted-api": ("restricted APIs", ()),
     "allow-client-shm": ("client shared memory", _OFF),
     "trace-config": ("tracing", ()),
     "trace-file": ("tracing", ()),

@@ -6,18 +6,7 @@ import math
 import re
 from typing import Any
 
-# What can be restricted, as Triton calls it.
-RESTRICTED_KINDS = (
-    "health",
-    "metadata",
-    "inference",
-    "shared-memory",
-    "model-config",
-    "model-repository",
-    "statistics",
-    "trace",
-    "logging",
-)
+from stubserve.protocols.access import KINDS, RESTRICTED_KINDS
 
 
 class UsageError(Exception):
@@ -79,14 +68,22 @@ def parse_gpu_fallback(text: str) -> bool:
     return text == "cpu"
 
 
-def parse_restricted(text: str) -> dict[str, tuple[str, str]]:
+def parse_restricted_rpcs(text: str) -> dict[str, tuple[str, str]]:
+    """The value of --grpc-restricted-protocol, as `parse_restricted`."""
+    return parse_restricted(text, "--grpc-restricted-protocol", "protocol")
+
+
+def parse_restricted_routes(text: str) -> dict[str, tuple[str, str]]:
+    """The value of --http-restricted-api, as `parse_restricted`."""
+    return parse_restricted(text, "--http-restricted-api", "API")
+
+
+def parse_restricted(text: str, flag: str, noun: str) -> dict[str, tuple[str, str]]:
     """`<kind>,<kind>:<key>=<value>` as kind -> (key, value). Raises UsageError."""
     kinds, colon, assignment = text.partition(":")
     key, equals, value = assignment.partition("=")
     if not colon or not equals or not key or not value:
-        raise UsageError(
-            "--grpc-restricted-protocol option format is '<protocol>,<protocol>,...:<key>=<value>'. Got " + text
-        )
+        raise UsageError(f"{flag} option format is '<{noun}>,<{noun}>,...:<key>=<value>'. Got {text}")
     names = kinds.split(",")
     for kind in names:
         if kind not in RESTRICTED_KINDS:
@@ -94,6 +91,14 @@ def parse_restricted(text: str) -> dict[str, tuple[str, str]]:
         if names.count(kind) > 1:
             raise UsageError(f"restricted api '{kind}' can not be specified in multiple config groups")
     return dict.fromkeys(names, (key, value))
+
+
+def parse_kinds(text: str) -> frozenset[str]:
+    """Kinds of APIs, separated by commas. Raises UsageError."""
+    kinds = frozenset(text.split(","))
+    for kind in sorted(kinds - KINDS):
+        raise UsageError(f"unknown API '{kind}'; there are {', '.join(sorted(KINDS))}")
+    return kinds
 
 
 def parse_backend_config(text: str) -> tuple[str, str, str]:

@@ -19,6 +19,7 @@ GROUPS = {
     "http": "HTTP",
     "grpc": "gRPC",
     "clients": "What a client may take",
+    "auth": "Who may ask",
     "metrics": "Metrics",
     "logging": "Log",
 }

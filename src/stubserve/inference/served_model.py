@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
+from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.latencies import Latencies
 from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
@@ -84,6 +85,9 @@ class ServedModel(Protocol):
 
     def memory_usage(self) -> list[dict[str, Any]]:
         """The memory of its processes, as rows of the statistics extension."""
+
+    def instance_facts(self) -> Sequence[InstanceFacts]:
+        """Its own instances as they are now; none for one that rests on other models."""
 
     # The end
 

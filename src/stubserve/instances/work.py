@@ -141,6 +141,12 @@ class StubWork:
         return None
 
     @property
+    def load(self) -> tuple[int, int]:
+        """The batches that the stub has, and their requests together with those that senders have yet to answer."""
+        batches = self._in_flight
+        return len(batches), sum(len(batch.work.requests) for batch in batches.values()) + len(self._open)
+
+    @property
     def is_empty(self) -> bool:
         """Whether it has neither a batch nor a request that senders have yet to answer."""
         return not self._in_flight and not self._open

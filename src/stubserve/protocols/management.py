@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from stubserve.errors import ServeError, invalid, unavailable, unsupported
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.version import parse_version
+from stubserve.protocols.http.access import HttpAccess
 from stubserve.protocols.serving import Ingress
 
 # In upstream's order; clients look features up here.
@@ -63,6 +64,9 @@ class ServerFacts(Ingress, Protocol):
     # Whether it could not be started, and only tells so
     failed: bool
     exiting: bool
+
+    # Who may use which routes; None where everybody may use all
+    http_access: HttpAccess | None
 
     @property
     def registry(self) -> ModelRegistry: ...

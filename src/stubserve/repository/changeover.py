@@ -16,7 +16,6 @@ is left running.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -188,9 +187,7 @@ class Changeover:
             except Exception as raised:
                 error = as_load_error(raised)
                 if candidate.has_config and candidate.override is None:
-                    # A load that is given up meanwhile has failed all the same, and this is why.
-                    with contextlib.suppress(asyncio.CancelledError):
-                        error.log_message = await asyncio.to_thread(located, error, candidate.folder.path / CONFIG_FILE)
+                    error.log_message = await located(error, lambda: candidate.folder.path / CONFIG_FILE)
                 log.error("failed to load '%s' version %d: %s", name, version, error.log_text)
                 raise error from None
         model.load_seconds = time.monotonic() - began

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,13 +38,10 @@ from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.repository.settling import Settling
 from stubserve.repository.stub_control import StubControl
 from stubserve.repository.turns import Turn, Turns
-from stubserve.repository.watch import RepositoryWatch, changes
+from stubserve.repository.watch import RepositoryWatch, occasions
 from stubserve.settings import ALL_MODELS, EXPLICIT, POLL, RepositorySettings
 
 log = logging.getLogger("stubserve.repository")
-
-# With --dev, where the system does not tell of changes
-_DEV_INTERVAL_S = 1.0
 
 _T = TypeVar("_T")
 
@@ -205,25 +202,11 @@ class ModelControl:
     # Loading
 
     async def _keep_watching(self) -> None:
-        async for _ in self._occasions():
+        async for _ in occasions(self._settings, self._sleep):
             try:
                 await self._look()
             except Exception as raised:
                 log.error("cannot look for changes: %s", as_load_error(raised))
-
-    async def _occasions(self) -> AsyncIterator[None]:
-        """Yields when it is time for a look."""
-        interval: float = self._settings.poll_secs
-        if self._settings.notices_changes:
-            interval = _DEV_INTERVAL_S
-            try:
-                async for _ in changes(self._settings.paths):
-                    yield
-            except (OSError, RuntimeError) as error:  # there is a limit on what may be watched
-                log.warning("files cannot be watched, so there is a look every second: %s", error)
-        while True:
-            await self._sleep(interval)
-            yield
 
     async def _look(self) -> bool:
         complete = await self._watch.look()
@@ -290,7 +273,8 @@ class ModelControl:
                 raise
             except Exception as raised:
                 error = as_load_error(raised)
-                log.error("Poll failed for model directory '%s': %s", name, self._told(error, name, config))
+                told = await self._told(error, name) if config is None else str(error)
+                log.error("Poll failed for model directory '%s': %s", name, told)
                 if error.code is not Code.NOT_FOUND and not files:
                     self._registry.entry(name).reason = error.message
                 raise internal(f"failed to load '{name}', failed to poll from model repository: {error}") from None
@@ -329,14 +313,9 @@ class ModelControl:
                 self._registry.entry(name).reason = raised.message
             raise invalid(f"load failed for model '{name}': {raised}\n") from None
 
-    def _told(self, error: ServeError, name: str, config: str | None) -> str:
-        """What the log says where there is no candidate: with lines of config.pbtxt, if that is what was read."""
-        if config is not None:
-            return str(error)
-        try:
-            return located(error, locate(self._settings.paths, name).path / CONFIG_FILE)
-        except ServeError:
-            return str(error)
+    async def _told(self, error: ServeError, name: str) -> str:
+        """What the log says where there is no candidate: with the lines of config.pbtxt that are wrong."""
+        return await located(error, lambda: locate(self._settings.paths, name).path / CONFIG_FILE)
 
     def _find(self, name: str, config: str | None, files: Mapping[str, bytes]) -> Candidate:
         if files:
