@@ -34,6 +34,53 @@ def parse_int(text: str) -> int:
     return value
 
 
+def parse_long(text: str) -> int:
+    """A decimal number of 64 bits. Raises UsageError."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise UsageError(f"Invalid option value. Got {text}") from None
+    if not -(2**63) <= value < 2**63:
+        raise UsageError(f"Provided option value is out of bound. Got {text}")
+    return value
+
+
+def parse_count(text: str) -> int:
+    """A number from 0 on. Raises UsageError."""
+    value = parse_int(text)
+    if value < 0:
+        raise UsageError(f"a count is a number from 0 on. Got {text}")
+    return value
+
+
+def parse_fraction(text: str) -> float:
+    """A number from 0 to 1. Raises UsageError."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise UsageError(f"Invalid option value. Got {text}") from None
+    if not 0 <= value <= 1:
+        raise UsageError(f"expects limit fraction to be in range [0.0, 1.0], got {text}")
+    return value
+
+
+def parse_pair(text: str, between: str = ":") -> tuple[str, str]:
+    """`<first>:<second>`. Raises UsageError."""
+    first, found, second = text.partition(between)
+    if not found:
+        raise UsageError(
+            "Cannot parse pair option due to incorrect number of inputs.--<pair option> argument requires format "
+            f"<first>{between}<second>. Found: {text}"
+        )
+    return first, second
+
+
+def parse_port_range(text: str) -> tuple[int, int]:
+    """`<first>-<last>`, two ports. Raises UsageError."""
+    first, last = parse_pair(text, "-")
+    return parse_int(first), parse_int(last)
+
+
 def parse_seconds(text: str) -> float:
     """A time in seconds, from 0 on, with a fraction if you like. Raises UsageError."""
     try:

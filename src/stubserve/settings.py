@@ -42,6 +42,10 @@ class RepositorySettings:
     load_models: tuple[str, ...] = ()
     poll_secs: int = 15
     load_threads: int = 4
+    # How often a version that fails to load is tried again
+    load_retries: int = 0
+    # Whether models are told apart by their repositories, too
+    namespacing: bool = False
     config_name: str = ""
     disable_auto_complete: bool = False
     # Whether what is configured for GPUs runs on the CPU
