@@ -202,6 +202,24 @@ class GrpcSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SageMakerSettings:
+    """SageMaker's routes, and the ports (first, last) that others may have then."""
+
+    allow: bool = False
+    port: int = 8080
+    safe_ports: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VertexSettings:
+    """Vertex AI's routes. Without a default model there may be only one."""
+
+    allow: bool = False
+    port: int = 8080
+    default_model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LatencySettings:
     """What `--metrics-config` can set; `quantiles` are those of the summaries."""
 
@@ -268,6 +286,8 @@ class Settings:
     grpc: GrpcSettings = GrpcSettings()
     metrics: MetricsSettings = MetricsSettings()
     logging: LoggingSettings = LoggingSettings()
+    sagemaker: SageMakerSettings = SageMakerSettings()
+    vertex: VertexSettings = VertexSettings()
 
     def for_development(self, has_terminal: bool) -> Settings:
         """The same for who writes models: what is saved is loaded, every answer is checked, any model may be debugged.
