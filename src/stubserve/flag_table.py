@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stubserve.cache_settings import parse_cache_config
 from stubserve.flag_values import (
     parse_backend_config,
     parse_bool,
@@ -212,6 +213,19 @@ FLAGS = (
         "<setting>=<value>, as summary_latencies=true.",
         many=True,
     ),
+    Flag(
+        "cache-config",
+        "cache.config",
+        parse_cache_config,
+        "The response cache: local,size=256M or redis,host=...,port=... and other settings.",
+        many=True,
+    ),
+    Flag(
+        "response-cache-byte-size",
+        "cache.byte_size",
+        parse_int,
+        "Same as --cache-config=local,size=...; 0 for none (0).",
+    ),
     Flag("log-verbose", "logging.verbose", parse_int, "Verbose logging from level 1 on (0)."),
     Flag("log-info", "logging.info", parse_bool, "Log info messages (true).", switch=True),
     Flag("log-warning", "logging.warning", parse_bool, "Log warnings (true).", switch=True),
@@ -336,9 +350,6 @@ MISSING = {
     "trace-rate": ("tracing", ()),
     "trace-count": ("tracing", ()),
     "log-frequency": ("tracing", ()),
-    "cache-config": ("the response cache", ()),
-    "cache-directory": ("the response cache", ()),
-    "response-cache-byte-size": ("the response cache", ("0",)),
     "rate-limit": ("the rate limiter", ("off",)),
     "rate-limit-resource": ("the rate limiter", ()),
     "host-policy": ("host policies", ()),
@@ -355,6 +366,7 @@ _NO_GPU_POOL = "there is no such memory pool here"
 # Accepted, because they are in everybody's command line, and said in the log to be without effect.
 WITHOUT_EFFECT = {
     "allow-gpu-metrics": "there are no metrics of GPUs here",
+    "cache-directory": "the caches are built in",
     "http-thread-count": _ONE_LOOP,
     "grpc-infer-thread-count": "gRPC is served by one event loop, not by a pool of threads",
     "grpc-infer-allocation-pool-size": "requests and responses are not pooled here",

@@ -11,6 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+from stubserve.cache_settings import REDIS, CacheSettings, CacheSettingsError
 from stubserve.flag_table import FLAGS, MISSING, WITHOUT_EFFECT
 from stubserve.flag_values import UsageError, parse_bool
 from stubserve.observability.log_lines import DEFAULT, ISO8601, JSON
@@ -37,6 +38,7 @@ _GROUPS: dict[str, Callable[..., Any]] = {
     "grpc": GrpcSettings,
     "metrics": MetricsSettings,
     "logging": LoggingSettings,
+    "cache": CacheSettings,
 }
 # What a backend may be told that has its effect here; the rest is about what is not there
 _BACKEND_SETTINGS = (
@@ -84,7 +86,7 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
             continue
         try:
             value = flag.parse(text)
-        except UsageError as wrong:
+        except (UsageError, CacheSettingsError) as wrong:
             raise UsageError(str(wrong) if str(wrong).startswith("--") else f"--{name}: {wrong}") from None
         values[flag.setting] = (*values.get(flag.setting, ()), value) if flag.many else value
     settings = _grouped(values)
@@ -150,6 +152,12 @@ def _check(settings: Settings) -> None:
     if settings.metrics.interval_ms < 0:
         raise UsageError(f"--metrics-interval-ms must not be negative. Got {settings.metrics.interval_ms}")
     _check_ports(settings)
+    try:
+        settings.cache.check()
+    except CacheSettingsError as wrong:
+        raise UsageError(str(wrong)) from None
+    if settings.cache.name == REDIS and find_spec("redis") is None:
+        raise UsageError("--cache-config=redis,... needs a package: run `pip install 'stubserve[redis]'`")
     if settings.logging.format not in (DEFAULT, ISO8601, JSON):
         raise UsageError(f"invalid argument for --log_format, got: {settings.logging.format}")
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import psutil
 
+from stubserve.cache_settings import CacheSettings
+
 # Modes of model control, and what stands for every model in --load-model
 NONE, EXPLICIT, POLL = "none", "explicit", "poll"
 ALL_MODELS = "*"
@@ -228,6 +230,7 @@ class Settings:
     grpc: GrpcSettings = GrpcSettings()
     metrics: MetricsSettings = MetricsSettings()
     logging: LoggingSettings = LoggingSettings()
+    cache: CacheSettings = field(default_factory=CacheSettings)
 
     def for_development(self, has_terminal: bool) -> Settings:
         """The same for who writes models: what is saved is loaded, every answer is checked, any model may be debugged.

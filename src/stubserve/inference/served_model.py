@@ -19,7 +19,8 @@ class ServedModel(Protocol):
     """A model version that takes requests.
 
     `config` is the completed ModelConfig message, `rendered_config` the same as JSON has it. `load_seconds` is how long
-    its load took.
+    its load took. `identity` stands for its configuration and files, where a shared response cache has to know; else it
+    is empty.
     """
 
     name: str
@@ -30,6 +31,7 @@ class ServedModel(Protocol):
     statistics: ModelStatistics
     latencies: Latencies | None
     load_seconds: float
+    identity: bytes
 
     # Requests
 

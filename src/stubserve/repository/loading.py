@@ -35,6 +35,7 @@ from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.ensemble_loading import start_ensemble
 from stubserve.repository.folder import read_labels
+from stubserve.repository.identity import of_files, of_load, of_members
 from stubserve.repository.instance_update import InstanceUpdate, assign
 from stubserve.repository.program import (
     check_python_parameters,
@@ -42,6 +43,8 @@ from stubserve.repository.program import (
     locate_program,
     missing_parts,
 )
+from stubserve.response_cache.store import ResponseCache
+from stubserve.serving.ensemble_model import EnsembleModel
 from stubserve.serving.instance_model import InstanceModel
 from stubserve.serving.sequence_model import instance_model
 from stubserve.serving.warm_up import WarmUp
@@ -58,7 +61,7 @@ class Loader:
     """Starts model versions.
 
     Models complete their configurations if they are to (`completes`). `latencies` are the distributions that are
-    measured, None where nobody can read them.
+    measured, None where nobody can read them. `cache` is the server's response cache, if it has one.
     """
 
     def __init__(
@@ -68,12 +71,14 @@ class Loader:
         completes: bool,
         latencies: LatencySettings | None,
         make_launcher: Callable[..., Launcher] = Launcher,
+        cache: ResponseCache | None = None,
     ) -> None:
         self._settings = settings
         self._memory = memory
         self._completes = completes
         self._measured = latencies
         self._make_launcher = make_launcher
+        self._cache = cache
         self._environments = Environments(settings.environment_cache)
         self._booting = asyncio.Lock()
 
@@ -83,6 +88,8 @@ class Loader:
         if config.platform == ENSEMBLE_PLATFORM:
             ensemble = await start_ensemble(candidate, version, services.models)
             ensemble.latencies = self._latencies(config)
+            ensemble.identity = of_members(config, version, [one.identity for one in ensemble.members.values()])
+            self._use_cache(ensemble)
             return ensemble
         name = folder.name
         launcher, config, files = await self._launcher(candidate, version, services)
@@ -98,6 +105,9 @@ class Loader:
             labels = await asyncio.to_thread(read_labels, folder, config)
             model = instance_model(name, version, config, to_json_dict(config), labels)
             model.latencies = self._latencies(config)
+            if self._cache is not None and self._cache.is_shared:
+                model.identity = await asyncio.to_thread(of_files, config, version, folder.version_path(version))
+            self._use_cache(model)
             warm_up = await self._warm_up(model, folder.path)
             instances = self._instances(model, launcher, specs, config_json, warm_up, first)
             model.begin_with(instances)
@@ -181,6 +191,22 @@ class Loader:
             log.debug("Adding default backend config setting: %s,4", _MAX_BATCH_SIZE)
         else:
             log.debug("Found overwritten default setting: %s,%s", _MAX_BATCH_SIZE, size)
+
+    def _use_cache(self, model: InstanceModel | EnsembleModel) -> None:
+        """Has a model use the response cache if it is to."""
+        if not model.config.response_cache.enable:
+            return
+        cache = self._cache
+        if cache is None:
+            log.warning(
+                "model '%s': 'response_cache' has no effect without a cache; --cache-config=local,size=256M gives one",
+                model.name,
+            )
+        elif model.config.model_transaction_policy.decoupled:
+            # Only an ensemble gets so far: it is decoupled because a member is.
+            log.warning("model '%s': 'response_cache' has no effect, as its members are decoupled", model.name)
+        else:
+            model.use_cache(cache, model.identity if cache.is_shared else of_load())
 
     def _latencies(self, config: Any) -> Latencies | None:
         """Where the model's latencies are counted, None if nobody wants them."""

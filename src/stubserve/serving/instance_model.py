@@ -19,9 +19,11 @@ from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.instances.instance import Instance, InstanceState
 from stubserve.instances.work import Results
+from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.factory import create_scheduler
 from stubserve.serving.answering import AnsweringModel
+from stubserve.serving.caching import ModelCache
 from stubserve.serving.delivery import Delivery
 from stubserve.serving.dispatcher import Dispatcher
 from stubserve.serving.draining import Draining
@@ -73,6 +75,8 @@ class InstanceModel(AnsweringModel):
         self._delivery = Delivery(self.signature, self.statistics, self._draining, keep_order)
         self._dispatcher = Dispatcher(name, scheduler or create_scheduler(config), self._delivery, clock)
         self.poll = self._dispatcher.poll
+        self._poll_soon = self._dispatcher.poll_soon
+        self._cache: ModelCache | None = None
         self._sleep: Sleep | None = None
 
     # Requests
@@ -80,10 +84,18 @@ class InstanceModel(AnsweringModel):
     def submit(self, request: Request) -> None:
         """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
         self.enqueue(request)
-        self._dispatcher.poll_soon()
+        self._poll_soon()
 
     def enqueue(self, request: Request) -> None:
         """As `submit`, for who calls `poll` when all that arrive together are queued."""
+        if self._cache is None:
+            self._queue(request)
+            self._delivery.expect(request)
+        else:
+            self._cache.enqueue(request)
+
+    def _queue(self, request: Request) -> None:
+        """Queues a request with the scheduler. Raises ServeError, and counts what is a request of this model's."""
         dispatcher = self._dispatcher
         if not dispatcher.serving:
             self._wake()
@@ -95,13 +107,14 @@ class InstanceModel(AnsweringModel):
                 request.outcome = REJECTED
                 self.statistics.record_failure(request)
             raise
-        self._delivery.expect(request)
 
     def cancel(self, request: Request) -> None:
         """The client of a submitted request is gone."""
         request.cancelled = True
         request.resume()
         self._delivery.cancelled(request)
+        if self._cache is not None:
+            self._cache.cancel(request)
         self._dispatcher.cancel(request)
         self._instances.cancel(request)
 
@@ -109,6 +122,15 @@ class InstanceModel(AnsweringModel):
     def queued(self) -> int:
         """Requests that wait to be executed."""
         return self._dispatcher.queued
+
+    def use_cache(self, cache: ResponseCache, identity: bytes) -> None:
+        """Answers from the response cache what it knows. `identity` stands for all of the model that answers depend on.
+
+        Before its first request.
+        """
+        self._cache = self._make_cache(cache, identity, self._queue, self._dispatcher.poll)
+        self.poll = self._cache.poll
+        self._poll_soon = self._cache.poll_soon
 
     # What the instances tell
 
@@ -207,6 +229,8 @@ class InstanceModel(AnsweringModel):
         return True
 
     def takers(self, request: Request | None) -> Sequence[Waiter]:
+        if request is not None and self._cache is not None:
+            request = self._cache.leader_of(request)
         return self._instances.takers(request)
 
     # Readiness and the end
