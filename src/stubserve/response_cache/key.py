@@ -16,6 +16,7 @@ thread: hashing lets go of the interpreter's lock.
 from __future__ import annotations
 
 import marshal
+from collections.abc import Sequence
 from hashlib import sha256
 
 from stubserve.inference.request import Request
@@ -37,8 +38,10 @@ def is_quick(request: Request) -> bool:
     return nbytes <= QUICK_BYTES
 
 
-def key_of(identity: bytes, request: Request) -> bytes:
-    """The key, 32 bytes. Raises ValueError where a parameter has no bytes. Runs in any thread."""
+def key_of(identity: bytes, outputs: Sequence[str], request: Request) -> bytes:
+    """The key, 32 bytes; `outputs` are all that the model has, which a request that names none wants.
+
+    Raises ValueError where a parameter has no bytes. Runs in any thread."""
     inputs: list[object] = []
     for tensor in request.inputs:
         content: object = tensor.data
@@ -56,7 +59,7 @@ def key_of(identity: bytes, request: Request) -> bytes:
                 identity,
                 inputs,
                 None if not parameters else sorted(parameters.items()),
-                None if wanted is None else tuple(wanted),
+                tuple(outputs if wanted is None else wanted),
                 request.correlation_id,
                 request.flags,
             ),

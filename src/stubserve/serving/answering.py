@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from stubserve.inference.latencies import Latencies
 from stubserve.inference.request import Request
+from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.response_cache.store import ResponseCache
 from stubserve.serving.caching import ModelCache
@@ -17,6 +18,7 @@ class AnsweringModel:
     """A part of a `ServedModel`, which is told there."""
 
     name: str
+    signature: Signature
     statistics: ModelStatistics
     _delivery: Delivery
     _draining: Draining
@@ -37,7 +39,8 @@ class AnsweringModel:
     def _make_cache(
         self, cache: ResponseCache, identity: bytes, queue: Callable[[Request], None], run: Callable[[], None]
     ) -> ModelCache:
-        made = ModelCache(self.name, identity, cache, self._delivery, self.statistics, queue, run, self._clock)
+        outputs = tuple(self.signature.outputs)
+        made = ModelCache(self.name, identity, outputs, cache, self._delivery, self.statistics, queue, run, self._clock)
         latencies = self._delivery.latencies
         if latencies is not None:
             latencies.uses_cache()

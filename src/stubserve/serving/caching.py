@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from stubserve.errors import Code, ServeError, internal
@@ -91,6 +91,7 @@ class ModelCache:
         self,
         name: str,
         identity: bytes,
+        outputs: Sequence[str],
         cache: ResponseCache,
         answers: Answers,
         statistics: ModelStatistics,
@@ -101,6 +102,7 @@ class ModelCache:
         # Fixed
         self._name = name
         self._identity = identity
+        self._outputs = outputs
         self._cache = cache
         self._local = cache.local
         self._answers = answers
@@ -134,7 +136,7 @@ class ModelCache:
             task.add_done_callback(self._tasks.discard)
             return
         try:
-            key = key_of(self._identity, request)
+            key = key_of(self._identity, self._outputs, request)
         except ValueError:  # a parameter that nobody could look up
             self._queue(request)
             self._answers.expect(request)
@@ -189,9 +191,9 @@ class ModelCache:
         entry: Entry | None = None
         try:
             if is_quick(request):
-                key = key_of(self._identity, request)
+                key = key_of(self._identity, self._outputs, request)
             else:
-                key = await asyncio.to_thread(key_of, self._identity, request)
+                key = await asyncio.to_thread(key_of, self._identity, self._outputs, request)
             if self._local is not None:
                 entry = self._local.get(key)
                 response = None if entry is None else entry.response()
