@@ -61,7 +61,8 @@ class Loader:
     """Starts model versions.
 
     Models complete their configurations if they are to (`completes`). `latencies` are the distributions that are
-    measured, None where nobody can read them. `cache` is the server's response cache, if it has one.
+    measured, None where nobody can read them. `cache` is the server's response cache, if it has one,
+    `limiter` has its instances share resources.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Loader:
         latencies: LatencySettings | None,
         make_launcher: Callable[..., Launcher] = Launcher,
         cache: ResponseCache | None = None,
+        limiter: RateLimiter | None = None,
     ) -> None:
         self._settings = settings
         self._memory = memory
@@ -79,6 +81,7 @@ class Loader:
         self._measured = latencies
         self._make_launcher = make_launcher
         self._cache = cache
+        self._limiter = limiter
         self._environments = Environments(settings.environment_cache)
         self._booting = asyncio.Lock()
 

@@ -22,12 +22,14 @@ from stubserve.instances.work import Results
 from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.factory import create_scheduler
+from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.serving.answering import AnsweringModel
 from stubserve.serving.caching import ModelCache
 from stubserve.serving.delivery import Delivery
 from stubserve.serving.dispatcher import Dispatcher
 from stubserve.serving.draining import Draining
 from stubserve.serving.instance_set import InstanceSet
+from stubserve.serving.limited_dispatcher import LimitedDispatcher
 from stubserve.serving.sleep import Sleep
 
 log = logging.getLogger("stubserve.model")
@@ -43,6 +45,7 @@ class InstanceModel(AnsweringModel):
     """A `ServedModel` of instances, and their `InstanceOwner`. Lives on the event loop.
 
     `scheduler` is the one that the configuration asks for, unless it is given. `clock` is CLOCK_MONOTONIC in ns.
+    `limiter` has instances share resources; None for without.
     """
 
     # It rests on its instances alone.
@@ -57,6 +60,7 @@ class InstanceModel(AnsweringModel):
         labels: dict[str, list[str]],
         scheduler: Scheduler | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
+        limiter: RateLimiter | None = None,
     ) -> None:
         # Fixed while it is loaded, but for the instances and the version policy in the configuration
         self.name = name
@@ -73,7 +77,14 @@ class InstanceModel(AnsweringModel):
         self._draining = Draining()
         keep_order = config.dynamic_batching.preserve_ordering
         self._delivery = Delivery(self.signature, self.statistics, self._draining, keep_order)
-        self._dispatcher = Dispatcher(name, scheduler or create_scheduler(config), self._delivery, clock)
+        scheduler = scheduler or create_scheduler(config)
+        # The dispatcher, if it has instances share resources with those of other models
+        self._limits: LimitedDispatcher | None = None
+        self._dispatcher: Dispatcher
+        if limiter is None:
+            self._dispatcher = Dispatcher(name, scheduler, self._delivery, clock)
+        else:
+            self._dispatcher = self._limits = LimitedDispatcher(name, scheduler, self._delivery, limiter, clock)
         self.poll = self._dispatcher.poll
         self._poll_soon = self._dispatcher.poll_soon
         self._cache: ModelCache | None = None
@@ -197,6 +208,20 @@ class InstanceModel(AnsweringModel):
     def begin_with(self, instances: list[Instance]) -> None:
         """Gives it its first instances, which are still to be started."""
         self._instances.change(instances)
+        self.limit(instances)
+
+    def limit(self, instances: Sequence[Instance]) -> None:
+        """Instances that are still to be started share resources from now on; what they ask for has been checked."""
+        if self._limits is not None:
+            for instance in instances:
+                spec = instance.spec
+                self._limits.limit(instance, spec.resources, spec.device_id, spec.priority)
+
+    def unlimit(self, instances: Sequence[Instance]) -> None:
+        """Instances are gone, or could not be started: what they ask for counts no more."""
+        if self._limits is not None:
+            for instance in instances:
+                self._limits.forget(instance)
 
     def change_instances(
         self, instances: list[Instance], config: Any, rendered_config: dict[str, Any], stop_timeout_s: float
@@ -211,8 +236,8 @@ class InstanceModel(AnsweringModel):
             if instance.state is InstanceState.READY:
                 self.on_ready(instance)
         for instance in leaving:
-            self._dispatcher.leave(instance)
-        tasks = [self._instances.retire(instance, stop_timeout_s) for instance in leaving]
+            self._dispatcher.leave(instance, finishing=True)
+        tasks = [self.retire(instance, stop_timeout_s) for instance in leaving]
         if self._sleep is not None and self._sleep.asleep:
             self._sleep.wake()
         self._refuse_if_down()
@@ -220,7 +245,10 @@ class InstanceModel(AnsweringModel):
 
     def retire(self, instance: Instance, stop_timeout_s: float) -> asyncio.Task[None]:
         """Has an instance finish what it executes, however long it takes, then finalize and end, as a task."""
-        return self._instances.retire(instance, stop_timeout_s)
+        task = self._instances.retire(instance, stop_timeout_s)
+        if self._limits is not None:
+            task.add_done_callback(lambda _: self.unlimit((instance,)))
+        return task
 
     def memory_usage(self) -> list[dict[str, Any]]:
         return self._instances.memory_usage()
