@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
+from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.latencies import Latencies
 from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
@@ -19,11 +20,12 @@ class ServedModel(Protocol):
     """A model version that takes requests.
 
     `config` is the completed ModelConfig message, `rendered_config` the same as JSON has it. `load_seconds` is how long
-    its load took. `identity` stands for its configuration and files, where a shared response cache has to know; else it
-    is empty.
+    its load took. `namespace` is empty where models are told apart by their names. `identity` stands for configuration
+    and files, where a shared response cache has to know; else it is empty.
     """
 
     name: str
+    namespace: str
     version: int
     config: Any
     rendered_config: dict[str, Any]
@@ -32,6 +34,10 @@ class ServedModel(Protocol):
     latencies: Latencies | None
     load_seconds: float
     identity: bytes
+
+    @property
+    def key(self) -> str:
+        """How it is kept apart from other models: the name, with the namespace in front if there is one."""
 
     # Requests
 
@@ -86,6 +92,9 @@ class ServedModel(Protocol):
 
     def memory_usage(self) -> list[dict[str, Any]]:
         """The memory of its processes, as rows of the statistics extension."""
+
+    def instance_facts(self) -> Sequence[InstanceFacts]:
+        """Its own instances as they are now; none for one that rests on other models."""
 
     # The end
 

@@ -149,7 +149,9 @@ def instances_of(config: ModelConfig) -> list[InstanceSpec]:
         traits.ClearField("name")
         traits.ClearField("count")
         limits = group.rate_limiter
-        resources = () if group.passive else tuple((one.name, getattr(one, "global"), one.count) for one in limits.resources)
+        resources = (
+            () if group.passive else tuple((one.name, getattr(one, "global"), one.count) for one in limits.resources)
+        )
         serialized = traits.SerializeToString(deterministic=True)
         specs += [
             InstanceSpec(

@@ -6,13 +6,13 @@ there is: what `--rate-limit-resource` says, and where that says nothing at all,
 for. So without flags instances that ask for the same resource run one at a time.
 
 Who is next. An instance of priority n (0 is 1) gets 1/n of the executions of one with priority 1, as long as both have
-something to do. Each has a *tag*: what it has had, in executions times priority. The lowest goes first, and among equals
-who has waited longest. An instance that had nothing to do, or is new, begins at the tag of whoever was let in last: it
-is not owed what it never asked for. Upstream compares numbers of executions since the start instead, and there a model
+something to do. Each has a *tag*: what it has had, in executions times priority. The lowest goes first, and among
+equals who has waited longest. An instance that had nothing to do, or is new, begins at the tag of whoever was let in
+last: it is not owed what it never asked for. Upstream compares numbers of executions since the start instead, and there a model
 that is loaded on the second day runs alone until it has caught up.
 
 Guarantees:
-- nobody starves: an instance whose resources are not all free keeps those that it waits for from all who come behind it;
+- nobody starves: an instance whose resources are not all free keeps those that it waits for from all behind it;
 - nobody waits for what it does not need: instances without resources never come here, and those with others are served
   in the meantime. Upstream tries only the first of all that wait;
 - a resource is never given out beyond its amount. Where the amount falls, because a model was unloaded, running
@@ -32,6 +32,9 @@ from stubserve.errors import ServeError, invalid
 
 # Name, whether all devices share it, how much
 Demand = tuple[str, bool, int]
+
+# Modes, as the flag spells them
+OFF, EXECUTION_COUNT = "off", "execution_count"
 
 _IDLE, _WAITING, _HOLDING = range(3)
 
@@ -109,10 +112,10 @@ class RateLimiter:
     def check(self, demands: Iterable[tuple[Sequence[Demand], int]]) -> None:
         """Raises ServeError INVALID_ARG where an instance, (what it asks for, its device), could never run."""
         asked: dict[tuple[str, int | None], int] = {key: max(pool.asked) for key, pool in self._pools.items()}
-        for wanted, device in demands:
+        for wanted, at in demands:
             for name, shared, count in wanted:
                 if count:
-                    key = (name, None if shared else device)
+                    key = (name, None if shared else at)
                     asked[key] = max(count, asked.get(key, 0))
         shared_names = {name for name, device in asked if device is None}
         for (name, device), count in asked.items():
@@ -289,6 +292,13 @@ class RateLimiter:
         if total > pool.total and pool.waiting:
             self._touched[pool] = None
         pool.total = total
+
+
+def create_limiter(mode: str, given: Iterable[tuple[str, int, int | None]]) -> RateLimiter | None:
+    """The limiter that the operator asks for by its mode, with (name, count, device or None for all) of resources."""
+    if mode == OFF:
+        return None
+    return RateLimiter({(name, device): count for name, count, device in given})
 
 
 def _too_little(name: str, limit: int, count: int) -> ServeError:

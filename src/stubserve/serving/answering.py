@@ -26,6 +26,13 @@ class AnsweringModel:
     _cache: ModelCache | None
     # Stands for its configuration and files where a cache that several servers share has to know
     identity: bytes = b""
+    # Where models of the same name are told apart
+    namespace: str = ""
+
+    @property
+    def key(self) -> str:
+        """How it is kept apart from other models."""
+        return f"{self.namespace}::{self.name}" if self.namespace else self.name
 
     @property
     def latencies(self) -> Latencies | None:
