@@ -255,5 +255,5 @@ def test_an_entry_with_a_right_checksum_and_wrong_fields_is_refused(forge: Calla
 
 
 def test_an_entry_that_has_no_form_in_bytes_says_so() -> None:
-    with pytest.raises(ValueError, match="integer|int|serialize|range"):
+    with pytest.raises(ValueError, match=r"(?i)int"):
         to_bytes(b"key", Entry([], {"n": 1 << 80}))

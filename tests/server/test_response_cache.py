@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -72,6 +73,10 @@ ENABLED = "response_cache { enable: true }"
 SMALL, LARGE = np.arange(4, dtype=np.float32), np.arange(600_000, dtype=np.float32)
 
 
+def _put(answers: Queue[Any], result: Any, error: Any) -> None:
+    answers.put((result, error))
+
+
 def write_counts(repository: Path, extra: str = ENABLED) -> Path:
     return write_model(repository, "counts", COUNTS, io_config(extra=extra))
 
@@ -115,7 +120,7 @@ def test_every_way_in_finds_what_another_has_put_there(tmp_path: Path) -> None:
                 given.set_data_from_numpy(array)
                 assert client.infer("counts", [given]).as_numpy("OUTPUT0")[0] == number
                 answers: Queue[Any] = Queue()
-                client.start_stream(lambda result, error: answers.put((result, error)))
+                client.start_stream(partial(_put, answers))
                 client.async_stream_infer("counts", [given], request_id="streamed")
                 result, error = answers.get(timeout=60)
                 assert error is None
@@ -277,7 +282,7 @@ def test_redis_keeps_answers_for_other_servers_and_for_the_next_start(tmp_path: 
                 eventually(lambda number=number: client.dbsize() == number)
                 assert ask(server, array=array) == number
             assert counts(server) == (2, 2, 2)
-            assert all(key.startswith(PREFIX) for key in client.keys())
+            assert all(key.startswith(PREFIX) for key in client.scan_iter())
         # Equal files elsewhere are the same model; other files are another.
         shutil.copytree(models, other)
         environment = {"TRITONCACHE_REDIS_PASSWORD": "a,b=c"}

@@ -8,8 +8,8 @@ for. So without flags instances that ask for the same resource run one at a time
 Who is next. An instance of priority n (0 is 1) gets 1/n of the executions of one with priority 1, as long as both have
 something to do. Each has a *tag*: what it has had, in executions times priority. The lowest goes first, and among
 equals who has waited longest. An instance that had nothing to do, or is new, begins at the tag of whoever was let in
-last: it is not owed what it never asked for. Upstream compares numbers of executions since the start instead, and there a model
-that is loaded on the second day runs alone until it has caught up.
+last: it is not owed what it never asked for. Upstream compares numbers of executions since the start instead, and there
+a model that is loaded on the second day runs alone until it has caught up.
 
 Guarantees:
 - nobody starves: an instance whose resources are not all free keeps those that it waits for from all behind it;
