@@ -24,6 +24,7 @@ from stubserve.flag_values import (
     parse_origin,
     parse_rate_limit,
     parse_rate_limit_resource,
+    parse_repository,
     parse_restricted_routes,
     parse_restricted_rpcs,
     parse_seconds,
@@ -47,8 +48,14 @@ class Flag:
 
 
 FLAGS = (
-    Flag("model-repository", "repository.paths", Path, "A folder of models. May be given several times.", many=True),
-    Flag("model-store", "repository.paths", Path, "Same as --model-repository.", many=True),
+    Flag(
+        "model-repository",
+        "repository.paths",
+        parse_repository,
+        "A folder of models, or an address as s3://bucket/path. May be given several times.",
+        many=True,
+    ),
+    Flag("model-store", "repository.paths", parse_repository, "Same as --model-repository.", many=True),
     Flag("id", "id", str, "The server's name in its metadata (triton)."),
     Flag("exit-on-error", "exit_on_error", parse_bool, "Exit when a model fails to load (true).", switch=True),
     Flag("strict-readiness", "strict_readiness", parse_bool, "Ready only when every model is (true).", switch=True),
@@ -103,6 +110,12 @@ FLAGS = (
         parse_bool,
         "Serve models of the same name from several repositories (false).",
         switch=True,
+    ),
+    Flag(
+        "repository-cache",
+        "repository.remote_cache",
+        Path,
+        "Where repositories in the cloud are copied to (~/.cache/stubserve/repositories).",
     ),
     Flag("model-config-name", "repository.config_name", str, "Use configs/<name>.pbtxt of a model where it exists."),
     Flag(
