@@ -24,6 +24,8 @@ GROUPS = {
     "metrics": "Metrics",
     "sagemaker": "SageMaker",
     "vertex": "Vertex AI",
+    "cache": "Response cache",
+    "rate_limit": "Rate limiter",
     "logging": "Log",
 }
 
