@@ -18,23 +18,31 @@ from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.metrics import RESERVED, ServerMetrics
 from stubserve.observability.trace_file import TraceFile
 from stubserve.observability.tracing import Destination, Tracing
+from stubserve.protocols.access import KINDS
 from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.forwarding import HeaderForwarding
+from stubserve.protocols.http.access import http_access
 from stubserve.protocols.http.json_process import JsonProcess
 from stubserve.protocols.offload import Offload
 from stubserve.protocols.pressure import Pressure
 from stubserve.protocols.stall import Pace
+from stubserve.protocols.tokens import Tokens
 from stubserve.repository.control import ModelControl
 from stubserve.repository.folder import list_names
 from stubserve.repository.loading import Loader
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
+from stubserve.response_cache.factory import create_cache
+from stubserve.schedulers.rate_limiter import create_limiter
 from stubserve.settings import EXPLICIT, NONE, OPENTELEMETRY, POLL, Settings, TracingSettings
 
 log = logging.getLogger("stubserve.server")
 
 
 class Server:
-    """One server: its models and shared memory. The protocols find everything that they need here."""
+    """One server: its models and shared memory. The protocols find everything that they need here.
+
+    Raises OSError, and TokenFileError.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -44,13 +52,17 @@ class Server:
         self.max_input_size = settings.http.max_input_size
         pattern = settings.http.header_forward_pattern
         self.http_forwarding = HeaderForwarding(pattern) if pattern else None
-        self._registry = Registry()
+        auth = settings.auth
+        self.tokens = None if auth.token_file is None else Tokens(auth.token_file, KINDS)
+        self.http_access = http_access(settings.http.restricted, self.tokens, auth.open_kinds)
+        self._registry = Registry(settings.repository.namespacing)
         self.memory = Memory(settings.shm_limit)
         self.block = self.memory.block
         self.store = self.memory.store
         self.heap = self.memory.heap
         self.pressure = Pressure()
-        self.memory.make_room = self.pressure.make_room
+        self.cache = create_cache(settings.cache, self.memory.spare, self.memory.store)
+        self.memory.make_room = self._make_room
         self.arrivals = Arrivals(self.memory, self.pressure, settings.connection_share_bytes)
         self.pace = Pace(settings.clients.min_rate, settings.clients.request_timeout_secs)
         self.send_timeout_s: float = settings.clients.send_timeout_secs
@@ -64,7 +76,9 @@ class Server:
         custom = MetricRegistry(RESERVED)
         measured = settings.metrics
         machine = MachineMetrics(measured.interval_ms / 1000, measured.allow_cpu)
-        self.metrics = ServerMetrics(self._registry.serving, measured.latencies, machine, custom, self.memory)
+        self.metrics = ServerMetrics(
+            self._registry.serving, measured.latencies, machine, custom, self.memory, self.cache
+        )
         self.tracing = Tracing(settings.tracing, _trace_destination(settings.tracing))
         loader = Loader(
             settings.instances,
@@ -72,6 +86,8 @@ class Server:
             tracing=self.tracing.of,
             completes=not settings.repository.disable_auto_complete,
             latencies=measured.latencies if measured.allow else None,
+            cache=self.cache,
+            limiter=create_limiter(settings.rate_limit.mode, settings.rate_limit.resources),
         )
         self._janitor = Janitor()
         services = Services(self._registry, self.log_settings, custom, janitor=self._janitor)
@@ -146,6 +162,11 @@ class Server:
                     return False
         return True
 
+    def _make_room(self) -> bool:
+        """Makes room in shared memory for a request; False where nobody has any to give."""
+        # What is only kept goes before what somebody waits for.
+        return (self.cache is not None and self.cache.give_way()) or self.pressure.make_room()
+
     async def give_up_changes(self) -> None:
         """Ends loads that are under way: who waits for one must not hold up those who wait for inference."""
         await self._control.give_up_changes()
@@ -161,6 +182,8 @@ class Server:
         self.exiting = True
         await self._control.stop(self.settings.exit_timeout_secs if timeout_s is None else timeout_s)
         await self._janitor.stop()
+        if self.cache is not None:
+            await self.cache.close()
         self.large_json.close()
         await asyncio.to_thread(self.tracing.close)
         self.offload.close()

@@ -13,6 +13,11 @@ from typing import Any
 
 import psutil
 
+from stubserve.cache_settings import CacheSettings
+
+# Kinds of APIs, and the header and value that they want
+Restricted = Mapping[str, tuple[str, str]]
+
 # Modes of model control, and what stands for every model in --load-model
 NONE, EXPLICIT, POLL = "none", "explicit", "poll"
 ALL_MODELS = "*"
@@ -39,10 +44,17 @@ class RepositorySettings:
     """Which models there are to serve, and who says so."""
 
     paths: tuple[Path, ...] = ()
+    # Addresses of repositories in the cloud, and where they are copied to
+    remotes: tuple[str, ...] = ()
+    remote_cache: Path | None = None
     control_mode: str = NONE
     load_models: tuple[str, ...] = ()
     poll_secs: int = 15
     load_threads: int = 4
+    # How often a version that fails to load is tried again
+    load_retries: int = 0
+    # Whether models are told apart by their repositories, too
+    namespacing: bool = False
     config_name: str = ""
     disable_auto_complete: bool = False
     # Whether what is configured for GPUs runs on the CPU
@@ -97,6 +109,14 @@ class ClientSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AuthSettings:
+    """Who may ask: those who have a token of the file; everybody without a file, and for the kinds that are open."""
+
+    token_file: Path | None = None
+    open_kinds: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class HttpSettings:
     """How HTTP is served."""
 
@@ -108,6 +128,24 @@ class HttpSettings:
     header_forward_pattern: str = ""
     # Origins of pages that may ask, * for all
     cors_origins: tuple[str, ...] = ()
+    restricted_apis: tuple[Restricted, ...] = ()
+    use_ssl: bool = False
+    use_ssl_mutual: bool = False
+    server_cert: str = ""
+    server_key: str = ""
+    root_cert: str = ""
+
+    @property
+    def tls(self) -> Tls | None:
+        """None for without; to want clients' certificates means to want TLS."""
+        if not (self.use_ssl or self.use_ssl_mutual):
+            return None
+        return Tls(self.server_cert, self.server_key, self.root_cert, self.use_ssl_mutual)
+
+    @property
+    def restricted(self) -> dict[str, tuple[str, str]]:
+        """All of --http-restricted-api together: kind -> (header, value) that requests must have."""
+        return {kind: required for group in self.restricted_apis for kind, required in group.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +157,15 @@ class Tls:
     root_certificates: str
     mutual: bool
 
+    @property
+    def files(self) -> list[str]:
+        return [path for path in (self.certificate, self.key, self.root_certificates) if path]
+
     def check(self) -> None:
         """Raises OSError that names the file which cannot be read."""
-        for path in (self.certificate, self.key, self.root_certificates):
-            if path:
-                with open(path, "rb"):
-                    pass
+        for path in self.files:
+            with open(path, "rb"):
+                pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +177,7 @@ class GrpcSettings:
     port: int = 8001
     reuse_port: bool = False
     header_forward_pattern: str = ""
-    restricted_protocols: tuple[Mapping[str, tuple[str, str]], ...] = ()
+    restricted_protocols: tuple[Restricted, ...] = ()
     transport: str = "native"
     compression_level: str = "none"
     use_ssl: bool = False
@@ -167,6 +208,24 @@ class GrpcSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SageMakerSettings:
+    """SageMaker's routes, and the ports (first, last) that others may have then."""
+
+    allow: bool = False
+    port: int = 8080
+    safe_ports: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VertexSettings:
+    """Vertex AI's routes. Without a default model there may be only one."""
+
+    allow: bool = False
+    port: int = 8080
+    default_model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LatencySettings:
     """What `--metrics-config` can set; `quantiles` are those of the summaries."""
 
@@ -194,6 +253,14 @@ class MetricsSettings:
         for setting in self.config:
             chosen |= setting
         return LatencySettings(**chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimitSettings:
+    """Whether instances share resources: off or execution_count. `resources` are (name, count, device or None)."""
+
+    mode: str = "off"
+    resources: tuple[tuple[str, int, int | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,11 +378,16 @@ class Settings:
     repository: RepositorySettings = RepositorySettings()
     instances: InstanceSettings = InstanceSettings()
     clients: ClientSettings = ClientSettings()
+    auth: AuthSettings = AuthSettings()
     http: HttpSettings = HttpSettings()
     grpc: GrpcSettings = GrpcSettings()
     metrics: MetricsSettings = MetricsSettings()
     logging: LoggingSettings = LoggingSettings()
     tracing: TracingSettings = TracingSettings()
+    sagemaker: SageMakerSettings = SageMakerSettings()
+    vertex: VertexSettings = VertexSettings()
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    rate_limit: RateLimitSettings = RateLimitSettings()
 
     def for_development(self, has_terminal: bool) -> Settings:
         """The same for who writes models: what is saved is loaded, every answer is checked, any model may be debugged.

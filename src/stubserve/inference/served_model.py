@@ -21,10 +21,12 @@ class ServedModel(Protocol):
     """A model version that takes requests.
 
     `config` is the completed ModelConfig message, `rendered_config` the same as JSON has it. `load_seconds` is how long
-    its load took.
+    its load took. `namespace` is empty where models are told apart by their names. `identity` stands for configuration
+    and files, where a shared response cache has to know; else it is empty.
     """
 
     name: str
+    namespace: str
     version: int
     config: Any
     rendered_config: dict[str, Any]
@@ -33,6 +35,11 @@ class ServedModel(Protocol):
     latencies: Latencies | None
     tracing: ModelTracing
     load_seconds: float
+    identity: bytes
+
+    @property
+    def key(self) -> str:
+        """How it is kept apart from other models: the name, with the namespace in front if there is one."""
 
     # Requests
 

@@ -15,17 +15,23 @@ class Work:
     `requests` are those that are there. In the usual case no place is empty and both are the same object.
 
     `extra_inputs`, if it is not None, has for each place the tensors that the scheduler adds to those of the request
-    (controls, states); those of an empty place are all that the model sees there. Whoever executes the work holds their
-    memory for as long as the model may read it. `number` is the stub's for the batch, 0 before it has it.
+    (controls); those of an empty place are all that the model sees there. Whoever executes the work holds their
+    memory for as long as the model may read it.
+
+    `sequences`, if it is not None, has for each place the number of the sequence whose implicit states go with it, 0
+    where it is empty. The stub keeps them.
+
+    `number` is the stub's for the batch, 0 before it has it.
     """
 
-    __slots__ = ("extra_inputs", "number", "requests", "slots")
+    __slots__ = ("extra_inputs", "number", "requests", "sequences", "slots")
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.slots: Sequence[Request | None] = requests
         self.requests = requests
         self.extra_inputs: Sequence[Sequence[Tensor]] | None = None
         self.number = 0
+        self.sequences: Sequence[int] | None = None
 
     @classmethod
     def of_slots(cls, slots: Sequence[Request | None], extra_inputs: Sequence[Sequence[Tensor]] | None = None) -> Work:

@@ -18,15 +18,17 @@ class Decision:
 
     `run`: work to hand to instances, in this order; each instance appears as often as it has been said to have room,
     and gets no further work until the owner reports it idle again. `answer`: requests that end here with this error
-    (expired, cancelled).
+    (expired, cancelled). `over`: sequences that have ended without a request that says so, by their instances and
+    numbers; to be told before `run`, which may have the next ones.
     `wake_at_ns`: poll again at this time at the latest, None if only an event can change anything.
     """
 
-    __slots__ = ("answer", "run", "wake_at_ns")
+    __slots__ = ("answer", "over", "run", "wake_at_ns")
 
     def __init__(self) -> None:
         self.run: list[tuple[Instance, Work]] = []
         self.answer: list[tuple[Request, ServeError]] = []
+        self.over: Sequence[tuple[Instance, int]] = ()
         self.wake_at_ns: int | None = None
 
 
@@ -76,7 +78,8 @@ class Scheduler(abc.ABC):
         Besides these it may have `closed` ones: work that no request which is still to come could join. Where
         `ripe_after_ns` is given that may be any work, so long after the instance was given `works`, or after the next
         poll if those are none. What was said of the instance before counts no more. A scheduler that is not `plain` is
-        told of one work, and no closed ones.
+        told of one work and no closed ones, or of none at all: the instance is there and keeps its slots, but can be
+        given nothing for now.
         """
 
     @abc.abstractmethod

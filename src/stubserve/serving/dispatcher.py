@@ -39,6 +39,9 @@ class Executor(Hashable, Protocol):
     def execute(self, work: Work) -> None:
         """Takes work, to be executed. Where it raises anything the instance has not got the work."""
 
+    def forget(self, sequences: Sequence[int]) -> None:
+        """These sequences are over, without a request that said so: their implicit states are not needed any more."""
+
     def announce(self) -> None:
         """To be called when it has been given all that there is for it now, so that it is told of all at once."""
 
@@ -117,11 +120,14 @@ class Dispatcher:
             return
         self._depth.join(instance)
         self.serving = len(self._depth)
-        self._scheduler.instance_idle(instance)
+        self._offer(instance)
         self.poll()
 
-    def leave(self, instance: Executor) -> None:
-        """An instance gets no more work; no harm if it got none before."""
+    def leave(self, instance: Executor, finishing: bool = False) -> None:
+        """An instance gets no more work; no harm if it got none before.
+
+        `finishing` says that it goes on executing what it has.
+        """
         self._depth.leave(instance)
         self.serving = len(self._depth)
         self._scheduler.instance_gone(instance)
@@ -180,6 +186,8 @@ class Dispatcher:
                     self._wake_at(decision.wake_at_ns)
                 elif self._alarm is not None:
                     self._alarm.set(None)
+                if decision.over:
+                    self._tell_over(decision.over)  # type: ignore[arg-type]
                 if decision.run:
                     self._hand_out(decision.run, now)  # type: ignore[arg-type]  # instances are all that it knows
                 for request, error in decision.answer:
@@ -210,9 +218,21 @@ class Dispatcher:
         last.announce()
         for instance in refusing:
             if instance.takes_work:
-                self._scheduler.instance_idle(instance, *self._depth.room(instance))
+                self._offer(instance, *self._depth.room(instance))
                 # Not at once: it would go on for ever while a queue of such requests is refused one by one.
                 self.poll_soon()
+
+    def _offer(self, instance: Executor, works: int = 1, closed: int = 0, ripe_after_ns: int = 0) -> None:
+        """An instance has room for so much (`Scheduler.instance_idle`)."""
+        self._scheduler.instance_idle(instance, works, closed, ripe_after_ns)
+
+    @staticmethod
+    def _tell_over(over: Sequence[tuple[Executor, int]]) -> None:
+        by_instance: dict[Executor, list[int]] = {}
+        for instance, sequence in over:
+            by_instance.setdefault(instance, []).append(sequence)
+        for instance, sequences in by_instance.items():
+            instance.forget(sequences)
 
     def _on_refused(self, instance: Executor, work: Work, raised: Exception) -> None:
         """An instance has not taken work."""
@@ -234,7 +254,7 @@ class Dispatcher:
         try:
             self._answers.fail(self.drain(), error, OTHER_FAILURE)
             for instance in self._depth.idle():
-                self._scheduler.instance_idle(instance)
+                self._offer(instance)  # type: ignore[arg-type]  # instances are all that it knows
         except Exception:
             log.exception("the scheduler of model '%s' cannot be used any more", self._model)
 

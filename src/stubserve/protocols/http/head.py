@@ -71,6 +71,7 @@ class RequestHead:
         "content_length",
         "expects_continue",
         "generate",
+        "granted",
         "header_length",
         "infer",
         "keep_alive",
@@ -96,6 +97,8 @@ class RequestHead:
         self.generate: tuple[str, str] | None = None
         self.header_length: bytes | None = None
         self.accept_encoding: bytes | None = None
+        # The epoch of the rules by which it may use inference, 0 where that was not asked
+        self.granted = 0
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -104,12 +107,22 @@ class RequestHead:
             self._headers, self._lines = list(map(_field, self._lines)), []
         return self._headers
 
+    def values(self, name: str) -> list[bytes]:
+        """The values of the fields of this name, which is in lower case."""
+        wanted = name.encode()
+        if self._lines:
+            length = len(wanted)
+            return [
+                _field(line)[1]
+                for line in self._lines
+                if line[length : length + 1] == b":" and line[:length].lower() == wanted
+            ]
+        return [value for one, value in self._headers if one.lower() == wanted]
+
     def trace_context(self) -> str | None:
         """The value of `traceparent`, None without one."""
-        for name, value in self.headers:
-            if name.lower() == b"traceparent":
-                return value.decode("latin-1").strip()
-        return None
+        found = self.values("traceparent")
+        return found[0].decode("latin-1").strip() if found else None
 
     # Callbacks of the parser
 
