@@ -341,6 +341,13 @@ FLAGS = (
         "APIs that need no token, as health,metrics (none).",
     ),
     Flag(
+        "status-page",
+        "metrics.status_page",
+        parse_bool,
+        "A page for people at / of the metrics port (true).",
+        switch=True,
+    ),
+    Flag(
         "http-cors-origin",
         "http.cors_origins",
         parse_origin,

@@ -16,6 +16,7 @@ from stubserve.observability import logs
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.metrics import RESERVED, ServerMetrics
+from stubserve.observability.status import ServerStatus
 from stubserve.observability.trace_file import TraceFile
 from stubserve.observability.tracing import Destination, Tracing
 from stubserve.protocols.access import KINDS
@@ -78,6 +79,9 @@ class Server:
         machine = MachineMetrics(measured.interval_ms / 1000, measured.allow_cpu)
         self.metrics = ServerMetrics(
             self._registry.serving, measured.latencies, machine, custom, self.memory, self.cache
+        )
+        self.status = ServerStatus(
+            self.name, self.version, self._registry.models.values, self.memory, self.log_settings.last_errors
         )
         self.tracing = Tracing(settings.tracing, _trace_destination(settings.tracing))
         loader = Loader(

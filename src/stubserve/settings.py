@@ -244,6 +244,8 @@ class MetricsSettings:
     address: str = ""
     port: int = 8002
     interval_ms: int = 2000
+    # Whether there is a page for people on that port
+    status_page: bool = True
     config: tuple[Mapping[str, Any], ...] = ()
 
     @property
