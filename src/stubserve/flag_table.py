@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stubserve.cache_settings import parse_cache_config
 from stubserve.flag_values import (
     parse_backend_config,
     parse_bool,
@@ -21,6 +22,10 @@ from stubserve.flag_values import (
     parse_kinds,
     parse_metrics_config,
     parse_origin,
+    parse_port_range,
+    parse_rate_limit,
+    parse_rate_limit_resource,
+    parse_repository,
     parse_restricted_routes,
     parse_restricted_rpcs,
     parse_seconds,
@@ -44,8 +49,14 @@ class Flag:
 
 
 FLAGS = (
-    Flag("model-repository", "repository.paths", Path, "A folder of models. May be given several times.", many=True),
-    Flag("model-store", "repository.paths", Path, "Same as --model-repository.", many=True),
+    Flag(
+        "model-repository",
+        "repository.paths",
+        parse_repository,
+        "A folder of models, or an address as s3://bucket/path. May be given several times.",
+        many=True,
+    ),
+    Flag("model-store", "repository.paths", parse_repository, "Same as --model-repository.", many=True),
     Flag("id", "id", str, "The server's name in its metadata (triton)."),
     Flag("exit-on-error", "exit_on_error", parse_bool, "Exit when a model fails to load (true).", switch=True),
     Flag("strict-readiness", "strict_readiness", parse_bool, "Ready only when every model is (true).", switch=True),
@@ -100,6 +111,12 @@ FLAGS = (
         parse_bool,
         "Serve models of the same name from several repositories (false).",
         switch=True,
+    ),
+    Flag(
+        "repository-cache",
+        "repository.remote_cache",
+        Path,
+        "Where repositories in the cloud are copied to (~/.cache/stubserve/repositories).",
     ),
     Flag("model-config-name", "repository.config_name", str, "Use configs/<name>.pbtxt of a model where it exists."),
     Flag(
@@ -242,6 +259,32 @@ FLAGS = (
         "<setting>=<value>, as summary_latencies=true.",
         many=True,
     ),
+    Flag(
+        "cache-config",
+        "cache.config",
+        parse_cache_config,
+        "The response cache: local,size=256M or redis,host=...,port=... and other settings.",
+        many=True,
+    ),
+    Flag(
+        "response-cache-byte-size",
+        "cache.byte_size",
+        parse_int,
+        "Same as --cache-config=local,size=...; 0 for none (0).",
+    ),
+    Flag(
+        "rate-limit",
+        "rate_limit.mode",
+        parse_rate_limit,
+        "execution_count: instances share resources and take turns by priority (rate_limiter); off (off).",
+    ),
+    Flag(
+        "rate-limit-resource",
+        "rate_limit.resources",
+        parse_rate_limit_resource,
+        "<name>:<count>[:<device>] of a resource there is (as much as the greediest instance asks for).",
+        many=True,
+    ),
     Flag("log-verbose", "logging.verbose", parse_int, "Verbose logging from level 1 on (0)."),
     Flag("log-info", "logging.info", parse_bool, "Log info messages (true).", switch=True),
     Flag("log-warning", "logging.warning", parse_bool, "Log warnings (true).", switch=True),
@@ -279,6 +322,22 @@ FLAGS = (
         parse_origin,
         "Pages of this origin may ask, as https://example.org, or * for all (none).",
         many=True,
+    ),
+    Flag("allow-sagemaker", "sagemaker.allow", parse_bool, "Serve SageMaker's routes (false).", switch=True),
+    Flag("sagemaker-port", "sagemaker.port", parse_int, "The port to serve SageMaker's routes on (8080)."),
+    Flag(
+        "sagemaker-safe-port-range",
+        "sagemaker.safe_ports",
+        parse_port_range,
+        "<first>-<last>: the ports that other protocols have to be among (none).",
+    ),
+    Flag("allow-vertex-ai", "vertex.allow", parse_bool, "Serve Vertex AI's routes (false).", switch=True),
+    Flag("vertex-ai-port", "vertex.port", parse_int, "The port to serve Vertex AI's routes on (8080)."),
+    Flag(
+        "vertex-ai-default-model",
+        "vertex.default_model",
+        str,
+        "The model that Vertex AI's predictions ask; needless where there is only one.",
     ),
     Flag(
         "shm-limit",
@@ -381,21 +440,10 @@ _OFF = ("false", "off", "0")
 MISSING = {
     "allow-client-shm": ("client shared memory", _OFF),
     "repoagent-directory": ("repository agents", ()),
-    "allow-sagemaker": ("SageMaker", _OFF),
-    "sagemaker-port": ("SageMaker", ()),
-    "sagemaker-safe-port-range": ("SageMaker", ()),
-    "allow-vertex-ai": ("Vertex AI", _OFF),
-    "vertex-ai-port": ("Vertex AI", ()),
-    "vertex-ai-default-model": ("Vertex AI", ()),
     "trace-config": ("tracing", ()),
     "trace-file": ("tracing", ()),
     "trace-level": ("tracing", ("OFF",)),
     "trace-rate": ("tracing", ()),
     "trace-count": ("tracing", ()),
     "trace-log-frequency": ("tracing", ()),
-    "cache-config": ("the response cache", ()),
-    "cache-directory": ("the response cache", ()),
-    "response-cache-byte-size": ("the response cache", ("0",)),
-    "rate-limit": ("the rate limiter", ("off",)),
-    "rate-limit-resource": ("the rate limiter", ()),
 }

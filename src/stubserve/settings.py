@@ -12,6 +12,8 @@ from typing import Any
 
 import psutil
 
+from stubserve.cache_settings import CacheSettings
+
 # Kinds of APIs, and the header and value that they want
 Restricted = Mapping[str, tuple[str, str]]
 
@@ -38,6 +40,9 @@ class RepositorySettings:
     """Which models there are to serve, and who says so."""
 
     paths: tuple[Path, ...] = ()
+    # Addresses of repositories in the cloud, and where they are copied to
+    remotes: tuple[str, ...] = ()
+    remote_cache: Path | None = None
     control_mode: str = NONE
     load_models: tuple[str, ...] = ()
     poll_secs: int = 15
@@ -199,6 +204,24 @@ class GrpcSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SageMakerSettings:
+    """SageMaker's routes, and the ports (first, last) that others may have then."""
+
+    allow: bool = False
+    port: int = 8080
+    safe_ports: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VertexSettings:
+    """Vertex AI's routes. Without a default model there may be only one."""
+
+    allow: bool = False
+    port: int = 8080
+    default_model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LatencySettings:
     """What `--metrics-config` can set; `quantiles` are those of the summaries."""
 
@@ -226,6 +249,14 @@ class MetricsSettings:
         for setting in self.config:
             chosen |= setting
         return LatencySettings(**chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimitSettings:
+    """Whether instances share resources: off or execution_count. `resources` are (name, count, device or None)."""
+
+    mode: str = "off"
+    resources: tuple[tuple[str, int, int | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +296,10 @@ class Settings:
     grpc: GrpcSettings = GrpcSettings()
     metrics: MetricsSettings = MetricsSettings()
     logging: LoggingSettings = LoggingSettings()
+    sagemaker: SageMakerSettings = SageMakerSettings()
+    vertex: VertexSettings = VertexSettings()
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    rate_limit: RateLimitSettings = RateLimitSettings()
 
     def for_development(self, has_terminal: bool) -> Settings:
         """The same for who writes models: what is saved is loaded, every answer is checked, any model may be debugged.
