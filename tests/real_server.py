@@ -200,10 +200,10 @@ class Serving:
         """The port of metrics."""
         return int(self.wait_for(r"Started Metrics Service at [^ \n]*:(\d+)")[1])
 
-    def metrics(self, path: str = "/metrics", method: str = "GET") -> Answer:
+    def metrics(self, path: str = "/metrics", method: str = "GET", headers: dict[str, str] | None = None) -> Answer:
         """What the metrics port answers."""
         connection = http.client.HTTPConnection("127.0.0.1", self.metrics_port, timeout=60)
-        return _exchange(connection, method, path)
+        return _exchange(connection, method, path, headers=headers)
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -236,6 +236,16 @@ class Serving:
     def statistics(self, model: str) -> dict[str, Any]:
         answer: dict[str, Any] = self.get(f"/v2/models/{model}/stats").json()["model_stats"][0]
         return answer
+
+
+def refused(repository: Path, *prefix: str) -> Serving:
+    """A server that has not started; `prefix` is the beginning of its command."""
+    server = Serving(repository)
+    server.command = [*prefix, *server.command]
+    server.start()
+    assert server.process.wait(60) == 1
+    server.stop()
+    return server
 
 
 def eventually(happened: Callable[[], Any], timeout: float = 60) -> Any:

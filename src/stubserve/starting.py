@@ -11,7 +11,7 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,9 @@ from stubserve.repository.registry import Registry, VersionState
 
 log = logging.getLogger("stubserve.server")
 
-# How long a start may take before it is told how far it is, and how often it is told then
+# How long a start may take before it is told how far it is
 _PATIENCE_S = 2.0
+# How often something that takes long is told
 _EVERY_S = 5.0
 # How many names a line may have
 _NAMES = 4
@@ -42,13 +43,18 @@ class Row:
     reason: str
 
 
+async def now_and_then(patience_s: float) -> AsyncIterator[None]:
+    """Yields for ever: after `patience_s`, and every five seconds from then on."""
+    await asyncio.sleep(patience_s)
+    while True:
+        yield
+        await asyncio.sleep(_EVERY_S)
+
+
 async def tell_progress(registry: Registry) -> None:
     """Logs how many models of the start are loaded, now and then, until it is cancelled."""
     began = time.monotonic()
-    pause = _PATIENCE_S
-    while True:
-        await asyncio.sleep(pause)
-        pause = _EVERY_S
+    async for _ in now_and_then(_PATIENCE_S):
         if registry.pending:
             log.info("%s after %.0f s", progress(registry), time.monotonic() - began)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from stubserve.server import Server
-from stubserve.starting import listed
+from stubserve.starting import listed, now_and_then
 
 log = logging.getLogger("stubserve.server")
 
@@ -23,7 +23,6 @@ log = logging.getLogger("stubserve.server")
 _SAME_S = 0.3
 
 _PATIENCE_S = 1.0
-_EVERY_S = 5.0
 _ENDED_BY_SIGINT = 128 + signal.SIGINT
 
 
@@ -54,10 +53,7 @@ class Stopping:
 async def tell_what_is_waited_for(server: Server, deadline: float) -> None:
     """Logs it now and then, until it is cancelled; `deadline` is in the event loop's time."""
     loop = asyncio.get_running_loop()
-    pause = _PATIENCE_S
-    while True:
-        await asyncio.sleep(pause)
-        pause = _EVERY_S
+    async for _ in now_and_then(_PATIENCE_S):
         waited_for = what_is_waited_for(server)
         if waited_for:
             log.info(

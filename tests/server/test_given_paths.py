@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.real_server import Serving, binary_output, io_config, write_model
+from tests.real_server import Serving, binary_output, io_config, refused, write_model
 
 HELPED = """
     import helper
@@ -53,14 +53,6 @@ def test_an_empty_repository_says_what_belongs_there(repository: Path) -> None:
     with Serving(repository) as server:
         server.wait_for(rf"there are no models in {repository}\. .*stubserve init {repository}/NAME")
         assert server.get("/v2/health/ready").status == 200
-
-
-def refused(path: Path) -> Serving:
-    server = Serving(path)
-    server.start()
-    assert server.process.wait(60) == 1
-    server.stop()
-    return server
 
 
 def test_a_folder_above_the_repository_leads_to_it(tmp_path: Path) -> None:

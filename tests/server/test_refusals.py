@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real_server import Serving, write_model
+from tests.real_server import Serving, refused, write_model
 
 # Root may enter and read everything, unless it has put these down.
 _UNPRIVILEGED = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--inh-caps", "-all"]
@@ -17,18 +17,23 @@ needs_setpriv = pytest.mark.skipif(
 )
 
 
-def refused(repository: Path, *prefix: str) -> Serving:
-    """A server that has not started."""
-    server = Serving(repository)
-    server.command = [*prefix, *server.command]
-    server.start()
-    assert server.process.wait(60) == 1
-    server.stop()
-    return server
-
-
 def unprivileged() -> list[str]:
     return _UNPRIVILEGED if os.geteuid() == 0 else []
+
+
+def write_model_in(environment: Path, repository: Path) -> None:
+    folder = write_model(repository, "echo")
+    with open(folder / "config.pbtxt", "a") as config:
+        config.write(f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{environment}" }} }}\n')
+
+
+def refused_while_locked(home: Path, repository: Path) -> Serving:
+    """A server that has not started, where nobody may enter `home`."""
+    home.chmod(0)
+    try:
+        return refused(repository, *unprivileged())
+    finally:
+        home.chmod(0o700)
 
 
 def limited(limit: str) -> list[str]:
@@ -61,14 +66,8 @@ def test_an_environment_in_a_home_that_others_may_not_enter(repository: Path, tm
     (home / "env" / "bin").mkdir(parents=True)
     (home / "env" / "bin" / "python").symlink_to("/usr/bin/python3")
     (home / "env" / "bin" / "activate").touch()
-    folder = write_model(repository, "echo")
-    with open(folder / "config.pbtxt", "a") as config:
-        config.write(f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{home}/env" }} }}\n')
-    home.chmod(0)
-    try:
-        server = refused(repository, *unprivileged())
-    finally:
-        home.chmod(0o700)
+    write_model_in(home / "env", repository)
+    server = refused_while_locked(home, repository)
     server.wait_for(rf"{home}/env\. It cannot be reached: the server's user \(\d+\) may not enter '{home}' \(mode 0000")
 
 
@@ -80,24 +79,16 @@ def test_an_interpreter_that_lies_where_others_may_not_enter(repository: Path, t
     (tmp_path / "env" / "bin").mkdir(parents=True)
     (tmp_path / "env" / "bin" / "python").symlink_to(home / "bin" / "python")
     (tmp_path / "env" / "bin" / "activate").touch()
-    folder = write_model(repository, "echo")
-    with open(folder / "config.pbtxt", "a") as config:
-        config.write(f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{tmp_path}/env" }} }}\n')
-    home.chmod(0)
-    try:
-        server = refused(repository, *unprivileged())
-    finally:
-        home.chmod(0o700)
+    write_model_in(tmp_path / "env", repository)
+    server = refused_while_locked(home, repository)
     server.wait_for(rf"'{home}/bin/python' cannot be reached: the server's user \(\d+\) may not enter '{home}'")
 
 
 @needs_setpriv
 def test_an_archive_that_may_not_be_read(repository: Path) -> None:
-    folder = write_model(repository, "echo")
-    archive = folder / "env.tar.gz"
+    archive = repository / "echo" / "env.tar.gz"
+    write_model_in(archive, repository)
     archive.touch(mode=0o000)
-    with open(folder / "config.pbtxt", "a") as config:
-        config.write(f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{archive}" }} }}\n')
     server = refused(repository, *unprivileged())
     server.wait_for(rf"cannot use {archive}: the server's user \(\d+\) may not read it \(mode 0000.*chmod a\+r")
 

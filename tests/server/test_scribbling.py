@@ -226,8 +226,8 @@ def test_no_descriptors_are_left(tmp_path: Path) -> None:
         # The dead stub's six are not enough for another: its process needs some while it is made.
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (before, hard))
         os.kill(stub, signal.SIGKILL)
-        server.wait_for("restart of instance 'echo_0' failed, next try in 0.2 s: .*: Too many open files")
-        server.wait_for("restart of instance 'echo_0' failed, next try in 0.4 s: .*: Too many open files")
+        server.wait_for("start of instance 'echo_0' failed, next try in 0.2 s: .*: Too many open files")
+        server.wait_for("start of instance 'echo_0' failed, next try in 0.4 s: .*: Too many open files")
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
         server.wait_for("instance 'echo_0' is back")
         assert len(list(descriptors.iterdir())) == before

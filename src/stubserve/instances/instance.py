@@ -11,10 +11,11 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol
 
 from stubserve.errors import ServeError, internal
+from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import Waiter
 from stubserve.inference.work import Work
@@ -81,6 +82,7 @@ class Instance:
         self.stub: Stub | None = None
         self.policy = policy
         self.last_error = ""
+        self.restarts = 0
         self._launch = launch
         self._owner = owner
         self._ready_at: float | None = None
@@ -107,7 +109,7 @@ class Instance:
             await self.start()
         except Exception as raised:
             error = self._why_not_started(raised)
-            self._restart_after(self.policy.next_delay(None, time.monotonic()), error.log_message)
+            self._restart_in(self._delay_after(error))
             raise error from None
 
     def execute(self, work: Work) -> None:
@@ -117,6 +119,10 @@ class Instance:
     def announce(self) -> None:
         if self.stub is not None:
             self.stub.work.announce()
+
+    def forget(self, sequences: Sequence[int]) -> None:
+        if self.stub is not None:
+            self.stub.work.forget(sequences)
 
     @property
     def takes_work(self) -> bool:
@@ -164,6 +170,25 @@ class Instance:
     def memory(self) -> int:
         """Bytes that belong to its stub's processes alone."""
         return self.stub.health.memory() if self.stub is not None else 0
+
+    def facts(self) -> InstanceFacts:
+        """What is to be told of it now. Reads the kernel's count of its memory, some 15 µs."""
+        stub = self.stub
+        error = self.why_not_ready()
+        if stub is None:
+            return InstanceFacts(self.name, self.state.value, restarts=self.restarts, error=error)
+        doing, seconds = stub.health.state()
+        return InstanceFacts(
+            self.name,
+            self.state.value,
+            stub.pid,
+            self.restarts,
+            stub.health.memory(),
+            stub.arena_bytes,
+            *stub.work.load,
+            seconds if doing == "executing" else 0.0,
+            error,
+        )
 
     def drain(self) -> None:
         """Takes no batch any more, and is not restarted."""
@@ -222,16 +247,19 @@ class Instance:
                 self._owner.on_death(self, error, unfinished, open_)
             return
         self.last_error = error.message
-        self._restart_after(self.policy.next_delay(self._ready_at, time.monotonic()), str(error))
+        delay = self.policy.next_delay(self._ready_at, time.monotonic())
+        if delay is None:
+            log.error("%s It has died too often and is not restarted.", error)
+        else:
+            log.error("%s It is restarted in %.1f s.", error, delay)
+        self._restart_in(delay)
         self._owner.on_death(self, error, unfinished, open_)
 
-    def _restart_after(self, delay: float | None, why: str) -> None:
+    def _restart_in(self, delay: float | None) -> None:
         if delay is None:
             self.state = InstanceState.FAILED
-            log.error("%s It has died too often and is not restarted.", why)
         else:
             self.state = InstanceState.RESTARTING
-            log.error("%s It is restarted in %.1f s.", why, delay)
             self._restart = asyncio.get_running_loop().create_task(self._start_again(delay))
 
     async def _launched(self) -> Stub:
@@ -247,24 +275,28 @@ class Instance:
         self._ready_at = time.monotonic()
         self._owner.on_ready(self)
 
-    async def _start_again(self, delay: float) -> None:
-        while True:
+    async def _start_again(self, delay: float | None) -> None:
+        while delay is not None:
             await asyncio.sleep(delay)
             try:
                 stub = await self._launched()
             except Exception as raised:
-                told = self._why_not_started(raised).log_message
-                next_delay = self.policy.next_delay(None, time.monotonic())
-                if next_delay is None:
-                    self.state = InstanceState.FAILED
-                    log.error("restart of instance '%s' failed and is not tried again: %s", self.name, told)
-                    return
-                delay = next_delay
-                log.error("restart of instance '%s' failed, next try in %.1f s: %s", self.name, delay, told)
+                delay = self._delay_after(self._why_not_started(raised))
                 continue
+            self.restarts += 1
             log.info("instance '%s' is back (pid %d)", self.name, stub.pid)
             self._adopt(stub)
             return
+        self.state = InstanceState.FAILED
+
+    def _delay_after(self, error: ServeError) -> float | None:
+        """Seconds until a start that has failed is tried again, None if it is not."""
+        delay = self.policy.next_delay(None, time.monotonic())
+        if delay is None:
+            log.error("start of instance '%s' failed and is not tried again: %s", self.name, error.log_message)
+        else:
+            log.error("start of instance '%s' failed, next try in %.1f s: %s", self.name, delay, error.log_message)
+        return delay
 
     def _why_not_started(self, raised: Exception) -> ServeError:
         if isinstance(raised, ServeError):

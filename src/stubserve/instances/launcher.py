@@ -68,11 +68,6 @@ class Launcher:
         self._execute_timeout_s = execute_timeout_s
         self._check_outputs = check_outputs
 
-    @property
-    def lacks_program(self) -> bool:
-        """Whether the file that stubs are to run is not there. Reads the disk."""
-        return self._program.file is not None and not self._program.file.is_file()
-
     def boot(self, instance: str) -> Stub:
         """A stub that is importing the model. Raises ServeError if no process can be started."""
         return Stub(

@@ -16,10 +16,12 @@ import asyncio
 import logging
 import select
 import socket
+import ssl
 from collections.abc import Callable
 from time import perf_counter
 
 from stubserve.protocols.offload import Offload
+from stubserve.protocols.tls import HANDSHAKE_S
 
 log = logging.getLogger("stubserve.server")
 
@@ -36,7 +38,8 @@ _PAUSE_S = 0.1
 class Entrance:
     """One listening socket's, on the running loop. `make` makes the protocol of a connection that comes in.
 
-    `asks` tells of the first bytes of a connection whether there is something to be done for it already.
+    `asks` tells of the first bytes of a connection whether there is something to be done for it already; the
+    beginning of a handshake of `tls` is such.
     """
 
     def __init__(
@@ -45,11 +48,13 @@ class Entrance:
         make: Callable[[], asyncio.BaseProtocol],
         asks: Callable[[bytes], bool],
         offload: Offload,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._listener = listener
         self._make = make
         self._asks = asks
         self._offload = offload
+        self._tls = tls
         self._loop = asyncio.get_running_loop()
         # Those outside, in their order, by their descriptors
         self._outside: dict[int, socket.socket] = {}
@@ -76,6 +81,10 @@ class Entrance:
         for client in self._outside.values():
             client.close()
         self._outside.clear()
+        if self._tls is not None:
+            # They are in the middle of a handshake, which may take as long as the client likes.
+            for coming in self._coming:
+                coming.cancel()
 
     async def wait_closed(self) -> None:
         """Until all that were on their way are in."""
@@ -162,6 +171,9 @@ class Entrance:
 
     async def _come_in(self, client: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._make, client)
-        except OSError:
+            handshake_s = None if self._tls is None else HANDSHAKE_S
+            await self._loop.connect_accepted_socket(
+                self._make, client, ssl=self._tls, ssl_handshake_timeout=handshake_s
+            )
+        except (OSError, asyncio.CancelledError):
             client.close()

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from stubserve.errors import ServeError, invalid, unavailable, unsupported
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.version import parse_version
+from stubserve.protocols.http.access import HttpAccess
 from stubserve.protocols.serving import Ingress
 
 # In upstream's order; clients look features up here.
@@ -64,6 +65,9 @@ class ServerFacts(Ingress, Protocol):
     failed: bool
     exiting: bool
 
+    # Who may use which routes; None where everybody may use all
+    http_access: HttpAccess | None
+
     @property
     def registry(self) -> ModelRegistry: ...
 
@@ -91,7 +95,7 @@ def metadata_versions(server: ServerFacts, model: ServedModel, version: str) -> 
     """The versions that a model's metadata names: the one asked for, or all that are ready."""
     if version:
         return [str(model.version)]
-    return [str(number) for number in server.registry.ready_versions(model.name)]
+    return [str(number) for number in server.registry.ready_versions(model.key)]
 
 
 def statistics(registry: ModelRegistry, name: str, version: str) -> list[dict[str, Any]]:

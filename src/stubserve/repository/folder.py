@@ -28,6 +28,8 @@ from stubserve.model_config.proto import ModelConfig
 _log = logging.getLogger("stubserve.repository")
 
 CONFIG_FILE = "config.pbtxt"
+# Between a namespace and a name
+BETWEEN = "::"
 DUPLICATE_REASON = "model appears in two or more repositories"
 
 # What the version of a model is known by
@@ -44,14 +46,25 @@ _MAX_VERSION = 2**63 - 1
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model's place on disk. `path` is `repository / name`."""
+    """A model's place on disk. `path` is `repository / name`; `namespace` is empty where there are none (`places`)."""
 
     name: str
     path: Path
     repository: Path
+    namespace: str = ""
+
+    @property
+    def key(self) -> str:
+        """How the model is kept apart from others."""
+        return f"{self.namespace}{BETWEEN}{self.name}" if self.namespace else self.name
 
     def version_path(self, version: int) -> Path:
         return self.path / str(version)
+
+
+def name_of(key: str, namespacing: bool) -> str:
+    """The name in a model's key."""
+    return key.rpartition(BETWEEN)[2] if namespacing else key
 
 
 @dataclass(frozen=True)

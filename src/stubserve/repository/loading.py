@@ -35,6 +35,7 @@ from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.ensemble_loading import start_ensemble
 from stubserve.repository.folder import read_labels
+from stubserve.repository.initial_states import check_initial_states
 from stubserve.repository.instance_update import InstanceUpdate, assign
 from stubserve.repository.program import (
     check_python_parameters,
@@ -85,16 +86,17 @@ class Loader:
             ensemble.latencies = self._latencies(config)
             return ensemble
         name = folder.name
-        launcher, config = await self._launcher(candidate, version, services)
+        launcher, config, files = await self._launcher(candidate, version, services)
         specs = instances_of(config)
         first: Stub | None = None
         config_json = render_json(config)
-        asleep = await asyncio.to_thread(self._starts_asleep, candidate, launcher)
+        asleep = self._starts_asleep(candidate, files)
         if self._completes and not asleep:
             first, config, config_json = await self._complete(launcher, specs[0].name, config, candidate.has_config)
             specs = instances_of(config)
         try:
             validate(config)
+            await asyncio.to_thread(check_initial_states, config, folder.path)
             labels = await asyncio.to_thread(read_labels, folder, config)
             model = instance_model(name, version, config, to_json_dict(config), labels)
             model.latencies = self._latencies(config)
@@ -114,17 +116,17 @@ class Loader:
             raise
         return model
 
-    def _starts_asleep(self, candidate: Candidate, launcher: Launcher) -> bool:
+    def _starts_asleep(self, candidate: Candidate, files: _Files) -> bool:
         """Whether its first request starts it: it has all files, and its configuration needs nothing of the model."""
         complete = candidate.has_config and candidate.config.input and candidate.config.output
-        return self._settings.start_asleep and bool(complete) and not launcher.lacks_program
+        return self._settings.start_asleep and bool(complete) and not files.program_is_missing
 
     async def update(self, model: InstanceModel, candidate: Candidate, services: Services) -> InstanceUpdate:
         """The instances that a version which serves is to have by `candidate`, which differs in nothing else.
 
         Those that are missing are started. Raises ServeError; then nothing is left of them.
         """
-        launcher, _ = await self._launcher(candidate, model.version, services)
+        launcher, _, _ = await self._launcher(candidate, model.version, services)
         config = with_instances(model.config, candidate.config)
         assigned = assign(model.instances, instances_of(config))
         missing = [one for one in assigned if isinstance(one, InstanceSpec)]
@@ -140,8 +142,8 @@ class Loader:
         samples = await asyncio.to_thread(read_samples, model.config, model.signature, folder)
         return WarmUp(model, samples, self._memory)
 
-    async def _launcher(self, candidate: Candidate, version: int, services: Services) -> tuple[Launcher, Any]:
-        """What starts the stubs of a version, and the configuration with what its program says."""
+    async def _launcher(self, candidate: Candidate, version: int, services: Services) -> tuple[Launcher, Any, _Files]:
+        """What starts the stubs of a version, the configuration with what its program says, and what stubs run."""
         name, config = candidate.folder.name, candidate.config
         files = await asyncio.to_thread(_find_files, candidate, version, self._settings.backend_directory)
         program, model_dir = files.program, files.model_dir
@@ -172,7 +174,7 @@ class Loader:
             self._settings.execute_timeout_secs,
             self._settings.check_outputs,
         )
-        return launcher, config
+        return launcher, config, files
 
     def _mention_batch_size(self, backend: str) -> None:
         """Logs what a backend is told of batch sizes, in upstream's words: it asks for no more with Python models."""

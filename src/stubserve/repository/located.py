@@ -6,6 +6,8 @@ nor the other mistakes of the file.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from stubserve.errors import ServeError
@@ -13,8 +15,20 @@ from stubserve.model_config.parse import decode_text
 from stubserve.model_config.reading import read_leniently
 
 
-def located(error: ServeError, file: Path) -> str:
-    """What the log says of an error that a configuration has caused; the error's own text where nothing is known."""
+async def located(error: ServeError, find_file: Callable[[], Path]) -> str:
+    """What the log says of an error that a configuration has caused; the error's own text where nothing is known.
+
+    The file is found (or there is a ServeError) and read in a thread, as disks may be slow. A load that is given up
+    meanwhile has failed all the same, and what is known of that is said.
+    """
+    try:
+        return await asyncio.to_thread(lambda: _located_in(error, find_file()))
+    except (ServeError, asyncio.CancelledError):
+        return error.log_message
+
+
+def _located_in(error: ServeError, file: Path) -> str:
+    """As `located`, at once."""
     text = error.log_message.rstrip()
     if text != error.message.rstrip():
         return text  # it says already where it comes from

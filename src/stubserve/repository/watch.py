@@ -4,7 +4,7 @@ A model is loaded anew when anything in its folder has changed since the look th
 (`contents`), and unloaded when its folder is gone. Files are not written all at once, so a look may see half of a
 change: a load that fails is tried again at the next look, as upstream does, and what served before goes on meanwhile.
 
-With `serve --dev` there is a look as soon as files have changed (`changes`), in place of one every few seconds.
+With `serve --dev` there is a look as soon as files have changed (`occasions`), in place of one every few seconds.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from pathlib import Path
 
 from stubserve.repository.contents import Contents, contents_of
-from stubserve.repository.folder import survey
+from stubserve.repository.places import Places
+from stubserve.settings import RepositorySettings
 
 log = logging.getLogger("stubserve.repository")
 
+# With --dev, where the system does not tell of changes
+_DEV_INTERVAL_S = 1.0
 # How long nothing happens until a watch has begun for sure
 _QUIET_MS = 500
 
@@ -28,11 +31,11 @@ class RepositoryWatch:
 
     def __init__(
         self,
-        repositories: Sequence[Path],
+        places: Places,
         load: Callable[[Collection[str]], Awaitable[Mapping[str, bool]]],
         unload: Callable[[str], Awaitable[None]],
     ) -> None:
-        self._repositories = repositories
+        self._places = places
         self._load = load
         self._unload = unload
         # What the last load of each model has served from, None for one that no load has succeeded with
@@ -58,11 +61,26 @@ class RepositoryWatch:
 
     def _look_at_all(self) -> tuple[dict[str, Contents], bool]:
         """What lies in each model's folder, and whether each name is in one repository only."""
-        found = survey(self._repositories)
+        found = self._places.survey()
         return {name: contents_of(folder.path) for name, folder in found.models.items()}, not found.duplicates
 
 
-async def changes(repositories: Sequence[Path]) -> AsyncIterator[None]:
+async def occasions(settings: RepositorySettings, sleep: Callable[[float], Awaitable[None]]) -> AsyncIterator[None]:
+    """Yields when it is time for a look: every few seconds, or with --dev when files have changed."""
+    interval: float = settings.poll_secs
+    if settings.notices_changes:
+        interval = _DEV_INTERVAL_S
+        try:
+            async for _ in _changes(settings.paths):
+                yield
+        except (OSError, RuntimeError) as error:  # there is a limit on what may be watched
+            log.warning("files cannot be watched, so there is a look every second: %s", error)
+    while True:
+        await sleep(interval)
+        yield
+
+
+async def _changes(repositories: Sequence[Path]) -> AsyncIterator[None]:
     """Yields when it has begun to watch, and whenever files have changed since and were left alone for a moment."""
     # Imported only where somebody writes models: a server needs none of it.
     from watchfiles import awatch

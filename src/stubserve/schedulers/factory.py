@@ -11,6 +11,7 @@ from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.schedulers.grouping import Grouping
 from stubserve.schedulers.hold import BACKLOG_VARIABLE, HOLD_VARIABLE, Hold, from_environment
 from stubserve.schedulers.policy_queue import PriorityLevels
+from stubserve.schedulers.sequence.batcher import SequenceBatcher
 from stubserve.schedulers.sequence.controls import Controls
 from stubserve.schedulers.sequence.direct import DirectBatcher
 from stubserve.schedulers.sequence.oldest import OldestBatcher
@@ -23,7 +24,9 @@ def create_scheduler(config: Any) -> Scheduler:
         return DefaultScheduler()
     hold_until = from_environment(HOLD_VARIABLE)
     if choice == "sequence_batching":
-        return _sequence_scheduler(config, hold_until)
+        scheduler = _sequence_scheduler(config, hold_until)
+        scheduler.keeps_states = bool(config.sequence_batching.state)
+        return scheduler
     if choice != "dynamic_batching":
         raise unsupported(f"model '{config.name}' is configured with '{choice}', which stubserve does not offer yet")
     batching = config.dynamic_batching
@@ -37,12 +40,12 @@ def create_scheduler(config: Any) -> Scheduler:
     )
 
 
-def _sequence_scheduler(config: Any, hold_until: int) -> Scheduler:
+def _sequence_scheduler(config: Any, hold_until: int) -> SequenceBatcher:
     batching = config.sequence_batching
-    if batching.state:
+    if batching.iterative_sequence and batching.state:
         raise unsupported(
-            f"model '{config.name}' is configured with 'sequence_batching.state', implicit state, which stubserve does "
-            "not offer yet"
+            f"model '{config.name}' is configured with 'iterative_sequence' and 'state', which stubserve does not "
+            "offer together yet"
         )
     controls = Controls(config)
     idle_us = batching.max_sequence_idle_microseconds

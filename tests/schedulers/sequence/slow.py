@@ -202,7 +202,8 @@ class Slow:
                 if one.slot is not None and now_ms - one.last_ms >= self.rules.idle_ms:
                     one.open = False
         for slot in self.slots:
-            if slot.sequence is not None and not slot.sequence.open and not slot.sequence.requests:
+            at_rest = slot.candidate is None if self.rules.oldest else slot.instance in self.idle
+            if slot.sequence is not None and not slot.sequence.open and not slot.sequence.requests and at_rest:
                 self.sequences.remove(slot.sequence)
                 slot.sequence = None
         for slot in sorted(self.slots, key=lambda slot: slot.index):
@@ -237,7 +238,7 @@ class Slow:
                 del sequence.requests[0]
                 if self.rules.iterative:
                     slot.candidate = request
-                elif not sequence.open and not sequence.requests:
+                elif request.flags & SEQUENCE_END:
                     self.free(slot, now_ms)
             runs.append((instance, batch))
         return runs
@@ -250,7 +251,7 @@ class Slow:
                 request = sequence.requests.pop(0)
                 slot.candidate = request
                 self.candidates.append((request, slot, now_ms, sequence))
-                if not sequence.open and not sequence.requests:
+                if request.flags & SEQUENCE_END and not self.rules.iterative:
                     self.free(slot, now_ms)
         runs: list[tuple[int, list[str | None]]] = []
         for instance in list(self.idle):

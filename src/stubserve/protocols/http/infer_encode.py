@@ -18,7 +18,7 @@ import orjson
 from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BF16, BOOL, BY_NUMBER, BYTES, FP16
 
-from stubserve.errors import ServeError, internal, invalid, unsupported
+from stubserve.errors import Code, ServeError, internal, invalid, unsupported
 from stubserve.inference.classification import classify, classify_steps
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
@@ -181,6 +181,8 @@ def encode_error(error: ServeError) -> Reply:
     reply = Reply(error.code.http_status, JSON, None, [b'{"error":%b}' % json_text.string(error.message)])
     if error.message == compression.UNSUPPORTED_TEXT:
         reply.headers = (("Accept-Encoding", compression.SUPPORTED),)
+    elif error.code is Code.UNAUTHENTICATED:
+        reply.headers = (("WWW-Authenticate", "Bearer"),)
     return reply
 
 

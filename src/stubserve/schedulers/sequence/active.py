@@ -8,6 +8,7 @@ the same however many sequences live, and a slot is in the heap once, however ma
 from __future__ import annotations
 
 import heapq
+import itertools
 
 from stubserve.schedulers.sequence.slot import SequenceId, Slot
 
@@ -15,13 +16,14 @@ from stubserve.schedulers.sequence.slot import SequenceId, Slot
 class ActiveSequences:
     """Which slot each of them has. One is over when it has been idle for `max_idle_ns`, unless that is None."""
 
-    __slots__ = ("_checks", "_lost", "_max_idle_ns", "_slots", "slot_of")
+    __slots__ = ("_checks", "_lost", "_max_idle_ns", "_numbers", "_slots", "slot_of")
 
     def __init__(self, max_idle_ns: int | None) -> None:
         self._max_idle_ns = max_idle_ns
         self._slots: dict[SequenceId, Slot] = {}
         # The slot of a sequence, None if it has none
         self.slot_of = self._slots.get
+        self._numbers = itertools.count(1)
         # A heap of (when to look, number of the instance, index, slot)
         self._checks: list[tuple[int, int, int, Slot]] = []
         # Sequences whose instance is gone: its name, and until when they are told so
@@ -30,6 +32,9 @@ class ActiveSequences:
     def begin(self, sequence: SequenceId, slot: Slot, now_ns: int) -> None:
         """A sequence has a slot from now on."""
         self._slots[sequence] = slot
+        slot.sequence = sequence
+        slot.number = next(self._numbers)
+        slot.over = False
         slot.last_ns = now_ns
         if not slot.watched and self._max_idle_ns is not None:
             self._watch(slot, now_ns + self._max_idle_ns)

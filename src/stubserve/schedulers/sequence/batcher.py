@@ -5,7 +5,7 @@ sequences spread. All further requests up to the one with END follow it there. W
 waits in the backlog, first come first served. What a slot means, and which requests share a batch, is the strategy's:
 `direct` or `oldest`. The rules are upstream's:
 
-- A slot is free when the last request of its sequence is handed out; the backlog's next has it from then on.
+- END frees the slot when its request is handed out; the next sequence of the backlog has it from then on.
 - A START in a sequence that runs is taken into the same slot, behind what is queued there, and logged as a conflict.
 - A sequence of which no request has come for max_sequence_idle_microseconds is over, whatever of it is still queued or
   executes: that runs to its end, and the slot is free behind it. Its next request needs a START.
@@ -37,6 +37,7 @@ from stubserve.schedulers.fifo_queue import cancellation
 from stubserve.schedulers.hold import Hold
 from stubserve.schedulers.sequence.active import ActiveSequences
 from stubserve.schedulers.sequence.backlog import Backlog
+from stubserve.schedulers.sequence.departures import Departures
 from stubserve.schedulers.sequence.refusals import Refusals
 from stubserve.schedulers.sequence.slot import SequenceId, Slot
 from stubserve.schedulers.sequence.slots import Slots
@@ -53,14 +54,16 @@ class SequenceBatcher(Scheduler):
         "_answers",
         "_auto_ids",
         "_backlog",
-        "_emptied",
+        "_departures",
         "_executing",
         "_hold",
         "_iterative",
         "_now_ns",
+        "_over",
         "_refusals",
         "_slots",
         "_waiting_in",
+        "keeps_states",
         "when_quiet",
     )
 
@@ -72,13 +75,16 @@ class SequenceBatcher(Scheduler):
         self._refusals = Refusals(model)
         self._iterative = iterative
         self._hold = hold or Hold()
+        # Whether sequences have implicit states: then work says which sequences it is of
+        self.keeps_states = False
         self._auto_ids = itertools.count(1)
         # What executes many times is never idle.
         self._active = ActiveSequences(None if iterative else max_idle_us * 1000)
         self._backlog = Backlog()
         self._slots = Slots(slots_each)
-        # Slots of sequences that are over, which have nothing left
-        self._emptied: dict[Slot, None] = {}
+        self._departures = Departures()
+        # Where implicit state is kept by sequence: those that are over without an END, to be told
+        self._over: list[tuple[Instance, int]] = []
         # Where each request waits that has a slot
         self._waiting_in: dict[Request, Slot] = {}
         # Whose slots wait for their execution
@@ -107,6 +113,10 @@ class SequenceBatcher(Scheduler):
         """An instance can be given work."""
 
     @abc.abstractmethod
+    def _rests(self, slot: Slot) -> bool:
+        """Whether nothing of the sequence that has a slot executes or is about to."""
+
+    @abc.abstractmethod
     def _run(self, now_ns: int, decision: Decision) -> None:
         """Forms batches for instances that are idle; sets when to look again."""
 
@@ -120,10 +130,7 @@ class SequenceBatcher(Scheduler):
     # Requests
 
     def enqueue(self, request: Request, now_ns: int) -> None:
-        """As the interface. Raises ServeError INVALID_ARG for what is no request of a sequence.
-
-        Raises UNAVAILABLE for the next one of a sequence whose instance is gone.
-        """
+        """As the interface. Raises INVALID_ARG for what is no request of a sequence, UNAVAILABLE for one of a lost one."""
         self._now_ns = request.queue_start_ns = now_ns
         if request.batch_size > 1:
             raise self._refusals.rows()
@@ -160,10 +167,7 @@ class SequenceBatcher(Scheduler):
         known = slot is not None or self._backlog.collects(sequence)
         if not flags & SEQUENCE_START:
             if not known:
-                instance = self._active.lost_with(sequence, self._now_ns)
-                raise (
-                    self._refusals.not_begun(sequence) if instance is None else self._refusals.lost(sequence, instance)
-                )
+                raise self._refusals.not_begun(sequence, self._active.lost_with(sequence, self._now_ns))
         elif known:
             self._refusals.log_conflict(sequence)
         else:
@@ -171,7 +175,7 @@ class SequenceBatcher(Scheduler):
             if not self._backlog:
                 slot = self._slots.take()
                 if slot is not None:
-                    self._give(slot, sequence)
+                    self._active.begin(sequence, slot, self._now_ns)
         return slot
 
     def reschedule(self, request: Request, now_ns: int) -> bool:
@@ -224,27 +228,21 @@ class SequenceBatcher(Scheduler):
 
     # Sequences and slots
 
-    def _give(self, slot: Slot, sequence: SequenceId) -> None:
-        slot.sequence = sequence
-        slot.over = False
-        self._active.begin(sequence, slot, self._now_ns)
-
     def _end(self, slot: Slot) -> None:
         """The sequence of a slot is over when what its queue has now has run."""
         if self._iterative and (slot.queue or slot.running is not None):
             return  # when the last of them is not rescheduled
         self._active.end(slot)
         if not slot.queue:
-            self._emptied[slot] = None
+            self._departures.add(slot)
 
     def _release(self, slot: Slot) -> None:
         """A slot is free: the backlog's next has it from now on. Only within a poll, which knows the time."""
-        slot.turn += 1
         waiting = self._backlog.take() if self._slots.is_open(slot.instance) else None
         if waiting is None:
             self._slots.give_back(slot)
             return
-        self._give(slot, waiting.sequence)
+        self._active.begin(waiting.sequence, slot, self._now_ns)
         if waiting.complete:
             self._active.end(slot)
         for request in waiting.requests:
@@ -278,6 +276,7 @@ class SequenceBatcher(Scheduler):
             if self._slots.join(instance):
                 self._joins(instance)
             self._idles(instance)
+            self._departures.instance_idle(instance)
 
     def close_instance(self, instance: Instance) -> None:
         """No sequence begins on this instance any more; those that are there go on."""
@@ -287,6 +286,7 @@ class SequenceBatcher(Scheduler):
         slots = self._slots.leave(instance)
         if slots is None:
             return
+        self._departures.instance_gone(instance)
         name = getattr(instance, "name", str(instance))
         lost = self._leaves(instance, slots)
         for slot in slots:
@@ -311,25 +311,22 @@ class SequenceBatcher(Scheduler):
         for slot in self._active.take_idle(now_ns):
             self._refusals.log_idle(slot.sequence)
             self._end(slot)
-        if self._emptied:
-            for slot in self._emptied:
-                self._slots.give_back(slot)
-            self._emptied.clear()
+        for slot in self._departures.take(self._rests):
+            if self.keeps_states:
+                self._over.append((slot.instance, slot.number))
+            self._slots.give_back(slot)
         while backlog and (free := self._slots.take()) is not None:
             self._release(free)
         if not self._hold.holds(len(self._waiting_in), len(backlog)):
             self._run(now_ns, decision)
         decision.answer, self._answers = self._answers, []
+        if self._over:
+            decision.over, self._over = self._over, []
         if self.when_quiet is not None and not self.sequences:
             self.when_quiet()
-        self._wake_at(decision, backlog.next_deadline_ns())
-        self._wake_at(decision, self._active.next_check_ns())
+        decision.wake_by(backlog.next_deadline_ns())
+        decision.wake_by(self._active.next_check_ns())
         return decision
-
-    @staticmethod
-    def _wake_at(decision: Decision, at_ns: int | None) -> None:
-        if at_ns is not None and (decision.wake_at_ns is None or at_ns < decision.wake_at_ns):
-            decision.wake_at_ns = at_ns
 
     def drain(self) -> list[Request]:
         drained = [request for request, _ in self._answers]

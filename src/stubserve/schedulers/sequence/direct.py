@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from math import ceil
 from operator import attrgetter
 
-from stubserve.inference.request import Request
+from stubserve.inference.request import SEQUENCE_END, Request
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.work import Work
 from stubserve.schedulers.base import Decision, Instance
@@ -76,12 +76,15 @@ class DirectBatcher(SequenceBatcher):
         self._idle.add(instance)
         self._due[instance] = None
 
+    def _rests(self, slot: Slot) -> bool:
+        return slot.instance in self._idle
+
     def _run(self, now_ns: int, decision: Decision) -> None:
         for instance in list(self._due):
             ready = [slot for slot in sorted(self._ready[instance], key=_BY_INDEX) if slot.queue]
             at_ns = self._waits_until_ns(ready, now_ns) if ready else None
             if at_ns is not None:
-                self._wake_at(decision, at_ns)
+                decision.wake_by(at_ns)
                 continue
             del self._due[instance]
             if ready:
@@ -102,6 +105,7 @@ class DirectBatcher(SequenceBatcher):
         key = None if grouping is None else grouping.key(first)
         requests: list[Request | None] = []
         extras: list[Sequence[Tensor]] = []
+        sequences: list[int] = []
         # All empty places of a batch look the same.
         nothing: Sequence[Tensor] | None = None
         for slot in ready:
@@ -113,16 +117,23 @@ class DirectBatcher(SequenceBatcher):
                     nothing = controls.of_empty_slot(first)
                 requests += [None] * empty
                 extras += [nothing] * empty
+                sequences += [0] * empty
             if fits:
                 slot.queue.popleft()
                 del self._waiting_in[request]
                 requests.append(request)
                 extras.append(controls.of(request, slot))
+                sequences.append(slot.number)
                 if self._iterative:
                     slot.running = request
                     self._executing[request] = slot
-                elif slot.over and not slot.queue:
+                elif request.flags & SEQUENCE_END:
                     self._release(slot)
+                elif slot.over and not slot.queue:
+                    self._departures.add(slot)
             if slot.queue and slot.running is None:
                 self._filled(slot)
-        return Work.of_slots(requests, extras if any(extras) else None)
+        work = Work.of_slots(requests, extras if any(extras) else None)
+        if self.keeps_states:
+            work.sequences = sequences
+        return work

@@ -5,8 +5,8 @@ batcher of its instance, and the next one there when that has been executed. So 
 sequences, each in the order in which they came, and no place in it means anything. Preferred sizes, the queue delay and
 which shapes may share a batch are the dynamic batcher's. The delay counts from when a request is a candidate.
 
-A slot is free when the last request of its sequence becomes a candidate; the next sequence that gets it waits until
-that has been executed.
+A slot is free when the request with END becomes a candidate; the next sequence that gets it waits until that has been
+executed.
 
 `preserve_ordering` has nothing to do: an instance answers its batches in their order. Unlike upstream, an answer that
 a sender gives late does not hold back those of other sequences.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from stubserve.inference.request import Request
+from stubserve.inference.request import SEQUENCE_END, Request
 from stubserve.inference.work import Work
 from stubserve.schedulers.base import Decision, Instance
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
@@ -67,7 +67,7 @@ class OldestBatcher(SequenceBatcher):
         self._due: dict[Instance, None] = {}
         # Slots of which a request may become a candidate
         self._ready: dict[Slot, None] = {}
-        # Candidates: their slot, its turn, and when they were queued
+        # Candidates: their slot, the number of their sequence, and when they were queued
         self._candidates: dict[Request, tuple[Slot, int, int]] = {}
 
     def _filled(self, slot: Slot) -> None:
@@ -101,9 +101,9 @@ class OldestBatcher(SequenceBatcher):
 
     def _take_back(self, request: Request) -> list[Request]:
         """A candidate is not executed: its sequence is over; returns what came behind it."""
-        slot, turn, _ = self._candidates.pop(request)
+        slot, number, _ = self._candidates.pop(request)
         slot.running = None
-        if slot.turn != turn:
+        if slot.number != number:
             # It was the last of its sequence, and the slot may be the next one's already.
             if slot.queue:
                 self._filled(slot)
@@ -121,6 +121,9 @@ class OldestBatcher(SequenceBatcher):
             drained += self._take_back(request)
         return drained
 
+    def _rests(self, slot: Slot) -> bool:
+        return slot.running is None
+
     def _run(self, now_ns: int, decision: Decision) -> None:
         while self._ready:
             ready, self._ready = self._ready, {}
@@ -133,7 +136,7 @@ class OldestBatcher(SequenceBatcher):
             if found.wake_at_ns is None:
                 del self._due[instance]
             else:
-                self._wake_at(decision, found.wake_at_ns)
+                decision.wake_by(found.wake_at_ns)
             for _, work in found.run:
                 decision.run.append((instance, self._with_controls(work)))
 
@@ -142,19 +145,26 @@ class OldestBatcher(SequenceBatcher):
         request = slot.queue.popleft()
         del self._waiting_in[request]
         slot.running = request
-        self._candidates[request] = (slot, slot.turn, request.queue_start_ns)
+        self._candidates[request] = (slot, slot.number, request.queue_start_ns)
         self._batchers[slot.instance].enqueue(request, now_ns)
         self._due[slot.instance] = None
-        if slot.over and not slot.queue:
+        if request.flags & SEQUENCE_END and not self._iterative:
             self._release(slot)
+        elif slot.over and not slot.queue:
+            self._departures.add(slot)
 
     def _with_controls(self, work: Work) -> Work:
         extras = []
+        sequences = []
         for request in work.requests:
-            slot, _, request.queue_start_ns = self._candidates.pop(request)
+            slot, number, request.queue_start_ns = self._candidates.pop(request)
             self._executing[request] = slot
             extras.append(self._controls.of(request, slot))
-        return Work.of_slots(work.requests, extras if any(extras) else None)
+            sequences.append(number)
+        work = Work.of_slots(work.requests, extras if any(extras) else None)
+        if self.keeps_states:
+            work.sequences = sequences
+        return work
 
     @property
     def queued(self) -> int:

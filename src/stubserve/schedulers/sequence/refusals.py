@@ -29,7 +29,10 @@ class Refusals:
             f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID"
         )
 
-    def not_begun(self, sequence: SequenceId) -> ServeError:
+    def not_begun(self, sequence: SequenceId, lost_with: str | None) -> ServeError:
+        """To a request without START; of a sequence that went with an instance, if there was one."""
+        if lost_with is not None:
+            return self.lost(sequence, lost_with)
         return invalid(
             f"inference request for sequence {sequence} to model '{self._model}' must specify the START flag on the "
             "first request of the sequence"

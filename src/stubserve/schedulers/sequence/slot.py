@@ -17,8 +17,9 @@ class Slot:
     """One slot of an instance, which joined as number `joined`.
 
     `queue` are the requests of the sequence that has it, in order. `over` says that none will come to them, so that the
-    slot is free behind the last. `turn` counts the sequences that have left. `running` is the request that keeps the
-    next one from running, where the strategy knows such a thing. `gone` says that its instance is.
+    slot is free behind the last. `number` is that of the sequence, which no other sequence has ever had: clients use
+    their ids again; 0 when the slot is free. `running` is the request that keeps the next one from running, where the
+    strategy knows such a thing. `gone` says that its instance is.
 
     `last_ns` is when the last request came, `watched` whether somebody will look whether that is too long ago.
     `controls` are the control inputs of a request in the middle of a sequence, with its id, once they have been made.
@@ -31,11 +32,11 @@ class Slot:
         "instance",
         "joined",
         "last_ns",
+        "number",
         "over",
         "queue",
         "running",
         "sequence",
-        "turn",
         "watched",
     )
 
@@ -44,10 +45,10 @@ class Slot:
         self.joined = joined
         self.index = index
         self.gone = False
-        self.turn = 0
         self.watched = False
         # Of the sequence that was last given it, over or not
         self.sequence: SequenceId = 0
+        self.number = 0
         self.queue: deque[Request] = deque()
         self.over = True
         self.running: Request | None = None

@@ -89,7 +89,7 @@ class Slots:
 
     def give_back(self, slot: Slot) -> None:
         """A slot is free again."""
-        slot.turn += 1
+        slot.number = 0
         if self.is_open(slot.instance):
             heapq.heappush(self._free, (slot.index, slot.joined, self._rows[slot.instance], slot))
 
