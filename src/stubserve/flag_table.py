@@ -21,6 +21,7 @@ from stubserve.flag_values import (
     parse_kinds,
     parse_metrics_config,
     parse_origin,
+    parse_repository,
     parse_restricted_routes,
     parse_restricted_rpcs,
     parse_seconds,
@@ -44,8 +45,14 @@ class Flag:
 
 
 FLAGS = (
-    Flag("model-repository", "repository.paths", Path, "A folder of models. May be given several times.", many=True),
-    Flag("model-store", "repository.paths", Path, "Same as --model-repository.", many=True),
+    Flag(
+        "model-repository",
+        "repository.paths",
+        parse_repository,
+        "A folder of models, or an address as s3://bucket/path. May be given several times.",
+        many=True,
+    ),
+    Flag("model-store", "repository.paths", parse_repository, "Same as --model-repository.", many=True),
     Flag("id", "id", str, "The server's name in its metadata (triton)."),
     Flag("exit-on-error", "exit_on_error", parse_bool, "Exit when a model fails to load (true).", switch=True),
     Flag("strict-readiness", "strict_readiness", parse_bool, "Ready only when every model is (true).", switch=True),
@@ -100,6 +107,12 @@ FLAGS = (
         parse_bool,
         "Serve models of the same name from several repositories (false).",
         switch=True,
+    ),
+    Flag(
+        "repository-cache",
+        "repository.remote_cache",
+        Path,
+        "Where repositories in the cloud are copied to (~/.cache/stubserve/repositories).",
     ),
     Flag("model-config-name", "repository.config_name", str, "Use configs/<name>.pbtxt of a model where it exists."),
     Flag(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 from stubserve.protocols.access import KINDS, RESTRICTED_KINDS
@@ -79,6 +80,15 @@ def parse_port_range(text: str) -> tuple[int, int]:
     """`<first>-<last>`, two ports. Raises UsageError."""
     first, last = parse_pair(text, "-")
     return parse_int(first), parse_int(last)
+
+
+class CloudAddress(str):
+    """The address of a repository in the cloud, which is no path."""
+
+
+def parse_repository(text: str) -> Path | CloudAddress:
+    """A folder or, with one of their schemes in front, an address in the cloud."""
+    return CloudAddress(text) if text.startswith(("s3://", "gs://", "as://")) else Path(text)
 
 
 def parse_seconds(text: str) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 from stubserve.flag_table import FLAGS, MISSING
 from stubserve.flag_unneeded import UNNEEDED
-from stubserve.flag_values import UsageError, parse_bool
+from stubserve.flag_values import CloudAddress, UsageError, parse_bool
 from stubserve.observability.log_lines import DEFAULT, ISO8601, JSON
 from stubserve.protocols.re2 import compile_re2
 from stubserve.settings import (
@@ -108,6 +108,11 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
 def _grouped(values: Mapping[str, Any]) -> Settings:
     """Settings of values by group and field."""
     own: dict[str, Any] = {}
+    given = values.get("repository.paths", ())
+    if any(isinstance(one, CloudAddress) for one in given):
+        paths = tuple(one for one in given if not isinstance(one, CloudAddress))
+        remotes = tuple(str(one) for one in given if isinstance(one, CloudAddress))
+        values = {**values, "repository.paths": paths, "repository.remotes": remotes}
     groups: dict[str, dict[str, Any]] = {name: {} for name in _GROUPS}
     for setting, value in values.items():
         group, dot, field = setting.partition(".")
@@ -161,7 +166,7 @@ def _check(settings: Settings) -> None:
 
 
 def _check_repository(repository: RepositorySettings) -> None:
-    if not repository.paths:
+    if not repository.paths and not repository.remotes:
         raise UsageError("--model-repository must be specified, or simply its folder: stubserve serve FOLDER")
     if repository.control_mode not in (NONE, EXPLICIT, POLL):
         raise UsageError(f"--model-control-mode must be none, explicit or poll. Got {repository.control_mode}")

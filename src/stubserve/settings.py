@@ -38,6 +38,9 @@ class RepositorySettings:
     """Which models there are to serve, and who says so."""
 
     paths: tuple[Path, ...] = ()
+    # Addresses of repositories in the cloud, and where they are copied to
+    remotes: tuple[str, ...] = ()
+    remote_cache: Path | None = None
     control_mode: str = NONE
     load_models: tuple[str, ...] = ()
     poll_secs: int = 15

@@ -23,7 +23,6 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from stubserve.errors import Code, ServeError, internal, invalid, unavailable
@@ -32,6 +31,7 @@ from stubserve.instances.model_control import no_model_control
 from stubserve.instances.services import Services
 from stubserve.repository.candidate import Candidate, check_parameters, copy_candidate, find_candidate, make_candidate
 from stubserve.repository.changeover import Changeover, Starter, as_load_error
+from stubserve.repository.daemon_threads import in_daemon_thread
 from stubserve.repository.dependencies import DiskDependencies, circle, members_of, no_longer_needed, rounds
 from stubserve.repository.ensemble_loading import check_members, unavailable_members
 from stubserve.repository.folder import CONFIG_FILE, DUPLICATE_REASON, check_model_name, name_of
@@ -94,7 +94,7 @@ class ModelControl:
             self._starting = False
 
     async def _load_all(self) -> bool:
-        await asyncio.to_thread(_check_repositories, self._settings.paths)
+        await self._aside(self._places.open)
         if self._settings.control_mode == POLL:
             complete = await self._look()
             if self._settings.poll_secs or self._settings.notices_changes:
@@ -106,11 +106,11 @@ class ModelControl:
         for name in chosen.keys() - {ALL_MODELS}:
             check_model_name(name)
         if self._settings.namespacing and ALL_MODELS not in chosen:
-            keys = [await asyncio.to_thread(self._places.keys, name) for name in chosen]
+            keys = [await self._aside(partial(self._places.keys, name)) for name in chosen]
             chosen = dict.fromkeys(itertools.chain.from_iterable(keys))
         complete = True
         if not self._explicit or ALL_MODELS in chosen:
-            found = await asyncio.to_thread(self._places.survey)
+            found = await self._aside(self._places.survey)
             for name in found.duplicates:
                 self._registry.entry(name).reason = DUPLICATE_REASON
             chosen = dict.fromkeys(found.models)
@@ -132,7 +132,7 @@ class ModelControl:
         """
         keys = [name]
         if self._settings.namespacing and self._explicit:
-            keys = await asyncio.to_thread(self._places.keys, name)
+            keys = await self._aside(partial(self._places.keys, name))
         await all_of(self._load_key(key, config, files or {}, asked_in) for key in keys)
 
     async def _load_key(self, key: str, config: str | None, files: Mapping[str, bytes], asked_in: Turn | None) -> None:
@@ -156,7 +156,7 @@ class ModelControl:
         if only_ready:
             return rows
         known = {row["name"] for row in rows}
-        names = await asyncio.to_thread(self._places.names)
+        names = await self._aside(self._places.names)
         # What was unloaded, and has been deleted, is no more.
         rows = [row for row in rows if row["name"] in names or row.get("reason") != UNLOADED]
         for name in names.keys() - known:
@@ -182,6 +182,11 @@ class ModelControl:
         """Ends loads, lets running requests finish, finalizes the models and ends the stubs, within `timeout_s`."""
         await self.give_up_changes()
         await self._changeover.retire_all(timeout_s)
+        await asyncio.to_thread(self._places.close)
+
+    async def _aside(self, look: Callable[[], _T]) -> _T:
+        """A look at the repositories, in a thread, as disks may be slow, and stores in the cloud may hang."""
+        return await (in_daemon_thread(look) if self._places.may_hang else asyncio.to_thread(look))
 
     async def _change(self, change: Callable[[Turn | None], Coroutine[Any, Any, _T]], asked_in: Turn | None) -> _T:
         """Runs a load or unload to its end, whatever becomes of who asked for it. Raises ServeError."""
@@ -231,7 +236,7 @@ class ModelControl:
         """Loads models, ensembles after their members; which of them could be loaded."""
         if self._starting:
             self._registry.expect(names)
-        needs = await asyncio.to_thread(self._disk.needs, names)
+        needs = await self._aside(partial(self._disk.needs, names))
         loaded: dict[str, bool] = {}
         for group in rounds(needs):
             outcomes = await asyncio.gather(*(self._load_known(name) for name in group))
@@ -278,7 +283,7 @@ class ModelControl:
             if only_if_missing and self._registry.ready_versions(name):
                 return ()
             look = partial(find, name) if find is not None else partial(self._find, name, config, files)
-            finding = asyncio.ensure_future(asyncio.to_thread(look))
+            finding = asyncio.ensure_future(self._aside(look))
             try:
                 candidate = await asyncio.shield(finding)
             except asyncio.CancelledError:
@@ -308,12 +313,12 @@ class ModelControl:
         """Sees to it that an ensemble can be loaded: with explicit control its members are. Raises ServeError."""
         name, namespace = candidate.folder.key, candidate.folder.namespace
         try:
-            members = await asyncio.to_thread(self._disk.keys, members, namespace)
+            members = await self._aside(partial(self._disk.keys, members, namespace))
             missing = [member for member in members if not self._registry.ready_versions(member)]
-            absent = await asyncio.to_thread(self._disk.absent, missing)
+            absent = await self._aside(partial(self._disk.absent, missing))
             if absent:
                 raise unavailable_members(name, absent)
-            closed = await asyncio.to_thread(circle, name, members, self._disk.members)
+            closed = await self._aside(partial(circle, name, members, self._disk.members))
             if closed is not None:
                 raise closed
             if self._explicit:
@@ -337,7 +342,9 @@ class ModelControl:
     def _find(self, name: str, config: str | None, files: Mapping[str, bytes]) -> Candidate:
         if files:
             return make_candidate(name, self._settings, config, files)
-        return find_candidate(self._places.locate(name), self._settings, config, self._changeover.served(name))
+        return find_candidate(
+            self._places.locate(name, fresh=True), self._settings, config, self._changeover.served(name)
+        )
 
     def _find_again(self, name: str) -> Candidate:
         served = self._changeover.served(name)
@@ -378,12 +385,6 @@ async def all_of(changes: Iterable[Awaitable[None]]) -> None:
     for outcome in await asyncio.gather(*changes, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
-
-
-def _check_repositories(repositories: Sequence[Path]) -> None:
-    for repository in repositories:
-        if not repository.is_dir():
-            raise internal(f"failed to stat file {repository}: repository path is not a valid directory")
 
 
 def _discard(found: asyncio.Future[Candidate]) -> None:

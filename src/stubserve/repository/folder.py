@@ -18,7 +18,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stubserve.errors import Code, ServeError, internal, invalid, not_found
@@ -46,12 +46,16 @@ _MAX_VERSION = 2**63 - 1
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model's place on disk. `path` is `repository / name`; `namespace` is empty where there are none (`places`)."""
+    """A model's place on disk. `path` is `repository / name`, or a copy; `namespace` is empty where there are none.
+
+    `held` keeps the folder from being removed, where it is a copy.
+    """
 
     name: str
-    path: Path
+    path: Path = field(compare=False)
     repository: Path
     namespace: str = ""
+    held: object = field(default=None, compare=False)
 
     @property
     def key(self) -> str:
