@@ -130,7 +130,7 @@ class SequenceBatcher(Scheduler):
     # Requests
 
     def enqueue(self, request: Request, now_ns: int) -> None:
-        """As the interface. Raises INVALID_ARG for what is no request of a sequence, UNAVAILABLE for one of a lost one."""
+        """As the interface. Raises INVALID_ARG for what is no request of a sequence, UNAVAILABLE where one is lost."""
         self._now_ns = request.queue_start_ns = now_ns
         if request.batch_size > 1:
             raise self._refusals.rows()
