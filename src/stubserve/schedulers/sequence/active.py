@@ -1,8 +1,9 @@
 """The sequences that have a slot and to which further requests may come, and what became of others.
 
-Whether a sequence has been idle for too long is not looked at with each of its requests: its slot says when the last
-one came, and is looked at again when the sequence would have been idle for too long had none come. So a request costs
-the same however many sequences live, and a slot is in the heap once, however many sequences it has had meanwhile.
+Everything but a batch costs the same however many sequences live or wait: dictionaries say who is where, and heaps have
+the free slots and when to look at the others. Whether a sequence has been idle for too long is not looked at with each
+of its requests: its slot says when the last one came, and is looked at again when the sequence would have been idle for
+too long had none come. A slot is in that heap once, however many sequences it has had meanwhile.
 """
 
 from __future__ import annotations

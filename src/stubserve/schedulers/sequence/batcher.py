@@ -18,9 +18,6 @@ waits in the backlog, first come first served. What a slot means, and which requ
 Unlike upstream, the time in the backlog does not count as idle: a client that waits there for its first answer would
 find its sequence gone. And a sequence is told how it ended: when its instance dies, what it has queued is answered
 with an error, and so is its next request, until it begins anew or would have been idle for too long.
-
-Costs. Everything but a batch costs the same however many sequences live or wait: dictionaries for who is where, a heap
-for free slots, and one for when slots are to be looked at (`active`).
 """
 
 from __future__ import annotations
@@ -113,8 +110,12 @@ class SequenceBatcher(Scheduler):
         """An instance can be given work."""
 
     @abc.abstractmethod
-    def _rests(self, slot: Slot) -> bool:
+    def _at_rest(self, slot: Slot) -> bool:
         """Whether nothing of the sequence that has a slot executes or is about to."""
+
+    @abc.abstractmethod
+    def _rests(self, instance: Instance) -> None:
+        """An instance can be given no work for now."""
 
     @abc.abstractmethod
     def _run(self, now_ns: int, decision: Decision) -> None:
@@ -134,9 +135,8 @@ class SequenceBatcher(Scheduler):
         self._now_ns = request.queue_start_ns = now_ns
         if request.batch_size > 1:
             raise self._refusals.rows()
-        sequence, flags = request.correlation_id, request.flags
-        if not sequence:
-            sequence, flags = self._auto_id(request), SEQUENCE_START
+        sequence = request.correlation_id or self._auto_id(request)
+        flags = request.flags
         slot = self._active.slot_of(sequence)
         if flags & SEQUENCE_START or slot is None:
             slot = self._begin(sequence, flags, slot)
@@ -245,9 +245,8 @@ class SequenceBatcher(Scheduler):
         self._active.begin(waiting.sequence, slot, self._now_ns)
         if waiting.complete:
             self._active.end(slot)
-        for request in waiting.requests:
-            slot.queue.append(request)
-            self._waiting_in[request] = slot
+        slot.queue.extend(waiting.requests)
+        self._waiting_in.update(dict.fromkeys(waiting.requests, slot))
         if slot.running is None:
             self._filled(slot)
 
@@ -272,11 +271,14 @@ class SequenceBatcher(Scheduler):
     # Instances
 
     def instance_idle(self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0) -> None:
-        if works:
-            if self._slots.join(instance):
-                self._joins(instance)
-            self._idles(instance)
-            self._departures.instance_idle(instance)
+        if not works:
+            if instance in self._slots:
+                self._rests(instance)
+            return
+        if self._slots.join(instance):
+            self._joins(instance)
+        self._idles(instance)
+        self._departures.instance_idle(instance)
 
     def close_instance(self, instance: Instance) -> None:
         """No sequence begins on this instance any more; those that are there go on."""
@@ -311,7 +313,7 @@ class SequenceBatcher(Scheduler):
         for slot in self._active.take_idle(now_ns):
             self._refusals.log_idle(slot.sequence)
             self._end(slot)
-        for slot in self._departures.take(self._rests):
+        for slot in self._departures.take(self._at_rest):
             if self.keeps_states:
                 self._over.append((slot.instance, slot.number))
             self._slots.give_back(slot)

@@ -29,7 +29,7 @@ class Departures:
     def instance_gone(self, instance: Instance) -> None:
         self._later.pop(instance, None)
 
-    def take(self, rests: Callable[[Slot], bool]) -> list[Slot]:
+    def take(self, at_rest: Callable[[Slot], bool]) -> list[Slot]:
         """Removes the slots that are free: those at rest."""
         if not self._leaving:
             return []
@@ -37,7 +37,7 @@ class Departures:
         for slot in self._leaving:
             if slot.gone:
                 continue
-            if rests(slot):
+            if at_rest(slot):
                 free.append(slot)
             else:
                 self._later.setdefault(slot.instance, []).append(slot)

@@ -76,7 +76,11 @@ class DirectBatcher(SequenceBatcher):
         self._idle.add(instance)
         self._due[instance] = None
 
-    def _rests(self, slot: Slot) -> bool:
+    def _rests(self, instance: Instance) -> None:
+        self._idle.discard(instance)
+        self._due.pop(instance, None)
+
+    def _at_rest(self, slot: Slot) -> bool:
         return slot.instance in self._idle
 
     def _run(self, now_ns: int, decision: Decision) -> None:

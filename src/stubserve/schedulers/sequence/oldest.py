@@ -91,6 +91,9 @@ class OldestBatcher(SequenceBatcher):
         self._batchers[instance].instance_idle(instance)
         self._due[instance] = None
 
+    def _rests(self, instance: Instance) -> None:
+        self._batchers[instance].instance_idle(instance, 0)
+
     def _cancel_elsewhere(self, request: Request) -> None:
         if request not in self._candidates:
             return
@@ -121,7 +124,7 @@ class OldestBatcher(SequenceBatcher):
             drained += self._take_back(request)
         return drained
 
-    def _rests(self, slot: Slot) -> bool:
+    def _at_rest(self, slot: Slot) -> bool:
         return slot.running is None
 
     def _run(self, now_ns: int, decision: Decision) -> None:
