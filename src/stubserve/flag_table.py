@@ -119,6 +119,12 @@ FLAGS = (
         switch=True,
     ),
     Flag(
+        "repoagent-directory",
+        "repository.agent_directory",
+        Path,
+        "Repository agents written in Python: <name>/agent.py (/opt/tritonserver/repoagents).",
+    ),
+    Flag(
         "repository-cache",
         "repository.remote_cache",
         Path,
@@ -470,5 +476,4 @@ FLAGS = (
 _OFF = ("false", "off", "0")
 MISSING = {
     "allow-client-shm": ("client shared memory", _OFF),
-    "repoagent-directory": ("repository agents", ()),
 }
