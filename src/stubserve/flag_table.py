@@ -234,6 +234,13 @@ FLAGS = (
         "Shared memory for tensors, as 8G or in bytes (half of the machine's memory).",
     ),
     Flag(
+        "allow-client-shm",
+        "clients.shm",
+        parse_bool,
+        "Let clients register shared memory for inputs and outputs, by name, in /dev/shm (false).",
+        switch=True,
+    ),
+    Flag(
         "request-min-rate",
         "clients.min_rate",
         parse_int,
@@ -329,7 +336,6 @@ MISSING = {
     "model-load-retry-count": ("retrying a load", ("0",)),
     "model-namespacing": ("model namespacing", _OFF),
     "http-restricted-api": ("restricted APIs", ()),
-    "allow-client-shm": ("client shared memory", _OFF),
     "trace-config": ("tracing", ()),
     "trace-file": ("tracing", ()),
     "trace-level": ("tracing", ("OFF",)),

@@ -17,6 +17,7 @@ from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.metrics import RESERVED, ServerMetrics
 from stubserve.protocols.arrival import Arrivals
+from stubserve.protocols.client_regions import ClientRegions
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.json_process import JsonProcess
 from stubserve.protocols.offload import Offload
@@ -47,6 +48,7 @@ class Server:
         self.block = self.memory.block
         self.store = self.memory.store
         self.heap = self.memory.heap
+        self.regions = ClientRegions() if settings.clients.shm else None
         self.pressure = Pressure()
         self.memory.make_room = self.pressure.make_room
         self.arrivals = Arrivals(self.memory, self.pressure, settings.connection_share_bytes)
@@ -70,7 +72,13 @@ class Server:
             latencies=measured.latencies if measured.allow else None,
         )
         self._janitor = Janitor()
-        services = Services(self._registry, self.log_settings, custom, janitor=self._janitor)
+        services = Services(
+            self._registry,
+            self.log_settings,
+            custom,
+            janitor=self._janitor,
+            client_regions=settings.clients.shm,
+        )
         self._control = ModelControl(settings.repository, loader, self._registry, services, settings.exit_timeout_secs)
 
     async def load(self) -> bool:

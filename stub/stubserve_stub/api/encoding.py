@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, List, Sequence
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence
 
 from stubserve_stub.api import parameters as params
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
+from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets, wire_tensor
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.arena import ArenaFull
 
 if TYPE_CHECKING:
     # What it imports, msgpack, is not there where only the public module is wanted.
+    from stubserve_stub.runtime.region_batch import SlotOutputs
     from stubserve_stub.wire.messages import WireResponse, WireTensor
 
 
-def encode_response(response: InferenceResponse, requested: Sequence[str], placer: Any) -> WireResponse:
-    """A response, its outputs pruned to what was requested; one that finds no memory becomes an error that says so."""
+def encode_response(
+    response: InferenceResponse, requested: Sequence[str], placer: Any, in_regions: Optional[SlotOutputs] = None
+) -> WireResponse:
+    """A response, its outputs pruned to what was requested; one that finds no memory becomes an error that says so.
+
+    `in_regions` knows those that go into shared memory of the client.
+    """
     error = response._error
     if error is not None:
         return failed(error.message(), int(error.code()))
@@ -28,10 +35,16 @@ def encode_response(response: InferenceResponse, requested: Sequence[str], place
     outputs: List[WireTensor] = []
     try:
         for tensor in response._output_tensors:
-            outputs.append(encode_tensor(tensor, placer))  # noqa: PERF401 - those before one that fails count
+            if in_regions is None:
+                outputs.append(encode_tensor(tensor, placer))
+            else:
+                outputs.append(in_regions.tensor(tensor._name, *tensor._payload(), placer))
     except ArenaFull as full:
         placer.free(own_offsets(outputs))
         return no_memory(full)
+    except Refusal as refused:
+        placer.free(own_offsets(outputs))
+        return failed(str(refused), refused.code)
     return (None, outputs, response._parameters)
 
 

@@ -6,6 +6,7 @@ import time
 from typing import Optional, Sequence
 
 from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.region_batch import RegionBatch
 from stubserve_stub.wire.messages import WireRequest
 
 
@@ -13,15 +14,23 @@ class WireBatch:
     """The requests of one batch (None for each slot that is empty), and its memory.
 
     `cancelled` are the indices of those that nobody waits for any more; it may be replaced at any time, from another
-    thread.
+    thread. `regions` is None for a batch that does not refer to shared memory of clients; in one that does, an input
+    there is an array in place of its place.
     """
 
-    __slots__ = ("cancelled", "computed_ns", "memory", "number", "requests")
+    __slots__ = ("cancelled", "computed_ns", "memory", "number", "regions", "requests")
 
-    def __init__(self, number: int, requests: Sequence[Optional[WireRequest]], memory: BatchMemory) -> None:
+    def __init__(
+        self,
+        number: int,
+        requests: Sequence[Optional[WireRequest]],
+        memory: BatchMemory,
+        regions: Optional[RegionBatch] = None,
+    ) -> None:
         self.number = number
         self.requests = requests
         self.memory = memory
+        self.regions = regions
         self.cancelled: Sequence[int] = ()
         # CLOCK_MONOTONIC, 0 until then
         self.computed_ns = 0

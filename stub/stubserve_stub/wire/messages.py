@@ -8,6 +8,7 @@ between, because making one costs as much as all else about a small message; see
 In the hot path::
 
     parent ▶ stub   (EXECUTE, batch, frees, requests)
+    parent ▶ stub   (EXECUTE, batch, frees, requests, region_outputs)    where clients' shared memory is referred to
     parent ▶ stub   (STOP,)
     stub ▶ parent   (RESULT, batch, start_ns, end_ns, entries, held, error)
     stub ▶ parent   (RESPONSE, batch, index, start_ns, response, flags, held)
@@ -25,6 +26,7 @@ read by whoever waits for them while the main thread is in `execute`::
 
     requests  one for each slot of the batch, in order; None for a slot that is empty
     request   (id, correlation_id, flags, timeout_us, parameters, requested_outputs, inputs)
+    region_outputs   (slot, name, region, offset, nbytes): outputs that are to be written into clients' regions
     entries   one for each slot: a response; None where a sender answers, before or after, and for an empty slot;
               RESCHEDULED where the same request is to be executed again
     response  (error, outputs, parameters); in RESPONSE and in answers also None: the flag alone
@@ -82,6 +84,8 @@ Parameters = Optional[Dict[str, Any]]
 WireTensor = Tuple[str, int, Sequence[int], Place]
 WireRequest = Tuple[str, Union[int, str], int, int, Parameters, Optional[Sequence[str]], Sequence[WireTensor]]
 WireResponse = Tuple[Optional[Tuple[str, int]], Sequence[WireTensor], Parameters]
+# Slot, name, region, offset in it, size
+RegionOutput = Tuple[int, str, int, int, int]
 # A response, None or RESCHEDULED
 Entry = Union[WireResponse, int, None]
 # Fields behind their kind
@@ -103,8 +107,14 @@ def unpack(data: Any) -> Any:
 class ToStub(Protocol):
     """Who hears what the parent says."""
 
-    def on_execute(self, number: int, frees: Sequence[int], requests: Sequence[Optional[WireRequest]]) -> None:
-        """A batch to execute, and outputs to free."""
+    def on_execute(
+        self,
+        number: int,
+        frees: Sequence[int],
+        requests: Sequence[Optional[WireRequest]],
+        region_outputs: Optional[Sequence[RegionOutput]] = None,
+    ) -> None:
+        """A batch to execute, and outputs to free. `region_outputs` is None where no region is referred to."""
 
     def on_stop(self) -> None:
         """There is no further batch: finalize and end."""
@@ -115,8 +125,15 @@ def handlers_of_stub(listener: ToStub) -> Handlers:
     return {EXECUTE: listener.on_execute, STOP: listener.on_stop}
 
 
-def pack_execute(batch: int, frees: Sequence[int], requests: Sequence[Optional[WireRequest]]) -> bytes:
-    return pack((EXECUTE, batch, frees, requests))
+def pack_execute(
+    batch: int,
+    frees: Sequence[int],
+    requests: Sequence[Optional[WireRequest]],
+    region_outputs: Optional[Sequence[RegionOutput]] = None,
+) -> bytes:
+    if region_outputs is None:
+        return pack((EXECUTE, batch, frees, requests))
+    return pack((EXECUTE, batch, frees, requests, region_outputs))
 
 
 def pack_stop() -> bytes:

@@ -130,7 +130,7 @@ class Listener:
 
 
 def test_the_version_of_this_format() -> None:
-    assert layout.WIRE_VERSION == 3
+    assert layout.WIRE_VERSION == 4
 
 
 def test_nothing_is_left_out() -> None:

@@ -84,7 +84,9 @@ class PythonBackend(Backend):
     # Batches
 
     def execute(self, batch: WireBatch) -> Sequence[Entry]:
-        received = ModelBatch(batch.memory, self._senders, batch.number, batch.requests, list(self._instance.outputs))
+        received = ModelBatch(
+            batch.memory, self._senders, batch.number, batch.requests, list(self._instance.outputs), batch.regions
+        )
         self._current = received
         # After `_current` is set: `cancel` may run at any moment, and has told the batch first.
         if batch.cancelled:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import weakref
 from typing import Any, List, Optional, Sequence, Tuple
 
+import numpy as np
+
 from stubserve_stub.api.constants import REQUEST_RELEASE_RESCHEDULE
 from stubserve_stub.api.encoding import encode_response
 from stubserve_stub.api.requests import InferenceRequest
@@ -19,6 +21,7 @@ from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.backends.python.model import ContractBroken
 from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.runtime.region_batch import RegionBatch, SlotOutputs
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.messages import Entry, WireRequest
 
@@ -33,8 +36,10 @@ class ModelBatch:
         number: int,
         wire_requests: Sequence[Optional[WireRequest]],
         output_names: List[str],
+        regions: Optional[RegionBatch] = None,
     ) -> None:
         self._memory = memory
+        self._regions = regions
         self._senders = senders
         self.number = number
         # Inputs in the arena: offset and tensor of each
@@ -49,6 +54,9 @@ class ModelBatch:
         for name, datatype, shape, data in wire_inputs:
             if isinstance(data, bytes):
                 inputs.append(Tensor._received(name, datatype, shape, data, None))
+                continue
+            if isinstance(data, np.ndarray):
+                inputs.append(Tensor._of_region(name, datatype, shape, data))
                 continue
             offset, view = self._memory.input(name, data)
             tensor = Tensor._received(name, datatype, shape, None, view)
@@ -99,13 +107,16 @@ class ModelBatch:
         entries: List[Entry] = []
         try:
             for request, response in zip(self.requests, responses):
-                entries.append(self._entry(request, response))
+                outputs = None if self._regions is None else self._regions.outputs(len(entries))
+                entries.append(self._entry(request, response, outputs))
         except BaseException:
             self._memory.take_back(entries)
             raise
         return entries
 
-    def _entry(self, request: InferenceRequest, response: Optional[InferenceResponse]) -> Any:
+    def _entry(
+        self, request: InferenceRequest, response: Optional[InferenceResponse], outputs: Optional[SlotOutputs]
+    ) -> Any:
         if request._release_flags & REQUEST_RELEASE_RESCHEDULE:
             if response is None:
                 return self._rescheduled(request)
@@ -122,7 +133,7 @@ class ModelBatch:
             if sender._sent:
                 raise ContractBroken("Unable to send response. Non-decoupled model cannot send more than one response.")
             sender._revoke()
-        return encode_response(response, request._requested_output_names, self._memory)
+        return encode_response(response, request._requested_output_names, self._memory, outputs)
 
     def left_open(self) -> List[Entry]:
         """The entries of RESULT for a decoupled model: all is said, or will be, through senders."""
