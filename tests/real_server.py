@@ -84,7 +84,7 @@ class Answer:
 class Serving:
     """A stubserve process on a free port, as a context manager. Its output is collected and can be waited for."""
 
-    def __init__(self, repository: Path, *flags: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, repository: Path | str, *flags: str, environment: dict[str, str] | None = None) -> None:
         self.command = [
             sys.executable, "-m", "stubserve", "serve", str(repository),
             "--http-address=127.0.0.1", "--http-port=0", "--grpc-address=127.0.0.1", "--grpc-port=0",
@@ -200,10 +200,10 @@ class Serving:
         """The port of metrics."""
         return int(self.wait_for(r"Started Metrics Service at [^ \n]*:(\d+)")[1])
 
-    def metrics(self, path: str = "/metrics", method: str = "GET") -> Answer:
+    def metrics(self, path: str = "/metrics", method: str = "GET", headers: dict[str, str] | None = None) -> Answer:
         """What the metrics port answers."""
         connection = http.client.HTTPConnection("127.0.0.1", self.metrics_port, timeout=60)
-        return _exchange(connection, method, path)
+        return _exchange(connection, method, path, headers=headers)
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)

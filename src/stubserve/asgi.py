@@ -38,6 +38,10 @@ _HOSTS = {
     "http.address": "an ASGI host listens itself",
     "http.port": "an ASGI host listens itself",
     "http.reuse_port": "an ASGI host listens itself",
+    **dict.fromkeys(
+        ("http.use_ssl", "http.use_ssl_mutual", "http.server_cert", "http.server_key", "http.root_cert"),
+        "an ASGI host has the certificates itself",
+    ),
 }
 
 

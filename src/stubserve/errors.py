@@ -20,6 +20,10 @@ class Code(enum.IntEnum):
     UNSUPPORTED = 5
     ALREADY_EXISTS = 6
     CANCELLED = 7
+    # None of Triton's enum: who may not ask
+    UNAUTHENTICATED = 101
+    FORBIDDEN = 102
+    RESTRICTED = 103
 
     @property
     def http_status(self) -> int:
@@ -44,6 +48,9 @@ _HTTP_STATUS = {
     Code.UNSUPPORTED: 501,
     Code.ALREADY_EXISTS: 400,
     Code.CANCELLED: 400,
+    Code.UNAUTHENTICATED: 401,
+    Code.FORBIDDEN: 403,
+    Code.RESTRICTED: 403,
 }
 
 _GRPC_STATUS = {
@@ -55,6 +62,10 @@ _GRPC_STATUS = {
     Code.UNSUPPORTED: 12,
     Code.ALREADY_EXISTS: 6,
     Code.CANCELLED: 1,
+    Code.UNAUTHENTICATED: 16,
+    Code.FORBIDDEN: 7,
+    # As Triton does
+    Code.RESTRICTED: 14,
 }
 
 _TITLE = {
@@ -66,6 +77,9 @@ _TITLE = {
     Code.UNSUPPORTED: "Unsupported",
     Code.ALREADY_EXISTS: "Already exists",
     Code.CANCELLED: "Cancelled",
+    Code.UNAUTHENTICATED: "Unauthenticated",
+    Code.FORBIDDEN: "Permission denied",
+    Code.RESTRICTED: "Restricted",
 }
 
 

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
-# What can be restricted, as Triton calls it.
-RESTRICTED_KINDS = (
-    "health",
-    "metadata",
-    "inference",
-    "shared-memory",
-    "model-config",
-    "model-repository",
-    "statistics",
-    "trace",
-    "logging",
-)
+from stubserve.protocols.access import KINDS, RESTRICTED_KINDS
 
 
 class UsageError(Exception):
@@ -43,6 +33,62 @@ def parse_int(text: str) -> int:
     if not -(2**31) <= value < 2**31:
         raise UsageError(f"Provided option value is out of bound. Got {text}")
     return value
+
+
+def parse_long(text: str) -> int:
+    """A decimal number of 64 bits. Raises UsageError."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise UsageError(f"Invalid option value. Got {text}") from None
+    if not -(2**63) <= value < 2**63:
+        raise UsageError(f"Provided option value is out of bound. Got {text}")
+    return value
+
+
+def parse_count(text: str) -> int:
+    """A number from 0 on. Raises UsageError."""
+    value = parse_int(text)
+    if value < 0:
+        raise UsageError(f"a count is a number from 0 on. Got {text}")
+    return value
+
+
+def parse_fraction(text: str) -> float:
+    """A number from 0 to 1. Raises UsageError."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise UsageError(f"Invalid option value. Got {text}") from None
+    if not 0 <= value <= 1:
+        raise UsageError(f"expects limit fraction to be in range [0.0, 1.0], got {text}")
+    return value
+
+
+def parse_pair(text: str, between: str = ":") -> tuple[str, str]:
+    """`<first>:<second>`. Raises UsageError."""
+    first, found, second = text.partition(between)
+    if not found:
+        raise UsageError(
+            "Cannot parse pair option due to incorrect number of inputs.--<pair option> argument requires format "
+            f"<first>{between}<second>. Found: {text}"
+        )
+    return first, second
+
+
+def parse_port_range(text: str) -> tuple[int, int]:
+    """`<first>-<last>`, two ports. Raises UsageError."""
+    first, last = parse_pair(text, "-")
+    return parse_int(first), parse_int(last)
+
+
+class CloudAddress(str):
+    """The address of a repository in the cloud, which is no path."""
+
+
+def parse_repository(text: str) -> Path | CloudAddress:
+    """A folder or, with one of their schemes in front, an address in the cloud."""
+    return CloudAddress(text) if text.startswith(("s3://", "gs://", "as://")) else Path(text)
 
 
 def parse_seconds(text: str) -> float:
@@ -79,14 +125,22 @@ def parse_gpu_fallback(text: str) -> bool:
     return text == "cpu"
 
 
-def parse_restricted(text: str) -> dict[str, tuple[str, str]]:
+def parse_restricted_rpcs(text: str) -> dict[str, tuple[str, str]]:
+    """The value of --grpc-restricted-protocol, as `parse_restricted`."""
+    return parse_restricted(text, "--grpc-restricted-protocol", "protocol")
+
+
+def parse_restricted_routes(text: str) -> dict[str, tuple[str, str]]:
+    """The value of --http-restricted-api, as `parse_restricted`."""
+    return parse_restricted(text, "--http-restricted-api", "API")
+
+
+def parse_restricted(text: str, flag: str, noun: str) -> dict[str, tuple[str, str]]:
     """`<kind>,<kind>:<key>=<value>` as kind -> (key, value). Raises UsageError."""
     kinds, colon, assignment = text.partition(":")
     key, equals, value = assignment.partition("=")
     if not colon or not equals or not key or not value:
-        raise UsageError(
-            "--grpc-restricted-protocol option format is '<protocol>,<protocol>,...:<key>=<value>'. Got " + text
-        )
+        raise UsageError(f"{flag} option format is '<{noun}>,<{noun}>,...:<key>=<value>'. Got {text}")
     names = kinds.split(",")
     for kind in names:
         if kind not in RESTRICTED_KINDS:
@@ -94,6 +148,14 @@ def parse_restricted(text: str) -> dict[str, tuple[str, str]]:
         if names.count(kind) > 1:
             raise UsageError(f"restricted api '{kind}' can not be specified in multiple config groups")
     return dict.fromkeys(names, (key, value))
+
+
+def parse_kinds(text: str) -> frozenset[str]:
+    """Kinds of APIs, separated by commas. Raises UsageError."""
+    kinds = frozenset(text.split(","))
+    for kind in sorted(kinds - KINDS):
+        raise UsageError(f"unknown API '{kind}'; there are {', '.join(sorted(KINDS))}")
+    return kinds
 
 
 def parse_backend_config(text: str) -> tuple[str, str, str]:

@@ -11,14 +11,16 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from stubserve.flag_table import FLAGS, MISSING, WITHOUT_EFFECT
-from stubserve.flag_values import UsageError, parse_bool
+from stubserve.flag_table import FLAGS, MISSING
+from stubserve.flag_unneeded import UNNEEDED
+from stubserve.flag_values import CloudAddress, UsageError, parse_bool
 from stubserve.observability.log_lines import DEFAULT, ISO8601, JSON
 from stubserve.protocols.re2 import compile_re2
 from stubserve.settings import (
     EXPLICIT,
     NONE,
     POLL,
+    AuthSettings,
     ClientSettings,
     GrpcSettings,
     HttpSettings,
@@ -26,13 +28,16 @@ from stubserve.settings import (
     LoggingSettings,
     MetricsSettings,
     RepositorySettings,
+    Restricted,
     Settings,
+    Tls,
 )
 
 _GROUPS: dict[str, Callable[..., Any]] = {
     "repository": RepositorySettings,
     "instances": InstanceSettings,
     "clients": ClientSettings,
+    "auth": AuthSettings,
     "http": HttpSettings,
     "grpc": GrpcSettings,
     "metrics": MetricsSettings,
@@ -65,27 +70,27 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
         else:
             name, equals, text = word[2:].partition("=")
         flag = by_name.get(name)
-        if flag is None and name not in MISSING and name not in WITHOUT_EFFECT:
+        if flag is None and name not in MISSING and name not in UNNEEDED:
             close = difflib.get_close_matches(name, by_name, 1)
             raise UsageError(f"Unexpected argument: {word}" + (f"; did you mean --{close[0]}?" if close else ""))
         if not equals:
-            is_switch = flag.switch if flag is not None else name.startswith(("allow-", "enable-")) or name in MISSING
+            is_switch = (flag or UNNEEDED[name]).switch if flag or name in UNNEEDED else True
             if words and not words[0].startswith("--") and (not is_switch or _is_bool(words[0])):
                 text = words.pop(0)
             elif is_switch:
                 text = "true"
             else:
                 raise UsageError(f"option '--{name}' requires an argument")
-        if name in WITHOUT_EFFECT:
-            notices.append(f"--{name} has no effect: {WITHOUT_EFFECT[name]}")
-            continue
-        if flag is None:
+        if flag is None and name in MISSING:
             _check_missing(name, text)
             continue
         try:
-            value = flag.parse(text)
+            value = (flag.parse if flag is not None else UNNEEDED[name].check)(text)
         except UsageError as wrong:
             raise UsageError(str(wrong) if str(wrong).startswith("--") else f"--{name}: {wrong}") from None
+        if flag is None:
+            notices.append(f"--{name} has no effect: {UNNEEDED[name].why}")
+            continue
         values[flag.setting] = (*values.get(flag.setting, ()), value) if flag.many else value
     settings = _grouped(values)
     _check(settings)
@@ -103,6 +108,11 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
 def _grouped(values: Mapping[str, Any]) -> Settings:
     """Settings of values by group and field."""
     own: dict[str, Any] = {}
+    given = values.get("repository.paths", ())
+    if any(isinstance(one, CloudAddress) for one in given):
+        paths = tuple(one for one in given if not isinstance(one, CloudAddress))
+        remotes = tuple(str(one) for one in given if isinstance(one, CloudAddress))
+        values = {**values, "repository.paths": paths, "repository.remotes": remotes}
     groups: dict[str, dict[str, Any]] = {name: {} for name in _GROUPS}
     for setting, value in values.items():
         group, dot, field = setting.partition(".")
@@ -139,8 +149,9 @@ def _check(settings: Settings) -> None:
     if settings.instances.start_asleep and not settings.instances.sleep_after_secs:
         raise UsageError("--start-asleep needs --sleep-after-secs, which says how long a model that was woken serves")
     _check_clients(settings.clients)
-    if settings.http.max_input_size <= 0:
-        raise UsageError("Error: --http-max-input-size must be greater than 0.")
+    if settings.auth.open_kinds and settings.auth.token_file is None:
+        raise UsageError("--auth-open-api says what needs no token, and without --auth-token-file nothing needs one")
+    _check_http(settings.http)
     _check_grpc(settings.grpc)
     for name, group in ("http", settings.http), ("grpc", settings.grpc):
         try:
@@ -155,7 +166,7 @@ def _check(settings: Settings) -> None:
 
 
 def _check_repository(repository: RepositorySettings) -> None:
-    if not repository.paths:
+    if not repository.paths and not repository.remotes:
         raise UsageError("--model-repository must be specified, or simply its folder: stubserve serve FOLDER")
     if repository.control_mode not in (NONE, EXPLICIT, POLL):
         raise UsageError(f"--model-control-mode must be none, explicit or poll. Got {repository.control_mode}")
@@ -178,6 +189,24 @@ def _check_clients(clients: ClientSettings) -> None:
         raise UsageError(f"--connection-share is a percentage from 1 to 100. Got {clients.share}")
 
 
+def _check_http(http: HttpSettings) -> None:
+    if http.max_input_size <= 0:
+        raise UsageError("Error: --http-max-input-size must be greater than 0.")
+    _check_tls("http", http.tls)
+    _check_restricted(http.restricted_apis)
+
+
+def _check_tls(protocol: str, tls: Tls | None) -> None:
+    if tls is None:
+        return
+    if not (tls.certificate and tls.key):
+        raise UsageError(f"--{protocol}-use-ssl needs --{protocol}-server-cert and --{protocol}-server-key")
+    if tls.mutual and not tls.root_certificates:
+        raise UsageError(
+            f"--{protocol}-use-ssl-mutual needs --{protocol}-root-cert, the root certificates of the clients"
+        )
+
+
 def _check_grpc(grpc: GrpcSettings) -> None:
     if grpc.transport not in ("native", "grpcio"):
         raise UsageError(f"--grpc-transport must be native or grpcio. Got {grpc.transport}")
@@ -185,9 +214,12 @@ def _check_grpc(grpc: GrpcSettings) -> None:
         raise UsageError("--grpc-transport=grpcio needs a package: run `pip install 'stubserve[grpcio]'`")
     if grpc.compression_level not in ("none", "low", "medium", "high"):
         raise UsageError(f"invalid argument for --grpc-infer-response-compression-level, got: {grpc.compression_level}")
-    if grpc.tls is not None and not (grpc.server_cert and grpc.server_key):
-        raise UsageError("--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key")
-    kinds = [kind for group in grpc.restricted_protocols for kind in group]
+    _check_tls("grpc", grpc.tls)
+    _check_restricted(grpc.restricted_protocols)
+
+
+def _check_restricted(groups: Sequence[Restricted]) -> None:
+    kinds = [kind for group in groups for kind in group]
     for kind in kinds:
         if kinds.count(kind) > 1:
             raise UsageError(f"restricted api '{kind}' can not be specified in multiple config groups")

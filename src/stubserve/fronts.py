@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import socket
+import ssl
 from collections.abc import Iterator
 from typing import Any, Protocol, cast
 
@@ -14,10 +15,12 @@ import uvicorn
 from stubserve.protocols.entrance import Entrance
 from stubserve.protocols.http.app import create_app
 from stubserve.protocols.http.connection import HttpConnection
+from stubserve.protocols.http.guarded import guarded
 from stubserve.protocols.http.head import has_asked
 from stubserve.protocols.http.metrics import create_metrics_app
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.offload import Offload
+from stubserve.protocols.tls import tls_context
 from stubserve.server import Server
 
 
@@ -37,12 +40,14 @@ class HttpServer(uvicorn.Server):
     With an `offload` connections come in by an `Entrance`.
     """
 
-    def __init__(self, config: uvicorn.Config, offload: Offload | None = None) -> None:
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None, offload: Offload | None = None) -> None:
         super().__init__(config)
+        self._tls = tls
         self._stopping = asyncio.Event()
         self._offload = offload
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.config.ssl = self._tls
         if self._offload is None or sockets is None:
             await super().startup(sockets)
             return
@@ -55,7 +60,7 @@ class HttpServer(uvicorn.Server):
             app_state=self.lifespan.state,
             _loop=asyncio.get_running_loop(),
         )
-        self.servers = [Entrance(listener, make, has_asked, self._offload) for listener in sockets]  # type: ignore[misc]
+        self.servers = [Entrance(listener, make, has_asked, self._offload, self._tls) for listener in sockets]  # type: ignore[misc]
         self.started = True
 
     @contextlib.contextmanager
@@ -71,16 +76,26 @@ class HttpServer(uvicorn.Server):
 
 
 def http_server(server: Server, connections: Connections) -> HttpServer:
-    """The HTTP front end of a server. What its connections share is `connections`, for who stops it in good order."""
+    """The HTTP front end of a server. What its connections share is `connections`, for who stops it in good order.
+
+    Raises OSError.
+    """
     app = create_app(server, cors_origins=server.settings.http.cors_origins)
     protocol = functools.partial(HttpConnection, connections)
     grace_s = server.settings.exit_timeout_secs
-    return HttpServer(_config(server, app, http=protocol, timeout_graceful_shutdown=grace_s), server.offload)
+    config = _config(server, app, http=protocol, timeout_graceful_shutdown=grace_s)
+    return HttpServer(config, _tls(server), server.offload)
 
 
 def metrics_server(server: Server) -> HttpServer:
-    """The front end of a server's metrics."""
-    return HttpServer(_config(server, create_metrics_app(server.metrics.text)))
+    """The front end of a server's metrics. Raises OSError."""
+    app = create_metrics_app(lambda: server.offload.run(server.metrics.text()))
+    return HttpServer(_config(server, guarded(app, server.http_access, "metrics")), _tls(server))
+
+
+def _tls(server: Server) -> ssl.SSLContext | None:
+    tls = server.settings.http.tls
+    return None if tls is None else tls_context(tls, ["http/1.1"])
 
 
 def _config(server: Server, app: Any, **more: Any) -> uvicorn.Config:
@@ -100,10 +115,11 @@ def _config(server: Server, app: Any, **more: Any) -> uvicorn.Config:
 def grpc_server(server: Server) -> GrpcTransport:
     """The gRPC front end of a server, listening. Raises OSError."""
     # Here, so that a server does not pay for what it does not use.
-    from stubserve.protocols.grpc.service import Service
+    from stubserve.protocols.grpc.service import Service, rpc_access
 
     settings = server.settings.grpc
-    service = Service(server, settings.header_forward_pattern, settings.restricted)
+    access = rpc_access(settings.restricted, server.tokens, server.settings.auth.open_kinds)
+    service = Service(server, settings.header_forward_pattern, access)
     if settings.transport == "grpcio":
         from stubserve.protocols.grpc.aio_transport import AioTransport
 

@@ -25,6 +25,7 @@ from stubserve.observability.output import output
 from stubserve.protocols.http.cors import Cors
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.listening import explained, listen
+from stubserve.protocols.tokens import TokenFileError
 from stubserve.repository.given_path import advice_for, servable
 from stubserve.server import Server
 from stubserve.service_manager import ServiceManager
@@ -48,11 +49,15 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
     except OSError as error:
         log.error("error: creating server: %s", refusals.explained(error))
         return 1
+    except TokenFileError as error:
+        log.error("error: creating server: %s", error)
+        return 1
     for notice in settings.notices:
         log.warning(notice)
     http, metrics = settings.http, settings.metrics
     fronts: list[tuple[str, HttpServer, socket.socket]] = []
-    connections = Connections(server, Cors(http.cors_origins) if http.cors_origins else None, settings.logging.access)
+    cors = Cors(http.cors_origins) if http.cors_origins else None
+    connections = Connections(server, cors, settings.logging.access, server.http_access)
 
     def log_requests_if_verbose() -> None:
         connections.log_requests = server.log_settings.verbose
@@ -156,13 +161,14 @@ def _places(server: Server, ports: Mapping[str, int]) -> dict[str, str]:
     places = {}
     settings = server.settings
     ready = server.serving()
+    scheme = "http" if settings.http.tls is None else "https"
     if "HTTPService" in ports:
         model = f"/{ready[0].name}/infer" if ready else ""
-        places["HTTP"] = f"http://{_host(settings.http.address)}:{ports['HTTPService']}/v2/models{model}"
+        places["HTTP"] = f"{scheme}://{_host(settings.http.address)}:{ports['HTTPService']}/v2/models{model}"
     if server.grpc_port:
         places["gRPC"] = f"{_host(settings.grpc.address)}:{server.grpc_port}"
     if "Metrics Service" in ports:
-        places["Metrics"] = f"http://{_host(settings.metrics_address)}:{ports['Metrics Service']}/metrics"
+        places["Metrics"] = f"{scheme}://{_host(settings.metrics_address)}:{ports['Metrics Service']}/metrics"
     return places
 
 

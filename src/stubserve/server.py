@@ -16,13 +16,16 @@ from stubserve.observability import logs
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.metrics import RESERVED, ServerMetrics
+from stubserve.protocols.access import KINDS
 from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.client_regions import ClientRegions
 from stubserve.protocols.forwarding import HeaderForwarding
+from stubserve.protocols.http.access import http_access
 from stubserve.protocols.http.json_process import JsonProcess
 from stubserve.protocols.offload import Offload
 from stubserve.protocols.pressure import Pressure
 from stubserve.protocols.stall import Pace
+from stubserve.protocols.tokens import Tokens
 from stubserve.repository.control import ModelControl
 from stubserve.repository.folder import list_names
 from stubserve.repository.loading import Loader
@@ -33,7 +36,10 @@ log = logging.getLogger("stubserve.server")
 
 
 class Server:
-    """One server: its models and shared memory. The protocols find everything that they need here."""
+    """One server: its models and shared memory. The protocols find everything that they need here.
+
+    Raises OSError, and TokenFileError.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -43,7 +49,10 @@ class Server:
         self.max_input_size = settings.http.max_input_size
         pattern = settings.http.header_forward_pattern
         self.http_forwarding = HeaderForwarding(pattern) if pattern else None
-        self._registry = Registry()
+        auth = settings.auth
+        self.tokens = None if auth.token_file is None else Tokens(auth.token_file, KINDS)
+        self.http_access = http_access(settings.http.restricted, self.tokens, auth.open_kinds)
+        self._registry = Registry(settings.repository.namespacing)
         self.memory = Memory(settings.shm_limit)
         self.block = self.memory.block
         self.store = self.memory.store
@@ -64,7 +73,7 @@ class Server:
         custom = MetricRegistry(RESERVED)
         measured = settings.metrics
         machine = MachineMetrics(measured.interval_ms / 1000, measured.allow_cpu)
-        self.metrics = ServerMetrics(self._registry.serving, measured.latencies, machine, custom)
+        self.metrics = ServerMetrics(self._registry.serving, measured.latencies, machine, custom, self.memory)
         loader = Loader(
             settings.instances,
             self.memory,

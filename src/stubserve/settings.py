@@ -12,6 +12,9 @@ from typing import Any
 
 import psutil
 
+# Kinds of APIs, and the header and value that they want
+Restricted = Mapping[str, tuple[str, str]]
+
 # Modes of model control, and what stands for every model in --load-model
 NONE, EXPLICIT, POLL = "none", "explicit", "poll"
 ALL_MODELS = "*"
@@ -35,10 +38,17 @@ class RepositorySettings:
     """Which models there are to serve, and who says so."""
 
     paths: tuple[Path, ...] = ()
+    # Addresses of repositories in the cloud, and where they are copied to
+    remotes: tuple[str, ...] = ()
+    remote_cache: Path | None = None
     control_mode: str = NONE
     load_models: tuple[str, ...] = ()
     poll_secs: int = 15
     load_threads: int = 4
+    # How often a version that fails to load is tried again
+    load_retries: int = 0
+    # Whether models are told apart by their repositories, too
+    namespacing: bool = False
     config_name: str = ""
     disable_auto_complete: bool = False
     # Whether what is configured for GPUs runs on the CPU
@@ -95,6 +105,14 @@ class ClientSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AuthSettings:
+    """Who may ask: those who have a token of the file; everybody without a file, and for the kinds that are open."""
+
+    token_file: Path | None = None
+    open_kinds: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class HttpSettings:
     """How HTTP is served."""
 
@@ -106,6 +124,24 @@ class HttpSettings:
     header_forward_pattern: str = ""
     # Origins of pages that may ask, * for all
     cors_origins: tuple[str, ...] = ()
+    restricted_apis: tuple[Restricted, ...] = ()
+    use_ssl: bool = False
+    use_ssl_mutual: bool = False
+    server_cert: str = ""
+    server_key: str = ""
+    root_cert: str = ""
+
+    @property
+    def tls(self) -> Tls | None:
+        """None for without; to want clients' certificates means to want TLS."""
+        if not (self.use_ssl or self.use_ssl_mutual):
+            return None
+        return Tls(self.server_cert, self.server_key, self.root_cert, self.use_ssl_mutual)
+
+    @property
+    def restricted(self) -> dict[str, tuple[str, str]]:
+        """All of --http-restricted-api together: kind -> (header, value) that requests must have."""
+        return {kind: required for group in self.restricted_apis for kind, required in group.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +153,15 @@ class Tls:
     root_certificates: str
     mutual: bool
 
+    @property
+    def files(self) -> list[str]:
+        return [path for path in (self.certificate, self.key, self.root_certificates) if path]
+
     def check(self) -> None:
         """Raises OSError that names the file which cannot be read."""
-        for path in (self.certificate, self.key, self.root_certificates):
-            if path:
-                with open(path, "rb"):
-                    pass
+        for path in self.files:
+            with open(path, "rb"):
+                pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +173,7 @@ class GrpcSettings:
     port: int = 8001
     reuse_port: bool = False
     header_forward_pattern: str = ""
-    restricted_protocols: tuple[Mapping[str, tuple[str, str]], ...] = ()
+    restricted_protocols: tuple[Restricted, ...] = ()
     transport: str = "native"
     compression_level: str = "none"
     use_ssl: bool = False
@@ -226,6 +265,7 @@ class Settings:
     repository: RepositorySettings = RepositorySettings()
     instances: InstanceSettings = InstanceSettings()
     clients: ClientSettings = ClientSettings()
+    auth: AuthSettings = AuthSettings()
     http: HttpSettings = HttpSettings()
     grpc: GrpcSettings = GrpcSettings()
     metrics: MetricsSettings = MetricsSettings()

@@ -36,6 +36,8 @@ def _some(names: tuple[str, ...]) -> tuple[repository.Model, ...]:
     return tuple(model for model in serving_models.MODELS if model.name in names)
 
 
+_RESTRICTED = "metadata,inference,shared-memory,model-config,model-repository,statistics,trace,logging"
+
 # Which models and which flags a case's ``server`` stands for.
 SETUPS = {
     "serving": (serving_models.MODELS, ("--strict-readiness=false",)),
@@ -79,6 +81,14 @@ SETUPS = {
     "poll_once": (
         _some(("echo_fp32",)),
         ("--strict-readiness=false", "--model-control-mode=poll", "--repository-poll-secs=0"),
+    ),
+    "restricted": (
+        _some(("echo_fp32",)),
+        (
+            "--strict-readiness=false",
+            f"--http-restricted-api={_RESTRICTED}:X-Key=sesame",
+            f"--grpc-restricted-protocol={_RESTRICTED}:key=sesame",
+        ),
     ),
     # These stay up and serve nothing.
     "nowhere": ((), ("--strict-readiness=false", "--model-repository=/nowhere/at/all")),

@@ -7,6 +7,7 @@ import math
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from stubserve.inference.steps import finish
 from stubserve.observability.exposition import Exposition, number
 
 
@@ -39,7 +40,7 @@ def test_families_come_by_kind_and_labels_as_given() -> None:
     exposition.family("count", "counter", "another text").sample((), 1)
     exposition.family("empty", "gauge", "nothing to say")
     exposition.family("times", "summary", "last").summary((), 2, 30, [(0.5, 10), (0.99, math.nan)])
-    assert exposition.text() == (
+    assert finish(exposition.text()) == (
         "# HELP count first\n"
         "# TYPE count counter\n"
         'count{a="quote\\" back\\\\ line\\n é",b=""} 3\n'
@@ -67,7 +68,7 @@ def test_prometheus_understands_it() -> None:
     exposition = Exposition()
     strange = 'quote" back\\ line\n {comma="x"},é'
     exposition.family("gauge", "gauge", "two\nlines \\ back").sample((("label", strange),), math.inf)
-    (family,) = text_string_to_metric_families(exposition.text())
+    (family,) = text_string_to_metric_families(finish(exposition.text()))
     assert family.documentation == "two\nlines \\ back"
     (sample,) = family.samples
     assert sample.labels == {"label": strange}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import textwrap
 import threading
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from stubserve.observability.metrics import RESERVED
 from tests.real_server import Answer, Serving, binary_output, binary_request, io_config, write_model
 
 # Runs each request's text and answers with what it leaves in `result`.
@@ -89,6 +91,46 @@ def samples(answer: Answer) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
+MODEL = {"model", "version"}
+INSTANCE = {*MODEL, "instance"}
+# Dashboards and rules go by these: a name or a label that changes breaks them. Kind and labels by name.
+FAMILIES = {
+    "nv_inference_request_success": ("counter", MODEL),
+    "nv_inference_request_failure": ("counter", {*MODEL, "reason"}),
+    "nv_inference_count": ("counter", MODEL),
+    "nv_inference_exec_count": ("counter", MODEL),
+    "nv_inference_request_duration_us": ("counter", MODEL),
+    "nv_inference_queue_duration_us": ("counter", MODEL),
+    "nv_inference_compute_input_duration_us": ("counter", MODEL),
+    "nv_inference_compute_infer_duration_us": ("counter", MODEL),
+    "nv_inference_compute_output_duration_us": ("counter", MODEL),
+    "nv_inference_pending_request_count": ("gauge", MODEL),
+    "nv_model_load_duration_secs": ("gauge", MODEL),
+    "nv_inference_first_response_histogram_ms": ("histogram", {*MODEL, "le"}),
+    "nv_inference_request_summary_us": ("summary", {*MODEL, "quantile"}),
+    "nv_inference_queue_summary_us": ("summary", {*MODEL, "quantile"}),
+    "nv_inference_compute_input_summary_us": ("summary", {*MODEL, "quantile"}),
+    "nv_inference_compute_infer_summary_us": ("summary", {*MODEL, "quantile"}),
+    "nv_inference_compute_output_summary_us": ("summary", {*MODEL, "quantile"}),
+    "nv_pinned_memory_pool_total_bytes": ("gauge", set()),
+    "nv_pinned_memory_pool_used_bytes": ("gauge", set()),
+    "nv_cpu_utilization": ("gauge", set()),
+    "nv_cpu_memory_total_bytes": ("gauge", set()),
+    "nv_cpu_memory_used_bytes": ("gauge", set()),
+    "stubserve_instance_restarts_total": ("counter", INSTANCE),
+    "stubserve_instance_ready": ("gauge", INSTANCE),
+    "stubserve_instance_failed": ("gauge", INSTANCE),
+    "stubserve_instance_memory_bytes": ("gauge", INSTANCE),
+    "stubserve_instance_arena_bytes": ("gauge", INSTANCE),
+    "stubserve_instance_batches": ("gauge", INSTANCE),
+    "stubserve_instance_requests": ("gauge", INSTANCE),
+    "stubserve_instance_executing_seconds": ("gauge", INSTANCE),
+    "stubserve_batch_size": ("histogram", {*MODEL, "le"}),
+    "stubserve_arena_limit_bytes": ("gauge", set()),
+    "stubserve_arena_committed_bytes": ("gauge", {"owner"}),
+}
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     repository = tmp_path_factory.mktemp("repository")
@@ -113,6 +155,41 @@ def test_the_port(server: Serving) -> None:
     answer = server.metrics("/metrics", "POST")
     assert (answer.status, answer.error) == (405, "Method Not Allowed")
     assert server.get("/metrics").status == 404
+
+
+def test_names_and_labels_stay(repository: Path) -> None:
+    write_model(repository, "echo")
+    flags = ("--metrics-config=summary_latencies=true", "--metrics-config=histogram_latencies=true")
+    with Serving(repository, *flags) as server:
+        binary_output(server.infer_array("echo", np.zeros(4, np.float32)))
+        text = server.metrics().body.decode()
+        kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+        labels: dict[str, set[str]] = {name: set() for name in kinds}
+        for name, pairs in re.findall(r"^(\w+)(?:{(.*)})? \S+$", text, re.MULTILINE):
+            family = name if name in kinds else re.sub("_(count|sum|bucket)$", "", name)
+            labels[family] |= set(re.findall(r'(\w+)="', pairs))
+    assert {name: (kind, labels[name]) for name, kind in kinds.items()} == FAMILIES
+    # Those of the response cache are there where there is one.
+    assert {name for name in RESERVED if not name.startswith("nv_cache")} == set(FAMILIES)
+
+
+def test_a_stub_that_dies_is_seen(repository: Path) -> None:
+    write_model(repository, "bench", WORKBENCH, text_config(1))
+    labels = 'instance="bench_0_0",model="bench",version="1"'
+    with Serving(repository) as server:
+        run(server, "result = 1")
+        found = samples(server.metrics())
+        assert found[f"stubserve_instance_ready{{{labels}}}"] == 1
+        assert found[f"stubserve_instance_failed{{{labels}}}"] == 0
+        assert found[f"stubserve_instance_restarts_total{{{labels}}}"] == 0
+        assert found[f"stubserve_instance_memory_bytes{{{labels}}}"] > 1 << 20
+        assert found['stubserve_batch_size_bucket{model="bench",version="1",le="1"}'] == 1
+        assert found['stubserve_arena_committed_bytes{owner="requests"}'] >= 0
+        assert found["stubserve_arena_limit_bytes"] > 1 << 20
+        (pid,) = server.stub_pids()
+        os.kill(pid, signal.SIGKILL)
+        server.wait_for("instance 'bench_0_0' is back")
+        assert samples(server.metrics())[f"stubserve_instance_restarts_total{{{labels}}}"] == 1
 
 
 def test_requests_are_counted(server: Serving) -> None:

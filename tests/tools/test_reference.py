@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import triton_python_backend_utils as pb_utils
 
-from stubserve.flag_table import FLAGS, MISSING, WITHOUT_EFFECT, Flag
+from stubserve.flag_table import FLAGS, MISSING, Flag
+from stubserve.flag_unneeded import UNNEEDED
 from stubserve.observability.metrics import RESERVED
 from tools.reference import PAGES, routes
 from tools.reference.config import messages
@@ -19,7 +20,7 @@ from tools.reference.markdown import cell
 
 def test_every_flag_has_a_row() -> None:
     page = PAGES["reference/flags.md"]()
-    known = [*(flag.name for flag in FLAGS), *WITHOUT_EFFECT, *MISSING]
+    known = [*(flag.name for flag in FLAGS), *UNNEEDED, *MISSING]
     assert sorted(re.findall(r"^\| `--([\w-]+)`\{\.whole\} \|", page, re.MULTILINE)) == sorted(known)
     assert {flag.setting.rpartition(".")[0] for flag in FLAGS} == set(GROUPS)
 
@@ -45,9 +46,7 @@ def test_every_route_has_a_row() -> None:
 
 
 def test_every_metric_has_a_row() -> None:
-    assert set(re.findall(r"^\| `(nv_\w+)`\{\.whole\} \|", PAGES["reference/metrics.md"](), re.MULTILINE)) == set(
-        RESERVED
-    )
+    assert set(re.findall(r"^\| `(\w+)`\{\.whole\} \|", PAGES["reference/metrics.md"](), re.MULTILINE)) == set(RESERVED)
 
 
 def test_every_name_of_pb_utils_has_a_heading_or_an_item() -> None:

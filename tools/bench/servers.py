@@ -126,6 +126,10 @@ class Server:
         return self._ports[1]
 
     @property
+    def metrics_port(self) -> int:
+        return self._ports[2]
+
+    @property
     def pid(self) -> int:
         """The first process, which in stubserve is the one that clients talk to."""
         assert self._process is not None

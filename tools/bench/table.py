@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import onnx_loads, text_loads, torch_loads, varied_loads, wrk
 from .payloads import Form
 from .pipelines import PipelineLoad, StepCost
+from .scrapes import Scrapes
 from .streaming import CallsOfModels, EventStreams, GrpcLoad, GrpcStreams
 from .workloads import AnalyzerLoad, BatchedLoad, BulkLoad, StartUp, Workload, WrkLoad
 
@@ -50,6 +51,7 @@ def all_workloads() -> list[Workload]:
         *(onnx_loads.all_loads() if wrk.available() and onnx_loads.available() else []),
         *(text_loads.all_loads() if wrk.available() and text_loads.available() else []),
         *(torch_loads.all_loads() if wrk.available() and torch_loads.available() else []),
+        Scrapes(),
         StartUp(1),
         StartUp(20),
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from . import onnx_loads, text_loads, varied_loads
 from .pipelines import STEP_P50
+from .scrapes import SCRAPE, Scrapes
 from .streaming import CALLS, RESPONSES
 from .workloads import CPU, P50, P99, PARENT_RSS, RATE, START, STUB_RSS, Metric
 
@@ -55,5 +56,6 @@ TARGETS: dict[tuple[str, Metric], float] = {
 
 BOUNDS: dict[tuple[str, Metric], float] = {
     ("ensemble, one step more, 1 connection", STEP_P50): 60,
+    (Scrapes.name, SCRAPE): 50,
     **{(load.name, onnx_loads.SHARE): 0.9 for load in [*onnx_loads.all_loads(), *text_loads.all_loads()]},
 }

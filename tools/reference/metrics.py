@@ -6,8 +6,10 @@ import re
 from types import SimpleNamespace
 from typing import Any, cast
 
+from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.latencies import Latencies
 from stubserve.inference.statistics import ModelStatistics
+from stubserve.inference.steps import finish
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.metrics import RESERVED, ServerMetrics
@@ -19,7 +21,7 @@ _HEAD = """\
 # Metrics
 
 `GET /metrics` on the metrics port (8002) answers in Prometheus' text format. The names are Triton's, so that its dashboards
-work. What is printed is counted anyway: a scrape costs requests nothing.
+work; those that begin with `stubserve_` are of stubserve's own. What is printed is counted anyway: a scrape costs requests nothing.
 
 Each metric of a model has the labels `model` and `version`, and one for each of the configuration's `metric_tags`, with an underscore in front.
 `nv_inference_request_failure` has `reason` as well: `REJECTED` (the queue was full, or the request waited too long), `CANCELED` (the
@@ -42,6 +44,7 @@ Buckets of a histogram are the model's to say, in `model_metrics` of its configu
 """
 _WHERE = {
     "Models": lambda name: name.startswith(("nv_inference", "nv_model")),
+    "Instances, batches and shared memory": lambda name: name.startswith("stubserve_"),
     "The machine": lambda name: name.startswith(("nv_cpu", "nv_pinned")),
 }
 
@@ -60,14 +63,18 @@ def _printed() -> str:
     """What a server prints that has one model, and measures everything."""
     model: Any = SimpleNamespace(
         name="model",
+        namespace="",
         version=1,
         config=SimpleNamespace(metric_tags={}),
         statistics=ModelStatistics(),
         latencies=Latencies([100, 500], summaries=True),
         queued=0,
         load_seconds=0.0,
+        instance_facts=lambda: [InstanceFacts("model_0_0", "ready")],
     )
     everything = LatencySettings(histogram_latencies=True, summary_latencies=True)
-    return ServerMetrics(
-        lambda: [cast(Any, model)], everything, MachineMetrics(2.0, True), MetricRegistry(RESERVED)
+    memory: Any = SimpleNamespace(limit=0, held=lambda: dict.fromkeys(("requests", "heap", "stubs"), 0))
+    text = ServerMetrics(
+        lambda: [cast(Any, model)], everything, MachineMetrics(2.0, True), MetricRegistry(RESERVED), memory
     ).text()
+    return finish(text)

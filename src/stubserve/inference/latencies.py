@@ -56,10 +56,11 @@ class Summary:
 
     def quantiles(self, wanted: Sequence[float], now_s: float) -> list[float]:
         """The values at these quantiles, NaN where there were none."""
-        counts: Counter[int] = Counter()
+        counts: dict[int, int] = {}
         for began, span in self._spans:
             if now_s - began < _SPAN_S * _SPANS:
-                counts += span
+                for bucket, count in span.items():
+                    counts[bucket] = counts.get(bucket, 0) + count
         buckets = sorted(counts)
         ranks = []
         below = 0

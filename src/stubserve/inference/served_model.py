@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
+from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.latencies import Latencies
 from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
@@ -19,10 +20,11 @@ class ServedModel(Protocol):
     """A model version that takes requests.
 
     `config` is the completed ModelConfig message, `rendered_config` the same as JSON has it. `load_seconds` is how long
-    its load took.
+    its load took. `namespace` is empty where models are told apart by their names.
     """
 
     name: str
+    namespace: str
     version: int
     config: Any
     rendered_config: dict[str, Any]
@@ -30,6 +32,10 @@ class ServedModel(Protocol):
     statistics: ModelStatistics
     latencies: Latencies | None
     load_seconds: float
+
+    @property
+    def key(self) -> str:
+        """How it is kept apart from other models: the name, with the namespace in front if there is one."""
 
     # Requests
 
@@ -84,6 +90,9 @@ class ServedModel(Protocol):
 
     def memory_usage(self) -> list[dict[str, Any]]:
         """The memory of its processes, as rows of the statistics extension."""
+
+    def instance_facts(self) -> Sequence[InstanceFacts]:
+        """Its own instances as they are now; none for one that rests on other models."""
 
     # The end
 

@@ -90,7 +90,7 @@ def pack_batch(number: int, frees: Sequence[int], work: Work) -> bytes:
         requests = [None if slot is None else _packed(slot, slot.inputs) for slot in work.slots]
     else:
         requests = [_packed_with(slot, more) for slot, more in zip(work.slots, extras, strict=True)]
-    return messages.pack_execute(number, frees, requests, outputs)
+    return messages.pack_execute(number, frees, requests, work.sequences, outputs)
 
 
 def _packed_with(slot: Request | None, extras: Sequence[Tensor]) -> WireRequest | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import resource
 import time
 
-import psutil
 from stubserve_stub.wire import layout
 
+_PAGE_BYTES = resource.getpagesize()
 _NAMES = {0: "booting", 1: "loading", 2: "idle", 3: "executing", 4: "finalizing"}
 
 
@@ -27,8 +28,9 @@ class Health:
     def memory(self) -> int:
         """The bytes of memory that are the process's own, 0 when it is gone."""
         try:
-            memory = psutil.Process(self._pid).memory_info()
-        except psutil.Error:
+            with open(f"/proc/{self._pid}/statm", "rb", buffering=0) as statm:
+                _, resident, shared, *_ = map(int, statm.read().split())
+        except (OSError, ValueError):
             return 0
         # `shared` is what is backed by a file: libraries, and the arena.
-        return int(memory.rss - memory.shared)
+        return (resident - shared) * _PAGE_BYTES

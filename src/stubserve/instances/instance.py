@@ -11,10 +11,11 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol
 
 from stubserve.errors import ServeError, internal
+from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import Waiter
 from stubserve.inference.work import Work
@@ -81,6 +82,7 @@ class Instance:
         self.stub: Stub | None = None
         self.policy = policy
         self.last_error = ""
+        self.restarts = 0
         self._launch = launch
         self._owner = owner
         self._ready_at: float | None = None
@@ -117,6 +119,10 @@ class Instance:
     def announce(self) -> None:
         if self.stub is not None:
             self.stub.work.announce()
+
+    def forget(self, sequences: Sequence[int]) -> None:
+        if self.stub is not None:
+            self.stub.work.forget(sequences)
 
     @property
     def takes_work(self) -> bool:
@@ -164,6 +170,25 @@ class Instance:
     def memory(self) -> int:
         """Bytes that belong to its stub's processes alone."""
         return self.stub.health.memory() if self.stub is not None else 0
+
+    def facts(self) -> InstanceFacts:
+        """What is to be told of it now. Reads the kernel's count of its memory, some 15 µs."""
+        stub = self.stub
+        error = self.why_not_ready()
+        if stub is None:
+            return InstanceFacts(self.name, self.state.value, restarts=self.restarts, error=error)
+        doing, seconds = stub.health.state()
+        return InstanceFacts(
+            self.name,
+            self.state.value,
+            stub.pid,
+            self.restarts,
+            stub.health.memory(),
+            stub.arena_bytes,
+            *stub.work.load,
+            seconds if doing == "executing" else 0.0,
+            error,
+        )
 
     def drain(self) -> None:
         """Takes no batch any more, and is not restarted."""
@@ -258,6 +283,7 @@ class Instance:
             except Exception as raised:
                 delay = self._delay_after(self._why_not_started(raised))
                 continue
+            self.restarts += 1
             log.info("instance '%s' is back (pid %d)", self.name, stub.pid)
             self._adopt(stub)
             return

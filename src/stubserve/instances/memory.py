@@ -75,6 +75,17 @@ class Memory:
         block.view[:] = data
         return block
 
+    @property
+    def limit(self) -> int:
+        """How many bytes may be committed."""
+        return self.arena.limit
+
+    def held(self) -> dict[str, int]:
+        """Committed bytes by who holds them: tensors of requests, texts and bodies in the heap, outputs of stubs."""
+        committed = self.ledger.committed()
+        ingress = committed.pop(0, 0)
+        return {"requests": ingress - self.heap.taken, "heap": self.heap.taken, "stubs": sum(committed.values())}
+
     def usage(self) -> str:
         """Who holds shared memory, for people."""
         committed = self.ledger.committed()

@@ -98,6 +98,11 @@ class Stub:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def arena_bytes(self) -> int:
+        """Shared memory that is committed for its outputs."""
+        return self._memory.ledger.of(self._outputs.index)
+
     async def is_ready(self) -> tuple[bool, str]:
         """Asks the model's `is_ready`: the answer, and the reason of a no.
 

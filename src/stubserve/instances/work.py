@@ -142,12 +142,22 @@ class StubWork:
         """Tells the stub of the batches that it has been handed, now or soon."""
         self._requests.announce_to(len(self._in_flight))
 
+    def forget(self, sequences: Sequence[int]) -> None:
+        """These sequences are over without a request that said so: the stub keeps no states of theirs."""
+        self._process.send("over", sequences=sequences)
+
     @property
     def running(self) -> tuple[int, int] | None:
         """The batch that the stub executes: (number, how many requests); None if it has none."""
         for number, batch in self._in_flight.items():
             return number, len(batch.work.requests)
         return None
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """The batches that the stub has, and their requests together with those that senders have yet to answer."""
+        batches = self._in_flight
+        return len(batches), sum(len(batch.work.requests) for batch in batches.values()) + len(self._open)
 
     @property
     def is_empty(self) -> bool:

@@ -9,16 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from stubserve.inference.steps import Steps
 from stubserve.observability.custom_metrics import COUNTER, GAUGE, HISTOGRAM, Labels
 
 SUMMARY = "summary"
 CONTENT_TYPE = "text/plain; charset=utf-8"
+
+# Whole numbers below this have no more than 16 digits.
+_EXACT = 10**16
 
 _ORDER = (COUNTER, GAUGE, HISTOGRAM, SUMMARY)
 
 
 def number(value: float) -> str:
     """A value with 16 digits at most, and no decimals where it is whole."""
+    if type(value) is int and -_EXACT < value < _EXACT:
+        return str(value)
     if math.isnan(value):
         return "Nan"
     if math.isinf(value):
@@ -40,12 +46,18 @@ class Exposition:
 
     def __init__(self) -> None:
         self._families: dict[str, tuple[str, str, list[str]]] = {}
+        # Labels as they are printed: each model has the same ones in many families
+        self._texts: dict[Labels, str] = {}
 
     def family(self, name: str, kind: str, description: str) -> FamilyText:
         """The family of that name; what it is says who asks for it first."""
-        return FamilyText(name, self._families.setdefault(name, (kind, description, []))[2])
+        found = self._families.get(name)
+        if found is None:
+            found = self._families[name] = (kind, description, [])
+        return FamilyText(name, found[2], self._texts)
 
-    def text(self) -> str:
+    def text(self) -> Steps[str]:
+        """All that was collected."""
         lines: list[str] = []
         for wanted in _ORDER:
             for name, (kind, description, samples) in self._families.items():
@@ -53,6 +65,7 @@ class Exposition:
                     lines.append(f"# HELP {name} {_escape(description)}")
                     lines.append(f"# TYPE {name} {kind}")
                     lines += samples
+                    yield None
         lines.append("")
         return "\n".join(lines)
 
@@ -60,27 +73,41 @@ class Exposition:
 class FamilyText:
     """Takes the samples of one family."""
 
-    def __init__(self, name: str, lines: list[str]) -> None:
+    def __init__(self, name: str, lines: list[str], texts: dict[Labels, str]) -> None:
         self._name = name
         self._lines = lines
+        self._texts = texts
 
     def sample(self, labels: Labels, value: float, suffix: str = "") -> None:
         """One number; `labels` are printed as they come."""
-        pairs = ",".join(_label(name, text) for name, text in labels)
-        self._lines.append(f"{self._name}{suffix}{f'{{{pairs}}}' if pairs else ''} {number(value)}")
+        text = self._texts.get(labels)
+        if text is None:
+            text = self._texts[labels] = ",".join(_label(name, value) for name, value in labels)
+        self._print(suffix, text, value)
 
     def histogram(self, labels: Labels, total: float, bounds: Sequence[float], counts: Sequence[int]) -> None:
         """A histogram: `counts` are those of each bucket alone, and of what is above the last bound."""
         self.sample(labels, sum(counts), "_count")
         self.sample(labels, total, "_sum")
+        of = self._texts[labels]
         below = 0
         for bound, count in zip((*bounds, math.inf), counts, strict=True):
             below += count
-            self.sample((*labels, ("le", number(bound))), below, "_bucket")
+            self._print("_bucket", _and(of, "le", number(bound)), below)
 
     def summary(self, labels: Labels, count: int, total: float, quantiles: Iterable[tuple[float, float]]) -> None:
         """A summary; `quantiles` are (quantile, value)."""
         self.sample(labels, count, "_count")
         self.sample(labels, total, "_sum")
+        of = self._texts[labels]
         for quantile, value in quantiles:
-            self.sample((*labels, ("quantile", number(quantile))), value)
+            self._print("", _and(of, "quantile", number(quantile)), value)
+
+    def _print(self, suffix: str, labels: str, value: float) -> None:
+        pairs = f"{{{labels}}}" if labels else ""
+        self._lines.append(f"{self._name}{suffix}{pairs} {number(value)}")
+
+
+def _and(labels: str, name: str, value: str) -> str:
+    """One label more; its value needs no escapes."""
+    return f'{labels},{name}="{value}"' if labels else f'{name}="{value}"'

@@ -7,7 +7,6 @@ their own sake, where `--metrics-config` wants them (`inference.latencies`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
 from stubserve.inference.latencies import FIRST_RESPONSE, TIMES
 from stubserve.inference.served_model import ServedModel
@@ -79,26 +78,22 @@ FAMILIES = {
 
 
 def labels_of(model: ServedModel) -> dict[str, str]:
-    """The labels of a model's metrics: its name, its version, and the configuration's `metric_tags`."""
+    """The labels of a model's metrics: its name and version, its namespace, and the configuration's `metric_tags`."""
     tags = {f"_{key}": value for key, value in model.config.metric_tags.items()}
-    return {**tags, "model": model.name, "version": str(model.version)}
+    place = {"namespace": model.namespace} if model.namespace else {}
+    return {**tags, **place, "model": model.name, "version": str(model.version)}
 
 
-def expose(models: Iterable[ServedModel], options: LatencySettings, exposition: Exposition) -> None:
-    """Adds the metrics of these models."""
-    for model in models:
-        _expose_one(model, options, exposition)
-
-
-def _expose_one(model: ServedModel, options: LatencySettings, exposition: Exposition) -> None:
+def expose(model: ServedModel, options: LatencySettings, exposition: Exposition) -> None:
+    """Adds the metrics of one model."""
     names = labels_of(model)
-    labels = _sorted(names)
+    labels = sorted_labels(names)
     statistics = model.statistics
     (name, attribute, text), *others = _COUNTS
     exposition.family(name, COUNTER, text).sample(labels, getattr(statistics, attribute))
     failures = exposition.family(_FAILURES[0], COUNTER, _FAILURES[1])
     for outcome, reason in FAILURE_REASONS.items():
-        failures.sample(_sorted({**names, "reason": reason}), statistics.failures[outcome])
+        failures.sample(sorted_labels({**names, "reason": reason}), statistics.failures[outcome])
     for name, attribute, text in others:
         exposition.family(name, COUNTER, text).sample(labels, getattr(statistics, attribute))
     if options.counter_latencies:
@@ -122,5 +117,6 @@ def _expose_one(model: ServedModel, options: LatencySettings, exposition: Exposi
         )
 
 
-def _sorted(labels: dict[str, str]) -> Labels:
+def sorted_labels(labels: dict[str, str]) -> Labels:
+    """Labels in the order in which upstream prints them."""
     return tuple(sorted(labels.items()))

@@ -10,6 +10,7 @@ from stubserve.inference.served_model import ServedModel
 from stubserve.inference.version import parse_version
 from stubserve.protocols import client_regions
 from stubserve.protocols.client_regions import ClientRegions
+from stubserve.protocols.http.access import HttpAccess
 from stubserve.protocols.serving import Ingress
 
 SYSTEM_SHARED_MEMORY, CUDA_SHARED_MEMORY = "system_shared_memory", "cuda_shared_memory"
@@ -67,6 +68,9 @@ class ServerFacts(Ingress, Protocol):
     failed: bool
     exiting: bool
 
+    # Who may use which routes; None where everybody may use all
+    http_access: HttpAccess | None
+
     @property
     def regions(self) -> ClientRegions | None: ...
 
@@ -97,7 +101,7 @@ def metadata_versions(server: ServerFacts, model: ServedModel, version: str) -> 
     """The versions that a model's metadata names: the one asked for, or all that are ready."""
     if version:
         return [str(model.version)]
-    return [str(number) for number in server.registry.ready_versions(model.name)]
+    return [str(number) for number in server.registry.ready_versions(model.key)]
 
 
 def statistics(registry: ModelRegistry, name: str, version: str) -> list[dict[str, Any]]:

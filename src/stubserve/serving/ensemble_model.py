@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from stubserve.errors import ServeError, unavailable
+from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.request import OTHER_FAILURE, REJECTED, SUCCESS, Request, Response
 from stubserve.inference.served_model import BlockingCall, ServedModel, Waiter
 from stubserve.inference.signature import Signature
@@ -225,6 +226,10 @@ class EnsembleModel(AnsweringModel):
     def memory_usage(self) -> list[dict[str, Any]]:
         """Nothing: the processes are its members'."""
         return []
+
+    def instance_facts(self) -> Sequence[InstanceFacts]:
+        """None: the instances are its members'."""
+        return ()
 
     # The end
 

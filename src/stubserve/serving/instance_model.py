@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from stubserve.errors import Code, ServeError, internal, unavailable
+from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.request import BACKEND_FAILURE, OTHER_FAILURE, REJECTED, Request, Response
 from stubserve.inference.served_model import Waiter
 from stubserve.inference.signature import Signature
@@ -202,6 +203,9 @@ class InstanceModel(AnsweringModel):
 
     def memory_usage(self) -> list[dict[str, Any]]:
         return self._instances.memory_usage()
+
+    def instance_facts(self) -> Sequence[InstanceFacts]:
+        return [instance.facts() for instance in self._instances.everyone]
 
     def stands(self) -> bool:
         return True

@@ -15,6 +15,7 @@ from stubserve_stub.wire.arena import ArenaFull
 if TYPE_CHECKING:
     # What it imports, msgpack, is not there where only the public module is wanted.
     from stubserve_stub.runtime.region_batch import SlotOutputs
+    from stubserve_stub.runtime.states import Step
     from stubserve_stub.wire.messages import WireResponse, WireTensor
 
 
@@ -46,6 +47,27 @@ def encode_response(
         placer.free(own_offsets(outputs))
         return failed(str(refused), refused.code)
     return (None, outputs, response._parameters)
+
+
+def encode_step(
+    response: InferenceResponse,
+    requested: Sequence[str],
+    placer: Any,
+    step: Optional[Step],
+    partly: bool = False,
+    in_regions: Optional[SlotOutputs] = None,
+) -> WireResponse:
+    """As `encode_response`; what it has of the states of its request's sequence is kept, `partly` if need be."""
+    if step is None or not step.sequence or response._error is not None:
+        return encode_response(response, requested, placer, in_regions)
+    answered = {tensor._name: tensor._payload() for tensor in response._output_tensors}
+    try:
+        step.keep(answered, placer, partly)
+    except Refusal as refusal:
+        return failed(str(refusal), refusal.code)
+    except ArenaFull as full:
+        return no_memory(full)
+    return encode_response(response, requested, placer, in_regions)
 
 
 def encode_tensor(tensor: Tensor, placer: Any) -> WireTensor:

@@ -137,6 +137,7 @@ class Worker:
         number: int,
         frees: Sequence[int],
         requests: Sequence[Optional[WireRequest]],
+        sequences: Sequence[int] = (),
         region_outputs: Optional[Sequence[RegionOutput]] = None,
     ) -> None:
         channel = self._channel
@@ -145,7 +146,7 @@ class Worker:
         if region_outputs is not None:
             regions = RegionBatch(self._regions(), requests, region_outputs)
             requests = regions.take_requests()
-        batch = WireBatch(number, requests, BatchMemory(channel), regions)
+        batch = WireBatch(number, requests, BatchMemory(channel), sequences, regions)
         with self._cancelling:
             batch.cancelled = self._cancelled.pop(number, ())
             self._current = batch

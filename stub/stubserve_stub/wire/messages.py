@@ -8,7 +8,8 @@ between, because making one costs as much as all else about a small message; see
 In the hot path::
 
     parent ▶ stub   (EXECUTE, batch, frees, requests)
-    parent ▶ stub   (EXECUTE, batch, frees, requests, region_outputs)    where clients' shared memory is referred to
+    parent ▶ stub   (EXECUTE, batch, frees, requests, sequences)
+    parent ▶ stub   (EXECUTE, batch, frees, requests, sequences, region_outputs)
     parent ▶ stub   (STOP,)
     stub ▶ parent   (RESULT, batch, start_ns, end_ns, entries, held, error)
     stub ▶ parent   (RESPONSE, batch, index, start_ns, response, flags, held)
@@ -29,6 +30,8 @@ read by whoever waits for them while the main thread is in `execute`::
     region_outputs   (slot, name, region, offset, nbytes): outputs that are to be written into clients' regions
     entries   one for each slot: a response; None where a sender answers, before or after, and for an empty slot;
               RESCHEDULED where the same request is to be executed again
+    sequences for models with implicit state, one for each slot: the number of the sequence whose states are meant,
+              which no other sequence has; 0 for an empty slot
     response  (error, outputs, parameters); in RESPONSE and in answers also None: the flag alone
     flags     FINAL: no further response to this request; ACKNOWLEDGE: say when it has been passed on
     tensor    (name, datatype, shape, place)      datatype is the number in Triton's DataType enum
@@ -112,9 +115,10 @@ class ToStub(Protocol):
         number: int,
         frees: Sequence[int],
         requests: Sequence[Optional[WireRequest]],
+        sequences: Sequence[int] = (),
         region_outputs: Optional[Sequence[RegionOutput]] = None,
     ) -> None:
-        """A batch to execute, and outputs to free. `region_outputs` is None where no region is referred to."""
+        """A batch to execute, and outputs to free. `region_outputs` is None where no client's region is referred to."""
 
     def on_stop(self) -> None:
         """There is no further batch: finalize and end."""
@@ -129,11 +133,14 @@ def pack_execute(
     batch: int,
     frees: Sequence[int],
     requests: Sequence[Optional[WireRequest]],
+    sequences: Optional[Sequence[int]] = None,
     region_outputs: Optional[Sequence[RegionOutput]] = None,
 ) -> bytes:
-    if region_outputs is None:
+    if region_outputs is not None:
+        return pack((EXECUTE, batch, frees, requests, sequences or (), region_outputs))
+    if sequences is None:
         return pack((EXECUTE, batch, frees, requests))
-    return pack((EXECUTE, batch, frees, requests, region_outputs))
+    return pack((EXECUTE, batch, frees, requests, sequences))
 
 
 def pack_stop() -> bytes:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
-from stubserve.errors import ServeError, unavailable
+from stubserve.errors import ServeError
 from stubserve.inference.memory import Block
+from stubserve.protocols.access import Access
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.grpc.digest import digest
 from stubserve.protocols.grpc.infer import ModelInfer
 from stubserve.protocols.grpc.management import METHODS, SERVICE, ManagementRpcs
 from stubserve.protocols.grpc.messages import service_pb2
 from stubserve.protocols.grpc.stream import ModelStreamInfer
-from stubserve.protocols.grpc.transport import MAX_MESSAGE_BYTES, Handler, Method, Rpc
+from stubserve.protocols.grpc.transport import MAX_MESSAGE_BYTES, Handler, Metadata, Method, Rpc
 from stubserve.protocols.grpc.unary import Unary
 from stubserve.protocols.grpc.wellknown import HEALTH, REFLECTION
 from stubserve.protocols.management import ServerFacts
+from stubserve.protocols.tokens import Tokens
 
 # Of what neither infers nor loads; such a question is a name or two.
 MAX_QUESTION_BYTES = 1 << 20
@@ -50,17 +52,17 @@ class Refused:
 
 
 class Service:
-    """The RPCs of one server. `restricted` maps kinds of RPCs to the (key, value) that their metadata must have."""
+    """The RPCs of one server. `access` says who may use which; None for everybody."""
 
     def __init__(
         self,
         server: ServerFacts,
         forward_pattern: str = "",
-        restricted: Mapping[str, tuple[str, str]] | None = None,
+        access: Access | None = None,
     ) -> None:
         self._server = server
         self._forwarding = HeaderForwarding(forward_pattern) if forward_pattern else None
-        self._restricted = restricted or {}
+        self._access = access
         self._endless: weakref.WeakSet[_Endless] = weakref.WeakSet()
         rpcs = ManagementRpcs(server)
         self.methods: dict[str, Method] = {}
@@ -73,7 +75,7 @@ class Service:
         self._add(f"/{HEALTH}.Health/Watch", "health", Method(self._watch, False, max_bytes=MAX_QUESTION_BYTES))
         for package in REFLECTION:
             method = Method(functools.partial(self._reflect, package), False, max_bytes=MAX_QUESTION_BYTES)
-            self.methods[f"/{package}.ServerReflection/ServerReflectionInfo"] = method
+            self._add(f"/{package}.ServerReflection/ServerReflectionInfo", "metadata", method)
 
     def stop(self) -> None:
         """Has the RPCs that would go on for ever end once what they are busy with is done."""
@@ -86,9 +88,9 @@ class Service:
         return Method(open_rpc, True, max_bytes=MAX_MESSAGE_BYTES if loads else MAX_QUESTION_BYTES)
 
     def _add(self, path: str, kind: str, method: Method) -> None:
-        required = self._restricted.get(kind)
-        if required is not None:
-            method = method._replace(open=functools.partial(_guarded, method, *required))
+        access = self._access
+        if access is not None and access.guards(kind):
+            method = method._replace(open=functools.partial(_guarded, method, access, kind))
         self.methods[path] = method
 
     def _forwarded(self, call: Rpc) -> dict[str, str] | None:
@@ -132,8 +134,20 @@ class Service:
         return reflection
 
 
-def _guarded(method: Method, key: str, value: str, call: Rpc) -> Handler:
-    key = _RESTRICTED_PREFIX + key
-    if (key, value) in call.metadata():
-        return method.open(call)
-    return Refused(call, unavailable(f"This protocol is restricted, expecting header '{key}'"))
+def rpc_access(
+    restricted: Mapping[str, tuple[str, str]], tokens: Tokens | None, open_kinds: Collection[str]
+) -> Access | None:
+    """The rules of gRPC; None where there are none. `restricted` as `Access` has it, keys without Triton's prefix."""
+    if not restricted and tokens is None:
+        return None
+    prefixed = {kind: (_RESTRICTED_PREFIX + key, value) for kind, (key, value) in restricted.items()}
+    return Access(prefixed, tokens, open_kinds, "This protocol is restricted, expecting header '%s'")
+
+
+def _guarded(method: Method, access: Access, kind: str, call: Rpc) -> Handler:
+    refusal = access.refusal(kind, functools.partial(_values_of, call.metadata()))
+    return method.open(call) if refusal is None else Refused(call, refusal)
+
+
+def _values_of(metadata: Metadata, name: str) -> list[bytes]:
+    return [value if isinstance(value, bytes) else value.encode() for key, value in metadata if key == name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -20,9 +21,9 @@ from stubserve.errors import ServeError, internal, invalid
 from stubserve.inference.served_model import ServedModel
 from stubserve.model_config.metadata import model_metadata
 from stubserve.protocols import client_regions, management
-from stubserve.protocols.http.asgi_request import body_of, find_model
+from stubserve.protocols.http.access import INFERENCE
+from stubserve.protocols.http.asgi_request import body_of, error_response, find_model, values_of
 from stubserve.protocols.http.cors import ANY, EXPOSED, METHODS
-from stubserve.protocols.http.infer_encode import encode_error
 from stubserve.protocols.http.infer_routes import GenerateRoute, InferRoute
 from stubserve.protocols.http.json_values import UNSET, find, parse_json
 from stubserve.protocols.http.load_parameters import parse_load_parameters, parse_unload_dependents
@@ -50,12 +51,6 @@ register_url_convertor("digits", _Digits())
 
 def json_response(document: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(document), status, media_type="application/json")
-
-
-def error_response(error: ServeError) -> Response:
-    """As inference tells errors, whose text may quote bytes that are not UTF-8."""
-    reply = encode_error(error)
-    return Response(b"".join(reply.parts), reply.status, media_type=reply.content_type)
 
 
 class ManagementRoutes:
@@ -191,6 +186,9 @@ class _Methods:
 
     def __init__(self, **handlers: Endpoint) -> None:
         self._handlers = handlers
+        # Whose rules say who may use it, as an API of which kind; set when it becomes a route
+        self.server: ServerFacts
+        self.kind = ""
 
     @property
     def methods(self) -> list[str]:
@@ -200,8 +198,12 @@ class _Methods:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         handler = self._handlers.get(request.method)
+        access = self.server.http_access
+        refusal = None if access is None else access.refusal(self.kind, functools.partial(values_of, request))
         response: Response
-        if handler is None:
+        if refusal is not None:
+            response = error_response(refusal)
+        elif handler is None:
             response = json_response({"error": "Method Not Allowed"}, 405)
         else:
             try:
@@ -220,22 +222,23 @@ def create_app(server: ServerFacts, lifespan: Any = None, cors_origins: Sequence
     """
     routes = ManagementRoutes(server)
     infer = InferRoute(server)
-    table: list[tuple[str, _Methods]] = [
-        ("/v2", _Methods(GET=routes.server_metadata)),
-        ("/v2/health/live", _Methods(GET=routes.live)),
-        ("/v2/health/ready", _Methods(GET=routes.ready)),
-        ("/v2/models/stats", _Methods(GET=routes.statistics)),
-        ("/v2/logging", _Methods(GET=routes.log_settings, POST=routes.update_log_settings)),
+    # Path, kind of API (as --http-restricted-api calls it), methods
+    table: list[tuple[str, str, _Methods]] = [
+        ("/v2", "metadata", _Methods(GET=routes.server_metadata)),
+        ("/v2/health/live", "health", _Methods(GET=routes.live)),
+        ("/v2/health/ready", "health", _Methods(GET=routes.ready)),
+        ("/v2/models/stats", "statistics", _Methods(GET=routes.statistics)),
+        ("/v2/logging", "logging", _Methods(GET=routes.log_settings, POST=routes.update_log_settings)),
     ]
     for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:digits}"):
         table += [
-            (prefix, _Methods(GET=routes.metadata)),
-            (prefix + "/ready", _Methods(GET=routes.model_ready)),
-            (prefix + "/config", _Methods(GET=routes.config)),
-            (prefix + "/stats", _Methods(GET=routes.statistics)),
-            (prefix + "/infer", _Methods(POST=infer)),
-            (prefix + "/generate", _Methods(POST=GenerateRoute(server, streamed=False))),
-            (prefix + "/generate_stream", _Methods(POST=GenerateRoute(server, streamed=True))),
+            (prefix, "metadata", _Methods(GET=routes.metadata)),
+            (prefix + "/ready", "health", _Methods(GET=routes.model_ready)),
+            (prefix + "/config", "model-config", _Methods(GET=routes.config)),
+            (prefix + "/stats", "statistics", _Methods(GET=routes.statistics)),
+            (prefix + "/infer", INFERENCE, _Methods(POST=infer)),
+            (prefix + "/generate", INFERENCE, _Methods(POST=GenerateRoute(server, streamed=False))),
+            (prefix + "/generate_stream", INFERENCE, _Methods(POST=GenerateRoute(server, streamed=True))),
         ]
     by_name = routes.repository_by_name
     for prefix, load, unload in (
@@ -243,15 +246,15 @@ def create_app(server: ServerFacts, lifespan: Any = None, cors_origins: Sequence
         ("/v2/repository/{repository}", by_name, by_name),
     ):
         table += [
-            (prefix + "/index", _Methods(POST=routes.index)),
-            (prefix + "/models/{model}/load", _Methods(POST=load)),
-            (prefix + "/models/{model}/unload", _Methods(POST=unload)),
+            (prefix + "/index", "model-repository", _Methods(POST=routes.index)),
+            (prefix + "/models/{model}/load", "model-repository", _Methods(POST=load)),
+            (prefix + "/models/{model}/unload", "model-repository", _Methods(POST=unload)),
         ]
     table += [
-        (path, _Methods(GET=routes.not_offered, POST=routes.not_offered))
-        for path in (
-            "/v2/trace/setting",
-            "/v2/models/{model}/trace/setting",
+        (path, kind, _Methods(GET=routes.not_offered, POST=routes.not_offered))
+        for path, kind in (
+            ("/v2/trace/setting", "trace"),
+            ("/v2/models/{model}/trace/setting", "trace"),
         )
     ]
     for prefix, status, register, unregister in (
@@ -265,10 +268,12 @@ def create_app(server: ServerFacts, lifespan: Any = None, cors_origins: Sequence
     ):
         for path in (prefix, prefix + "/region/{region}"):
             table += [
-                (path + "/status", _Methods(GET=status)),
-                (path + "/register", _Methods(POST=register)),
-                (path + "/unregister", _Methods(POST=unregister)),
+                (path + "/status", "shared-memory", _Methods(GET=status)),
+                (path + "/register", "shared-memory", _Methods(POST=register)),
+                (path + "/unregister", "shared-memory", _Methods(POST=unregister)),
             ]
+    for _, kind, methods in table:
+        methods.server, methods.kind = server, kind
 
     async def unexpected(request: Request, error: Exception) -> Response:
         return error_response(internal("unexpected error while the request was handled; see the server's log"))
@@ -277,7 +282,7 @@ def create_app(server: ServerFacts, lifespan: Any = None, cors_origins: Sequence
         return json_response({"error": "Not Found"}, 404)
 
     app = Starlette(
-        routes=[Route(path, methods) for path, methods in table],
+        routes=[Route(path, methods) for path, _, methods in table],
         exception_handlers={404: no_route, Exception: unexpected},
         middleware=[
             Middleware(

@@ -6,14 +6,27 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from starlette.requests import Request
+from starlette.responses import Response
 
-from stubserve.errors import invalid
+from stubserve.errors import ServeError, invalid
 from stubserve.inference.served_model import ServedModel
+from stubserve.protocols.http.infer_encode import encode_error
 from stubserve.protocols.management import ServerFacts
 
 
 def find_model(server: ServerFacts, request: Request) -> ServedModel:
     return server.find_model(request.path_params["model"], request.path_params.get("version", ""))
+
+
+def values_of(request: Request, name: str) -> list[bytes]:
+    """The values of a request's header, by its name in lower case."""
+    return [value.encode("latin-1") for value in request.headers.getlist(name)]
+
+
+def error_response(error: ServeError) -> Response:
+    """As inference tells errors, whose text may quote bytes that are not UTF-8."""
+    reply = encode_error(error)
+    return Response(b"".join(reply.parts), reply.status, dict(reply.headers), reply.content_type)
 
 
 @contextlib.asynccontextmanager

@@ -64,6 +64,9 @@ class Calls:
         if repeat is None or not repeat.fits(self._shared.scratch):
             return False
         connection = self._connection
+        access = self._shared.access
+        if access is not None and not access.admits(repeat.head):
+            return False
         connection.head = head = repeat.head
         assert head.infer is not None
         if self._shared.log_requests:
@@ -88,6 +91,9 @@ class Calls:
         if head is None or head.content_length != len(data) - body_start or head.chunked:
             return False
         connection = self._connection
+        access = self._shared.access
+        if access is not None and not access.admits(head):
+            return False
         if head.infer is not None:
             connection.head = head
             connection.state = BUSY

@@ -71,6 +71,7 @@ class RequestHead:
         "content_length",
         "expects_continue",
         "generate",
+        "granted",
         "header_length",
         "infer",
         "keep_alive",
@@ -96,6 +97,8 @@ class RequestHead:
         self.generate: tuple[str, str] | None = None
         self.header_length: bytes | None = None
         self.accept_encoding: bytes | None = None
+        # The epoch of the rules by which it may use inference, 0 where that was not asked
+        self.granted = 0
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -103,6 +106,18 @@ class RequestHead:
         if self._lines:
             self._headers, self._lines = list(map(_field, self._lines)), []
         return self._headers
+
+    def values(self, name: str) -> list[bytes]:
+        """The values of the fields of this name, which is in lower case."""
+        wanted = name.encode()
+        if self._lines:
+            length = len(wanted)
+            return [
+                _field(line)[1]
+                for line in self._lines
+                if line[length : length + 1] == b":" and line[:length].lower() == wanted
+            ]
+        return [value for one, value in self._headers if one.lower() == wanted]
 
     # Callbacks of the parser
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -13,7 +13,7 @@ from stubserve.observability.exposition import CONTENT_TYPE
 _PATH = re.compile(r"/metrics/?")
 
 
-def create_metrics_app(text: Callable[[], str]) -> ASGIApp:
+def create_metrics_app(text: Callable[[], Awaitable[str]]) -> ASGIApp:
     """The app for the metrics port; `text()` gives the metrics of now.
 
     Other paths are answered 200 and empty, as upstream does.
@@ -23,7 +23,7 @@ def create_metrics_app(text: Callable[[], str]) -> ASGIApp:
         if scope["method"] != "GET":
             response = Response('{"error":"Method Not Allowed"}', 405, media_type="application/json")
         else:
-            body = text() if _PATH.fullmatch(scope["path"]) else ""
+            body = await text() if _PATH.fullmatch(scope["path"]) else ""
             response = Response(body, headers={"Content-Type": CONTENT_TYPE})
         await response(scope, receive, send)
 

@@ -159,9 +159,11 @@ class RequestReader:
         self._chunked = ChunkedBody() if head.chunked else None
         if head.infer is None:
             return self._begin_passing_on(raw, data, position)
-        self._refusal = None
+        access = self._shared.access
+        self._refusal = refused = None if access is None else access.inference_refusal(head)
         if length > len(data) - position or head.chunked:
-            self._refusal = refusal(head, self._ingress)
+            if refused is None:
+                self._refusal = refusal(head, self._ingress)
             if self._refusal is not None:
                 if head.expects_continue or length > MAX_BODY_BYTES:
                     # The client may not send the body after this answer, or would send for ever: no way to go on.
@@ -171,6 +173,10 @@ class RequestReader:
                 connection.state = SKIP
             elif head.expects_continue:
                 connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif refused is not None:
+            connection.state = BUSY
+            connection.reply(encode_error(refused))
+            return position + length
         if connection.state is HEAD and length > SCRATCH_BYTES:
             return self._begin_in_arena(head, data, position)
         if connection.state is HEAD:

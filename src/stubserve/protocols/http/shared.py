@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stubserve.protocols.departure import SendWatch
+from stubserve.protocols.http.access import HttpAccess
 from stubserve.protocols.http.cors import Cors
 from stubserve.protocols.http.head import HeadCache
 from stubserve.protocols.open_connections import OpenConnections
@@ -22,8 +23,12 @@ class Connections(StallWatch):
     what arrives and what is sent.
     """
 
-    def __init__(self, ingress: Ingress, cors: Cors | None = None, log_answers: bool = False) -> None:
+    def __init__(
+        self, ingress: Ingress, cors: Cors | None = None, log_answers: bool = False, access: HttpAccess | None = None
+    ) -> None:
         super().__init__(ingress.pace)
+        # None where everybody may ask for everything
+        self.access = access
         # None where pages of other origins are not told that they may ask
         self.cors = cors
         self.ingress = ingress

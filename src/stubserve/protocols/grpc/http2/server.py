@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 
 from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.grpc.http2.connection import Http2Connection
@@ -15,7 +14,8 @@ from stubserve.protocols.open_connections import OpenConnections
 from stubserve.protocols.sent_memory import SentMemory
 from stubserve.protocols.serving import Ingress
 from stubserve.protocols.stall import StallWatch
-from stubserve.settings import GrpcSettings, Tls
+from stubserve.protocols.tls import HANDSHAKE_S, tls_context
+from stubserve.settings import GrpcSettings
 
 # What one read of a connection may bring.
 SCRATCH_BYTES = 256 * 1024
@@ -45,7 +45,7 @@ class Http2Transport:
         self.connections: set[ListedConnection] = set()
         self._open = OpenConnections(ingress.idle_timeout_s)
         self._service = service
-        self._tls = None if options.tls is None else _context(options.tls)
+        self._tls = None if options.tls is None else tls_context(options.tls, ["h2"])
         self._listener = listen(options.address, options.port, options.reuse_port)
         self.port: int = self._listener.getsockname()[1]
         self._server: asyncio.Server | None = None
@@ -53,7 +53,11 @@ class Http2Transport:
 
     async def start(self) -> None:
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Http2Connection(self), sock=self._listener, backlog=BACKLOG, ssl=self._tls
+            lambda: Http2Connection(self),
+            sock=self._listener,
+            backlog=BACKLOG,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
         )
 
     async def stop(self, grace_s: float) -> None:
@@ -84,15 +88,3 @@ class Http2Transport:
         self.connections.discard(connection)
         self._open.forget(connection)
         self._gone.set()
-
-
-def _context(tls: Tls) -> ssl.SSLContext:
-    tls.check()
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["h2"])
-    context.load_cert_chain(tls.certificate, tls.key)
-    if tls.root_certificates:
-        context.load_verify_locations(tls.root_certificates)
-    if tls.mutual:
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context

@@ -1,0 +1,48 @@
+"""Files that somebody may exchange while the server runs: tokens, certificates.
+
+They are looked at when somebody needs them, once in LOOK_S at most: a look is a system call for each file (2 µs), and a
+server that nobody asks does not wake up for it. What is compared is what a file is (device and inode), its size and its
+time of change, through links, so an exchanged link is seen as well; Kubernetes changes mounted secrets in that way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from time import monotonic
+
+LOOK_S = 1.0
+
+_Look = tuple[int, ...] | None
+
+
+class ChangingFiles:
+    """Some files that belong together. One that is not there is as it is: it may come."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = paths
+        self._seen = self._look()
+        self._next_look = monotonic() + LOOK_S
+
+    def changed(self) -> bool:
+        """Whether one is another now than at the last look; False without a look where the last one was just now."""
+        now = monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + LOOK_S
+        seen = self._look()
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        return True
+
+    def _look(self) -> list[_Look]:
+        return list(map(_look, self._paths))
+
+
+def _look(path: str) -> _Look:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,80 @@
+"""Who may use which kinds of APIs: by a token (`--auth-token-file`), and by a header that some kinds want, as in Triton
+(`--http-restricted-api`, `--grpc-restricted-protocol`).
+
+The kinds are Triton's: health, metadata, inference and so on, and `metrics` for the port of that. What is asked comes
+first: who may not use an API is not told whether what was asked of it is there, or right.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Collection, Mapping
+
+from stubserve.errors import Code, ServeError
+from stubserve.protocols.tokens import Tokens
+
+# What can be restricted, as Triton calls it.
+RESTRICTED_KINDS = (
+    "health",
+    "metadata",
+    "inference",
+    "shared-memory",
+    "model-config",
+    "model-repository",
+    "statistics",
+    "trace",
+    "logging",
+)
+# What a token can be good for.
+KINDS = frozenset((*RESTRICTED_KINDS, "metrics"))
+
+AUTHORIZATION = "authorization"
+
+# All values of a request's header, or of a call's metadata, by its name in lower case.
+Values = Callable[[str], Collection[bytes]]
+
+
+class Access:
+    """The rules of one protocol: `restricted` has the header and the value that a kind wants.
+
+    `open_kinds` need no token. `restriction` is what a client without the header is told, with a place for its name.
+    """
+
+    def __init__(
+        self,
+        restricted: Mapping[str, tuple[str, str]],
+        tokens: Tokens | None,
+        open_kinds: Collection[str],
+        restriction: str,
+    ) -> None:
+        self._restricted = {
+            kind: (name.lower(), value.encode("utf-8", "surrogateescape"), restriction % name)
+            for kind, (name, value) in restricted.items()
+        }
+        self._tokens = tokens
+        self._open_kinds = open_kinds
+
+    def guards(self, kind: str) -> bool:
+        """Whether there is anything to ask about this kind."""
+        return kind in self._restricted or (self._tokens is not None and kind not in self._open_kinds)
+
+    def refusal(self, kind: str, values: Values) -> ServeError | None:
+        """Why a request with these headers may not use an API of this kind."""
+        tokens = self._tokens
+        if tokens is not None and kind not in self._open_kinds:
+            tokens.look()
+            sent = values(AUTHORIZATION)
+            good_for = tokens.kinds_of(next(iter(sent))) if len(sent) == 1 else None
+            if good_for is None:
+                return ServeError(
+                    Code.UNAUTHENTICATED,
+                    "This API wants a token that the server knows, as the header 'Authorization: Bearer <token>'",
+                )
+            if kind not in good_for:
+                return ServeError(Code.FORBIDDEN, f"The token is not good for the API '{kind}'")
+        restriction = self._restricted.get(kind)
+        if restriction is not None:
+            name, value, text = restriction
+            if not any(hmac.compare_digest(value, one) for one in values(name)):
+                return ServeError(Code.RESTRICTED, text)
+        return None

@@ -1,0 +1,24 @@
+"""An app of one kind of API, for those who may use that."""
+
+from __future__ import annotations
+
+import functools
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stubserve.protocols.http.access import HttpAccess
+from stubserve.protocols.http.asgi_request import error_response, values_of
+
+
+def guarded(app: ASGIApp, access: HttpAccess | None, kind: str) -> ASGIApp:
+    """The app, which refuses whom the rules do not let use APIs of this kind; itself where there are no rules."""
+    if access is None or not access.guards(kind):
+        return app
+    rules = access
+
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = rules.refusal(kind, functools.partial(values_of, Request(scope)))
+        await (app if refusal is None else error_response(refusal))(scope, receive, send)
+
+    return guard

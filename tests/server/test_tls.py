@@ -1,0 +1,206 @@
+"""HTTP over TLS: tensors of any size, clients' certificates, certificates that are exchanged, and bad handshakes."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.http as triton_http
+import trustme
+
+from ..real_server import Serving, binary_request, eventually, write_model
+
+CONFIG = """
+    backend: "identity"
+    input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+    output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+"""
+
+
+class Certificates:
+    """An authority, and the server's files in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = trustme.CA()
+        self.certificate, self.key, self.root = (folder / name for name in ("cert.pem", "key.pem", "root.pem"))
+        self.authority.cert_pem.write_to_path(str(self.root))
+        self.issue("127.0.0.1")
+
+    def issue(self, *names: str) -> int:
+        """Writes a new certificate and key, each in one step; the serial number."""
+        ours = self.authority.issue_cert(*names)
+        for path, content in (
+            (self.key, ours.private_key_pem.bytes()),
+            (self.certificate, b"".join(pem.bytes() for pem in ours.cert_chain_pems)),
+        ):
+            written = path.with_suffix(".new")
+            written.write_bytes(content)
+            os.replace(written, path)
+        return int(ssl_serial(self.certificate), 16)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return ("--http-use-ssl", f"--http-server-cert={self.certificate}", f"--http-server-key={self.key}")
+
+    def client(self, known: bool = False) -> ssl.SSLContext:
+        """A client's context, with a certificate of the authority where it is `known`."""
+        context = ssl.create_default_context()
+        self.authority.configure_trust(context)
+        if known:
+            self.authority.issue_cert("client").configure_cert(context)
+        return context
+
+
+def ssl_serial(path: Path) -> str:
+    return str(ssl._ssl._test_decode_cert(str(path))["serialNumber"])  # type: ignore[attr-defined]
+
+
+def served_serial(port: int, context: ssl.SSLContext) -> int:
+    """The serial number of the certificate that a new connection meets."""
+    plain = socket.create_connection(("127.0.0.1", port), timeout=60)
+    with context.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+        return int(str(connection.getpeercert()["serialNumber"]), 16)  # type: ignore[index]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("repository")
+    write_model(folder, "echo", config=CONFIG)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def serving(repository: Path, certificates: Certificates) -> Iterator[Serving]:
+    with Serving(repository, *certificates.flags) as serving:
+        yield serving
+
+
+@pytest.mark.parametrize("size", [1, 1000, 100_000, 8_000_000])
+def test_tensors_arrive_whole(serving: Serving, certificates: Certificates, size: int) -> None:
+    """Several on one connection: known heads, repeated ones, and bodies that are received into the arena."""
+    connection = http.client.HTTPSConnection("127.0.0.1", serving.port, context=certificates.client(), timeout=60)
+    for number in range(4):
+        array = np.arange(number, number + size, dtype=np.float32)
+        path, body, headers = binary_request("echo", array)
+        connection.request("POST", path, body, headers)
+        answer = connection.getresponse()
+        content = answer.read()
+        assert answer.status == 200, content[:500]
+        length = int(answer.headers["Inference-Header-Content-Length"])
+        np.testing.assert_array_equal(np.frombuffer(content[length:], np.float32), array)
+    connection.close()
+
+
+def test_every_route_and_tritons_client(serving: Serving, certificates: Certificates) -> None:
+    client = triton_http.InferenceServerClient(
+        f"127.0.0.1:{serving.port}", ssl=True, ssl_context_factory=certificates.client
+    )
+    assert client.is_server_ready()
+    assert client.get_model_metadata("echo")["name"] == "echo"
+    tensor = triton_http.InferInput("INPUT0", [4], "FP32")
+    tensor.set_data_from_numpy(np.arange(4, dtype=np.float32))
+    np.testing.assert_array_equal(client.infer("echo", [tensor]).as_numpy("OUTPUT0"), np.arange(4, dtype=np.float32))
+    client.close()
+    metrics = http.client.HTTPSConnection("127.0.0.1", serving.metrics_port, context=certificates.client(), timeout=60)
+    metrics.request("GET", "/metrics")
+    assert b"nv_inference_count" in metrics.getresponse().read()
+    metrics.close()
+
+
+def test_requests_in_small_pieces_and_several_at_once(serving: Serving, certificates: Certificates) -> None:
+    path, body, headers = binary_request("echo", np.arange(30_000, dtype=np.float32))
+    lines = [f"POST {path} HTTP/1.1", "Host: a", *(f"{name}: {value}" for name, value in headers.items())]
+    request = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
+    small = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
+    plain = socket.create_connection(("127.0.0.1", serving.port), timeout=60)
+    with certificates.client().wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+        for start in range(0, len(request), 7001):
+            connection.sendall(request[start : start + 7001])
+        connection.sendall(small * 3)
+        received = b""
+        while received.count(b"HTTP/1.1 200 OK") < 4:
+            piece = connection.recv(1 << 16)
+            assert piece, received[-500:]
+            received += piece
+    assert body[-1000:] in received
+
+
+def test_who_speaks_no_tls_is_turned_away(serving: Serving, certificates: Certificates) -> None:
+    for nonsense in (b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16\x03\x01\x00\x05hello", b"\x16"):
+        with socket.create_connection(("127.0.0.1", serving.port), timeout=60) as connection:
+            connection.sendall(nonsense)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(1 << 16):
+                pass
+    assert served_serial(serving.port, certificates.client())
+    assert "Traceback" not in serving.output
+
+
+def test_clients_certificates(repository: Path, certificates: Certificates) -> None:
+    flags = (*certificates.flags, "--http-use-ssl-mutual", f"--http-root-cert={certificates.root}")
+    with Serving(repository, *flags) as serving:
+        for port in (serving.port, serving.metrics_port):
+            strangers = trustme.CA()
+            stranger = certificates.client()
+            strangers.issue_cert("client").configure_cert(stranger)
+            for context in (certificates.client(), stranger):
+                connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=60)
+                with pytest.raises((ssl.SSLError, ConnectionError)):
+                    _live(connection)
+                connection.close()
+            known = http.client.HTTPSConnection("127.0.0.1", port, context=certificates.client(known=True), timeout=60)
+            assert _live(known) == 200
+            known.close()
+
+
+def _live(connection: http.client.HTTPSConnection) -> int:
+    connection.request("GET", "/v2/health/live")
+    return connection.getresponse().status
+
+
+def test_certificates_are_exchanged(repository: Path, tmp_path: Path) -> None:
+    """Over HTTP and gRPC, without a restart; a key that does not fit changes nothing."""
+    certificates = Certificates(tmp_path)
+    grpc_flags = tuple(flag.replace("--http", "--grpc") for flag in certificates.flags)
+    with Serving(repository, *certificates.flags, *grpc_flags) as serving:
+        ports = (serving.port, serving.grpc_port, serving.metrics_port)
+        context = certificates.client()
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        first = int(ssl_serial(certificates.certificate), 16)
+        assert [served_serial(port, context) for port in ports] == [first] * 3
+        second = certificates.issue("127.0.0.1")
+        eventually(lambda: [served_serial(port, context) for port in ports] == [second] * 3)
+        certificates.key.write_text("no key")
+        eventually(lambda: served_serial(serving.port, context) and "the certificate stays as it was" in serving.output)
+        assert served_serial(serving.port, context) == second
+        third = certificates.issue("127.0.0.1")
+        eventually(lambda: served_serial(serving.port, context) == third)
+
+
+@pytest.mark.parametrize("missing", ["cert", "key"])
+def test_files_that_cannot_be_used_end_the_start(repository: Path, certificates: Certificates, missing: str) -> None:
+    wrong = f"--http-server-{missing}={certificates.root if missing == 'key' else '/nosuch.pem'}"
+    server = Serving(repository, *certificates.flags, wrong)
+    server.start()
+    assert server.process.wait(60) == 1
+    server.wait_for(f"{certificates.certificate}.*belongs to the key" if missing == "key" else "/nosuch.pem: No such")
+    server.stop()
+
+
+def test_the_server_ends_while_a_handshake_hangs(repository: Path, certificates: Certificates) -> None:
+    with Serving(repository, *certificates.flags) as serving, socket.socket() as connection:
+        connection.connect(("127.0.0.1", serving.port))
+        connection.sendall(b"\x16\x03\x01")
+        assert served_serial(serving.port, certificates.client())
+        assert serving.stop() == 0
