@@ -471,6 +471,26 @@ def test_a_stub_that_starts_anew_gets_the_regions(repository: Path) -> None:
             eventually(lambda: server.get("/v2/models/echo/ready").status == 200)
 
 
+def test_the_response_cache_is_not_asked(repository: Path) -> None:
+    write_model(repository, "echo", config=io_config(extra="response_cache { enable: true }"))
+    with Serving(repository, "--allow-client-shm", "--cache-config=local,size=10000000") as server:
+        server.wait_until_ready()
+        for count in (4, 5000):
+            with SharedFile(floats(count)) as given, SharedFile(4 * count) as wanted:
+                register(server, f"in{count}", given)
+                register(server, f"out{count}", wanted)
+                for first in (0, 0, 3):
+                    given.put(floats(count, first))
+                    wanted.put(np.zeros(count, np.float32))
+                    parts = piece(f"in{count}", 4 * count), piece(f"out{count}", 4 * count)
+                    assert infer(server, "echo", *parts, [count]).status == 200
+                    assert (wanted.array() == floats(count, first)).all()
+        assert server.statistics("echo")["inference_stats"]["cache_hit"]["count"] == 0
+        for _ in range(2):
+            assert server.infer_array("echo", floats(3)).status == 200
+        assert server.statistics("echo")["inference_stats"]["cache_hit"]["count"] == 1
+
+
 def test_without_the_flag(repository: Path) -> None:
     write_model(repository, "echo")
     with Serving(repository) as server, SharedFile(floats(4)) as file:
