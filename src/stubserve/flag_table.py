@@ -22,6 +22,7 @@ from stubserve.flag_values import (
     parse_kinds,
     parse_metrics_config,
     parse_origin,
+    parse_port_range,
     parse_rate_limit,
     parse_rate_limit_resource,
     parse_repository,
@@ -322,6 +323,22 @@ FLAGS = (
         "Pages of this origin may ask, as https://example.org, or * for all (none).",
         many=True,
     ),
+    Flag("allow-sagemaker", "sagemaker.allow", parse_bool, "Serve SageMaker's routes (false).", switch=True),
+    Flag("sagemaker-port", "sagemaker.port", parse_int, "The port to serve SageMaker's routes on (8080)."),
+    Flag(
+        "sagemaker-safe-port-range",
+        "sagemaker.safe_ports",
+        parse_port_range,
+        "<first>-<last>: the ports that other protocols have to be among (none).",
+    ),
+    Flag("allow-vertex-ai", "vertex.allow", parse_bool, "Serve Vertex AI's routes (false).", switch=True),
+    Flag("vertex-ai-port", "vertex.port", parse_int, "The port to serve Vertex AI's routes on (8080)."),
+    Flag(
+        "vertex-ai-default-model",
+        "vertex.default_model",
+        str,
+        "The model that Vertex AI's predictions ask; needless where there is only one.",
+    ),
     Flag(
         "shm-limit",
         "shm_limit",
@@ -429,12 +446,6 @@ FLAGS = (
 _OFF = ("false", "off", "0")
 MISSING = {
     "repoagent-directory": ("repository agents", ()),
-    "allow-sagemaker": ("SageMaker", _OFF),
-    "sagemaker-port": ("SageMaker", ()),
-    "sagemaker-safe-port-range": ("SageMaker", ()),
-    "allow-vertex-ai": ("Vertex AI", _OFF),
-    "vertex-ai-port": ("Vertex AI", ()),
-    "vertex-ai-default-model": ("Vertex AI", ()),
     "trace-config": ("tracing", ()),
     "trace-file": ("tracing", ()),
     "trace-level": ("tracing", ("OFF",)),
