@@ -113,6 +113,12 @@ FLAGS = (
         switch=True,
     ),
     Flag(
+        "repoagent-directory",
+        "repository.agent_directory",
+        Path,
+        "Repository agents written in Python: <name>/agent.py (/opt/tritonserver/repoagents).",
+    ),
+    Flag(
         "repository-cache",
         "repository.remote_cache",
         Path,
@@ -445,7 +451,6 @@ FLAGS = (
 # Flags of parts that do not exist yet: value -> what is missing. With the value that turns the part off they are fine.
 _OFF = ("false", "off", "0")
 MISSING = {
-    "repoagent-directory": ("repository agents", ()),
     "trace-config": ("tracing", ()),
     "trace-file": ("tracing", ()),
     "trace-level": ("tracing", ("OFF",)),
