@@ -16,7 +16,6 @@ A base class: its two attributes and three methods cost a request one Python cal
 from __future__ import annotations
 
 import logging
-import time
 
 from stubserve.errors import ServeError, internal
 from stubserve.inference.admission import admit
@@ -55,7 +54,7 @@ class Call:
         self.request = request
         sampler = self.model.tracing.sampler
         if sampler is not None and self.protocol:
-            request.trace = sampler.sample(self, self.model.name, self.model.version, time.monotonic_ns())
+            request.trace = sampler.sample(self)
         if request.trace is not None:
             request.trace.keep(QUEUE_INPUT, request.inputs)
         try:

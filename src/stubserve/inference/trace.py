@@ -228,10 +228,20 @@ def find(number: int) -> Trace | None:
     return _live.get(number)
 
 
+class TracedModel(Protocol):
+    """A model that is called."""
+
+    name: str
+    version: int
+
+
 class Asking(Protocol):
     """A call, as a sampler sees it."""
 
     protocol: str
+
+    @property
+    def model(self) -> TracedModel: ...
 
     def trace_context(self) -> str | None:
         """The value of `traceparent` that came with the request."""
@@ -240,8 +250,8 @@ class Asking(Protocol):
 class Sampler(Protocol):
     """Decides which requests to a model are traced."""
 
-    def sample(self, call: Asking, model: str, version: int, begun_ns: int) -> Trace | None:
-        """The trace of a request that is to be traced."""
+    def sample(self, call: Asking) -> Trace | None:
+        """The trace of a request that is submitted now, if it is to be traced."""
 
 
 class ModelTracing:

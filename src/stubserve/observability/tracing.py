@@ -10,6 +10,7 @@ Where tracing is off, or can come to nothing, a model has no sampler, and its re
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -54,18 +55,25 @@ class Tracer:
         self.timestamps = TIMESTAMPS in rules.levels
         self.spans = spans
         self._destination = destination
-        self._seen = 0
+        # How many requests are passed over before the next is traced
+        self._ahead = rules.rate
         self.left = rules.count
 
-    def sample(self, call: Asking, model: str, version: int, begun_ns: int) -> Trace | None:
+    def sample(self, call: Asking) -> Trace | None:
+        self._ahead -= 1
+        if self._ahead and not self.spans:
+            return None
         parent = parent_of(call.trace_context()) if self.spans else None
-        self._seen += 1
-        wanted = self._seen % self.rules.rate == 0 and self.left != 0
-        if wanted and self.left > 0:
-            self.left -= 1
+        wanted = not self._ahead
+        if wanted:
+            self._ahead = self.rules.rate
+            wanted = self.left != 0
+            if self.left > 0:
+                self.left -= 1
         if not wanted and parent is None:
             return None
-        return Trace(self, model, version, call.protocol, begun_ns, parent=parent)
+        model = call.model
+        return Trace(self, model.name, model.version, call.protocol, time.monotonic_ns(), parent=parent)
 
     def collect(self, tree: Sequence[Trace]) -> None:
         self._destination.put(tree, self)
