@@ -113,6 +113,12 @@ FLAGS = (
         switch=True,
     ),
     Flag(
+        "repoagent-directory",
+        "repository.agent_directory",
+        Path,
+        "Repository agents written in Python: <name>/agent.py (/opt/tritonserver/repoagents).",
+    ),
+    Flag(
         "repository-cache",
         "repository.remote_cache",
         Path,
@@ -346,6 +352,13 @@ FLAGS = (
         "Shared memory for tensors, as 8G or in bytes (half of the machine's memory).",
     ),
     Flag(
+        "allow-client-shm",
+        "clients.shm",
+        parse_bool,
+        "Let clients register shared memory for inputs and outputs, by name, in /dev/shm (false).",
+        switch=True,
+    ),
+    Flag(
         "request-min-rate",
         "clients.min_rate",
         parse_int,
@@ -438,8 +451,6 @@ FLAGS = (
 # Flags of parts that do not exist yet: value -> what is missing. With the value that turns the part off they are fine.
 _OFF = ("false", "off", "0")
 MISSING = {
-    "allow-client-shm": ("client shared memory", _OFF),
-    "repoagent-directory": ("repository agents", ()),
     "trace-config": ("tracing", ()),
     "trace-file": ("tracing", ()),
     "trace-level": ("tracing", ("OFF",)),
