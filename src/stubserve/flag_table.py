@@ -22,6 +22,7 @@ from stubserve.flag_values import (
     parse_origin,
     parse_restricted_routes,
     parse_restricted_rpcs,
+    parse_sandbox,
     parse_seconds,
     parse_size,
 )
@@ -325,6 +326,33 @@ FLAGS = (
         "instances.start_asleep",
         parse_bool,
         "Whether models whose config.pbtxt has inputs and outputs are first started by a request (false).",
+        switch=True,
+    ),
+    Flag("stub-user", "instances.stub_user", str, "Run stubs as this user, where the server runs as root."),
+    Flag(
+        "stub-memory-limit",
+        "instances.stub_memory_limit",
+        parse_size,
+        "Memory that a stub may have of its own, beside tensors, as 8G or in bytes (no limit).",
+    ),
+    Flag(
+        "stub-sandbox",
+        "instances.stub_sandbox",
+        parse_sandbox,
+        "files: stubs write nowhere but in their model's folder and for a time; network: no TCP; or both (none).",
+    ),
+    Flag(
+        "stub-writable",
+        "instances.stub_writable",
+        Path,
+        "With --stub-sandbox=files: a folder that stubs may write to all the same.",
+        many=True,
+    ),
+    Flag(
+        "stub-new-privileges",
+        "instances.stub_new_privileges",
+        parse_bool,
+        "Let what models start gain privileges, as sudo does (false).",
         switch=True,
     ),
     Flag(

@@ -21,6 +21,7 @@ from stubserve import malloc, orphans
 from stubserve.environments import refusals
 from stubserve.errors import ServeError
 from stubserve.fronts import GrpcTransport, HttpServer, grpc_server, http_server, metrics_server
+from stubserve.instances.confinement import ConfinementError
 from stubserve.observability.output import output
 from stubserve.protocols.http.cors import Cors
 from stubserve.protocols.http.shared import Connections
@@ -49,7 +50,7 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
     except OSError as error:
         log.error("error: creating server: %s", refusals.explained(error))
         return 1
-    except TokenFileError as error:
+    except (ConfinementError, TokenFileError) as error:
         log.error("error: creating server: %s", error)
         return 1
     for notice in settings.notices:

@@ -9,6 +9,7 @@ import logging
 from stubserve import __version__
 from stubserve.errors import ServeError, invalid, unavailable
 from stubserve.inference.served_model import ServedModel
+from stubserve.instances.confinement import confinement
 from stubserve.instances.janitor import Janitor
 from stubserve.instances.memory import Memory
 from stubserve.instances.services import Services
@@ -37,7 +38,7 @@ log = logging.getLogger("stubserve.server")
 class Server:
     """One server: its models and shared memory. The protocols find everything that they need here.
 
-    Raises OSError, and TokenFileError.
+    Raises OSError, TokenFileError, ConfinementError.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -79,7 +80,15 @@ class Server:
             latencies=measured.latencies if measured.allow else None,
         )
         self._janitor = Janitor()
-        services = Services(self._registry, self.log_settings, custom, janitor=self._janitor)
+        asked = settings.instances
+        confined = confinement(
+            asked.stub_user,
+            asked.stub_memory_limit,
+            asked.stub_sandbox,
+            asked.stub_writable,
+            asked.stub_new_privileges,
+        )
+        services = Services(self._registry, self.log_settings, custom, janitor=self._janitor, confinement=confined)
         self._control = ModelControl(settings.repository, loader, self._registry, services, settings.exit_timeout_secs)
 
     async def load(self) -> bool:

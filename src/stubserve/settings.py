@@ -67,6 +67,12 @@ class InstanceSettings:
     # After how long without a request instances end until the next, 0 for never; whether they begin like that
     sleep_after_secs: float = 0.0
     start_asleep: bool = False
+    # What stubs are and may: whom they run as ("": as the server), bytes of their own memory (0: no limit), Landlock
+    stub_user: str = ""
+    stub_memory_limit: int = 0
+    stub_sandbox: frozenset[str] = frozenset()
+    stub_writable: tuple[Path, ...] = ()
+    stub_new_privileges: bool = False
 
     def gives_terminal(self, model: str) -> bool:
         """Whether the stubs of a model have the server's terminal, for a debugger."""
