@@ -84,7 +84,7 @@ class Answer:
 class Serving:
     """A stubserve process on a free port, as a context manager. Its output is collected and can be waited for."""
 
-    def __init__(self, repository: Path, *flags: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, repository: Path | str, *flags: str, environment: dict[str, str] | None = None) -> None:
         self.command = [
             sys.executable, "-m", "stubserve", "serve", str(repository),
             "--http-address=127.0.0.1", "--http-port=0", "--grpc-address=127.0.0.1", "--grpc-port=0",

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stubserve.flag_table import FLAGS
+from stubserve.flag_table import FLAGS, MISSING
+from stubserve.flag_unneeded import UNNEEDED
 from stubserve.flag_values import UsageError
 from stubserve.flags import parse_arguments, usage
 from stubserve.settings import Tls
@@ -188,3 +189,75 @@ def test_the_command_says_it_first_and_ends_with_1(words: list[str], text: str) 
     done = subprocess.run([sys.executable, "-m", "stubserve", *words], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(text)
+
+
+# Every option of tritonserver 2.73, but --help
+UPSTREAM = """
+    allow-client-shm allow-cpu-metrics allow-gpu-metrics allow-grpc allow-http allow-metrics allow-sagemaker
+    allow-vertex-ai backend-config backend-directory buffer-manager-thread-count cache-config cache-directory
+    cuda-memory-pool-byte-size cuda-virtual-address-size disable-auto-complete-config enable-peer-access
+    exit-on-error exit-timeout-secs grpc-address grpc-header-forward-pattern grpc-http2-max-ping-strikes
+    grpc-http2-max-pings-without-data grpc-http2-min-recv-ping-interval-without-data grpc-infer-allocation-pool-size
+    grpc-infer-response-compression-level grpc-infer-thread-count grpc-keepalive-permit-without-calls
+    grpc-keepalive-time grpc-keepalive-timeout grpc-max-connection-age grpc-max-connection-age-grace
+    grpc-max-response-pool-size grpc-port grpc-restricted-protocol grpc-root-cert grpc-server-cert grpc-server-key
+    grpc-use-ssl grpc-use-ssl-mutual host-policy http-address http-header-forward-pattern http-max-input-size
+    http-port http-restricted-api http-thread-count id load-model log-error log-file log-format log-info log-verbose
+    log-warning metrics-address metrics-config metrics-interval-ms metrics-port min-supported-compute-capability
+    model-config-name model-control-mode model-load-gpu-limit model-load-retry-count model-load-thread-count
+    model-namespacing model-repository model-store pinned-memory-pool-byte-size rate-limit rate-limit-resource
+    repoagent-directory repository-poll-secs response-cache-byte-size reuse-grpc-port reuse-http-port sagemaker-port
+    sagemaker-safe-port-range sagemaker-thread-count strict-model-config strict-readiness trace-config trace-count
+    trace-file trace-level trace-log-frequency trace-rate vertex-ai-default-model vertex-ai-port
+    vertex-ai-thread-count
+"""
+
+
+@pytest.mark.parametrize("name", UPSTREAM.split())
+def test_every_flag_of_upstream_is_known(name: str) -> None:
+    places = [name in {flag.name for flag in FLAGS}, name in UNNEEDED, name in MISSING]
+    assert places.count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("allow-gpu-metrics", "false"),
+        ("http-thread-count", "8"),
+        ("pinned-memory-pool-byte-size", "1099511627776"),
+        ("cuda-memory-pool-byte-size", "0:67108864"),
+        ("min-supported-compute-capability", "7.5"),
+        ("model-load-gpu-limit", "0:0.5"),
+        ("host-policy", "gpu_0,cpu-cores=0-3"),
+        ("enable-peer-access", "ON"),
+    ],
+)
+def test_what_nothing_here_could_heed_is_said_to_be_without_effect(name: str, value: str) -> None:
+    (notice,) = parse_arguments(["m", f"--{name}={value}"]).notices
+    assert notice.startswith(f"--{name} has no effect: ")
+    assert parse_arguments(["m", f"--{name}", value]).notices == (notice,)
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("--http-thread-count=x", "Invalid option value. Got x"),
+        ("--pinned-memory-pool-byte-size=9223372036854775808", "Provided option value is out of bound. Got 9223372"),
+        ("--cuda-memory-pool-byte-size=1", "argument requires format <first>:<second>. Found: 1"),
+        ("--cuda-virtual-address-size=0:x", "Invalid option value. Got x"),
+        ("--min-supported-compute-capability=new", "Invalid option value. Got new"),
+        ("--model-load-gpu-limit=0:2", "expects limit fraction to be in range [0.0, 1.0], got 2"),
+        ("--model-load-gpu-limit=a:0.1", "Invalid option value. Got a"),
+        ("--host-policy=x", "--host-policy option format is '<policy name>,<setting>=<value>'. Got x"),
+        ("--host-policy=a,b=c", "Unsupported host policy setting 'b' is specified, supported settings are 'numa-node'"),
+        ("--enable-peer-access=x", "invalid value for bool option: x"),
+        ("--model-load-retry-count=-1", "a count is a number from 0 on. Got -1"),
+    ],
+)
+def test_values_of_flags_without_effect_are_read_as_upstream_reads_them(word: str, text: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(text)):
+        parse_arguments(["m", word])
+
+
+def test_the_former_name_of_a_flag() -> None:
+    assert parse_arguments(["m", "--strict-model-config=true"]).repository.disable_auto_complete

@@ -1,8 +1,8 @@
 """The flags of `stubserve serve`: which there are, what they take and set, and which belong to parts that are not here.
 
 Flags of parts that stubserve does not have (yet) are known by name and refused with a plain word, never ignored. Those
-that cannot matter here (a thread count of a thread pool that does not exist) are accepted and have no effect; the table
-says so.
+that cannot matter here are in `flag_unneeded`. Together they are all that tritonserver 2.73 has (`tests/test_flags.py`
+holds the list).
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import Any
 from stubserve.flag_values import (
     parse_backend_config,
     parse_bool,
+    parse_count,
     parse_gpu_fallback,
     parse_int,
     parse_kinds,
     parse_metrics_config,
     parse_origin,
+    parse_repository,
     parse_restricted_routes,
     parse_restricted_rpcs,
     parse_sandbox,
@@ -44,8 +46,14 @@ class Flag:
 
 
 FLAGS = (
-    Flag("model-repository", "repository.paths", Path, "A folder of models. May be given several times.", many=True),
-    Flag("model-store", "repository.paths", Path, "Same as --model-repository.", many=True),
+    Flag(
+        "model-repository",
+        "repository.paths",
+        parse_repository,
+        "A folder of models, or an address as s3://bucket/path. May be given several times.",
+        many=True,
+    ),
+    Flag("model-store", "repository.paths", parse_repository, "Same as --model-repository.", many=True),
     Flag("id", "id", str, "The server's name in its metadata (triton)."),
     Flag("exit-on-error", "exit_on_error", parse_bool, "Exit when a model fails to load (true).", switch=True),
     Flag("strict-readiness", "strict_readiness", parse_bool, "Ready only when every model is (true).", switch=True),
@@ -54,6 +62,13 @@ FLAGS = (
         "repository.disable_auto_complete",
         parse_bool,
         "Take config.pbtxt as it is, never ask the model (false).",
+        switch=True,
+    ),
+    Flag(
+        "strict-model-config",
+        "repository.disable_auto_complete",
+        parse_bool,
+        "The former name of --disable-auto-complete-config (false).",
         switch=True,
     ),
     Flag(
@@ -80,6 +95,25 @@ FLAGS = (
         "repository.load_threads",
         parse_int,
         "Model versions that load at the same time (4).",
+    ),
+    Flag(
+        "model-load-retry-count",
+        "repository.load_retries",
+        parse_count,
+        "How often a model version that fails to load is tried again (0).",
+    ),
+    Flag(
+        "model-namespacing",
+        "repository.namespacing",
+        parse_bool,
+        "Serve models of the same name from several repositories (false).",
+        switch=True,
+    ),
+    Flag(
+        "repository-cache",
+        "repository.remote_cache",
+        Path,
+        "Where repositories in the cloud are copied to (~/.cache/stubserve/repositories).",
     ),
     Flag("model-config-name", "repository.config_name", str, "Use configs/<name>.pbtxt of a model where it exists."),
     Flag(
@@ -386,42 +420,23 @@ FLAGS = (
 # Flags of parts that do not exist yet: value -> what is missing. With the value that turns the part off they are fine.
 _OFF = ("false", "off", "0")
 MISSING = {
-    "model-load-retry-count": ("retrying a load", ("0",)),
-    "model-namespacing": ("model namespacing", _OFF),
     "allow-client-shm": ("client shared memory", _OFF),
+    "repoagent-directory": ("repository agents", ()),
+    "allow-sagemaker": ("SageMaker", _OFF),
+    "sagemaker-port": ("SageMaker", ()),
+    "sagemaker-safe-port-range": ("SageMaker", ()),
+    "allow-vertex-ai": ("Vertex AI", _OFF),
+    "vertex-ai-port": ("Vertex AI", ()),
+    "vertex-ai-default-model": ("Vertex AI", ()),
     "trace-config": ("tracing", ()),
     "trace-file": ("tracing", ()),
     "trace-level": ("tracing", ("OFF",)),
     "trace-rate": ("tracing", ()),
     "trace-count": ("tracing", ()),
-    "log-frequency": ("tracing", ()),
+    "trace-log-frequency": ("tracing", ()),
     "cache-config": ("the response cache", ()),
     "cache-directory": ("the response cache", ()),
     "response-cache-byte-size": ("the response cache", ("0",)),
     "rate-limit": ("the rate limiter", ("off",)),
     "rate-limit-resource": ("the rate limiter", ()),
-    "host-policy": ("host policies", ()),
-    "model-load-gpu-limit": ("GPU tensors", ()),
-    "repoagent-directory": ("repository agents", ()),
-    "allow-sagemaker": ("SageMaker", _OFF),
-    "allow-vertex-ai": ("Vertex AI", _OFF),
-    "strict-model-config": ("this deprecated flag; use --disable-auto-complete-config", _OFF),
-}
-
-_ONE_LOOP = "HTTP is served by one event loop, not by a pool of threads"
-_NO_GPU_POOL = "there is no such memory pool here"
-
-# Accepted, because they are in everybody's command line, and said in the log to be without effect.
-WITHOUT_EFFECT = {
-    "allow-gpu-metrics": "there are no metrics of GPUs here",
-    "http-thread-count": _ONE_LOOP,
-    "grpc-infer-thread-count": "gRPC is served by one event loop, not by a pool of threads",
-    "grpc-infer-allocation-pool-size": "requests and responses are not pooled here",
-    "grpc-max-response-pool-size": "how much waits for a slow reader is bounded by its bytes here",
-    "pinned-memory-pool-byte-size": _NO_GPU_POOL,
-    "cuda-memory-pool-byte-size": _NO_GPU_POOL,
-    "cuda-virtual-address-size": _NO_GPU_POOL,
-    "min-supported-compute-capability": _NO_GPU_POOL,
-    "buffer-manager-thread-count": "tensors are not copied by threads of their own here",
-    "enable-peer-access": _NO_GPU_POOL,
 }

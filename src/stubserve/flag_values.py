@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 from stubserve.protocols.access import KINDS, RESTRICTED_KINDS
@@ -32,6 +33,62 @@ def parse_int(text: str) -> int:
     if not -(2**31) <= value < 2**31:
         raise UsageError(f"Provided option value is out of bound. Got {text}")
     return value
+
+
+def parse_long(text: str) -> int:
+    """A decimal number of 64 bits. Raises UsageError."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise UsageError(f"Invalid option value. Got {text}") from None
+    if not -(2**63) <= value < 2**63:
+        raise UsageError(f"Provided option value is out of bound. Got {text}")
+    return value
+
+
+def parse_count(text: str) -> int:
+    """A number from 0 on. Raises UsageError."""
+    value = parse_int(text)
+    if value < 0:
+        raise UsageError(f"a count is a number from 0 on. Got {text}")
+    return value
+
+
+def parse_fraction(text: str) -> float:
+    """A number from 0 to 1. Raises UsageError."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise UsageError(f"Invalid option value. Got {text}") from None
+    if not 0 <= value <= 1:
+        raise UsageError(f"expects limit fraction to be in range [0.0, 1.0], got {text}")
+    return value
+
+
+def parse_pair(text: str, between: str = ":") -> tuple[str, str]:
+    """`<first>:<second>`. Raises UsageError."""
+    first, found, second = text.partition(between)
+    if not found:
+        raise UsageError(
+            "Cannot parse pair option due to incorrect number of inputs.--<pair option> argument requires format "
+            f"<first>{between}<second>. Found: {text}"
+        )
+    return first, second
+
+
+def parse_port_range(text: str) -> tuple[int, int]:
+    """`<first>-<last>`, two ports. Raises UsageError."""
+    first, last = parse_pair(text, "-")
+    return parse_int(first), parse_int(last)
+
+
+class CloudAddress(str):
+    """The address of a repository in the cloud, which is no path."""
+
+
+def parse_repository(text: str) -> Path | CloudAddress:
+    """A folder or, with one of their schemes in front, an address in the cloud."""
+    return CloudAddress(text) if text.startswith(("s3://", "gs://", "as://")) else Path(text)
 
 
 def parse_seconds(text: str) -> float:

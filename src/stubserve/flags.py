@@ -11,8 +11,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from stubserve.flag_table import FLAGS, MISSING, WITHOUT_EFFECT
-from stubserve.flag_values import UsageError, parse_bool
+from stubserve.flag_table import FLAGS, MISSING
+from stubserve.flag_unneeded import UNNEEDED
+from stubserve.flag_values import CloudAddress, UsageError, parse_bool
 from stubserve.observability.log_lines import DEFAULT, ISO8601, JSON
 from stubserve.protocols.re2 import compile_re2
 from stubserve.settings import (
@@ -69,27 +70,27 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
         else:
             name, equals, text = word[2:].partition("=")
         flag = by_name.get(name)
-        if flag is None and name not in MISSING and name not in WITHOUT_EFFECT:
+        if flag is None and name not in MISSING and name not in UNNEEDED:
             close = difflib.get_close_matches(name, by_name, 1)
             raise UsageError(f"Unexpected argument: {word}" + (f"; did you mean --{close[0]}?" if close else ""))
         if not equals:
-            is_switch = flag.switch if flag is not None else name.startswith(("allow-", "enable-")) or name in MISSING
+            is_switch = (flag or UNNEEDED[name]).switch if flag or name in UNNEEDED else True
             if words and not words[0].startswith("--") and (not is_switch or _is_bool(words[0])):
                 text = words.pop(0)
             elif is_switch:
                 text = "true"
             else:
                 raise UsageError(f"option '--{name}' requires an argument")
-        if name in WITHOUT_EFFECT:
-            notices.append(f"--{name} has no effect: {WITHOUT_EFFECT[name]}")
-            continue
-        if flag is None:
+        if flag is None and name in MISSING:
             _check_missing(name, text)
             continue
         try:
-            value = flag.parse(text)
+            value = (flag.parse if flag is not None else UNNEEDED[name].check)(text)
         except UsageError as wrong:
             raise UsageError(str(wrong) if str(wrong).startswith("--") else f"--{name}: {wrong}") from None
+        if flag is None:
+            notices.append(f"--{name} has no effect: {UNNEEDED[name].why}")
+            continue
         values[flag.setting] = (*values.get(flag.setting, ()), value) if flag.many else value
     settings = _grouped(values)
     _check(settings)
@@ -107,6 +108,11 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
 def _grouped(values: Mapping[str, Any]) -> Settings:
     """Settings of values by group and field."""
     own: dict[str, Any] = {}
+    given = values.get("repository.paths", ())
+    if any(isinstance(one, CloudAddress) for one in given):
+        paths = tuple(one for one in given if not isinstance(one, CloudAddress))
+        remotes = tuple(str(one) for one in given if isinstance(one, CloudAddress))
+        values = {**values, "repository.paths": paths, "repository.remotes": remotes}
     groups: dict[str, dict[str, Any]] = {name: {} for name in _GROUPS}
     for setting, value in values.items():
         group, dot, field = setting.partition(".")
@@ -162,7 +168,7 @@ def _check(settings: Settings) -> None:
 
 
 def _check_repository(repository: RepositorySettings) -> None:
-    if not repository.paths:
+    if not repository.paths and not repository.remotes:
         raise UsageError("--model-repository must be specified, or simply its folder: stubserve serve FOLDER")
     if repository.control_mode not in (NONE, EXPLICIT, POLL):
         raise UsageError(f"--model-control-mode must be none, explicit or poll. Got {repository.control_mode}")

@@ -52,7 +52,7 @@ class Server:
         auth = settings.auth
         self.tokens = None if auth.token_file is None else Tokens(auth.token_file, KINDS)
         self.http_access = http_access(settings.http.restricted, self.tokens, auth.open_kinds)
-        self._registry = Registry()
+        self._registry = Registry(settings.repository.namespacing)
         self.memory = Memory(settings.shm_limit)
         self.block = self.memory.block
         self.store = self.memory.store

@@ -38,10 +38,17 @@ class RepositorySettings:
     """Which models there are to serve, and who says so."""
 
     paths: tuple[Path, ...] = ()
+    # Addresses of repositories in the cloud, and where they are copied to
+    remotes: tuple[str, ...] = ()
+    remote_cache: Path | None = None
     control_mode: str = NONE
     load_models: tuple[str, ...] = ()
     poll_secs: int = 15
     load_threads: int = 4
+    # How often a version that fails to load is tried again
+    load_retries: int = 0
+    # Whether models are told apart by their repositories, too
+    namespacing: bool = False
     config_name: str = ""
     disable_auto_complete: bool = False
     # Whether what is configured for GPUs runs on the CPU

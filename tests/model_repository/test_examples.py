@@ -12,6 +12,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
+import wave
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,77 @@ def test_embeddings_are_those_of_the_network() -> None:
             # Weights of 8 bits: what is beside a sentence, padding too, changes its last digits.
             assert embedding @ expected / np.linalg.norm(expected) > 0.99
             assert abs(np.linalg.norm(embedding) - 1) < 1e-5
+
+
+def conversation() -> Any:
+    """Pieces of a real recording, 512 samples each."""
+    with wave.open(str(REPOSITORY / "voice_activity" / "conversation.wav")) as opened:
+        assert (opened.getframerate(), opened.getnchannels()) == (16000, 1)
+        samples = np.frombuffer(opened.readframes(opened.getnframes()), "<i2")
+    return (samples[: len(samples) // 512 * 512] / np.float32(32768)).reshape(-1, 512)
+
+
+def network_alone(pieces: Any) -> list[float]:
+    """What Silero's own code makes of pieces: it keeps the state, and 64 samples of the piece before."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(REPOSITORY / "voice_network" / "1" / "model.onnx"), options)
+    state, before, found = np.zeros((2, 1, 128), np.float32), np.zeros(64, np.float32), []
+    for piece in pieces:
+        window = np.concatenate([before, piece])[np.newaxis]
+        speech, state = session.run(None, {"input": window, "state": state, "sr": np.array(16000)})
+        before = piece[-64:]
+        found.append(speech.item())
+    return found
+
+
+def listen(server: Serving, call: int, pieces: Any) -> list[float]:
+    found = []
+    with triton.InferenceServerClient(f"127.0.0.1:{server.port}", **PATIENT) as client:
+        for index, piece in enumerate(pieces):
+            audio = triton.InferInput("AUDIO", [512], "FP32")
+            audio.set_data_from_numpy(piece)
+            ends = index == len(pieces) - 1
+            answer = client.infer(
+                "voice_activity", [audio], sequence_id=call, sequence_start=index == 0, sequence_end=ends
+            )
+            found.append(answer.as_numpy("SPEECH").item())
+    return found
+
+
+@pytest.mark.usefixtures("fetched")
+def test_voice_activity_is_that_of_the_network_and_of_people() -> None:
+    """Alone and among eight callers at once, who are at different places of the recording."""
+    pieces = conversation()
+    shifted = [pieces[200 + 30 * caller : 350 + 30 * caller] for caller in range(8)]
+    found: dict[int, list[float]] = {}
+    with serving("voice_activity") as server:
+        whole = listen(server, 99, pieces)
+        alone = [listen(server, 1, mine) for mine in shifted]
+
+        def call(caller: int) -> None:
+            found[caller] = listen(server, 10 + caller, shifted[caller])
+
+        threads = [threading.Thread(target=call, args=(caller,)) for caller in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    np.testing.assert_allclose(whole, network_alone(pieces), atol=1e-6)
+    assert [found[caller] for caller in range(8)] == alone
+    # Who speaks when, as people have heard it; of what lies within a fifth of a second of a change nobody is sure.
+    times = (np.arange(len(pieces)) + 0.5) * 512 / 16000
+    spoken, unsure = np.zeros(len(pieces), bool), np.zeros(len(pieces), bool)
+    for line in (REPOSITORY / "voice_activity" / "conversation.rttm").read_text().splitlines():
+        begins, lasts = map(float, line.split()[3:5])
+        spoken |= (times >= begins) & (times < begins + lasts)
+    changes = times[1:][spoken[1:] != spoken[:-1]]
+    for change in changes:
+        unsure |= abs(times - change) < 0.2
+    heard = np.array(whole) >= 0.5
+    assert not heard[~spoken & ~unsure].any()
+    assert heard[spoken & ~unsure].mean() > 0.9
+    assert 0.2 < spoken.mean() < 0.9
 
 
 @pytest.mark.usefixtures("fetched")

@@ -14,6 +14,7 @@ from stubserve.instances.services import Services
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.logs import LogSettings
 from stubserve.repository.candidate import Candidate, find_candidate
+from stubserve.repository.folder import locate
 from stubserve.repository.instance_update import InstanceUpdate
 from stubserve.repository.registry import Registry
 from stubserve.serving.instance_model import InstanceModel
@@ -40,13 +41,14 @@ class FakeModel(InstanceModel):
         self.configs: list[Any] = []
         self.retired: list[object] = []
         self.change_error: Exception | None = None
+        self.is_down = False
         self.surplus: list[asyncio.Task[None]] = []
 
     def __repr__(self) -> str:
         return f"<FakeModel {self.name} {self.version}>"
 
     def down(self) -> bool:
-        return False
+        return self.is_down
 
     def why_not_ready(self) -> str:
         return ""
@@ -157,7 +159,7 @@ class Disk:
         self.repository.with_suffix(".away").rename(self.repository)
 
     def candidate(self, name: str = "m", override: str | None = None) -> Candidate:
-        return find_candidate(name, RepositorySettings(paths=(self.repository,)), override, None)
+        return find_candidate(locate((self.repository,), name), RepositorySettings((self.repository,)), override, None)
 
 
 def services(registry: Registry) -> Services:

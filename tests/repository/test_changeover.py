@@ -24,17 +24,15 @@ BROKEN = ("UNAVAILABLE", "Invalid argument: broken")
 class World:
     """A changeover of fake models, and the disk that they come from."""
 
-    def __init__(self, repository: Path, slots: int = 9) -> None:
+    def __init__(self, repository: Path, slots: int = 9, retries: int = 0) -> None:
         self.disk = Disk(repository)
         self.registry = Registry()
         self.starter = FakeStarter()
-        self.changeover = Changeover(self.starter, self.registry, asyncio.Semaphore(slots), 5.0)
+        self.changeover = Changeover(self.starter, self.registry, asyncio.Semaphore(slots), 5.0, retries)
 
-    def begin(
-        self, candidate: Candidate | None = None, anew: bool = True
-    ) -> asyncio.Task[Sequence[asyncio.Task[None]]]:
+    def begin(self, candidate: Candidate | None = None) -> asyncio.Task[Sequence[asyncio.Task[None]]]:
         candidate = candidate or self.disk.candidate()
-        return asyncio.ensure_future(self.changeover.replace(candidate, services(self.registry), anew))
+        return asyncio.ensure_future(self.changeover.replace(candidate, services(self.registry)))
 
     async def load(self, *versions: int, **more: object) -> dict[int, FakeModel]:
         """Loads these versions of the model `m`, all of which start."""
@@ -50,9 +48,9 @@ class World:
         return caught.value.message
 
 
-def run(repository: Path, scenario: Callable[[World], Awaitable[None]], slots: int = 9) -> None:
+def run(repository: Path, scenario: Callable[[World], Awaitable[None]], slots: int = 9, retries: int = 0) -> None:
     async def whole() -> None:
-        await scenario(World(repository, slots))
+        await scenario(World(repository, slots, retries))
 
     asyncio.run(whole())
 
@@ -120,6 +118,7 @@ def test_what_is_replaced_goes_when_it_is_idle(repository: Path) -> None:
         await until(lambda: states(world.registry) == {1: READY, 2: UNLOADED})
         assert (old[1].stopped_within, new.stopped_within) == ([5.0], [])
         # The next load finds that the folder is gone.
+        world.disk.touch()
         load = world.begin()
         (await world.starter.next()).succeed()
         await in_time(load)
@@ -299,17 +298,48 @@ def test_an_update_that_cannot_be_carried_out_keeps_nobody_waiting(repository: P
     run(repository, scenario)
 
 
-@pytest.mark.parametrize("anew", [True, False])
-def test_where_nothing_has_changed(repository: Path, anew: bool) -> None:
+def test_a_load_of_what_has_not_changed_does_nothing(repository: Path) -> None:
     async def scenario(world: World) -> None:
         old = await world.load(1)
-        load = world.begin(anew=anew)
-        start = await world.starter.next()
-        assert start.model is (None if anew else old[1])
-        start.succeed()
-        await in_time(load)
+        world.registry.entry("m").reason = "an earlier load has failed"
+        assert not await in_time(world.begin())
+        assert world.starter.waiting == 0
+        assert world.registry.find("m", "1") is old[1]
+        assert not world.registry.entry("m").reason
 
     run(repository, scenario)
+
+
+def test_what_is_down_is_loaded_though_nothing_has_changed(repository: Path) -> None:
+    async def scenario(world: World) -> None:
+        old = await world.load(1)
+        old[1].is_down = True
+        load = world.begin()
+        start = await world.starter.next()
+        assert start.model is None
+        new = start.succeed()
+        await in_time(load)
+        assert world.registry.find("m", "1") is new
+
+    run(repository, scenario)
+
+
+def test_a_version_that_fails_is_tried_again(repository: Path) -> None:
+    async def scenario(world: World) -> None:
+        world.disk.write()
+        load = world.begin()
+        for _ in range(2):
+            (await world.starter.next()).fail(invalid("not yet"))
+        model = (await world.starter.next()).succeed()
+        await in_time(load)
+        assert world.registry.find("m", "1") is model
+        world.disk.write(count=2)
+        load = world.begin(world.disk.candidate(override='{"backend": "python", "max_batch_size": 3}'))
+        for _ in range(3):
+            (await world.starter.next()).fail(invalid("never"))
+        assert "never" in await world.refused(load)
+
+    run(repository, scenario, retries=2)
 
 
 # Places, and the end

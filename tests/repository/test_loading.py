@@ -15,6 +15,7 @@ from stubserve.errors import ServeError, internal
 from stubserve.instances.instance import InstanceState
 from stubserve.instances.memory import Memory
 from stubserve.repository.candidate import find_candidate
+from stubserve.repository.folder import locate
 from stubserve.repository.loading import Loader
 from stubserve.repository.registry import Registry
 from stubserve.serving.instance_model import InstanceModel
@@ -115,7 +116,7 @@ class World:
         (folder / "config.pbtxt").write_text(config)
 
     def candidate(self) -> Any:
-        return find_candidate("m", RepositorySettings((self.repository,)), None, None)
+        return find_candidate(locate((self.repository,), "m"), RepositorySettings((self.repository,)), None, None)
 
 
 @pytest.fixture(scope="module")

@@ -33,8 +33,8 @@ def test_an_empty_dynamic_batching_is_a_choice():
     [
         ("ensemble_scheduling {}", "'ensemble_scheduling', which stubserve does not offer yet"),
         (
-            'sequence_batching { state { input_name: "S" } }',
-            "'sequence_batching.state', implicit state, which stubserve does not offer yet",
+            'sequence_batching { iterative_sequence: true state { input_name: "S" } }',
+            "'iterative_sequence' and 'state', which stubserve does not offer together yet",
         ),
         (
             'sequence_batching { iterative_sequence: true control_input { name: "S" } }',

@@ -126,6 +126,10 @@ class Controlled:
         body = json.dumps({"parameters": parameters}).encode() if parameters else b""
         return self.server.request("POST", f"/v2/repository/models/{name}/load", body)
 
+    def touch(self, name: str) -> None:
+        """Changes a model in a way that it does not notice."""
+        (self.repository / name / f"touched_{time.monotonic_ns()}").touch()
+
     def unload(self, name: str, body: bytes = b"") -> Answer:
         return self.server.request("POST", f"/v2/repository/models/{name}/unload", body)
 
@@ -406,6 +410,9 @@ def test_statistics_begin_anew(controlled: Controlled) -> None:
     controlled.value("counted")
     assert controlled.server.statistics("counted")["inference_count"] == 1
     controlled.load("counted")
+    assert controlled.server.statistics("counted")["inference_count"] == 1  # nothing has changed
+    controlled.touch("counted")
+    controlled.load("counted")
     assert controlled.server.statistics("counted")["inference_count"] == 0
     controlled.drop("counted")
 
@@ -552,6 +559,7 @@ def test_loads_of_one_model_take_turns_and_others_do_not_wait(controlled: Contro
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(controlled.load, "slow")
         server.wait_for("waiting in slow")
+        controlled.touch("slow")
         second = pool.submit(controlled.load, "slow")
         assert controlled.rows("slow") == [{"name": "slow", "version": "1", "state": "LOADING"}]
         assert (controlled.load("quick").status, controlled.value("quick")) == (200, 1)
@@ -654,6 +662,7 @@ def test_from_initialize_and_finalize(controlled: Controlled) -> None:
 def test_a_model_may_reload_and_unload_itself_while_it_executes(controlled: Controlled) -> None:
     controlled.actor("selfish")
     controlled.load("selfish")
+    controlled.touch("selfish")
     assert controlled.run("selfish", "pb_utils.load_model('selfish')") == "None"
     controlled.wait_unloaded("selfish")
     assert controlled.run("selfish", "pb_utils.unload_model('selfish')") == "None"

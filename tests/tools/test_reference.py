@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import triton_python_backend_utils as pb_utils
 
-from stubserve.flag_table import FLAGS, MISSING, WITHOUT_EFFECT, Flag
+from stubserve.flag_table import FLAGS, MISSING, Flag
+from stubserve.flag_unneeded import UNNEEDED
 from stubserve.observability.metrics import RESERVED
 from tools.reference import PAGES, routes
 from tools.reference.config import messages
@@ -19,7 +20,7 @@ from tools.reference.markdown import cell
 
 def test_every_flag_has_a_row() -> None:
     page = PAGES["reference/flags.md"]()
-    known = [*(flag.name for flag in FLAGS), *WITHOUT_EFFECT, *MISSING]
+    known = [*(flag.name for flag in FLAGS), *UNNEEDED, *MISSING]
     assert sorted(re.findall(r"^\| `--([\w-]+)`\{\.whole\} \|", page, re.MULTILINE)) == sorted(known)
     assert {flag.setting.rpartition(".")[0] for flag in FLAGS} == set(GROUPS)
 

@@ -6,7 +6,8 @@ import re
 from operator import attrgetter
 from typing import Any
 
-from stubserve.flag_table import FLAGS, MISSING, WITHOUT_EFFECT, Flag
+from stubserve.flag_table import FLAGS, MISSING, Flag
+from stubserve.flag_unneeded import UNNEEDED
 from stubserve.settings import Settings
 from tools.reference.markdown import name as whole
 from tools.reference.markdown import table
@@ -65,7 +66,7 @@ def flags_page() -> str:
     parts.append(
         "## Accepted, without an effect\n\nThey are in many a command line for Triton. The log says that they do nothing.\n\n"
     )
-    parts.append(table(("flag", "why"), [(whole(f"--{name}"), why + ".") for name, why in WITHOUT_EFFECT.items()]))
+    parts.append(table(("flag", "why"), [(whole(f"--{name}"), one.why + ".") for name, one in UNNEEDED.items()]))
     parts.append(
         "## Refused\n\nThey belong to parts of Triton that stubserve does not offer yet. With a value that turns the part off "
         "they are accepted.\n\n"

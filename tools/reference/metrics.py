@@ -63,6 +63,7 @@ def _printed() -> str:
     """What a server prints that has one model, and measures everything."""
     model: Any = SimpleNamespace(
         name="model",
+        namespace="",
         version=1,
         config=SimpleNamespace(metric_tags={}),
         statistics=ModelStatistics(),

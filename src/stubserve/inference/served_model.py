@@ -20,10 +20,11 @@ class ServedModel(Protocol):
     """A model version that takes requests.
 
     `config` is the completed ModelConfig message, `rendered_config` the same as JSON has it. `load_seconds` is how long
-    its load took.
+    its load took. `namespace` is empty where models are told apart by their names.
     """
 
     name: str
+    namespace: str
     version: int
     config: Any
     rendered_config: dict[str, Any]
@@ -31,6 +32,10 @@ class ServedModel(Protocol):
     statistics: ModelStatistics
     latencies: Latencies | None
     load_seconds: float
+
+    @property
+    def key(self) -> str:
+        """How it is kept apart from other models: the name, with the namespace in front if there is one."""
 
     # Requests
 

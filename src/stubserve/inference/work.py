@@ -15,16 +15,20 @@ class Work:
     `requests` are those that are there. In the usual case no place is empty and both are the same object.
 
     `extra_inputs`, if it is not None, has for each place the tensors that the scheduler adds to those of the request
-    (controls, states); those of an empty place are all that the model sees there. Whoever executes the work holds their
+    (controls); those of an empty place are all that the model sees there. Whoever executes the work holds their
     memory for as long as the model may read it.
+
+    `sequences`, if it is not None, has for each place the number of the sequence whose implicit states go with it, 0
+    where it is empty. The stub keeps them.
     """
 
-    __slots__ = ("extra_inputs", "requests", "slots")
+    __slots__ = ("extra_inputs", "requests", "sequences", "slots")
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.slots: Sequence[Request | None] = requests
         self.requests = requests
         self.extra_inputs: Sequence[Sequence[Tensor]] | None = None
+        self.sequences: Sequence[int] | None = None
 
     @classmethod
     def of_slots(cls, slots: Sequence[Request | None], extra_inputs: Sequence[Sequence[Tensor]] | None = None) -> Work:

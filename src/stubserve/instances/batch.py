@@ -82,7 +82,7 @@ def pack_batch(number: int, frees: Sequence[int], work: Work) -> bytes:
         requests = [None if slot is None else _packed(slot, slot.inputs) for slot in work.slots]
     else:
         requests = [_packed_with(slot, more) for slot, more in zip(work.slots, extras, strict=True)]
-    return messages.pack_execute(number, frees, requests)
+    return messages.pack_execute(number, frees, requests, work.sequences)
 
 
 def _packed_with(slot: Request | None, extras: Sequence[Tensor]) -> WireRequest | None:

@@ -11,7 +11,7 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol
 
 from stubserve.errors import ServeError, internal
@@ -119,6 +119,10 @@ class Instance:
     def announce(self) -> None:
         if self.stub is not None:
             self.stub.work.announce()
+
+    def forget(self, sequences: Sequence[int]) -> None:
+        if self.stub is not None:
+            self.stub.work.forget(sequences)
 
     @property
     def takes_work(self) -> bool:

@@ -129,6 +129,10 @@ class StubWork:
         """Tells the stub of the batches that it has been handed, now or soon."""
         self._requests.announce_to(len(self._in_flight))
 
+    def forget(self, sequences: Sequence[int]) -> None:
+        """These sequences are over without a request that said so: the stub keeps no states of theirs."""
+        self._process.send("over", sequences=sequences)
+
     @property
     def running(self) -> tuple[int, int] | None:
         """The batch that the stub executes: (number, how many requests); None if it has none."""

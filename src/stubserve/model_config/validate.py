@@ -22,6 +22,7 @@ from stubserve.model_config.proto import ModelConfig, model_config_pb2
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM, ensemble_problems
 from stubserve.model_config.validate_io import io_problems
 from stubserve.model_config.validate_sequence import sequence_problems
+from stubserve.model_config.validate_states import state_problems
 
 _GROUP = model_config_pb2.ModelInstanceGroup
 _DELAY = model_config_pb2.ModelQueuePolicy.DELAY
@@ -52,6 +53,7 @@ def problems(config: ModelConfig, *, gpu_ids: Sequence[int] = ()) -> Iterator[Se
     yield from model_problems(config)
     yield from instance_group_problems(config, gpu_ids=gpu_ids)
     yield from io_problems(config)
+    yield from state_problems(config)
 
 
 def validate(config: ModelConfig, *, gpu_ids: Sequence[int] = ()) -> None:

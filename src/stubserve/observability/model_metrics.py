@@ -78,9 +78,10 @@ FAMILIES = {
 
 
 def labels_of(model: ServedModel) -> dict[str, str]:
-    """The labels of a model's metrics: its name, its version, and the configuration's `metric_tags`."""
+    """The labels of a model's metrics: its name and version, its namespace, and the configuration's `metric_tags`."""
     tags = {f"_{key}": value for key, value in model.config.metric_tags.items()}
-    return {**tags, "model": model.name, "version": str(model.version)}
+    place = {"namespace": model.namespace} if model.namespace else {}
+    return {**tags, **place, "model": model.name, "version": str(model.version)}
 
 
 def expose(model: ServedModel, options: LatencySettings, exposition: Exposition) -> None:

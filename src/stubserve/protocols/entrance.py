@@ -8,6 +8,9 @@ So the two are done apart. Connections are accepted many at a time, which takes 
 each pass of the loop that does no other long work (`protocols.offload`) the oldest of them comes in. Before them come
 those with the head of a request, or with what will never be one, some in each pass: a look at what a connection has
 sent takes 3 µs. Who is quiet waits, and costs nothing but a descriptor.
+
+The system hands connections out in their order, so a probe behind thousands waits until all of these are accepted. A
+pass may spend a millisecond on that, and asks the system for little: only the first few are looked at right away.
 """
 
 from __future__ import annotations
@@ -25,9 +28,8 @@ from stubserve.protocols.tls import HANDSHAKE_S
 
 log = logging.getLogger("stubserve.server")
 
-# How much is accepted in one pass of the loop, and how many come in at once of those that have asked.
-_ACCEPTED = 64
-_ACCEPT_S = 0.0003
+# How long connections are accepted in one pass of the loop, and how many come in at once of those that have asked.
+_ACCEPT_S = 0.001
 _AT_ONCE = 4
 # What is looked at of a request's head.
 _HEAD_BYTES = 2048
@@ -93,8 +95,8 @@ class Entrance:
 
     def _accept(self) -> None:
         end = perf_counter() + _ACCEPT_S
-        left = _AT_ONCE
-        for _ in range(_ACCEPTED):
+        looks = _AT_ONCE
+        while True:
             try:
                 client, _address = self._listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -109,12 +111,11 @@ class Entrance:
                 self._retry = self._loop.call_later(_PAUSE_S, self._accept_again)
                 return
             self._refused = False
-            client.setblocking(False)
-            if left and self._has_asked(client):
-                left -= 1
+            if looks > 0 and self._has_asked(client):
                 self._let_in(client)
             else:
                 self._wait_outside(client)
+            looks -= 1
             if perf_counter() > end:
                 return
 
@@ -137,7 +138,7 @@ class Entrance:
 
     def _has_asked(self, client: socket.socket) -> bool:
         try:
-            beginning = client.recv(_HEAD_BYTES, socket.MSG_PEEK)
+            beginning = client.recv(_HEAD_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:
@@ -170,6 +171,7 @@ class Entrance:
         coming.add_done_callback(self._coming.discard)
 
     async def _come_in(self, client: socket.socket) -> None:
+        client.setblocking(False)
         try:
             handshake_s = None if self._tls is None else HANDSHAKE_S
             await self._loop.connect_accepted_socket(

@@ -95,7 +95,7 @@ def metadata_versions(server: ServerFacts, model: ServedModel, version: str) -> 
     """The versions that a model's metadata names: the one asked for, or all that are ready."""
     if version:
         return [str(model.version)]
-    return [str(number) for number in server.registry.ready_versions(model.name)]
+    return [str(number) for number in server.registry.ready_versions(model.key)]
 
 
 def statistics(registry: ModelRegistry, name: str, version: str) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.templates import kept, kept_templates
 from stubserve.model_config.validate import validate_directory_name, validate_model
 from stubserve.repository.contents import Contents, contents_of
-from stubserve.repository.folder import ModelFolder, check_model_name, config_text, locate
+from stubserve.repository.folder import ModelFolder, check_model_name, config_text
 from stubserve.repository.model_files import absent_files
 from stubserve.settings import RepositorySettings
 
@@ -57,6 +57,14 @@ class Candidate:
         """Removes the folder if it was made for this load."""
         if self.made:
             shutil.rmtree(self.folder.path, ignore_errors=True)
+
+    def is_same(self, served: Candidate) -> bool:
+        """Whether it is what serves: the same files, unchanged, and the same configuration."""
+        return (
+            self.contents is not None
+            and (self.contents, self.folder, self.has_config) == (served.contents, served.folder, served.has_config)
+            and (self.override, self.config) == (served.override, served.config)
+        )
 
     def continues(self, served: Candidate, version: int) -> bool:
         """Whether what serves this version from `served` needs other instances at most, to be what it would be anew.
@@ -111,13 +119,12 @@ def read_candidate(
 
 
 def find_candidate(
-    name: str, settings: RepositorySettings, override: str | None, served: Candidate | None
+    folder: ModelFolder, settings: RepositorySettings, override: str | None, served: Candidate | None
 ) -> Candidate:
     """A model of the repository. The override of what is `served` counts until a file of the model changes.
 
     Raises ServeError.
     """
-    folder = locate(settings.paths, name)
     contents = contents_of(folder.path)
     if override is None and served is not None and served.contents == contents:
         override = served.override

@@ -50,13 +50,22 @@ class Starter(Protocol):
 class Changeover:
     """What is loaded, by name, and how that changes. `slots` limits how many versions start at a time.
 
-    Stubs that are no longer wanted have `stop_timeout_s` to finalize, once their requests are answered.
+    A version that fails to start is tried again `retries` times. Stubs that are no longer wanted have `stop_timeout_s`
+    to finalize, once their requests are answered.
     """
 
-    def __init__(self, starter: Starter, registry: Registry, slots: asyncio.Semaphore, stop_timeout_s: float) -> None:
+    def __init__(
+        self,
+        starter: Starter,
+        registry: Registry,
+        slots: asyncio.Semaphore,
+        stop_timeout_s: float,
+        retries: int = 0,
+    ) -> None:
         self._registry = registry
         self._starter = starter
         self._slots = slots
+        self._retries = retries
         self._loaded: dict[str, Loaded] = {}
         self._retiring = Retiring(registry, stop_timeout_s)
         self._stop_timeout_s = stop_timeout_s
@@ -66,12 +75,12 @@ class Changeover:
         loaded = self._loaded.get(name)
         return None if loaded is None else loaded.candidate
 
-    async def replace(self, candidate: Candidate, services: Services, anew: bool) -> Sequence[asyncio.Task[None]]:
-        """Loads `candidate`; all of it where nothing has changed and `anew` is wanted. Raises ServeError.
+    async def replace(self, candidate: Candidate, services: Services) -> Sequence[asyncio.Task[None]]:
+        """Loads `candidate`, or does nothing where it serves already as it is. Raises ServeError.
 
         Where versions go on with fewer or other instances, the tasks are done when those that they had are gone.
         """
-        name = candidate.folder.name
+        name = candidate.folder.key
         known = self._registry.entry(name).versions if name in self._registry.models else {}
         try:
             versions, on_disk = await asyncio.to_thread(_look, candidate, tuple(known))
@@ -86,7 +95,11 @@ class Changeover:
             await asyncio.to_thread(candidate.remove)
             raise invalid(f"load failed for model '{name}': {error}\n") from None
         staying = self._staying(candidate, versions)
-        if anew and self._is_as_served(candidate, versions, staying):
+        if self._is_as_served(candidate, versions):
+            if all(model.stands() and not model.down() for model in self._loaded[name].models):
+                log.debug("'%s' serves already, and nothing of it has changed", name)
+                self._confirm(name, on_disk)
+                return ()
             staying = {}
         for version in versions:
             if not self._registry.serves(name, version):
@@ -154,7 +167,7 @@ class Changeover:
 
     def _staying(self, candidate: Candidate, versions: list[int]) -> dict[int, InstanceModel]:
         """What serves and need not be started anew, by version."""
-        loaded = self._loaded.get(candidate.folder.name)
+        loaded = self._loaded.get(candidate.folder.key)
         if loaded is None:
             return {}
         return {
@@ -165,32 +178,57 @@ class Changeover:
             and candidate.continues(loaded.candidate, model.version)
         }
 
-    def _is_as_served(self, candidate: Candidate, versions: list[int], staying: Mapping[int, ServedModel]) -> bool:
-        loaded = self._loaded.get(candidate.folder.name)
+    def _is_as_served(self, candidate: Candidate, versions: list[int]) -> bool:
+        """Whether a load of it would come to the same: as upstream it does nothing then, unless that is down."""
+        loaded = self._loaded.get(candidate.folder.key)
         return (
             loaded is not None
-            and {model.version for model in loaded.models} == set(versions) == staying.keys()
-            and loaded.candidate.config == candidate.config
+            and loaded.candidate.is_same(candidate)
+            and {model.version for model in loaded.models} == set(versions)
         )
+
+    def _confirm(self, name: str, on_disk: frozenset[int]) -> None:
+        """What serves goes on, and what an earlier load has failed with is no longer so."""
+        entry = self._registry.entry(name)
+        entry.reason = ""
+        for version in entry.versions.values():
+            if version.model is not None:
+                version.reason = ""
+        self._tidy(name, on_disk)
+
+    def _tidy(self, name: str, on_disk: frozenset[int]) -> None:
+        """Says of versions that could be served and are not that they are unloaded, and forgets those that are gone."""
+        for version, entry in list(self._registry.entry(name).versions.items()):
+            if entry.state is not VersionState.UNAVAILABLE:
+                continue
+            if version in on_disk:
+                entry.reason = UNLOADED  # it may have failed an earlier load
+            else:
+                self._registry.drop_version(name, version)
 
     async def _start(
         self, candidate: Candidate, version: int, staying: InstanceModel | None, services: Services
     ) -> ServedModel | InstanceUpdate:
-        name = candidate.folder.name
+        name = candidate.folder.key
         async with self._slots:
-            log.info("loading: %s:%d", name, version)
-            began = time.monotonic()
-            try:
-                if staying is not None:
-                    return await self._starter.update(staying, candidate, services)
-                model = await self._starter.start(candidate, version, services)
-            except Exception as raised:
-                error = as_load_error(raised)
-                if candidate.has_config and candidate.override is None:
-                    error.log_message = await located(error, lambda: candidate.folder.path / CONFIG_FILE)
-                log.error("failed to load '%s' version %d: %s", name, version, error.log_text)
-                raise error from None
+            for left in range(self._retries, -1, -1):
+                log.info("loading: %s:%d", name, version)
+                began = time.monotonic()
+                try:
+                    if staying is not None:
+                        return await self._starter.update(staying, candidate, services)
+                    model = await self._starter.start(candidate, version, services)
+                    break
+                except Exception as raised:
+                    error = as_load_error(raised)
+                    if candidate.has_config and candidate.override is None:
+                        error.log_message = await located(error, lambda: candidate.folder.path / CONFIG_FILE)
+                    log.error("failed to load '%s' version %d: %s", name, version, error.log_text)
+                    if not left:
+                        raise error from None
+                    log.info("'%s' version %d is tried again, %d more times at most", name, version, left)
         model.load_seconds = time.monotonic() - began
+        model.namespace = candidate.folder.namespace
         return model
 
     def _commit(self, update: InstanceUpdate) -> list[asyncio.Task[None]]:
@@ -203,7 +241,7 @@ class Changeover:
 
     def _take_over(self, loaded: Loaded, on_disk: frozenset[int]) -> None:
         """Has what was loaded serve; `on_disk` are the versions that have been known before and still have a folder."""
-        name = loaded.candidate.folder.name
+        name = loaded.candidate.folder.key
         entry = self._registry.entry(name)
         entry.reason = ""
         for model in loaded.models:
@@ -212,10 +250,7 @@ class Changeover:
         for version, other in list(entry.versions.items()):
             if other.model is not None and other.model not in loaded.models:
                 leaving.append(self._registry.set_version(name, version, VersionState.UNLOADING))
-            elif other.state is VersionState.UNAVAILABLE and version in on_disk:
-                other.reason = UNLOADED  # it may have failed an earlier load
-            elif other.state is VersionState.UNAVAILABLE:
-                self._registry.drop_version(name, version)
+        self._tidy(name, on_disk)
         old = self._loaded.get(name)
         self._loaded[name] = loaded
         if old is not None:
@@ -231,7 +266,7 @@ class Changeover:
         staying: Mapping[int, ServedModel],
     ) -> None:
         """A load has failed, or is given up: what was started goes again."""
-        name = loaded.candidate.folder.name
+        name = loaded.candidate.folder.key
         if loaded.candidate.made and name not in self._loaded:
             self._registry.forget(name)
             self._retiring.begin(loaded)

@@ -42,6 +42,7 @@ from stubserve.repository.folder import (
     read_labels,
     survey,
 )
+from stubserve.repository.initial_states import initial_state_problems
 from stubserve.repository.model_files import absent_files
 from stubserve.repository.program import check_python_parameters, locate_program, missing_parts
 from stubserve.repository.source_check import completes_config, source_problems
@@ -144,6 +145,9 @@ class _Check:
         elif not self._errors():
             # These build on a configuration that is right so far.
             self._attempt(create_scheduler, config)
+            with _log_as_problems(self._folder.name, self._file, self._found):
+                for wrong in initial_state_problems(config, self._folder.path):
+                    self._add(wrong)
             self._attempt(threads_per_instance, config, 1, os.environ)
             self._attempt(execute_timeout, config, 0.0)
             # What a model may still complete is not there to compare with.

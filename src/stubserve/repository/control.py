@@ -2,8 +2,9 @@
 
 How a load takes over from what serves is `changeover`; an unload retires what serves, and is answered at once. A load
 that takes instances away from a version that goes on is answered when these are gone, as upstream does; but not where a
-model asks for it, as it may be what is waited for. A plain load of a model of which nothing has changed is a full
-reload all the same, so that who wants one can have it; upstream does nothing then.
+model asks for it, as it may be what is waited for. A load of a model of which nothing has changed does nothing.
+
+Models are kept apart by keys (`places`): a name that stands for several of them, with namespaces, means all.
 
 What a load or unload means for ensembles is in `dependencies`. They are settled when it is over, and before it is
 answered: those that need what is gone go, those that can be served again come back, and those whose members are others
@@ -17,11 +18,11 @@ goes away does not leave one half done. Whatever fails one, whoever asked gets a
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from stubserve.errors import Code, ServeError, internal, invalid, unavailable
@@ -30,10 +31,12 @@ from stubserve.instances.model_control import no_model_control
 from stubserve.instances.services import Services
 from stubserve.repository.candidate import Candidate, check_parameters, copy_candidate, find_candidate, make_candidate
 from stubserve.repository.changeover import Changeover, Starter, as_load_error
+from stubserve.repository.daemon_threads import in_daemon_thread
 from stubserve.repository.dependencies import DiskDependencies, circle, members_of, no_longer_needed, rounds
 from stubserve.repository.ensemble_loading import check_members, unavailable_members
-from stubserve.repository.folder import CONFIG_FILE, DUPLICATE_REASON, check_model_name, list_names, locate, survey
+from stubserve.repository.folder import CONFIG_FILE, DUPLICATE_REASON, check_model_name, name_of
 from stubserve.repository.located import located
+from stubserve.repository.places import Places
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.repository.settling import Settling
 from stubserve.repository.stub_control import StubControl
@@ -64,14 +67,15 @@ class ModelControl:
         self._services = services
         self._explicit = settings.control_mode == EXPLICIT
         self._slots = asyncio.Semaphore(max(settings.load_threads, 1))
-        self._changeover = Changeover(starter, registry, self._slots, stop_timeout_s)
+        self._changeover = Changeover(starter, registry, self._slots, stop_timeout_s, settings.load_retries)
+        self._places = Places(settings)
         self._turns = Turns()
         self._changes: set[asyncio.Task[Any]] = set()
-        self._disk = DiskDependencies(settings)
-        self._ensembles = Settling(registry.serving, self._disk, self._load_again, self._retire)
+        self._disk = DiskDependencies(self._places, settings.config_name)
+        self._ensembles = Settling(registry.serving, registry.resolve, self._disk, self._load_again, self._retire)
         # What somebody wanted loaded by its name, in contrast to what an ensemble has brought
         self._asked_for: set[str] = set()
-        self._watch = RepositoryWatch(settings.paths, self._load_several, lambda name: self._unload(name, False, None))
+        self._watch = RepositoryWatch(self._places, self._load_several, lambda name: self._unload(name, False, None))
         self._watching: asyncio.Task[None] | None = None
         self._starting = False
         self._exiting = False
@@ -90,7 +94,7 @@ class ModelControl:
             self._starting = False
 
     async def _load_all(self) -> bool:
-        await asyncio.to_thread(_check_repositories, self._settings.paths)
+        await self._aside(self._places.open)
         if self._settings.control_mode == POLL:
             complete = await self._look()
             if self._settings.poll_secs or self._settings.notices_changes:
@@ -101,9 +105,12 @@ class ModelControl:
             raise invalid("Wildcard model name '*' must be the ONLY startup model if specified at all.")
         for name in chosen.keys() - {ALL_MODELS}:
             check_model_name(name)
+        if self._settings.namespacing and ALL_MODELS not in chosen:
+            keys = [await self._aside(partial(self._places.keys, name)) for name in chosen]
+            chosen = dict.fromkeys(itertools.chain.from_iterable(keys))
         complete = True
         if not self._explicit or ALL_MODELS in chosen:
-            found = await asyncio.to_thread(survey, self._settings.paths)
+            found = await self._aside(self._places.survey)
             for name in found.duplicates:
                 self._registry.entry(name).reason = DUPLICATE_REASON
             chosen = dict.fromkeys(found.models)
@@ -123,8 +130,14 @@ class ModelControl:
         `asked_in` is the load of the stub that asks for it, if one does; anybody else waits until instances that the
         load takes away are gone. Raises ServeError with upstream's texts; then what served before still does.
         """
-        self._asked_for.add(name)
-        leaving = await self._change(lambda outer: self._load_and_settle(name, config, files or {}, outer), asked_in)
+        keys = [name]
+        if self._settings.namespacing and self._explicit:
+            keys = await self._aside(partial(self._places.keys, name))
+        await all_of(self._load_key(key, config, files or {}, asked_in) for key in keys)
+
+    async def _load_key(self, key: str, config: str | None, files: Mapping[str, bytes], asked_in: Turn | None) -> None:
+        self._asked_for.add(key)
+        leaving = await self._change(lambda outer: self._load_and_settle(key, config, files, outer), asked_in)
         if leaving and asked_in is None:
             await asyncio.wait(leaving)
 
@@ -134,7 +147,8 @@ class ModelControl:
         With `dependents`, the members of an ensemble go with it that nobody else needs and nobody has loaded by name.
         Raises ServeError.
         """
-        await self._change(lambda outer: self._unload(name, dependents, outer), asked_in)
+        keys = dict.fromkeys(self._registry.keys(name)) or [name]
+        await all_of(self._change(partial(self._unload, key, dependents), asked_in) for key in keys)
 
     async def index(self, only_ready: bool) -> list[dict[str, Any]]:
         """The repository index, with the models on disk that have never been loaded. Raises ServeError."""
@@ -142,7 +156,7 @@ class ModelControl:
         if only_ready:
             return rows
         known = {row["name"] for row in rows}
-        names = await asyncio.to_thread(list_names, self._settings.paths)
+        names = await self._aside(self._places.names)
         # What was unloaded, and has been deleted, is no more.
         rows = [row for row in rows if row["name"] in names or row.get("reason") != UNLOADED]
         for name in names.keys() - known:
@@ -168,6 +182,11 @@ class ModelControl:
         """Ends loads, lets running requests finish, finalizes the models and ends the stubs, within `timeout_s`."""
         await self.give_up_changes()
         await self._changeover.retire_all(timeout_s)
+        await asyncio.to_thread(self._places.close)
+
+    async def _aside(self, look: Callable[[], _T]) -> _T:
+        """A look at the repositories, in a thread, as disks may be slow, and stores in the cloud may hang."""
+        return await (in_daemon_thread(look) if self._places.may_hang else asyncio.to_thread(look))
 
     async def _change(self, change: Callable[[Turn | None], Coroutine[Any, Any, _T]], asked_in: Turn | None) -> _T:
         """Runs a load or unload to its end, whatever becomes of who asked for it. Raises ServeError."""
@@ -217,7 +236,7 @@ class ModelControl:
         """Loads models, ensembles after their members; which of them could be loaded."""
         if self._starting:
             self._registry.expect(names)
-        needs = await asyncio.to_thread(self._disk.needs, names)
+        needs = await self._aside(partial(self._disk.needs, names))
         loaded: dict[str, bool] = {}
         for group in rounds(needs):
             outcomes = await asyncio.gather(*(self._load_known(name) for name in group))
@@ -259,12 +278,12 @@ class ModelControl:
         only_if_missing: bool = False,
         find: Callable[[str], Candidate] | None = None,
     ) -> Sequence[asyncio.Task[None]]:
-        check_parameters(name, files)
+        check_parameters(name_of(name, self._settings.namespacing), files)
         async with self._turns.of(name, outer) as turn:
             if only_if_missing and self._registry.ready_versions(name):
                 return ()
             look = partial(find, name) if find is not None else partial(self._find, name, config, files)
-            finding = asyncio.ensure_future(asyncio.to_thread(look))
+            finding = asyncio.ensure_future(self._aside(look))
             try:
                 candidate = await asyncio.shield(finding)
             except asyncio.CancelledError:
@@ -284,26 +303,29 @@ class ModelControl:
             services = self._services
             if self._explicit:
                 services = replace(services, control=StubControl(self, turn))
-            leaving = await self._changeover.replace(candidate, services, anew=self._explicit and config is None)
+            if self._settings.namespacing:
+                services = replace(services, models=self._registry.within(candidate.folder.namespace))
+            leaving = await self._changeover.replace(candidate, services)
             self._ensembles.away.pop(name, None)
             return leaving
 
     async def _prepare(self, candidate: Candidate, members: Sequence[str], turn: Turn) -> None:
         """Sees to it that an ensemble can be loaded: with explicit control its members are. Raises ServeError."""
-        name = candidate.folder.name
+        name, namespace = candidate.folder.key, candidate.folder.namespace
         try:
+            members = await self._aside(partial(self._disk.keys, members, namespace))
             missing = [member for member in members if not self._registry.ready_versions(member)]
-            absent = await asyncio.to_thread(self._disk.absent, missing)
+            absent = await self._aside(partial(self._disk.absent, missing))
             if absent:
                 raise unavailable_members(name, absent)
-            closed = await asyncio.to_thread(circle, name, members, self._disk.members)
+            closed = await self._aside(partial(circle, name, members, self._disk.members))
             if closed is not None:
                 raise closed
             if self._explicit:
                 loads = (self._load(member, None, {}, turn, only_if_missing=True) for member in missing)
                 # Why one cannot be loaded is in the registry, and told from there.
                 await asyncio.gather(*loads, return_exceptions=True)
-            check_members(candidate.config, self._registry)
+            check_members(candidate.config, self._registry, namespace)
         except BaseException as raised:
             await asyncio.to_thread(candidate.remove)
             if not isinstance(raised, ServeError):
@@ -315,25 +337,30 @@ class ModelControl:
 
     async def _told(self, error: ServeError, name: str) -> str:
         """What the log says where there is no candidate: with the lines of config.pbtxt that are wrong."""
-        return await located(error, lambda: locate(self._settings.paths, name).path / CONFIG_FILE)
+        return await located(error, lambda: self._places.locate(name).path / CONFIG_FILE)
 
     def _find(self, name: str, config: str | None, files: Mapping[str, bytes]) -> Candidate:
         if files:
             return make_candidate(name, self._settings, config, files)
-        return find_candidate(name, self._settings, config, self._changeover.served(name))
+        return find_candidate(
+            self._places.locate(name, fresh=True), self._settings, config, self._changeover.served(name)
+        )
 
     def _find_again(self, name: str) -> Candidate:
         served = self._changeover.served(name)
         if served is not None and served.made:
             return copy_candidate(served, self._settings)
-        return find_candidate(name, self._settings, None, served)
+        return find_candidate(self._places.locate(name), self._settings, None, served)
 
     # Letting go
 
     async def _unload(self, name: str, dependents: bool, outer: Turn | None) -> None:
         going = [name]
         if dependents:
-            needs = {model.name: model.needs for model in self._registry.serving()}
+            needs = {
+                model.key: [self._registry.resolve(one, model.namespace) for one in model.needs]
+                for model in self._registry.serving()
+            }
             going += no_longer_needed(name, needs, self._asked_for - {name})
         for one in going:
             self._asked_for.discard(one)
@@ -353,10 +380,11 @@ class ModelControl:
             self._changeover.retire(name)
 
 
-def _check_repositories(repositories: Sequence[Path]) -> None:
-    for repository in repositories:
-        if not repository.is_dir():
-            raise internal(f"failed to stat file {repository}: repository path is not a valid directory")
+async def all_of(changes: Iterable[Awaitable[None]]) -> None:
+    """Waits for all; raises the first error of them then."""
+    for outcome in await asyncio.gather(*changes, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 def _discard(found: asyncio.Future[Candidate]) -> None:

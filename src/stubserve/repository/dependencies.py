@@ -16,8 +16,8 @@ from typing import Any
 
 from stubserve.errors import ServeError, invalid
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
-from stubserve.repository.folder import locate, read_config
-from stubserve.settings import RepositorySettings
+from stubserve.repository.folder import read_config
+from stubserve.repository.places import Places
 
 
 def members_of(config: Any) -> tuple[str, ...]:
@@ -80,18 +80,24 @@ def no_longer_needed(name: str, needs: Mapping[str, Collection[str]], asked_for:
 
 
 class DiskDependencies:
-    """What the configurations in the repositories say, read anew each time; for threads, as disks may be slow."""
+    """What the configurations in the repositories say, by key, read anew each time: for threads."""
 
-    def __init__(self, settings: RepositorySettings) -> None:
-        self._settings = settings
+    def __init__(self, places: Places, config_name: str) -> None:
+        self._places = places
+        self._config_name = config_name
 
     def members(self, name: str) -> Collection[str]:
         """The members of an ensemble; none for anything else. What is wrong with it is for its load to tell."""
         try:
-            config = read_config(locate(self._settings.paths, name), self._settings.config_name)
+            folder = self._places.locate(name)
+            config = read_config(folder, self._config_name)
         except ServeError:
             return ()
-        return () if config is None else members_of(config)
+        return () if config is None else self.keys(members_of(config), folder.namespace)
+
+    def keys(self, members: Collection[str], namespace: str) -> list[str]:
+        """The keys of the members of an ensemble that lies in a namespace."""
+        return [self._places.member(member, namespace) for member in members]
 
     def needs(self, names: Collection[str]) -> dict[str, Collection[str]]:
         """The members of each."""
@@ -99,10 +105,4 @@ class DiskDependencies:
 
     def absent(self, names: Collection[str]) -> list[str]:
         """Those that are not in exactly one repository."""
-        found = []
-        for name in names:
-            try:
-                locate(self._settings.paths, name)
-            except ServeError:
-                found.append(name)
-        return found
+        return self._places.absent(names)

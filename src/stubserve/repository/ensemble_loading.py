@@ -39,12 +39,12 @@ async def start_ensemble(candidate: Candidate, version: int, models: Models) -> 
     return EnsembleModel(folder.name, version, completed, to_json_dict(completed), labels, models, members)
 
 
-def check_members(config: Any, registry: Registry) -> None:
+def check_members(config: Any, registry: Registry, namespace: str) -> None:
     """Raises ServeError INVALID_ARG where an ensemble cannot be served with the models that are loaded."""
     try:
-        members = _find(config, registry)
+        members = _find(config, registry.within(namespace))
     except ServeError:
-        raise _why_not_there(config, registry) from None
+        raise _why_not_there(config, registry, namespace) from None
     raise_first(member_problems(config, _configs(members)))
 
 
@@ -65,20 +65,21 @@ def _configs(members: Members) -> dict[str, ModelConfig]:
     return {name: model.config for (name, _), model in members.items()}
 
 
-def _why_not_there(config: Any, registry: Registry) -> ServeError:
+def _why_not_there(config: Any, registry: Registry, namespace: str) -> ServeError:
     """What is wrong with the first member that is not loaded, in upstream's words."""
     for step in config.ensemble_scheduling.step:
         name = step.model_name
         where = f"ensemble '{config.name}' depends on '{name}'"
-        if not registry.ready_versions(name):
-            entry = registry.models.get(name)
+        key = registry.resolve(name, namespace)
+        if not registry.ready_versions(key):
+            entry = registry.models.get(key)
             if entry is not None and entry.reason and not entry.versions:
                 return invalid(f"{where} which is not valid. Model '{name}' failed with error: {entry.reason}")
             failed = [one for one in entry.versions.values() if one.state is VersionState.UNAVAILABLE] if entry else []
             text = "".join(f"version {one.version} is at UNAVAILABLE state: {one.reason};" for one in failed)
             more = f". Model '{name}' loading failed with error: {text}" if text else ""
             return invalid(f"{where} which has no loaded version{more}")
-        if step.model_version != -1 and not registry.serves(name, step.model_version):
+        if step.model_version != -1 and not registry.serves(key, step.model_version):
             return version_not_loaded(config.name, step)
     return invalid(f"ensemble '{config.name}' depends on models that are not loaded")
 

@@ -18,7 +18,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stubserve.errors import Code, ServeError, internal, invalid, not_found
@@ -28,6 +28,8 @@ from stubserve.model_config.proto import ModelConfig
 _log = logging.getLogger("stubserve.repository")
 
 CONFIG_FILE = "config.pbtxt"
+# Between a namespace and a name
+BETWEEN = "::"
 DUPLICATE_REASON = "model appears in two or more repositories"
 
 # What the version of a model is known by
@@ -44,14 +46,29 @@ _MAX_VERSION = 2**63 - 1
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model's place on disk. `path` is `repository / name`."""
+    """A model's place on disk. `path` is `repository / name`, or a copy; `namespace` is empty where there are none.
+
+    `held` keeps the folder from being removed, where it is a copy.
+    """
 
     name: str
-    path: Path
+    path: Path = field(compare=False)
     repository: Path
+    namespace: str = ""
+    held: object = field(default=None, compare=False)
+
+    @property
+    def key(self) -> str:
+        """How the model is kept apart from others."""
+        return f"{self.namespace}{BETWEEN}{self.name}" if self.namespace else self.name
 
     def version_path(self, version: int) -> Path:
         return self.path / str(version)
+
+
+def name_of(key: str, namespacing: bool) -> str:
+    """The name in a model's key."""
+    return key.rpartition(BETWEEN)[2] if namespacing else key
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.ensemble_loading import start_ensemble
 from stubserve.repository.folder import read_labels
+from stubserve.repository.initial_states import check_initial_states
 from stubserve.repository.instance_update import InstanceUpdate, assign
 from stubserve.repository.program import (
     check_python_parameters,
@@ -95,6 +96,7 @@ class Loader:
             specs = instances_of(config)
         try:
             validate(config)
+            await asyncio.to_thread(check_initial_states, config, folder.path)
             labels = await asyncio.to_thread(read_labels, folder, config)
             model = instance_model(name, version, config, to_json_dict(config), labels)
             model.latencies = self._latencies(config)

@@ -7,9 +7,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from stubserve.errors import not_found, unavailable
+from stubserve.errors import invalid, not_found, unavailable
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.version import parse_version
+from stubserve.repository.folder import BETWEEN, name_of
 
 # The reason of a version that was unloaded, or is not chosen any more
 UNLOADED = "unloaded"
@@ -44,13 +45,14 @@ class ModelEntry:
 
 
 class Registry:
-    """All models by name.
+    """All models by key: by name, or with `namespacing` by namespace and name (`places`), of which clients know names.
 
     `pending` are those that the server's start has still to load, of the `expected` ones that it loads: who asks for
     one of them is told so, rather than that it is unknown.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, namespacing: bool = False) -> None:
+        self._namespacing = namespacing
         self.models: dict[str, ModelEntry] = {}
         self.pending: set[str] = set()
         self.expected = 0
@@ -59,7 +61,25 @@ class Registry:
 
     def entry(self, name: str) -> ModelEntry:
         """The model's entry, made if it is not there."""
-        return self.models.setdefault(name, ModelEntry(name))
+        return self.models.setdefault(name, ModelEntry(name_of(name, self._namespacing)))
+
+    def resolve(self, name: str, namespace: str = "") -> str:
+        """The key of the model that a name means within a namespace; the name itself where it means none."""
+        if not self._namespacing:
+            return name
+        own = key_of(namespace, name)
+        keys = self.keys(name)
+        return own if own in keys else keys[0] if len(keys) == 1 else name
+
+    def keys(self, name: str) -> list[str]:
+        """The keys of all models of a name that are known."""
+        if not self._namespacing:
+            return [name]
+        return [key for key in (*self.models, *self.pending) if key != name and name_of(key, True) == name]
+
+    def within(self, namespace: str) -> Namespace:
+        """The models as those of a namespace see them."""
+        return Namespace(self, namespace)
 
     def expect(self, names: Collection[str]) -> None:
         """The server's start is going to load these models, too."""
@@ -111,8 +131,21 @@ class Registry:
 
     def _look_up(self, name: str, version: str) -> ServedModel:
         number = parse_version(version)
-        entry = self.models.get(name)
-        if name in self.pending and not self.ready_versions(name):
+        if self._namespacing and name not in self.models and name not in self.pending:
+            keys = dict.fromkeys(self.keys(name))
+            if not keys:
+                raise invalid(f"Request for unknown model: '{name}' is not found")
+            if len(keys) > 1:
+                raise invalid(
+                    f"There are {len(keys)} identifiers of model '{name}' in global map, model namespace must be "
+                    "provided to resolve ambiguity."
+                )
+            return self._of_key(next(iter(keys)), name, number)
+        return self._of_key(name, name, number)
+
+    def _of_key(self, key: str, name: str, number: int | None) -> ServedModel:
+        entry = self.models.get(key)
+        if key in self.pending and not self.ready_versions(key):
             raise unavailable(f"model '{name}' is loading")
         if entry is None or not entry.versions:
             raise not_found(f"Request for unknown model: '{name}' is not found")
@@ -145,7 +178,8 @@ class Registry:
     def index(self, only_ready: bool) -> list[dict[str, Any]]:
         """The repository index: one row per version, sorted by name; a version whose stubs are down says why."""
         rows: list[dict[str, Any]] = []
-        for name, entry in sorted(self.models.items()):
+        for entry in sorted(self.models.values(), key=lambda entry: entry.name):
+            name = entry.name
             if not entry.versions and not only_ready:
                 row = {"name": name}
                 if entry.reason:
@@ -162,3 +196,20 @@ class Registry:
                     row["reason"] = reason
                 rows.append(row)
         return rows
+
+
+class Namespace:
+    """What models of a namespace mean by names: those beside them, or the only one elsewhere."""
+
+    def __init__(self, registry: Registry, namespace: str) -> None:
+        self._registry = registry
+        self._namespace = namespace
+
+    def find(self, name: str, version: str) -> ServedModel:
+        """As `Registry.find`."""
+        return self._registry.find(self._registry.resolve(name, self._namespace), version)
+
+
+def key_of(namespace: str, name: str) -> str:
+    """How a model is kept apart from others; its name where there are no namespaces."""
+    return f"{namespace}{BETWEEN}{name}" if namespace else name

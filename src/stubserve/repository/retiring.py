@@ -65,7 +65,7 @@ class Retiring:
             await asyncio.gather(*(_remove(loaded.candidate) for loaded in hurried))
 
     async def _retire(self, loaded: Loaded, leaving: Sequence[VersionEntry], patience_s: float) -> None:
-        name = loaded.candidate.folder.name
+        name = loaded.candidate.folder.key
         ended = await asyncio.gather(*(self._drain_and_stop(model, patience_s) for model in loaded.models))
         await _remove(loaded.candidate)
         for entry in leaving:

@@ -22,7 +22,8 @@ _ROUNDS = 100
 
 
 class Settling:
-    """`serving` are the model versions that serve; `load` says whether it could, `retire` does not wait for requests.
+    """`serving` are the model versions that serve; `resolve` makes keys of names and a namespace. `load` says whether
+    it could, `retire` does not wait for requests.
 
     `away` are the ensembles that went only because a member did, with their members.
     """
@@ -30,11 +31,13 @@ class Settling:
     def __init__(
         self,
         serving: Callable[[], Collection[ServedModel]],
+        resolve: Callable[[str, str], str],
         disk: DiskDependencies,
         load: Callable[[str], Awaitable[bool]],
         retire: Callable[[str], Awaitable[None]],
     ) -> None:
         self._serving = serving
+        self._resolve = resolve
         self._disk = disk
         self._load = load
         self._retire = retire
@@ -61,8 +64,12 @@ class Settling:
     def _what_to_do(self) -> tuple[dict[str, Collection[str]], list[str]]:
         """The ensembles of which a member is gone, and those that are to be loaded."""
         serving = self._serving()
-        names = {model.name for model in serving}
-        unsettled = {model.name: model.needs for model in serving if model.needs and not model.stands()}
+        names = {model.key for model in serving}
+        unsettled: dict[str, Collection[str]] = {
+            model.key: [self._resolve(name, model.namespace) for name in model.needs]
+            for model in serving
+            if model.needs and not model.stands()
+        }
         ending = {name: members for name, members in unsettled.items() if not names.issuperset(members)}
         back = [name for name, members in self.away.items() if names.issuperset(members)]
         return ending, [*(unsettled.keys() - ending.keys()), *back]

@@ -18,15 +18,17 @@ class Decision:
 
     `run`: work to hand to instances, in this order; each instance appears as often as it has been said to have room,
     and gets no further work until the owner reports it idle again. `answer`: requests that end here with this error
-    (expired, cancelled).
+    (expired, cancelled). `over`: sequences that have ended without a request that says so, by their instances and
+    numbers; to be told before `run`, which may have the next ones.
     `wake_at_ns`: poll again at this time at the latest, None if only an event can change anything.
     """
 
-    __slots__ = ("answer", "run", "wake_at_ns")
+    __slots__ = ("answer", "over", "run", "wake_at_ns")
 
     def __init__(self) -> None:
         self.run: list[tuple[Instance, Work]] = []
         self.answer: list[tuple[Request, ServeError]] = []
+        self.over: Sequence[tuple[Instance, int]] = ()
         self.wake_at_ns: int | None = None
 
 

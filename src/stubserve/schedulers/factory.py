@@ -12,6 +12,7 @@ from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.schedulers.grouping import Grouping
 from stubserve.schedulers.iterative import IterativeScheduler
 from stubserve.schedulers.policy_queue import PriorityLevels
+from stubserve.schedulers.sequence.batcher import SequenceBatcher
 from stubserve.schedulers.sequence.controls import Controls
 from stubserve.schedulers.sequence.direct import DirectBatcher
 from stubserve.schedulers.sequence.oldest import OldestBatcher
@@ -28,7 +29,10 @@ def create_scheduler(config: Any) -> Scheduler:
     hold = os.environ.get(HOLD_VARIABLE, "")
     hold_until = int(hold) if hold.isdecimal() else 0
     if choice == "sequence_batching":
-        return _sequence_scheduler(config, hold_until)
+        scheduler = _sequence_scheduler(config, hold_until)
+        if isinstance(scheduler, SequenceBatcher):
+            scheduler.keeps_states = bool(config.sequence_batching.state)
+        return scheduler
     if choice != "dynamic_batching":
         raise unsupported(f"model '{config.name}' is configured with '{choice}', which stubserve does not offer yet")
     batching = config.dynamic_batching
@@ -44,17 +48,13 @@ def create_scheduler(config: Any) -> Scheduler:
 
 def _sequence_scheduler(config: Any, hold_until: int) -> Scheduler:
     batching = config.sequence_batching
-    if batching.state:
-        raise unsupported(
-            f"model '{config.name}' is configured with 'sequence_batching.state', implicit state, which stubserve does "
-            "not offer yet"
-        )
     if batching.iterative_sequence:
-        if batching.control_input:
-            raise unsupported(
-                f"model '{config.name}' is configured with 'iterative_sequence' and 'control_input', which stubserve "
-                "does not offer together yet"
-            )
+        for field in ("control_input", "state"):
+            if getattr(batching, field):
+                raise unsupported(
+                    f"model '{config.name}' is configured with 'iterative_sequence' and '{field}', which stubserve "
+                    "does not offer together yet"
+                )
         return IterativeScheduler(config.name, config.max_batch_size)
     controls = Controls(config)
     idle_us = batching.max_sequence_idle_microseconds

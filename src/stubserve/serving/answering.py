@@ -12,6 +12,14 @@ class AnsweringModel:
 
     _delivery: Delivery
     _draining: Draining
+    name: str
+    # Where models of the same name are told apart
+    namespace: str = ""
+
+    @property
+    def key(self) -> str:
+        """How it is kept apart from other models."""
+        return f"{self.namespace}::{self.name}" if self.namespace else self.name
 
     @property
     def latencies(self) -> Latencies | None:

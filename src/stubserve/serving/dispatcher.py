@@ -39,6 +39,9 @@ class Executor(Hashable, Protocol):
     def execute(self, work: Work) -> None:
         """Takes work, to be executed. Where it raises anything the instance has not got the work."""
 
+    def forget(self, sequences: Sequence[int]) -> None:
+        """These sequences are over, without a request that said so: their implicit states are not needed any more."""
+
     def announce(self) -> None:
         """To be called when it has been given all that there is for it now, so that it is told of all at once."""
 
@@ -180,6 +183,8 @@ class Dispatcher:
                     self._wake_at(decision.wake_at_ns)
                 elif self._alarm is not None:
                     self._alarm.set(None)
+                if decision.over:
+                    self._tell_over(decision.over)  # type: ignore[arg-type]
                 if decision.run:
                     self._hand_out(decision.run, now)  # type: ignore[arg-type]  # instances are all that it knows
                 for request, error in decision.answer:
@@ -211,6 +216,14 @@ class Dispatcher:
                 self._scheduler.instance_idle(instance, *self._depth.room(instance))
                 # Not at once: it would go on for ever while a queue of such requests is refused one by one.
                 self.poll_soon()
+
+    @staticmethod
+    def _tell_over(over: Sequence[tuple[Executor, int]]) -> None:
+        by_instance: dict[Executor, list[int]] = {}
+        for instance, sequence in over:
+            by_instance.setdefault(instance, []).append(sequence)
+        for instance, sequences in by_instance.items():
+            instance.forget(sequences)
 
     def _on_refused(self, instance: Executor, work: Work, raised: Exception) -> None:
         """An instance has not taken work."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, List, Sequence
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence
 
 from stubserve_stub.api import parameters as params
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
+from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets, wire_tensor
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.arena import ArenaFull
 
 if TYPE_CHECKING:
     # What it imports, msgpack, is not there where only the public module is wanted.
+    from stubserve_stub.runtime.states import Step
     from stubserve_stub.wire.messages import WireResponse, WireTensor
 
 
@@ -33,6 +35,22 @@ def encode_response(response: InferenceResponse, requested: Sequence[str], place
         placer.free(own_offsets(outputs))
         return no_memory(full)
     return (None, outputs, response._parameters)
+
+
+def encode_step(
+    response: InferenceResponse, requested: Sequence[str], placer: Any, step: Optional[Step], partly: bool = False
+) -> WireResponse:
+    """As `encode_response`; what it has of the states of its request's sequence is kept, `partly` if need be."""
+    if step is None or not step.sequence or response._error is not None:
+        return encode_response(response, requested, placer)
+    answered = {tensor._name: tensor._payload() for tensor in response._output_tensors}
+    try:
+        step.keep(answered, placer, partly)
+    except Refusal as refusal:
+        return failed(str(refusal), refusal.code)
+    except ArenaFull as full:
+        return no_memory(full)
+    return encode_response(response, requested, placer)
 
 
 def encode_tensor(tensor: Tensor, placer: Any) -> WireTensor:

@@ -18,7 +18,7 @@ Cost of a received FP32 tensor of a few elements, name to array: 1.5 µs.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -26,6 +26,11 @@ from stubserve_stub.api import bytes_tensor
 from stubserve_stub.api.arguments import as_text, incompatible
 from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.wire.datatypes import BF16, BY_NUMBER, BYTES
+
+if TYPE_CHECKING:
+    # What they import, msgpack, is not there where only the public module is wanted.
+    from stubserve_stub.runtime.states import States
+    from stubserve_stub.wire.messages import WireTensor
 
 Array = np.ndarray  # of any shape and type
 Source = Union[bytes, memoryview, None]
@@ -226,6 +231,19 @@ class Tensor:
         if type(storage) is not np.ndarray:
             storage = storage.view(np.ndarray)
         return (self._datatype, self._shape, storage)
+
+
+def state_tensor(states: States, wire: WireTensor, in_place: bool) -> Tensor:
+    """A state of a sequence as an input: a copy that is the model's own, or `in_place` the state itself."""
+    name, datatype, shape, place = wire
+    if isinstance(place, bytes):
+        return Tensor._received(name, datatype, shape, place, None)
+    dtype = None if datatype == BYTES else BY_NUMBER[datatype].numpy
+    if dtype is None:
+        return Tensor._received(name, datatype, shape, bytes(states.memory(wire)), None)
+    if in_place:
+        return Tensor(name, states.own_memory(wire).view(dtype).reshape(shape))
+    return Tensor(name, states.memory(wire).view(dtype).reshape(shape).copy())
 
 
 _new = object.__new__

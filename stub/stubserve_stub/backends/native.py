@@ -8,6 +8,9 @@ answered from there.
 Of each input above INLINE_BYTES there is one array, and everything that is made of it (slices, arrays of other types,
 buffers) keeps the memoryview alive at its bottom. What is still alive when `execute` has returned is held, see
 `runtime.batch_memory`; so a backend may keep an input, but need not say so.
+
+Implicit states (`runtime.states`) are further inputs, always read-only, and outputs that a request asks for besides its
+own, for a backend that `keeps_states`; `compute` need not know of them.
 """
 
 from __future__ import annotations
@@ -20,8 +23,11 @@ import numpy as np
 
 from stubserve_stub.backends.base import Backend, InstanceFacts
 from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets, wire_tensor
+from stubserve_stub.runtime.states import States, Step, has_states, specs_of
 from stubserve_stub.runtime.wire_batch import WireBatch
+from stubserve_stub.wire import codes
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.layout import INLINE_BYTES
 from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
@@ -80,12 +86,27 @@ class NativeBackend(Backend):
     methods = ("execute",)
     # Whether `compute` may write to its inputs where nobody else reads them; if not, all of them are read-only
     writes_inputs = True
+    # Whether inputs and outputs of `compute` may be states
+    keeps_states = False
+    _states: Optional[States] = None
     _memory: Optional[BatchMemory] = None
 
     def instance_initialize(self, instance: InstanceFacts) -> None:
         self.instance = instance
         self.config: Dict[str, Any] = json.loads(instance.arguments["model_config"])
         self._batches = int(self.config.get("max_batch_size", 0)) > 0
+        if has_states(self.config):
+            self._keep_states(instance)
+
+    def _keep_states(self, instance: InstanceFacts) -> None:
+        if not self.keeps_states:
+            raise Refusal(
+                "model instance '{}' is configured with implicit state (sequence_batching.state), which the backend "
+                "'{}' does not keep".format(instance.name, self.config.get("backend"))
+            )
+        specs = specs_of(self.config, instance.arguments["model_repository"])
+        states = self._states = States(self.config["name"], specs, self.host.channel)
+        self.host.control.handle("over", lambda message: states.over(message["sequences"]))
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         """The response to each request. What it raises is the answer to all of them."""
@@ -101,12 +122,10 @@ class NativeBackend(Backend):
 
     def execute(self, batch: WireBatch) -> Sequence[Entry]:
         requests = [self._request(wire, batch.memory) for wire in batch.requests if wire is not None]
-        self._memory = batch.memory
-        try:
-            responses = self.compute(requests)
-        finally:
-            self._memory = None
-        batch.computed()
+        if batch.sequences and self._states is not None:
+            responses = self._compute_with_states(self._states, batch, requests)
+        else:
+            responses = self._compute(batch, requests)
         assert len(responses) == len(requests), "one response for each request"
         given = iter(responses)
         entries: List[Entry] = []
@@ -119,6 +138,28 @@ class NativeBackend(Backend):
             batch.memory.take_back(entries)
             raise
         return entries
+
+    def _compute(self, batch: WireBatch, requests: List[NativeRequest]) -> List[NativeResponse]:
+        self._memory = batch.memory
+        try:
+            return self.compute(requests)
+        finally:
+            self._memory = None
+            batch.computed()
+
+    def _compute_with_states(
+        self, states: States, batch: WireBatch, requests: List[NativeRequest]
+    ) -> List[NativeResponse]:
+        """As `_compute`: each request is given its sequence's states, and the new ones are kept."""
+        there = [(wire, number) for wire, number in zip(batch.requests, batch.sequences) if wire is not None]
+        steps = states.steps([number for _, number in there], [wire[2] for wire, _ in there])
+        try:
+            responses = self._compute(batch, [_with_states(*pair, states) for pair in zip(requests, steps)])
+            kept = zip(requests, steps, responses)
+            return [_without_states(request, step, response, batch.memory) for request, step, response in kept]
+        finally:
+            for step in steps:
+                step.end()
 
     def _request(self, wire: WireRequest, memory: BatchMemory) -> NativeRequest:
         _, _, _, _, _, requested, wire_inputs = wire
@@ -146,6 +187,33 @@ def _view(name: str, place: Any, memory: BatchMemory, writable: bool) -> Any:
         bottom = bottom.base
     memory.watch(offset, weakref.ref(bottom))
     return array
+
+
+def _with_states(request: NativeRequest, step: Step, states: States) -> NativeRequest:
+    inputs = dict(request.inputs)
+    for tensor in step.tensors:
+        name, datatype, shape, _ = tensor
+        inputs[name] = InputView(name, datatype, shape, states.memory(tensor))
+    outputs = request.outputs
+    if step.sequence:
+        outputs = [*outputs, *(name for name in states.outputs if name not in outputs)]
+    return NativeRequest(inputs, outputs, request.rows)
+
+
+def _without_states(
+    request: NativeRequest, step: Step, response: NativeResponse, memory: BatchMemory
+) -> NativeResponse:
+    """The response with the outputs that its request has asked for; the states are kept."""
+    if response.error or not step.sequence:
+        return response
+    try:
+        answered = {output.name: (output.datatype, output.shape, output.memory) for output in response.outputs}
+        step.keep(answered, memory)
+    except Refusal as refusal:
+        return NativeResponse(error=str(refusal), code=refusal.code)
+    except ArenaFull as full:
+        return NativeResponse(error=str(full), code=codes.UNAVAILABLE)
+    return response._replace(outputs=[output for output in response.outputs if output.name in request.outputs])
 
 
 def entry_of(response: NativeResponse, memory: Any) -> WireResponse:

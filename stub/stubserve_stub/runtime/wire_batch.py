@@ -12,13 +12,21 @@ from stubserve_stub.wire.messages import WireRequest
 class WireBatch:
     """The requests of one batch (None for each slot that is empty), and its memory.
 
+    `sequences` are the numbers of the sequences whose states go with them, empty for models without implicit state.
     `cancelled` are the indices of those that nobody waits for any more; it may be replaced at any time, from another
     thread.
     """
 
-    __slots__ = ("cancelled", "computed_ns", "memory", "number", "requests")
+    __slots__ = ("cancelled", "computed_ns", "memory", "number", "requests", "sequences")
 
-    def __init__(self, number: int, requests: Sequence[Optional[WireRequest]], memory: BatchMemory) -> None:
+    def __init__(
+        self,
+        number: int,
+        requests: Sequence[Optional[WireRequest]],
+        memory: BatchMemory,
+        sequences: Sequence[int] = (),
+    ) -> None:
+        self.sequences = sequences
         self.number = number
         self.requests = requests
         self.memory = memory

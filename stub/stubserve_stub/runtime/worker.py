@@ -122,10 +122,16 @@ class Worker:
     def on_stop(self) -> None:
         self._stopped = True
 
-    def on_execute(self, number: int, frees: Sequence[int], requests: Sequence[Optional[WireRequest]]) -> None:
+    def on_execute(
+        self,
+        number: int,
+        frees: Sequence[int],
+        requests: Sequence[Optional[WireRequest]],
+        sequences: Sequence[int] = (),
+    ) -> None:
         channel = self._channel
         channel.free(frees)
-        batch = WireBatch(number, requests, BatchMemory(channel))
+        batch = WireBatch(number, requests, BatchMemory(channel), sequences)
         with self._cancelling:
             batch.cancelled = self._cancelled.pop(number, ())
             self._current = batch

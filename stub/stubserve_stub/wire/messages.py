@@ -8,6 +8,7 @@ between, because making one costs as much as all else about a small message; see
 In the hot path::
 
     parent ▶ stub   (EXECUTE, batch, frees, requests)
+    parent ▶ stub   (EXECUTE, batch, frees, requests, sequences)
     parent ▶ stub   (STOP,)
     stub ▶ parent   (RESULT, batch, start_ns, end_ns, entries, held, error)
     stub ▶ parent   (RESPONSE, batch, index, start_ns, response, flags, held)
@@ -27,6 +28,8 @@ read by whoever waits for them while the main thread is in `execute`::
     request   (id, correlation_id, flags, timeout_us, parameters, requested_outputs, inputs)
     entries   one for each slot: a response; None where a sender answers, before or after, and for an empty slot;
               RESCHEDULED where the same request is to be executed again
+    sequences for models with implicit state, one for each slot: the number of the sequence whose states are meant,
+              which no other sequence has; 0 for an empty slot
     response  (error, outputs, parameters); in RESPONSE and in answers also None: the flag alone
     flags     FINAL: no further response to this request; ACKNOWLEDGE: say when it has been passed on
     tensor    (name, datatype, shape, place)      datatype is the number in Triton's DataType enum
@@ -103,7 +106,13 @@ def unpack(data: Any) -> Any:
 class ToStub(Protocol):
     """Who hears what the parent says."""
 
-    def on_execute(self, number: int, frees: Sequence[int], requests: Sequence[Optional[WireRequest]]) -> None:
+    def on_execute(
+        self,
+        number: int,
+        frees: Sequence[int],
+        requests: Sequence[Optional[WireRequest]],
+        sequences: Sequence[int] = (),
+    ) -> None:
         """A batch to execute, and outputs to free."""
 
     def on_stop(self) -> None:
@@ -115,8 +124,15 @@ def handlers_of_stub(listener: ToStub) -> Handlers:
     return {EXECUTE: listener.on_execute, STOP: listener.on_stop}
 
 
-def pack_execute(batch: int, frees: Sequence[int], requests: Sequence[Optional[WireRequest]]) -> bytes:
-    return pack((EXECUTE, batch, frees, requests))
+def pack_execute(
+    batch: int,
+    frees: Sequence[int],
+    requests: Sequence[Optional[WireRequest]],
+    sequences: Optional[Sequence[int]] = None,
+) -> bytes:
+    if sequences is None:
+        return pack((EXECUTE, batch, frees, requests))
+    return pack((EXECUTE, batch, frees, requests, sequences))
 
 
 def pack_stop() -> bytes:

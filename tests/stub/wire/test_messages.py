@@ -46,6 +46,12 @@ TO_STUB: list[tuple[bytes, str, str, dict[str, Any]]] = [
         "on_execute",
         {"number": 5, "frees": (), "requests": (None,)},
     ),
+    (
+        messages.pack_execute(5, [], [REQUEST, None], [300, 0]),
+        "9501059092" + REQUEST_HEX + "c092cd012c00",
+        "on_execute",
+        {"number": 5, "frees": (), "sequences": (300, 0)},
+    ),
     (messages.pack_stop(), "9102", "on_stop", {}),
 ]
 TO_PARENT: list[tuple[bytes, str, str, dict[str, Any]]] = [
@@ -93,8 +99,9 @@ class Listener:
     def __init__(self) -> None:
         self.heard: list[tuple[str, dict[str, Any]]] = []
 
-    def on_execute(self, number: Any, frees: Any, requests: Any) -> None:
-        self.heard.append(("on_execute", {"number": number, "frees": frees, "requests": requests}))
+    def on_execute(self, number: Any, frees: Any, requests: Any, sequences: Any = ()) -> None:
+        fields = {"number": number, "frees": frees, "requests": requests, "sequences": sequences}
+        self.heard.append(("on_execute", fields))
 
     def on_stop(self) -> None:
         self.heard.append(("on_stop", {}))
@@ -130,7 +137,7 @@ class Listener:
 
 
 def test_the_version_of_this_format() -> None:
-    assert layout.WIRE_VERSION == 3
+    assert layout.WIRE_VERSION == 4
 
 
 def test_nothing_is_left_out() -> None:

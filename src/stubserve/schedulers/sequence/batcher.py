@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import abc
 import heapq
+import itertools
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
@@ -62,14 +63,19 @@ class SequenceBatcher(Scheduler):
         "_max_idle_ns",
         "_model",
         "_now_ns",
+        "_numbers",
+        "_over",
         "_slots_each",
         "_waiting_in",
+        "keeps_states",
         "when_quiet",
     )
 
     has_slots = True
 
     def __init__(self, model: str, slots_each: int, max_idle_us: int, hold_until: int = 0) -> None:
+        # Whether sequences have implicit states: then work says which sequences it is of
+        self.keeps_states = False
         self._model = model
         self._slots_each = slots_each
         self._max_idle_ns = max_idle_us * 1000
@@ -91,6 +97,9 @@ class SequenceBatcher(Scheduler):
         self._waiting_in: dict[Request, Slot] = {}
         self._answers: list[tuple[Request, ServeError]] = []
         self._now_ns = 0
+        # Where implicit state is kept by sequence: those that are over without an END, to be told
+        self._over: list[tuple[Instance, int]] = []
+        self._numbers = itertools.count(1)
         # Called when a poll has left no sequence that further requests belong to
         self.when_quiet: Callable[[], None] | None = None
 
@@ -226,8 +235,12 @@ class SequenceBatcher(Scheduler):
         return None
 
     def _give(self, slot: Slot, sequence: SequenceId) -> None:
-        slot.sequence = sequence
+        self._begin(slot, sequence)
         self._active[sequence] = slot
+
+    def _begin(self, slot: Slot, sequence: SequenceId) -> None:
+        slot.sequence = sequence
+        slot.number = next(self._numbers)
 
     def _forget(self, sequence: SequenceId) -> None:
         """No further request of this sequence comes to its slot."""
@@ -241,6 +254,12 @@ class SequenceBatcher(Scheduler):
         slot.queue.append(None)
         self._filled(slot)
 
+    def _abandon(self, slot: Slot) -> None:
+        """As `_release`, by a sequence that has ended without a request that says so."""
+        if self.keeps_states:
+            self._over.append((slot.instance, slot.number))
+        self._release(slot)
+
     def _release(self, slot: Slot) -> None:
         """The sequence that had a slot has left it: the backlog's next gets it, whose requests are queued there.
 
@@ -250,7 +269,7 @@ class SequenceBatcher(Scheduler):
         if waiting is None:
             heapq.heappush(self._free, (slot.index, self._instances[slot.instance][0], slot))
             return
-        slot.sequence = waiting.sequence
+        self._begin(slot, waiting.sequence)
         if not waiting.complete:
             self._active[waiting.sequence] = slot
             self._idle_ns[waiting.sequence] = self._now_ns
@@ -340,6 +359,8 @@ class SequenceBatcher(Scheduler):
         if not self._hold_until:
             self._run(now_ns, decision)
         decision.answer, self._answers = self._answers, []
+        if self._over:
+            decision.over, self._over = self._over, []
         if self.when_quiet is not None and not self.sequences:
             self.when_quiet()
         self._wake_at(decision, self._backlog.next_deadline_ns())

@@ -76,7 +76,7 @@ class DirectBatcher(SequenceBatcher):
             for slot in slots:
                 if slot.queue and slot.queue[0] is None:
                     slot.queue.clear()
-                    self._release(slot)
+                    self._abandon(slot)
             ready = [slot for slot in slots if slot.queue]
             at_ns = self._waits_until_ns(ready, now_ns) if ready else None
             if at_ns is not None:
@@ -102,16 +102,22 @@ class DirectBatcher(SequenceBatcher):
         key = None if grouping is None else grouping.key(first)
         requests: list[Request | None] = []
         extras = []
+        sequences = []
         for slot in slots[: ready[-1].index + 1]:
             request = slot.queue[0] if slot.queue else None
             if request is None or (grouping is not None and grouping.key(request) != key):
                 requests.append(None)
                 extras.append(controls.of_empty_slot(first))
+                sequences.append(0)
                 continue
             slot.queue.popleft()
             del self._waiting_in[request]
             requests.append(request)
             extras.append(controls.of(request))
+            sequences.append(slot.number)
             if request.flags & SEQUENCE_END:
                 self._release(slot)
-        return Work.of_slots(requests, extras if any(extras) else None)
+        work = Work.of_slots(requests, extras if any(extras) else None)
+        if self.keeps_states:
+            work.sequences = sequences
+        return work

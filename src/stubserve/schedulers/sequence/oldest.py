@@ -67,8 +67,8 @@ class OldestBatcher(SequenceBatcher):
         self._due: dict[Instance, None] = {}
         # Slots of which a request may become a candidate
         self._ready: dict[Slot, None] = {}
-        # Candidates: their slot, and when they were queued
-        self._candidates: dict[Request, tuple[Slot, int]] = {}
+        # Candidates: their slot, when they were queued, and the number of their sequence
+        self._candidates: dict[Request, tuple[Slot, int, int]] = {}
         self._executing: dict[Request, Slot] = {}
 
     def _filled(self, slot: Slot) -> None:
@@ -98,7 +98,7 @@ class OldestBatcher(SequenceBatcher):
     def _cancel_elsewhere(self, request: Request) -> None:
         if request not in self._candidates:
             return
-        slot, _ = self._candidates.pop(request)
+        slot, _, _ = self._candidates.pop(request)
         self._batchers[slot.instance].cancel(request)
         self._due[slot.instance] = None
         if self._take_back(request, slot):
@@ -122,7 +122,7 @@ class OldestBatcher(SequenceBatcher):
             drained += batcher.drain()
         for request in drained:
             if request in self._candidates:
-                slot, _ = self._candidates.pop(request)
+                slot, _, _ = self._candidates.pop(request)
                 self._take_back(request, slot)
         return drained
 
@@ -153,22 +153,27 @@ class OldestBatcher(SequenceBatcher):
         while slot.queue and slot.running is None:
             request = slot.queue.popleft()
             if request is None:
-                self._release(slot)
+                self._abandon(slot)
                 continue
             del self._waiting_in[request]
             slot.running = request
-            self._candidates[request] = (slot, request.queue_start_ns)
+            self._candidates[request] = (slot, request.queue_start_ns, slot.number)
             self._batchers[slot.instance].enqueue(request, now_ns)
             self._due[slot.instance] = None
             if request.flags & SEQUENCE_END:
                 self._release(slot)
 
     def _with_controls(self, work: Work) -> Work:
+        sequences = []
         for request in work.requests:
-            slot, request.queue_start_ns = self._candidates.pop(request)
+            slot, request.queue_start_ns, number = self._candidates.pop(request)
             self._executing[request] = slot
+            sequences.append(number)
         extras = [self._controls.of(request) for request in work.requests]
-        return Work.of_slots(work.requests, extras if any(extras) else None)
+        work = Work.of_slots(work.requests, extras if any(extras) else None)
+        if self.keeps_states:
+            work.sequences = sequences
+        return work
 
     @property
     def queued(self) -> int:

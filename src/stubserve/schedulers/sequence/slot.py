@@ -16,16 +16,18 @@ class Slot:
 
     `queue` are the requests of the sequence that has it, in order; None in their place says that the sequence is over
     without an END, and is always the last. `running` is the request that keeps the next one from running, where
-    the strategy knows such a thing. `gone` says that its instance is.
+    the strategy knows such a thing. `gone` says that its instance is. `number` is that of the sequence, which no other
+    sequence has ever had: clients use their ids again.
     """
 
-    __slots__ = ("gone", "index", "instance", "queue", "running", "sequence")
+    __slots__ = ("gone", "index", "instance", "number", "queue", "running", "sequence")
 
     def __init__(self, instance: Instance, index: int) -> None:
         self.instance = instance
         self.index = index
         # The last that was given it; over or not
         self.sequence: SequenceId = 0
+        self.number = 0
         self.queue: deque[Request | None] = deque()
         self.running: Request | None = None
         self.gone = False

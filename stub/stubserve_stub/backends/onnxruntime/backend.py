@@ -33,6 +33,7 @@ class OnnxRuntimeBackend(NativeBackend):
     completes_config = True
     serves_after_completion = True
     writes_inputs = False
+    keeps_states = True
 
     def model_initialize(self, model: ModelFiles) -> None:
         self._onnxruntime = import_package("onnxruntime", "onnxruntime", self.host.instance)

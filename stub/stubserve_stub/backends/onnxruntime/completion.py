@@ -3,13 +3,15 @@
 Nothing is completed where the configuration has both inputs and outputs. A model can be batched if the first dimension
 of all its tensors is variable; then `max_batch_size` becomes `default-max-batch-size` (--backend-config) unless it is
 given, and with more than 1 the dynamic batcher is chosen unless there is a choice. A batch dimension is left out of
-`dims`. A tensor without dimensions has `dims: [ 1 ]`, and with batching an empty `reshape` besides.
+`dims`. A tensor without dimensions has `dims: [ 1 ]`, and with batching an empty `reshape` besides. What sequence
+batching adds, controls and states, is none of a model's inputs and outputs.
 """
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping
 
+from stubserve_stub.backends.loading.added import added_inputs, added_outputs
 from stubserve_stub.backends.loading.contract import TensorInfo
 from stubserve_stub.backends.onnxruntime.tensors import Contract
 from stubserve_stub.runtime.failure import Refusal
@@ -42,9 +44,11 @@ def complete(config: Dict[str, Any], contract: Contract, default_batch_size: int
         )
     batches = bool(config.get("max_batch_size"))
     if not (config.get("input") or config.get("batch_input")):
-        config["input"] = [_described(info, batches) for info in contract.inputs.values()]
+        added = {tensor["name"] for tensor in added_inputs(config)}
+        config["input"] = [_described(info, batches) for info in contract.inputs.values() if info.name not in added]
     if not config.get("output"):
-        config["output"] = [_described(info, batches) for info in contract.outputs.values()]
+        states = {tensor["name"] for tensor in added_outputs(config)}
+        config["output"] = [_described(info, batches) for info in contract.outputs.values() if info.name not in states]
     return remarks
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping
 
+from stubserve_stub.backends.loading.added import added_inputs, added_outputs
 from stubserve_stub.backends.loading.contract import TensorInfo, compare, compare_type
 from stubserve_stub.backends.onnxruntime.tensors import Contract
 from stubserve_stub.runtime.failure import Refusal
@@ -16,7 +17,8 @@ def validate(config: Mapping[str, Any], contract: Contract) -> None:
     """Raises Refusal for the first thing that does not fit."""
     model = config["name"]
     made = [(name, tensor) for tensor in config.get("batch_input", ()) for name in tensor["target_name"]]
-    expected = sum(not tensor.get("optional") for tensor in config["input"]) + len(made)
+    added = added_inputs(config)
+    expected = sum(not tensor.get("optional") for tensor in config["input"]) + len(added) + len(made)
     if len(contract.inputs) != expected:
         raise Refusal(
             "unable to load model '{}', configuration expects {} inputs, model provides {}: {}".format(
@@ -31,11 +33,15 @@ def validate(config: Mapping[str, Any], contract: Contract) -> None:
                 "batching".format(model, tensor["name"])
             )
         _check(config, "input", tensor, allowed)
+    for tensor in added:
+        _check(config, "input", tensor, allowed)
     for name, tensor in made:
         info = _find(name, "input", contract.inputs)
         compare_type(config, "batch input", name, tensor["data_type"], info)
     for tensor in config["output"]:
         _check(config, "output", tensor, contract.outputs)
+    for tensor in added_outputs(config):
+        _check_state(config, tensor, contract.outputs)
 
 
 def _check(config: Mapping[str, Any], what: str, tensor: Mapping[str, Any], allowed: Dict[str, TensorInfo]) -> None:
@@ -45,6 +51,12 @@ def _check(config: Mapping[str, Any], what: str, tensor: Mapping[str, Any], allo
         kind = tensor["data_type"]
         raise Refusal("unsupported datatype {} for {} '{}' for model '{}'".format(kind, what, name, model))
     compare(config, what, tensor, info)
+
+
+def _check_state(config: Mapping[str, Any], tensor: Mapping[str, Any], allowed: Dict[str, TensorInfo]) -> None:
+    """A new state is as the model makes it, step by step: only its type is known beforehand."""
+    info = _find(tensor["name"], "output", allowed)
+    compare_type(config, "state", tensor["name"], tensor["data_type"], info)
 
 
 def _find(name: str, what: str, allowed: Dict[str, TensorInfo]) -> TensorInfo:

@@ -7,6 +7,7 @@ server. A model may make requests of its own from the end of `initialize` to the
 from __future__ import annotations
 
 import functools
+import json
 import os
 import weakref
 from typing import Any, Dict, List, Optional, Sequence
@@ -23,6 +24,7 @@ from stubserve_stub.backends.python.output_check import OutputCheck
 from stubserve_stub.runtime.calls import Calls
 from stubserve_stub.runtime.failure import describe
 from stubserve_stub.runtime.host import Host
+from stubserve_stub.runtime.states import States, has_states, specs_of
 from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.messages import Entry
@@ -36,6 +38,8 @@ class PythonBackend(Backend):
     _instance: InstanceFacts
     # None once no answer needs to be compared with the configuration
     _check: Optional[OutputCheck] = None
+    # None without implicit state
+    _states: Optional[States] = None
 
     def initialize(self, host: Host) -> None:
         super().initialize(host)
@@ -64,6 +68,7 @@ class PythonBackend(Backend):
         metrics.connect(questions, host.control.send)
         # First, for the arguments are the model's to change.
         self._check_outputs(instance)
+        self._keep_states(instance)
         self._model.initialize(instance.arguments)
         self.checks_readiness = self._model.checks_readiness
         host.channel.on_poke = self._report_dropped
@@ -78,13 +83,24 @@ class PythonBackend(Backend):
         # None where nothing is looked at, so that this is all that a batch has to ask.
         self._check = self._senders.check = None if check.over else check
 
+    def _keep_states(self, instance: InstanceFacts) -> None:
+        config = json.loads(instance.arguments["model_config"])
+        if has_states(config):
+            specs = specs_of(config, instance.arguments["model_repository"])
+            states = self._states = States(config["name"], specs, self.host.channel)
+            self.host.control.handle("over", lambda message: states.over(message["sequences"]))
+
     def is_ready(self) -> bool:
         return self._model.is_ready()
 
     # Batches
 
     def execute(self, batch: WireBatch) -> Sequence[Entry]:
-        received = ModelBatch(batch.memory, self._senders, batch.number, batch.requests, list(self._instance.outputs))
+        outputs = list(self._instance.outputs)
+        states = self._states if batch.sequences else None
+        received = ModelBatch(
+            batch.memory, self._senders, batch.number, batch.requests, outputs, states, batch.sequences
+        )
         self._current = received
         # After `_current` is set: `cancel` may run at any moment, and has told the batch first.
         if batch.cancelled:
@@ -105,6 +121,8 @@ class PythonBackend(Backend):
                 self._current = None
                 received.release()
             raise
+        finally:
+            received.end_steps()
         self._current = None
         received.release()
         return entries

@@ -2,7 +2,7 @@
 
 The memory under its tensors is `runtime.batch_memory`'s business. A tensor over memory that others read, too, makes its
 own copy of that when it is looked at. A request that is answered through a sender is left to it when `execute` has
-returned, its inputs too.
+returned, its inputs too. The states of a sequence (`runtime.states`) are further inputs, behind those of the request.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import weakref
 from typing import Any, List, Optional, Sequence, Tuple
 
 from stubserve_stub.api.constants import REQUEST_RELEASE_RESCHEDULE
-from stubserve_stub.api.encoding import encode_response
+from stubserve_stub.api.encoding import encode_step
 from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender, Senders
-from stubserve_stub.api.tensors import Tensor
+from stubserve_stub.api.tensors import Tensor, state_tensor
 from stubserve_stub.backends.python.model import ContractBroken
 from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.runtime.states import States, Step
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.messages import Entry, WireRequest
 
@@ -33,6 +34,8 @@ class ModelBatch:
         number: int,
         wire_requests: Sequence[Optional[WireRequest]],
         output_names: List[str],
+        states: Optional[States] = None,
+        sequences: Sequence[int] = (),
     ) -> None:
         self._memory = memory
         self._senders = senders
@@ -40,6 +43,13 @@ class ModelBatch:
         # Inputs in the arena: offset and tensor of each
         self._tensors: List[Tuple[int, Tensor]] = []
         self.requests = [self._request(wire, output_names) for wire in wire_requests]
+        # What each request does with the states of its sequence; empty for models without implicit state
+        self._steps: Sequence[Step] = ()
+        if states is not None:
+            self._steps = states.steps(sequences, [request._flags for request in self.requests])
+            for request, step in zip(self.requests, self._steps):
+                for tensor, spec in zip(step.tensors, states.specs):
+                    request._inputs.append(state_tensor(states, tensor, spec.in_place))
 
     def _request(self, wire: Optional[WireRequest], output_names: List[str]) -> InferenceRequest:
         if wire is None:
@@ -70,7 +80,8 @@ class ModelBatch:
         for index, candidate in enumerate(self.requests):
             if candidate is request:
                 own = [entry for entry in self._tensors if any(entry[1] is tensor for tensor in request._inputs)]
-                return self._senders.create((self.number, index), request._requested_output_names, own)
+                step = self._steps[index] if self._steps else None
+                return self._senders.create((self.number, index), request._requested_output_names, own, step)
         return self._senders.closed()
 
     def check(self, result: Any) -> List[Optional[InferenceResponse]]:
@@ -98,14 +109,15 @@ class ModelBatch:
         """The entries of RESULT: the responses as they go over the wire, outputs pruned to what was asked for."""
         entries: List[Entry] = []
         try:
-            for request, response in zip(self.requests, responses):
-                entries.append(self._entry(request, response))
+            for index, (request, response) in enumerate(zip(self.requests, responses)):
+                step = self._steps[index] if self._steps else None
+                entries.append(self._entry(request, response, step))
         except BaseException:
             self._memory.take_back(entries)
             raise
         return entries
 
-    def _entry(self, request: InferenceRequest, response: Optional[InferenceResponse]) -> Any:
+    def _entry(self, request: InferenceRequest, response: Optional[InferenceResponse], step: Optional[Step]) -> Any:
         if request._release_flags & REQUEST_RELEASE_RESCHEDULE:
             if response is None:
                 return self._rescheduled(request)
@@ -122,7 +134,7 @@ class ModelBatch:
             if sender._sent:
                 raise ContractBroken("Unable to send response. Non-decoupled model cannot send more than one response.")
             sender._revoke()
-        return encode_response(response, request._requested_output_names, self._memory)
+        return encode_step(response, request._requested_output_names, self._memory, step)
 
     def left_open(self) -> List[Entry]:
         """The entries of RESULT for a decoupled model: all is said, or will be, through senders."""
@@ -146,6 +158,11 @@ class ModelBatch:
         for request in self.requests:
             if request._sender is not None:
                 request._sender._give_up(error)
+
+    def end_steps(self) -> None:
+        """The batch has been executed, well or not: sequences whose last request was in it are over."""
+        for step in self._steps:
+            step.end()
 
     def senders(self) -> List["weakref.ref[InferenceResponseSender]"]:
         """Those that there are, without keeping them alive."""

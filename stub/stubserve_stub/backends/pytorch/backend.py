@@ -25,6 +25,8 @@ from stubserve_stub.wire import codes
 class PyTorchBackend(NativeBackend):
     """One instance of a model of PyTorch's."""
 
+    keeps_states = True
+
     def model_initialize(self, model: ModelFiles) -> None:
         self._torch = import_package("torch", "pytorch", self.host.instance)
         self._version_dir = model.version_dir

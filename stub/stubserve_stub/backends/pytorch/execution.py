@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 from stubserve_stub.api.bytes_tensor import object_array
 from stubserve_stub.backends.gather import Gathered, texts
+from stubserve_stub.backends.loading.added import added_outputs
 from stubserve_stub.backends.native import InputView, Output
 from stubserve_stub.backends.pytorch.naming import Naming
 from stubserve_stub.backends.pytorch.program import Program
@@ -38,8 +39,9 @@ class Execution:
         self._outputs = naming.outputs
         self._tensors = tensors
         # Of each output its data type, and the shape in which one without dimensions is sent
-        self._types = {output["name"]: _CONFIG_NUMBERS[output["data_type"]] for output in config["output"]}
-        self._scalars = {output["name"]: _ones(output["dims"]) for output in config["output"]}
+        outputs = [*added_outputs(config), *config["output"]]
+        self._types = {output["name"]: _CONFIG_NUMBERS[output["data_type"]] for output in outputs}
+        self._scalars = {output["name"]: _ones(output["dims"]) for output in outputs}
         self._defaults: List[Any] = []
         if program.arguments is not None:
             self._defaults = [argument.default for argument in program.arguments]

@@ -3,13 +3,15 @@
 Inputs: if all of their names are names of arguments, those; else, if all are `<name>__<index>`, by the index; else in
 the order of the configuration, which is said in the log. Outputs have no names in TorchScript, so there it is the
 index or the order. A model that takes one dictionary has its inputs' names as keys, and one that returns a dictionary
-its outputs' names (upstream refuses such a model when it runs).
+its outputs' names (upstream refuses such a model when it runs). Controls and states of sequences are inputs and outputs
+like the others, behind them in the order.
 """
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
+from stubserve_stub.backends.loading.added import added_inputs, added_outputs
 from stubserve_stub.backends.loading.contract import compare, compare_type, dims_of
 from stubserve_stub.backends.pytorch.program import Argument, Program
 from stubserve_stub.backends.pytorch.tensors import Tensors
@@ -38,6 +40,8 @@ def resolve(config: Mapping[str, Any], program: Program, tensors: Tensors) -> Na
                 "model configuration must contain at least one {}, none were specified (model '{}'): a file of "
                 "PyTorch's does not say what its tensors are".format(what, config["name"])
             )
+    given = {what: [*described, *_added(config, what, described)] for what, described in given.items()}
+    for what, described in given.items():
         for tensor in described:
             _check_type(config, what, tensor, tensors)
     # Behind those that clients send are those that are made for each batch.
@@ -50,14 +54,21 @@ def resolve(config: Mapping[str, Any], program: Program, tensors: Tensors) -> Na
         _check_required(config, inputs, program.arguments)
     names = [tensor["name"] for tensor in given["output"]]
     outputs = _positions(config["name"], "output", names, program.results, program.in_order, remarks)
-    _check_arguments(config, "input", inputs, program.arguments)
-    _check_arguments(config, "output", outputs, program.results)
+    _check_arguments(config, "input", given["input"], inputs, program.arguments)
+    _check_arguments(config, "output", given["output"], outputs, program.results)
     if program.arguments is not None:
         for name, data_type in made:
             info = program.arguments[inputs[name]].info
             if info is not None:
                 compare_type(config, "batch input", name, data_type, info)
     return Naming(inputs, outputs, remarks)
+
+
+def _added(config: Mapping[str, Any], what: str, described: Sequence[Any]) -> List[Mapping[str, Any]]:
+    """What sequence batching adds: controls and states. A state may be an output of the configuration besides."""
+    added = added_inputs(config) if what == "input" else added_outputs(config)
+    names = {tensor["name"] for tensor in described}
+    return [tensor for tensor in added if tensor["name"] not in names]
 
 
 def _positions(
@@ -165,11 +176,15 @@ def _check_type(config: Mapping[str, Any], what: str, tensor: Mapping[str, Any],
 
 
 def _check_arguments(
-    config: Mapping[str, Any], what: str, positions: Mapping[str, int], arguments: Optional[Sequence[Argument]]
+    config: Mapping[str, Any],
+    what: str,
+    described: Sequence[Mapping[str, Any]],
+    positions: Mapping[str, int],
+    arguments: Optional[Sequence[Argument]],
 ) -> None:
     if arguments is None:
         return
-    for tensor in config[what]:
+    for tensor in described:
         argument = arguments[positions[tensor["name"]]]
         if what == "input" and argument.strings != (tensor["data_type"] == _STRING):
             raise Refusal(

@@ -1,0 +1,84 @@
+"""Flags of tritonserver that nothing here could heed. They stand in many a command line, so they are read as upstream
+reads them, and the log says of each why it has no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from stubserve.flag_values import (
+    UsageError,
+    parse_bool,
+    parse_count,
+    parse_fraction,
+    parse_int,
+    parse_long,
+    parse_pair,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Unneeded:
+    """Why a flag has no effect, and what refuses a value that upstream refuses. A `switch` needs no value."""
+
+    why: str
+    check: Callable[[str], Any]
+    switch: bool = False
+
+
+def _check_device_bytes(text: str) -> None:
+    device, size = parse_pair(text)
+    parse_int(device)
+    parse_long(size)
+
+
+def _check_device_fraction(text: str) -> None:
+    device, fraction = parse_pair(text)
+    parse_int(device)
+    parse_fraction(fraction)
+
+
+def _check_compute_capability(text: str) -> None:
+    try:
+        float(text)
+    except ValueError:
+        raise UsageError(f"Invalid option value. Got {text}") from None
+
+
+def _check_host_policy(text: str) -> None:
+    policy, comma, assignment = text.partition(",")
+    setting, equals, value = assignment.partition("=")
+    if not (comma and policy and equals and setting and value):
+        raise UsageError(f"--host-policy option format is '<policy name>,<setting>=<value>'. Got {text}")
+    if setting not in ("numa-node", "cpu-cores"):
+        raise UsageError(
+            f"Unsupported host policy setting '{setting}' is specified, supported settings are 'numa-node', 'cpu-cores'"
+        )
+
+
+_NO_POOL = "there is no such memory pool here"
+_NO_GPU = "the server itself touches no GPU; what a model takes of one is for its framework to limit"
+_ONE_LOOP = "HTTP is served by one event loop, not by a pool of threads"
+
+UNNEEDED = {
+    "allow-gpu-metrics": Unneeded("there are no metrics of GPUs here", parse_bool, switch=True),
+    "http-thread-count": Unneeded(_ONE_LOOP, parse_int),
+    "sagemaker-thread-count": Unneeded(_ONE_LOOP, parse_int),
+    "vertex-ai-thread-count": Unneeded(_ONE_LOOP, parse_int),
+    "grpc-infer-thread-count": Unneeded("gRPC is served by one event loop, not by a pool of threads", parse_int),
+    "grpc-infer-allocation-pool-size": Unneeded("requests and responses are not pooled here", parse_int),
+    "grpc-max-response-pool-size": Unneeded("how much waits for a slow reader is bounded by its bytes here", parse_int),
+    "pinned-memory-pool-byte-size": Unneeded(_NO_POOL, parse_long),
+    "cuda-memory-pool-byte-size": Unneeded(_NO_POOL, _check_device_bytes),
+    "cuda-virtual-address-size": Unneeded(_NO_POOL, _check_device_bytes),
+    "min-supported-compute-capability": Unneeded(_NO_GPU, _check_compute_capability),
+    "buffer-manager-thread-count": Unneeded("tensors are not copied by threads of their own here", parse_count),
+    "enable-peer-access": Unneeded(_NO_GPU, parse_bool, switch=True),
+    "model-load-gpu-limit": Unneeded(_NO_GPU, _check_device_fraction),
+    "host-policy": Unneeded(
+        "instances are processes, which the system places; to bind them all, start the server under numactl or taskset",
+        _check_host_policy,
+    ),
+}

@@ -1,0 +1,244 @@
+"""A repository in the cloud as folders on this machine, from which it is served like any other.
+
+    <cache>/<address>/objects/<key>            contents, by address, path, size and tag: kept from one run to the next
+    <cache>/<address>/servers/<n>/lock         held by the server whose folder this is
+    <cache>/<address>/servers/<n>/copies/<c>/  one state of one model: hard links to objects
+    <cache>/<address>/servers/<n>/models/<m>   link to the copy that is current
+
+Guarantees:
+- An object whose tag, size and time are the same is fetched once, also across restarts and for several servers.
+- A copy is one state of a model: it is listed before and after it is fetched, and where the two differ it is taken
+  again. What serves keeps the copy that it was loaded from until it is gone (`ModelCopy` is held by who loads it).
+- A store that fails, is slow, or is gone changes nothing of what has been copied.
+
+What it costs: a listing per look and model, of one request for up to 1,000 objects with S3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from stubserve.errors import internal, not_found, unavailable
+from stubserve.repository.cloud.store import Stamp, Store
+from stubserve.repository.daemon_threads import Latest, for_all
+
+log = logging.getLogger("stubserve.repository")
+
+# How often a model is listed until it stands still, and how long that is waited for in between
+_TRIES = 5
+_PAUSE_S = 0.5
+_AT_ONCE = 8
+UNUSED_DAYS = 30
+
+
+class ModelCopy:
+    """One state of a model. Its folder goes when nobody holds it any more."""
+
+    def __init__(self, folder: Path, listing: Mapping[str, Stamp]) -> None:
+        self.folder = folder
+        self.listing = dict(listing)
+        # In a thread: who lets go of it last may be the event loop.
+        self._end = weakref.finalize(self, _remove_soon, folder)
+        self._end.atexit = False
+
+
+class Mirror:
+    """One repository. All methods block, and are for threads, but for `close`."""
+
+    def __init__(self, store: Store, address: str, cache: Path) -> None:
+        self._store = store
+        self.address = address
+        self._home = cache / hashlib.blake2b(address.encode(), digest_size=12).hexdigest()
+        self._objects = self._home / "objects"
+        self._copies: dict[str, ModelCopy] = {}
+        self._guards: dict[str, threading.Lock] = {}
+        self._guard = threading.Lock()
+        self._known: list[str] | None = None
+        self._looks = Latest(self._refresh_all)
+        try:
+            self._own = self._begin()
+        except OSError as error:
+            raise internal(f"repository '{address}' cannot be copied to {cache}: {error.strerror}") from None
+        self.models = self._own / "models"
+
+    def names(self) -> list[str]:
+        """The names of the models; those that were known last where the store fails. Raises ServeError at first."""
+        try:
+            self._known = self._store.names()
+        except Exception as error:
+            if self._known is None:
+                raise
+            log.warning("%s. What was known of it goes on", error)
+        return self._known
+
+    def refresh(self, name: str) -> ModelCopy:
+        """The model as it is in the store now. Raises ServeError; then what was copied before is as it was."""
+        with self._guard:
+            guard = self._guards.setdefault(name, threading.Lock())
+        with guard:
+            for left in range(_TRIES, 0, -1):
+                listing = self._store.listing(name)
+                if not listing:
+                    self._drop(name)
+                    raise not_found("model not found in any model repository")
+                copy = self._copies.get(name)
+                if copy is not None and copy.listing == listing:
+                    return copy
+                copy = self._copy(name, listing)
+                if copy is not None:
+                    return copy
+                if left > 1:
+                    log.info("'%s' of %s changes while it is copied, and is copied again", name, self.address)
+                    time.sleep(_PAUSE_S)
+        raise unavailable(f"'{name}' of repository '{self.address}' changes all the time while it is copied")
+
+    def look(self, patience_s: float) -> None:
+        """Refreshes every model. From the second time on that is waited for only so long, and goes on meanwhile.
+
+        What cannot be copied stays as it is, and the log says why. Raises ServeError at first.
+        """
+        if not self._looks.run(patience_s if self._known is not None else threading.TIMEOUT_MAX):
+            log.info("repository '%s' is still being looked at; what is known of it goes on", self.address)
+
+    def _refresh_all(self) -> None:
+        names = self.names()
+        for name in self._copies.keys() - set(names):
+            self._drop(name)
+        for_all(names, self._try_refresh, _AT_ONCE)
+
+    def copy_of(self, name: str) -> ModelCopy | None:
+        """What was copied last, None for a model that has not been."""
+        return self._copies.get(name)
+
+    def close(self) -> None:
+        """The end: the folders of this server go, the objects stay."""
+        self._copies.clear()
+        shutil.rmtree(self._own, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.close(self._lock)
+
+    def _try_refresh(self, name: str) -> None:
+        try:
+            self.refresh(name)
+        except Exception as error:
+            log.error("failed to copy model '%s' of %s: %s", name, self.address, error)
+
+    # Copies
+
+    def _copy(self, name: str, listing: Mapping[str, Stamp]) -> ModelCopy | None:
+        """The state that a listing tells of, current from now on; None if it has changed meanwhile."""
+        fetched: dict[str, Path] = {}
+        try:
+            for path, stamp in listing.items():
+                key = self._key(name, path, stamp)
+                if not (self._objects / key).exists():
+                    fetched[key] = self._fetch(name, path)
+            # What was fetched is what was listed only if it still is.
+            if fetched and self._store.listing(name) != listing:
+                return None
+            for path, stamp in listing.items():
+                file = fetched.get(self._key(name, path, stamp))
+                if file is not None and file.stat().st_size != stamp.size:
+                    return None
+            for key, file in fetched.items():
+                os.replace(file, self._objects / key)
+        except OSError as error:
+            raise internal(f"'{name}' of repository '{self.address}' cannot be copied: {error.strerror}") from None
+        finally:
+            for file in fetched.values():
+                file.unlink(missing_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="copy-", dir=self._own / "copies")) / name
+        for path, stamp in listing.items():
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source = self._objects / self._key(name, path, stamp)
+            os.utime(source, ns=(time.time_ns(), source.stat().st_mtime_ns))  # which says that it is in use
+            try:
+                os.link(source, target)
+            except OSError:  # a file system without hard links, or too many of them
+                shutil.copy2(source, target)
+        link = self.models / f".{name}.new"
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder)
+        os.replace(link, self.models / name)
+        copy = self._copies[name] = ModelCopy(folder, listing)
+        return copy
+
+    def _fetch(self, name: str, path: str) -> Path:
+        descriptor, text = tempfile.mkstemp(prefix=".fetching-", dir=self._objects)
+        os.close(descriptor)
+        try:
+            self._store.fetch(name, path, Path(text))
+        except BaseException:
+            os.unlink(text)
+            raise
+        return Path(text)
+
+    def _drop(self, name: str) -> None:
+        self._copies.pop(name, None)
+        (self.models / name).unlink(missing_ok=True)
+
+    def _key(self, name: str, path: str, stamp: Stamp) -> str:
+        text = f"{name}/{path}\0{stamp.size}\0{stamp.tag}"
+        return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
+
+    # The folders
+
+    def _begin(self) -> Path:
+        """Makes the folder of this server, and removes what others have left behind. Raises OSError."""
+        servers = self._home / "servers"
+        for folder in (self._objects, servers):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for other in servers.iterdir():
+            if _is_left_behind(other):
+                shutil.rmtree(other, ignore_errors=True)
+        self._remove_unused()
+        own = Path(tempfile.mkdtemp(dir=servers))
+        self._lock = os.open(own / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        for part in ("copies", "models"):
+            (own / part).mkdir()
+        return own
+
+    def _remove_unused(self) -> None:
+        before = time.time() - UNUSED_DAYS * 86400
+        for file in self._files():
+            with contextlib.suppress(OSError):
+                status = file.stat()
+                if status.st_atime < before and status.st_nlink == 1:
+                    file.unlink()
+
+    def _files(self) -> Iterator[Path]:
+        yield from self._objects.iterdir()
+
+
+def _is_left_behind(folder: Path) -> bool:
+    """Whether the server of a folder is gone. One that is only just beginning has no lock yet."""
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return time.time() - folder.stat().st_mtime > 60
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _remove_soon(folder: Path) -> None:
+    threading.Thread(target=shutil.rmtree, args=(folder.parent, True), daemon=True).start()

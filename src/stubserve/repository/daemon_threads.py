@@ -1,0 +1,90 @@
+"""Threads for what may hang: nobody waits for them when the process ends, unlike those of an executor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+async def in_daemon_thread(work: Callable[[], _T]) -> _T:
+    """What `work` gives or raises, done in a thread of its own. Cancelled, it goes on, and nobody hears of it."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[_T] = loop.create_future()
+
+    def tell(done: Callable[[], None]) -> None:
+        if not outcome.done():
+            done()
+
+    def run() -> None:
+        try:
+            found = work()
+        except BaseException as raised:
+            error = raised  # the name of an except clause is gone with it
+            finished: Callable[[], None] = lambda: outcome.set_exception(error)  # noqa: E731
+        else:
+            finished = lambda: outcome.set_result(found)  # noqa: E731
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(tell, finished)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await outcome
+
+
+def for_all(items: Iterable[Any], work: Callable[[Any], None], at_once: int) -> None:
+    """Does `work`, which raises nothing, with each item, several at once. Blocks."""
+    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    count = 0
+    for item in items:
+        waiting.put(item)
+        count += 1
+
+    def run() -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                work(waiting.get_nowait())
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(min(count, at_once))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class Latest:
+    """Runs one piece of work after the other in the background, and waits for it only so long."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._guard = threading.Lock()
+        self._done: threading.Event | None = None
+        self._error: Exception | None = None
+
+    def run(self, patience_s: float) -> bool:
+        """Begins it, unless it is still under way, and waits; whether it has ended. Raises what it has raised."""
+        with self._guard:
+            if self._done is None:
+                self._done = threading.Event()
+                self._error = None
+                threading.Thread(target=self._run, args=(self._done,), daemon=True).start()
+            done = self._done
+        if not done.wait(patience_s):
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _run(self, done: threading.Event) -> None:
+        try:
+            self._work()
+        except Exception as raised:
+            self._error = raised
+        finally:
+            with self._guard:
+                self._done = None
+            done.set()

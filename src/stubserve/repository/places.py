@@ -1,0 +1,144 @@
+"""Where the models of a server lie: the operator's repositories, and what a name means in them.
+
+Each model has a *key*: its name, or with `--model-namespacing` its repository and its name (`<repository>::<name>`), so
+that two repositories may have a model of the same name. Everything that keeps models apart (the registry, turns,
+changeovers) goes by keys; clients and configurations know names. A name in an ensemble means the model of the same
+repository, or the only one elsewhere.
+
+Everything here looks anew each time, and is for threads, as disks may be slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stubserve.errors import Code, ServeError, internal
+from stubserve.repository import folder as disk
+from stubserve.repository.folder import BETWEEN, ModelFolder, Survey, check_model_name
+from stubserve.repository.registry import key_of
+from stubserve.settings import RepositorySettings
+
+if TYPE_CHECKING:
+    from stubserve.repository.cloud.mirror import Mirror
+
+
+# How long a look at a repository in the cloud is waited for, before what is known of it has to do
+_PATIENCE_S = 5.0
+
+
+class Places:
+    """The repositories of a server: folders, and after `open` those in the cloud, of which there are copies."""
+
+    def __init__(self, settings: RepositorySettings) -> None:
+        self._settings = settings
+        self._namespacing = settings.namespacing
+        # Namespace -> folder
+        self._folders = {str(path): path for path in settings.paths}
+        self._mirrors: dict[Path, Mirror] = {}
+
+    @property
+    def repositories(self) -> list[Path]:
+        return list(self._folders.values())
+
+    @property
+    def may_hang(self) -> bool:
+        """Whether there are repositories that are asked over a network."""
+        return bool(self._settings.remotes)
+
+    def open(self) -> None:
+        """Raises ServeError where a repository is not there, or cannot be reached."""
+        for repository in self._settings.paths:
+            if not repository.is_dir():
+                raise internal(f"failed to stat file {repository}: repository path is not a valid directory")
+        if self._settings.remotes:
+            # Imported only where there is one.
+            from stubserve.repository.cloud.opening import open_mirror
+
+            for address in self._settings.remotes:
+                mirror = open_mirror(address, self._settings.remote_cache)
+                self._mirrors[mirror.models] = mirror
+                self._folders[address] = mirror.models
+                mirror.names()
+
+    def close(self) -> None:
+        """Removes the copies."""
+        for mirror in self._mirrors.values():
+            mirror.close()
+
+    def survey(self) -> Survey:
+        """All that can be served, by key. Raises as `folder.survey`."""
+        for mirror in self._mirrors.values():
+            mirror.look(_PATIENCE_S)
+        if not self._namespacing:
+            survey = disk.survey(self.repositories)
+            return replace(survey, models={key: self._held(model) for key, model in survey.models.items()})
+        found = {}
+        for namespace, repository in self._folders.items():
+            for name, model in disk.survey([repository]).models.items():
+                found[key_of(namespace, name)] = self._held(replace(model, namespace=namespace))
+        return Survey(dict(sorted(found.items())), frozenset())
+
+    def locate(self, key: str, fresh: bool = False) -> ModelFolder:
+        """One model; with `fresh` it is looked for anew where there are copies. Raises as `folder.locate`."""
+        namespace, between, name = key.rpartition(BETWEEN)
+        if not self._namespacing or not between:
+            namespace, name, repositories = "", key, self.repositories
+        else:
+            repositories = [self._folders[namespace]] if namespace in self._folders else []
+        check_model_name(name)
+        for repository in repositories:
+            mirror = self._mirrors.get(repository)
+            if mirror is not None and (fresh or mirror.copy_of(name) is None):
+                try:
+                    mirror.refresh(name)
+                except ServeError as error:
+                    if error.code is not Code.NOT_FOUND:
+                        raise
+        return self._held(replace(disk.locate(repositories, name), namespace=namespace))
+
+    def _held(self, model: ModelFolder) -> ModelFolder:
+        """A model that is a copy, with the folder of the copy itself."""
+        mirror = self._mirrors.get(model.repository)
+        copy = None if mirror is None else mirror.copy_of(model.name)
+        return model if copy is None else replace(model, path=copy.folder, held=copy)
+
+    def keys(self, name: str) -> list[str]:
+        """The models that a name stands for; the name itself where there is none, which `locate` refuses then.
+
+        Raises ServeError INVALID_ARG, the name can be no model's.
+        """
+        if not self._namespacing:
+            return [name]
+        check_model_name(name)
+        found = [key for key in (key_of(namespace, name) for namespace in self._folders) if self._has(key)]
+        return found or [name]
+
+    def member(self, name: str, namespace: str) -> str:
+        """The model that an ensemble of a namespace means by a name."""
+        if not self._namespacing:
+            return name
+        own = key_of(namespace, name)
+        keys = self.keys(name)
+        return own if own in keys else keys[0] if len(keys) == 1 else name
+
+    def names(self) -> dict[str, bool]:
+        """The names in all repositories, and whether each means a model that can be served. Raises as `survey`."""
+        names = disk.list_names(self._settings.paths)
+        for mirror in self._mirrors.values():
+            for name in mirror.names():
+                names[name] = name not in names
+        return dict.fromkeys(names, True) if self._namespacing else names
+
+    def absent(self, keys: Collection[str]) -> list[str]:
+        """Those that are not in exactly one repository."""
+        return [key for key in keys if not self._has(key)]
+
+    def _has(self, key: str) -> bool:
+        try:
+            self.locate(key)
+        except ServeError:
+            return False
+        return True

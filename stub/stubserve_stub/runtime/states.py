@@ -1,0 +1,285 @@
+"""Implicit state: tensors of a sequence that are kept from one of its requests to the next (`sequence_batching.state`).
+
+All requests of a sequence come to one instance, so its stub keeps the states: small ones as bytes, large ones where the
+outputs lie, in its own segment, which counts against the server's limit. They cross no ring and the parent never sees
+them. What it says with a batch is which sequence each request belongs to: by a number that no other sequence has ever
+had, so what comes late for one that is over can do no harm.
+
+- The first request of a sequence (START) finds the initial state: zeros, the contents of a file, or, where nothing is
+  said, zeros too: upstream gives the model what happens to lie in memory then, and that may be another caller's.
+- A step is one request's way: it is given the states, the model computes, `keep` takes the new ones out of its answer.
+  All of them are checked before the first is taken, and what was there before is freed when all are. So a step that
+  fails in whatever way leaves the states as they were, and the sequence may go on from there, as upstream.
+- The request with END leaves nothing. A sequence that ends without one (`over`) is told by the parent, on the control
+  thread. With the process everything is gone.
+
+Memory. A model that was given the state itself (`in_place`) may keep a view of it; then the block is freed when that
+has died and a further batch comes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+from stubserve_stub.runtime.channel import Channel
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.runtime.outputs import own_offsets, wire_tensor
+from stubserve_stub.wire.arena import ArenaFull, address_of
+from stubserve_stub.wire.datatypes import BY_NUMBER
+from stubserve_stub.wire.messages import WireTensor
+from stubserve_stub.wire.places import InArena, Lent
+
+FOLDER = "initial_state"
+SEQUENCE_START, SEQUENCE_END = 1, 2
+
+_NUMBERS = {kind.config_name: kind.number for kind in BY_NUMBER.values()}
+# What an element takes whose type has no size: an empty string, which is its length
+_LENGTH_BYTES = 4
+
+# What a model has answered under one name: data type, shape, and a contiguous buffer
+Answered = Tuple[int, Sequence[int], Any]
+
+
+class StateSpec(NamedTuple):
+    """One state as the configuration has it. `dims` are those of the model, the batch's among them, -1 for any size.
+
+    `initial` is what a sequence begins with. With `in_place` a model may be given the state's own memory.
+    """
+
+    input: str
+    output: str
+    datatype: int
+    dims: Sequence[int]
+    initial: WireTensor
+    in_place: bool
+
+
+def has_states(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration, as JSON has it, asks for implicit state."""
+    return bool((config.get("sequence_batching") or {}).get("state"))
+
+
+def specs_of(config: Mapping[str, Any], model_dir: str) -> List[StateSpec]:
+    """The states of a configuration that the server has checked. Raises Refusal for a file that cannot be read."""
+    states = (config.get("sequence_batching") or {}).get("state") or []
+    return [_spec(state, int(config.get("max_batch_size", 0)) > 0, model_dir) for state in states]
+
+
+def _spec(state: Mapping[str, Any], batches: bool, model_dir: str) -> StateSpec:
+    name, datatype = state["input_name"], _NUMBERS[state["data_type"]]
+    batch = [1] if batches else []
+    dims = [*batch, *map(int, state["dims"])]
+    shape = [1 if dim == -1 else dim for dim in dims]
+    data = None
+    for initial in state.get("initial_state") or ():
+        shape = [*batch, *map(int, initial["dims"])]
+        if initial.get("data_file"):
+            data = _contents(os.path.join(model_dir, FOLDER, initial["data_file"]), name)
+    zeros = bytes(_nbytes(datatype, shape))
+    if data is None:
+        data = zeros
+    elif BY_NUMBER[datatype].itemsize:
+        data = data[: len(zeros)]
+    in_place = bool(state.get("use_same_buffer_for_input_output"))
+    return StateSpec(name, state["output_name"], datatype, dims, (name, datatype, shape, data), in_place)
+
+
+def _contents(path: str, name: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise Refusal("initial state of '{}': '{}' cannot be read: {}".format(name, path, error.strerror)) from None
+
+
+def _nbytes(datatype: int, shape: Sequence[int]) -> int:
+    nbytes = BY_NUMBER[datatype].itemsize or _LENGTH_BYTES
+    for dim in shape:
+        nbytes *= dim
+    return nbytes
+
+
+class States:
+    """The states of all sequences of one instance. Safe on any thread."""
+
+    def __init__(self, model: str, specs: Sequence[StateSpec], channel: Channel) -> None:
+        self.model = model
+        self.specs = specs
+        self.outputs = [spec.output for spec in specs]
+        self._channel = channel
+        self._guard = threading.RLock()
+        # By a sequence's number: the tensors that its next request is given, in the order of `specs`
+        self._kept: Dict[int, Sequence[WireTensor]] = {}
+        # By offset: what dies with the last view of a state that the model was given in place
+        self._shown: "Dict[int, weakref.ref[Any]]" = {}
+        # Blocks that nobody needs but whoever keeps a view
+        self._lingering: "List[Tuple[int, weakref.ref[Any]]]" = []
+
+    def steps(self, sequences: Sequence[int], flags: Sequence[int]) -> "List[Step]":
+        """The steps of the requests of a batch, with their flags; 0 stands for an empty place instead of a sequence."""
+        with self._guard:
+            if self._lingering:
+                self._sweep()
+            steps = [
+                Step(self, sequence, self._given(sequence, flag), bool(flag & SEQUENCE_END))
+                for sequence, flag in zip(sequences, flags)
+            ]
+        for step in steps:
+            if not step.sequence:
+                step.tensors = _zeros_like(next((other.tensors for other in steps if other.sequence), step.tensors))
+        return steps
+
+    def over(self, sequences: Sequence[int]) -> None:
+        """No further request of these sequences comes."""
+        with self._guard:
+            for sequence in sequences:
+                self._free(self._kept.pop(sequence, ()))
+
+    def memory(self, tensor: WireTensor) -> Any:
+        """A state's bytes, read-only: `bytes` or an array of uint8."""
+        place: Any = tensor[3]
+        if isinstance(place, bytes):
+            return place
+        return np.frombuffer(self._channel.arena.view(place.offset, place.nbytes).toreadonly(), np.uint8)
+
+    def own_memory(self, tensor: WireTensor) -> Any:
+        """The memory of a state in the arena itself, which the model may write to, as an array of uint8."""
+        place: Any = tensor[3]
+        array = np.frombuffer(self._channel.arena.view(place.offset, place.nbytes), np.uint8)
+        bottom: Any = array
+        while isinstance(bottom, np.ndarray):
+            bottom = bottom.base
+        with self._guard:
+            self._shown[place.offset] = weakref.ref(bottom)
+        return array
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences there are states of."""
+        return len(self._kept)
+
+    def _given(self, sequence: int, flags: int) -> Sequence[WireTensor]:
+        initial = [spec.initial for spec in self.specs]
+        if not sequence:
+            return initial
+        if flags & SEQUENCE_START:
+            self._free(self._kept.pop(sequence, ()))
+        return self._kept.setdefault(sequence, initial)
+
+    def _replace(self, sequence: int, new: Sequence[WireTensor], placer: Any) -> None:
+        """`new` is what the next request of a sequence is given, unless the sequence is over."""
+        with self._guard:
+            old = self._kept.get(sequence)
+            if old is None:
+                placer.free(own_offsets(new))
+                return
+            self._kept[sequence] = new
+            stays = own_offsets(new)
+            self._free([tensor for tensor in old if getattr(tensor[3], "offset", None) not in stays])
+
+    def _free(self, tensors: Sequence[WireTensor]) -> None:
+        for offset in own_offsets(tensors):
+            shown = self._shown.pop(offset, None)
+            if shown is not None and shown() is not None:
+                self._lingering.append((offset, shown))
+            else:
+                self._channel.free([offset])
+
+    def _sweep(self) -> None:
+        lingering, self._lingering = self._lingering, []
+        for offset, shown in lingering:
+            if shown() is None:
+                self._channel.free([offset])
+            else:
+                self._lingering.append((offset, shown))
+
+    def _placed(self, old: WireTensor, answered: Answered, placer: Any) -> WireTensor:
+        datatype, shape, buffer = answered
+        was = old[3]
+        if isinstance(was, InArena) and _lies_at(buffer, self._channel.arena.address(was.offset), was.nbytes):
+            return (old[0], datatype, shape, was)
+        tensor = wire_tensor(old[0], datatype, shape, buffer, placer)
+        if isinstance(tensor[3], Lent):
+            # Memory of a request, which is over soon
+            return (old[0], datatype, shape, self._channel.place(buffer))
+        return tensor
+
+
+class Step:
+    """One request's way through the states of its sequence. `tensors` are what it is given, one for each state.
+
+    `sequence` is 0 for an empty place of a batch. After the `last` one nothing is kept.
+    """
+
+    __slots__ = ("_states", "last", "sequence", "tensors")
+
+    def __init__(self, states: States, sequence: int, tensors: Sequence[WireTensor], last: bool) -> None:
+        self._states = states
+        self.sequence = sequence
+        self.tensors = tensors
+        self.last = last
+
+    def keep(self, answered: Mapping[str, Answered], placer: Any, partly: bool = False) -> None:
+        """Takes the new states out of what the model has answered, by name; all of them, or else `partly` those there.
+
+        `placer` places and frees memory. Raises Refusal that names the state, ArenaFull; then all is as it was.
+        """
+        states = self._states
+        for spec in states.specs:
+            if spec.output in answered:
+                self._check(spec, answered[spec.output])
+            elif not partly:
+                raise Refusal(
+                    "model '{}' has not answered output '{}', the new state of '{}'; its sequence keeps the state that "
+                    "it had".format(states.model, spec.output, spec.input)
+                )
+        if self.last or not self.sequence:
+            return
+        new: List[WireTensor] = []
+        had = self.tensors
+        try:
+            for spec, old in zip(states.specs, had):
+                given = answered.get(spec.output)
+                new.append(old if given is None else states._placed(old, given, placer))
+        except ArenaFull:
+            were = own_offsets(had)
+            placer.free([offset for offset in own_offsets(new) if offset not in were])
+            raise
+        states._replace(self.sequence, new, placer)
+        self.tensors = new
+
+    def end(self) -> None:
+        """Its request has been executed, well or not."""
+        if self.last and self.sequence:
+            self._states.over([self.sequence])
+
+    def _check(self, spec: StateSpec, answered: Answered) -> None:
+        datatype, shape, _ = answered
+        if datatype == spec.datatype and _fits(shape, spec.dims):
+            return
+        kind, wanted = BY_NUMBER[datatype].config_name, BY_NUMBER[spec.datatype].config_name
+        raise Refusal(
+            "model '{}' has answered output '{}', the new state of '{}', as {} {}, but its configuration says {} {}; "
+            "its sequence keeps the state that it had".format(
+                self._states.model, spec.output, spec.input, kind, list(shape), wanted, list(spec.dims)
+            )
+        )
+
+
+def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    return len(shape) == len(dims) and all(dim in (-1, size) for dim, size in zip(dims, shape))
+
+
+def _zeros_like(tensors: Sequence[WireTensor]) -> Sequence[WireTensor]:
+    return [(name, datatype, shape, bytes(_nbytes(datatype, shape))) for name, datatype, shape, _ in tensors]
+
+
+def _lies_at(buffer: Any, address: int, nbytes: int) -> bool:
+    if isinstance(buffer, bytes) or buffer.nbytes != nbytes:
+        return False
+    return address_of(buffer) == address
