@@ -63,6 +63,33 @@ def test_clients_certificates_want_tls() -> None:
     assert tls == Tls("c", "k", "r", mutual=True)
 
 
+def test_a_cache_is_said_in_one_flag_or_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_arguments(["m"]).cache.name == ""
+    assert parse_arguments(["m", "--response-cache-byte-size=0"]).cache.name == ""
+    assert parse_arguments(["m", "--response-cache-byte-size=2048"]).cache.local_bytes == 2048
+    assert (
+        parse_arguments(["m", "--cache-config=local,size=1M", "--cache-config=local,size=2M"]).cache.local_bytes
+        == 2 << 20
+    )
+    assert parse_arguments(["m", "--cache-config=local,size=1M,coalesce=true"]).cache.coalesces
+    one = parse_arguments(["m", "--cache-config=redis,host=h,port=1,password=a,b=c,socket_timeout=0"]).cache.redis
+    assert (one.host, one.port, one.password, one.timeout_s) == ("h", 1, "a,b=c", 0.25)
+    assert "a,b=c" not in repr(one)
+    monkeypatch.setenv("TRITONCACHE_REDIS_PASSWORD", "secret")
+    several = ["--cache-config=redis,host=h", "--cache-config=redis,port=1", "--cache-config=redis,user=me"]
+    settings = parse_arguments(["m", *several])
+    assert (settings.cache.redis.user, settings.cache.redis.password) == ("me", "secret")
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(UsageError, match=re.escape("pip install 'stubserve[redis]'")):
+        parse_arguments(["m", *several])
+
+
+def test_resources_of_the_rate_limiter() -> None:
+    words = ["--rate-limit=EXECUTION_COUNT", "--rate-limit-resource=R:4", "--rate-limit-resource=S:2:1"]
+    settings = parse_arguments(["m", *words]).rate_limit
+    assert (settings.mode, settings.resources) == ("execution_count", (("R", 4, None), ("S", 2, 1)))
+
+
 def test_a_switch_before_a_folder_does_not_swallow_it() -> None:
     assert parse_arguments(["--strict-readiness", "models"]).repository.paths == (Path("models"),)
     assert parse_arguments(["--allow-grpc", "models"]).repository.paths == (Path("models"),)
@@ -151,6 +178,31 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
             ["m", "--auth-token-file=t", "--auth-open-api=helth"],
             "--auth-open-api: unknown API 'helth'; there are health,",
         ),
+        (["m", "--cache-config=local"], "--cache-config option format is '<cache name>,<setting>=<value>'. Got local"),
+        (
+            ["m", "--cache-config=size=5"],
+            "--cache-config option format is '<cache name>,<setting>=<value>'. Got size=5",
+        ),
+        (["m", "--cache-config=local,coalesce=true"], "config didn't contain a valid 'size' field"),
+        (["m", "--cache-config=local,size=10"], "a size of 10 bytes holds no answer"),
+        (["m", "--cache-config=local,size=1M,sise=2"], "config didn't contain a valid 'size' field"),
+        (["m", "--cache-config=local,sise=2"], "the local cache has no setting 'sise'; it has coalesce, size"),
+        (["m", "--cache-config=nope,size=1M"], "there is no cache 'nope'; there are local and redis"),
+        (["m", "--cache-config=redis,host=h"], "--cache-config=redis,... needs 'port'"),
+        (["m", "--cache-config=redis,host=h,port=x"], "'port' is a number from 1 to 65535. Got x"),
+        (["m", "--cache-config=redis,host=h,port=1,tls_enabled=maybe"], "'tls_enabled' is true or false. Got maybe"),
+        (
+            ["m", "--cache-config=local,size=1M", "--cache-config=redis,host=h"],
+            "found multiple cache configurations, but only a single cache is currently supported",
+        ),
+        (
+            ["m", "--cache-config=local,size=1M", "--response-cache-byte-size=1048576"],
+            "Incompatible flags --response-cache-byte-size and --cache-config both provided",
+        ),
+        (["m", "--rate-limit=sometimes"], "invalid argument for --rate-limit, got: sometimes"),
+        (["m", "--rate-limit-resource=R"], "--rate-limit-resource option format is"),
+        (["m", "--rate-limit-resource=R:1:2:3"], "--rate-limit-resource option format is"),
+        (["m", "--rate-limit-resource=R:x"], "Invalid option value. Got x"),
         (["m", "--start-asleep"], "--start-asleep needs --sleep-after-secs"),
         (["m", "--grpc-restricted-protocol=health,health:a=b"], "restricted api 'health' can not be specified in"),
     ],
@@ -171,7 +223,7 @@ def test_flags_of_missing_parts_are_fine_when_they_turn_them_off() -> None:
     parse_arguments(["m", "--model-control-mode=none", "--rate-limit=off", "--allow-client-shm=false"])
     for words in (
         ["--allow-client-shm"],
-        ["--cache-config=local,size=1"],
+        ["--trace-level=TIMESTAMPS"],
     ):
         with pytest.raises(UsageError, match="does not offer"):
             parse_arguments(["m", *words])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stubserve.cache_settings import parse_cache_config
 from stubserve.flag_values import (
     parse_backend_config,
     parse_bool,
@@ -21,6 +22,8 @@ from stubserve.flag_values import (
     parse_kinds,
     parse_metrics_config,
     parse_origin,
+    parse_rate_limit,
+    parse_rate_limit_resource,
     parse_repository,
     parse_restricted_routes,
     parse_restricted_rpcs,
@@ -256,6 +259,32 @@ FLAGS = (
         "<setting>=<value>, as summary_latencies=true.",
         many=True,
     ),
+    Flag(
+        "cache-config",
+        "cache.config",
+        parse_cache_config,
+        "The response cache: local,size=256M or redis,host=...,port=... and other settings.",
+        many=True,
+    ),
+    Flag(
+        "response-cache-byte-size",
+        "cache.byte_size",
+        parse_int,
+        "Same as --cache-config=local,size=...; 0 for none (0).",
+    ),
+    Flag(
+        "rate-limit",
+        "rate_limit.mode",
+        parse_rate_limit,
+        "execution_count: instances share resources and take turns by priority (rate_limiter); off (off).",
+    ),
+    Flag(
+        "rate-limit-resource",
+        "rate_limit.resources",
+        parse_rate_limit_resource,
+        "<name>:<count>[:<device>] of a resource there is (as much as the greediest instance asks for).",
+        many=True,
+    ),
     Flag("log-verbose", "logging.verbose", parse_int, "Verbose logging from level 1 on (0)."),
     Flag("log-info", "logging.info", parse_bool, "Log info messages (true).", switch=True),
     Flag("log-warning", "logging.warning", parse_bool, "Log warnings (true).", switch=True),
@@ -434,9 +463,4 @@ MISSING = {
     "trace-rate": ("tracing", ()),
     "trace-count": ("tracing", ()),
     "trace-log-frequency": ("tracing", ()),
-    "cache-config": ("the response cache", ()),
-    "cache-directory": ("the response cache", ()),
-    "response-cache-byte-size": ("the response cache", ("0",)),
-    "rate-limit": ("the rate limiter", ("off",)),
-    "rate-limit-resource": ("the rate limiter", ()),
 }

@@ -64,6 +64,7 @@ _ONE_LOOP = "HTTP is served by one event loop, not by a pool of threads"
 
 UNNEEDED = {
     "allow-gpu-metrics": Unneeded("there are no metrics of GPUs here", parse_bool, switch=True),
+    "cache-directory": Unneeded("the caches are built in", str),
     "http-thread-count": Unneeded(_ONE_LOOP, parse_int),
     "sagemaker-thread-count": Unneeded(_ONE_LOOP, parse_int),
     "vertex-ai-thread-count": Unneeded(_ONE_LOOP, parse_int),

@@ -197,3 +197,26 @@ def parse_metrics_config(text: str) -> dict[str, Any]:
     if not quantiles or not all(0 <= quantile <= 1 for quantile in quantiles):
         raise UsageError(f"summary_quantiles are '<quantile>:<error>,...' with quantiles from 0 to 1. Got {value}")
     return {"quantiles": quantiles}
+
+
+def parse_rate_limit(text: str) -> str:
+    """Whether instances share resources, in any case. Raises UsageError."""
+    mode = text.lower()
+    if mode not in ("off", "execution_count"):
+        raise UsageError(f"invalid argument for --rate-limit, got: {text}")
+    return mode
+
+
+def parse_rate_limit_resource(text: str) -> tuple[str, int, int | None]:
+    """`<name>:<count>[:<device>]` as (name, count, device or None for all). Raises UsageError."""
+    name, *numbers = text.split(":")
+    if not 1 <= len(numbers) <= 2:
+        raise UsageError(
+            "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or '<resource_name>:<count>'. "
+            f"Got {text}"
+        )
+    count = parse_int(numbers[0])
+    if count < 0:
+        raise UsageError(f"--rate-limit-resource: a count is not negative. Got {text}")
+    device = parse_int(numbers[1]) if len(numbers) == 2 else -1
+    return name, count, None if device < 0 else device

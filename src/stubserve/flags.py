@@ -11,6 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+from stubserve.cache_settings import REDIS, CacheSettings, CacheSettingsError
 from stubserve.flag_table import FLAGS, MISSING
 from stubserve.flag_unneeded import UNNEEDED
 from stubserve.flag_values import CloudAddress, UsageError, parse_bool
@@ -27,6 +28,7 @@ from stubserve.settings import (
     InstanceSettings,
     LoggingSettings,
     MetricsSettings,
+    RateLimitSettings,
     RepositorySettings,
     Restricted,
     Settings,
@@ -42,6 +44,8 @@ _GROUPS: dict[str, Callable[..., Any]] = {
     "grpc": GrpcSettings,
     "metrics": MetricsSettings,
     "logging": LoggingSettings,
+    "cache": CacheSettings,
+    "rate_limit": RateLimitSettings,
 }
 # What a backend may be told that has its effect here; the rest is about what is not there
 _BACKEND_SETTINGS = (
@@ -86,7 +90,7 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
             continue
         try:
             value = (flag.parse if flag is not None else UNNEEDED[name].check)(text)
-        except UsageError as wrong:
+        except (UsageError, CacheSettingsError) as wrong:
             raise UsageError(str(wrong) if str(wrong).startswith("--") else f"--{name}: {wrong}") from None
         if flag is None:
             notices.append(f"--{name} has no effect: {UNNEEDED[name].why}")
@@ -163,6 +167,12 @@ def _check(settings: Settings) -> None:
     if settings.metrics.interval_ms < 0:
         raise UsageError(f"--metrics-interval-ms must not be negative. Got {settings.metrics.interval_ms}")
     _check_ports(settings)
+    try:
+        settings.cache.check()
+    except CacheSettingsError as wrong:
+        raise UsageError(str(wrong)) from None
+    if settings.cache.name == REDIS and find_spec("redis") is None:
+        raise UsageError("--cache-config=redis,... needs a package: run `pip install 'stubserve[redis]'`")
     if settings.logging.format not in (DEFAULT, ISO8601, JSON):
         raise UsageError(f"invalid argument for --log_format, got: {settings.logging.format}")
 

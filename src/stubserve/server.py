@@ -30,6 +30,8 @@ from stubserve.repository.control import ModelControl
 from stubserve.repository.folder import list_names
 from stubserve.repository.loading import Loader
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
+from stubserve.response_cache.factory import create_cache
+from stubserve.schedulers.rate_limiter import create_limiter
 from stubserve.settings import EXPLICIT, NONE, POLL, Settings
 
 log = logging.getLogger("stubserve.server")
@@ -58,7 +60,8 @@ class Server:
         self.store = self.memory.store
         self.heap = self.memory.heap
         self.pressure = Pressure()
-        self.memory.make_room = self.pressure.make_room
+        self.cache = create_cache(settings.cache, self.memory.spare, self.memory.store)
+        self.memory.make_room = self._make_room
         self.arrivals = Arrivals(self.memory, self.pressure, settings.connection_share_bytes)
         self.pace = Pace(settings.clients.min_rate, settings.clients.request_timeout_secs)
         self.send_timeout_s: float = settings.clients.send_timeout_secs
@@ -72,12 +75,16 @@ class Server:
         custom = MetricRegistry(RESERVED)
         measured = settings.metrics
         machine = MachineMetrics(measured.interval_ms / 1000, measured.allow_cpu)
-        self.metrics = ServerMetrics(self._registry.serving, measured.latencies, machine, custom, self.memory)
+        self.metrics = ServerMetrics(
+            self._registry.serving, measured.latencies, machine, custom, self.memory, self.cache
+        )
         loader = Loader(
             settings.instances,
             self.memory,
             completes=not settings.repository.disable_auto_complete,
             latencies=measured.latencies if measured.allow else None,
+            cache=self.cache,
+            limiter=create_limiter(settings.rate_limit.mode, settings.rate_limit.resources),
         )
         self._janitor = Janitor()
         asked = settings.instances
@@ -160,6 +167,11 @@ class Server:
                     return False
         return True
 
+    def _make_room(self) -> bool:
+        """Makes room in shared memory for a request; False where nobody has any to give."""
+        # What is only kept goes before what somebody waits for.
+        return (self.cache is not None and self.cache.give_way()) or self.pressure.make_room()
+
     async def give_up_changes(self) -> None:
         """Ends loads that are under way: who waits for one must not hold up those who wait for inference."""
         await self._control.give_up_changes()
@@ -175,6 +187,8 @@ class Server:
         self.exiting = True
         await self._control.stop(self.settings.exit_timeout_secs if timeout_s is None else timeout_s)
         await self._janitor.stop()
+        if self.cache is not None:
+            await self.cache.close()
         self.large_json.close()
         self.offload.close()
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import psutil
 
+from stubserve.cache_settings import CacheSettings
+
 # Kinds of APIs, and the header and value that they want
 Restricted = Mapping[str, tuple[str, str]]
 
@@ -238,6 +240,14 @@ class MetricsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RateLimitSettings:
+    """Whether instances share resources: off or execution_count. `resources` are (name, count, device or None)."""
+
+    mode: str = "off"
+    resources: tuple[tuple[str, int, int | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LoggingSettings:
     """What is logged, and how."""
 
@@ -274,6 +284,8 @@ class Settings:
     grpc: GrpcSettings = GrpcSettings()
     metrics: MetricsSettings = MetricsSettings()
     logging: LoggingSettings = LoggingSettings()
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    rate_limit: RateLimitSettings = RateLimitSettings()
 
     def for_development(self, has_terminal: bool) -> Settings:
         """The same for who writes models: what is saved is loaded, every answer is checked, any model may be debugged.

@@ -152,6 +152,9 @@ class FakeWork:
     def cancel(self, request: Request) -> None:
         self.cancelled.append(request)
 
+    def has(self, request: Request) -> bool:
+        return any(request in work.requests for work in self.works)
+
     @property
     def is_empty(self) -> bool:
         return not self.works and not self.open

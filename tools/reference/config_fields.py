@@ -8,8 +8,7 @@ from __future__ import annotations
 _STATE = "Refused: implicit state is not offered yet."
 _GPU = "For GPUs; no effect on a CPU."
 _TENSORRT = "For TensorRT; refused with other platforms."
-_CACHE = "No effect: there is no response cache yet. The log says so."
-_RATE = "No effect: there is no rate limiter yet. The log says so."
+_CACHE = "Answers equal requests from the response cache; with `--cache-config`. See [Caching](../guides/caching.md)."
 _AGENT = "No effect: there are no repository agents. The log says so."
 
 FIELDS: dict[str, dict[str, str]] = {
@@ -181,15 +180,22 @@ FIELDS: dict[str, dict[str, str]] = {
         "name": "The beginning of its instances' names.",
         "kind": "`KIND_CPU`. `KIND_GPU` is refused where there is no GPU, unless `--gpu-fallback=cpu` is set. `KIND_MODEL` leaves it to the model.",
         "count": "How many instances; each is a process.",
-        "rate_limiter": _RATE,
+        "rate_limiter": "What its instances share with others; with `--rate-limit=execution_count`.",
         "gpus": "Handed to the model; refused where these GPUs are not there.",
         "secondary_devices": _GPU,
         "profile": _TENSORRT,
         "passive": "Its instances are loaded, and get no requests.",
         "host_policy": "No effect: there are no host policies.",
     },
-    "ModelRateLimiter": dict.fromkeys(("resources", "priority"), _RATE),
-    "ModelRateLimiter.Resource": dict.fromkeys(("name", "global", "count"), _RATE),
+    "ModelRateLimiter": {
+        "resources": "What an instance needs to execute. See [Rate limiting](../guides/caching.md#share-a-resource).",
+        "priority": "An instance of priority n has 1/n of the executions of one with priority 1.",
+    },
+    "ModelRateLimiter.Resource": {
+        "name": "Its name.",
+        "global": "Whether all devices share it.",
+        "count": "How much of it an instance needs.",
+    },
     "ModelInstanceGroup.SecondaryDevice": dict.fromkeys(("kind", "device_id"), _GPU),
     "ModelParameter": {"string_value": "The value. Parameters are texts."},
     "ModelWarmup": {

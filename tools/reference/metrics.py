@@ -13,6 +13,7 @@ from stubserve.inference.steps import finish
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.metrics import RESERVED, ServerMetrics
+from stubserve.response_cache.local import LocalStore
 from stubserve.settings import LatencySettings
 from tools.reference.markdown import name as whole
 from tools.reference.markdown import table
@@ -44,6 +45,7 @@ Buckets of a histogram are the model's to say, in `model_metrics` of its configu
 """
 _WHERE = {
     "Models": lambda name: name.startswith(("nv_inference", "nv_model")),
+    "The response cache": lambda name: name.startswith("nv_cache"),
     "Instances, batches and shared memory": lambda name: name.startswith("stubserve_"),
     "The machine": lambda name: name.startswith(("nv_cpu", "nv_pinned")),
 }
@@ -61,20 +63,28 @@ def metrics_page() -> str:
 
 def _printed() -> str:
     """What a server prints that has one model, and measures everything."""
+    latencies = Latencies([100, 500], summaries=True)
+    # One that uses the cache has no summary of its requests' times; all that there is shall be printed.
+    times = dict(latencies.summaries)
+    latencies.uses_cache()
+    latencies.summaries = times
+    statistics = ModelStatistics()
+    statistics.cached = True
     model: Any = SimpleNamespace(
         name="model",
         namespace="",
         version=1,
         config=SimpleNamespace(metric_tags={}),
-        statistics=ModelStatistics(),
-        latencies=Latencies([100, 500], summaries=True),
+        statistics=statistics,
+        latencies=latencies,
         queued=0,
         load_seconds=0.0,
         instance_facts=lambda: [InstanceFacts("model_0_0", "ready")],
     )
     everything = LatencySettings(histogram_latencies=True, summary_latencies=True)
+    cache: Any = SimpleNamespace(local=LocalStore(1 << 20))
     memory: Any = SimpleNamespace(limit=0, held=lambda: dict.fromkeys(("requests", "heap", "stubs"), 0))
     text = ServerMetrics(
-        lambda: [cast(Any, model)], everything, MachineMetrics(2.0, True), MetricRegistry(RESERVED), memory
+        lambda: [cast(Any, model)], everything, MachineMetrics(2.0, True), MetricRegistry(RESERVED), memory, cache
     ).text()
     return finish(text)

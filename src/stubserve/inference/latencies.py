@@ -17,8 +17,9 @@ from stubserve.inference.request import SUCCESS, Request, Response
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 DEFAULT_BOUNDS_MS = (100.0, 500.0, 2000.0, 5000.0)
 
-# The times of a request that summaries are made of
+# The times of a request that summaries are made of, and those of asking the response cache
 TIMES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
+HIT, MISS = "hit", "miss"
 
 _LOG_WIDTH = math.log(1.02)
 _SPAN_S = 12.0
@@ -84,6 +85,29 @@ class Latencies:
     def __init__(self, bounds_ms: Sequence[float] | None, summaries: bool) -> None:
         self.first_response = Histogram(bounds_ms) if bounds_ms is not None else None
         self.summaries = {name: Summary() for name in TIMES} if summaries else {}
+        # Of a model that uses the response cache
+        self.cache_summaries: dict[str, Summary] = {}
+
+    def uses_cache(self) -> None:
+        """The model is answered from the response cache, too; as upstream, its requests' times are not summed up then.
+
+        Before the first request.
+        """
+        if self.summaries:
+            del self.summaries["request"]
+            self.cache_summaries = {HIT: Summary(), MISS: Summary()}
+
+    def on_hit(self, queue_ns: int, took_ns: int) -> None:
+        """Counts a request that the cache has answered."""
+        if self.cache_summaries:
+            now_s = time.monotonic()
+            self.summaries["queue"].observe(queue_ns // 1000, now_s)
+            self.cache_summaries[HIT].observe(took_ns // 1000, now_s)
+
+    def on_miss(self, took_ns: int) -> None:
+        """Counts looking up and inserting for a request that was computed."""
+        if self.cache_summaries:
+            self.cache_summaries[MISS].observe(took_ns // 1000, time.monotonic())
 
     def on_response(self, request: Request, response: Response) -> None:
         """Counts a request's first response, an error among them; one that is nothing but the end is none."""
@@ -107,5 +131,7 @@ class Latencies:
                 request.compute_infer_end_ns - request.compute_input_end_ns,
                 request.compute_end_ns - request.compute_infer_end_ns,
             )
-            for summary, nanoseconds in zip(self.summaries.values(), times, strict=True):
-                summary.observe(max(nanoseconds, 0) // 1000, now_s)
+            for name, nanoseconds in zip(TIMES, times, strict=True):
+                summary = self.summaries.get(name)
+                if summary is not None:
+                    summary.observe(max(nanoseconds, 0) // 1000, now_s)

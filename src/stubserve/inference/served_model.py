@@ -20,7 +20,8 @@ class ServedModel(Protocol):
     """A model version that takes requests.
 
     `config` is the completed ModelConfig message, `rendered_config` the same as JSON has it. `load_seconds` is how long
-    its load took. `namespace` is empty where models are told apart by their names.
+    its load took. `namespace` is empty where models are told apart by their names. `identity` stands for configuration
+    and files, where a shared response cache has to know; else it is empty.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ServedModel(Protocol):
     statistics: ModelStatistics
     latencies: Latencies | None
     load_seconds: float
+    identity: bytes
 
     @property
     def key(self) -> str:

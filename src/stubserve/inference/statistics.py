@@ -2,7 +2,7 @@
 
 Rules, as upstream has them: a request counts as a success if its execution did not fail, even where the model answered
 it with an error; a failed execution counts all its requests as failures, and still as one execution. Times are summed
-nanoseconds. There is no response cache, so its counts are always zero.
+nanoseconds. A request that was answered from the response cache is a success that was not computed.
 """
 
 from __future__ import annotations
@@ -85,6 +85,11 @@ class ModelStatistics:
 
     __slots__ = (
         "_memory_usage",
+        "cache_hit_count",
+        "cache_hit_ns",
+        "cache_miss_count",
+        "cache_miss_ns",
+        "cached",
         "compute_infer_ns",
         "compute_input_ns",
         "compute_output_ns",
@@ -115,6 +120,12 @@ class ModelStatistics:
         self.compute_output_ns = 0
         self.inference_count = 0
         self.last_inference_ms = 0
+        # Whether the model uses the response cache, what it found there and what not, and how long that took
+        self.cached = False
+        self.cache_hit_count = 0
+        self.cache_hit_ns = 0
+        self.cache_miss_count = 0
+        self.cache_miss_ns = 0
         # Of a decoupled model: responses by their place in the answer to one request
         self.responses: list[_Responses] = []
         # Executions, by their total batch size
@@ -177,6 +188,19 @@ class ModelStatistics:
         executions.output_ns += output_ns
         self.last_inference_ms = time.time_ns() // 1_000_000
 
+    def record_hit(self, request: Request, asked_ns: int, took_ns: int, end_ns: int) -> None:
+        """Counts a request that the response cache, asked at `asked_ns` for so long, has answered at `end_ns`."""
+        self.success_count += 1
+        self.success_ns += end_ns - request.request_start_ns
+        self.queue_ns += asked_ns - request.queue_start_ns
+        self.cache_hit_count += 1
+        self.cache_hit_ns += took_ns
+
+    def record_miss(self, took_ns: int) -> None:
+        """Counts what looking up and inserting took of a request that was computed."""
+        self.cache_miss_count += 1
+        self.cache_miss_ns += took_ns
+
     def record_response(self, request: Request, response: Response, start_ns: int) -> None:
         """Counts a response of a decoupled model, which the model sent at `start_ns`.
 
@@ -200,6 +224,7 @@ class ModelStatistics:
 
     def to_dict(self, model: str, version: int) -> dict[str, Any]:
         """One entry of `model_stats`, keys in upstream's order."""
+        computed = self.success_count - self.cache_hit_count
         return {
             "name": model,
             "version": str(version),
@@ -210,11 +235,11 @@ class ModelStatistics:
                 "success": _duration(self.success_count, self.success_ns),
                 "fail": _duration(self.fail_count, self.fail_ns),
                 "queue": _duration(self.success_count, self.queue_ns),
-                "compute_input": _duration(self.success_count, self.compute_input_ns),
-                "compute_infer": _duration(self.success_count, self.compute_infer_ns),
-                "compute_output": _duration(self.success_count, self.compute_output_ns),
-                "cache_hit": _duration(0, 0),
-                "cache_miss": _duration(0, 0),
+                "compute_input": _duration(computed, self.compute_input_ns),
+                "compute_infer": _duration(computed, self.compute_infer_ns),
+                "compute_output": _duration(computed, self.compute_output_ns),
+                "cache_hit": _duration(self.cache_hit_count, self.cache_hit_ns),
+                "cache_miss": _duration(self.cache_miss_count, self.cache_miss_ns),
             },
             "response_stats": {str(place): responses.to_dict() for place, responses in enumerate(self.responses)},
             "batch_stats": [

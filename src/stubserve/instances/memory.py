@@ -75,6 +75,14 @@ class Memory:
         block.view[:] = data
         return block
 
+    def spare(self, nbytes: int) -> Block | None:
+        """A block of memory that nobody has to give up for it; None where there is none."""
+        try:
+            offset = self.ingress.allocate(nbytes)
+        except ArenaFull:
+            return None
+        return Block(offset, nbytes, self.arena.view(offset, nbytes), self._free)
+
     @property
     def limit(self) -> int:
         """How many bytes may be committed."""

@@ -54,7 +54,8 @@ class InstanceSpec:
     """One model instance to start. `device_id` is the GPU's number, 0 for kinds CPU and MODEL.
 
     `traits` are its device and what its group says (serialized) besides name and count: instances that share them can
-    stand in for each other.
+    stand in for each other. `resources` are what the rate limiter is to see to: (name, whether all devices share it,
+    how much), and `priority` says how often.
     """
 
     name: str
@@ -62,6 +63,8 @@ class InstanceSpec:
     device_id: int
     passive: bool
     traits: tuple[int, bytes] = field(default=(0, b""), compare=False)
+    resources: tuple[tuple[str, bool, int], ...] = field(default=(), compare=False)
+    priority: int = field(default=1, compare=False)
 
 
 def normalise(
@@ -145,9 +148,21 @@ def instances_of(config: ModelConfig) -> list[InstanceSpec]:
         traits.CopyFrom(group)
         traits.ClearField("name")
         traits.ClearField("count")
+        limits = group.rate_limiter
+        resources = (
+            () if group.passive else tuple((one.name, getattr(one, "global"), one.count) for one in limits.resources)
+        )
         serialized = traits.SerializeToString(deterministic=True)
         specs += [
-            InstanceSpec(f"{group.name}_{copy}", kind, device, group.passive, (device, serialized))
+            InstanceSpec(
+                f"{group.name}_{copy}",
+                kind,
+                device,
+                group.passive,
+                (device, serialized),
+                resources,
+                limits.priority or 1,
+            )
             for copy in range(group.count)
             for device in devices
         ]

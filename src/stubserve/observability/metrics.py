@@ -9,18 +9,26 @@ from collections.abc import Callable, Iterable
 
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.steps import Steps
-from stubserve.observability import machine_metrics, model_metrics, own_metrics
+from stubserve.observability import cache_metrics, machine_metrics, model_metrics, own_metrics
 from stubserve.observability.custom_metrics import GAUGE, MetricRegistry
 from stubserve.observability.exposition import Exposition
 from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.own_metrics import SharedMemory
+from stubserve.response_cache.store import ResponseCache
 from stubserve.settings import LatencySettings
 
-RESERVED = {**model_metrics.FAMILIES, **own_metrics.FAMILIES, **dict.fromkeys(machine_metrics.FAMILIES, GAUGE)}
+RESERVED = {
+    **model_metrics.FAMILIES,
+    **own_metrics.FAMILIES,
+    **dict.fromkeys((*machine_metrics.FAMILIES, *cache_metrics.FAMILIES), GAUGE),
+}
 
 
 class ServerMetrics:
-    """`models()` gives the models that serve; `memory` is their shared memory, `custom` the metrics that they make."""
+    """`models()` gives the models that serve; `memory` is their shared memory, `custom` the metrics that they make.
+
+    `cache` is the response cache where there is one.
+    """
 
     def __init__(
         self,
@@ -29,12 +37,14 @@ class ServerMetrics:
         machine: MachineMetrics,
         custom: MetricRegistry,
         memory: SharedMemory,
+        cache: ResponseCache | None = None,
     ) -> None:
         self._models = models
         self._options = options
         self._machine = machine
         self._custom = custom
         self._memory = memory
+        self._cache = cache
 
     def text(self) -> Steps[str]:
         """The metrics of this moment."""
@@ -43,6 +53,8 @@ class ServerMetrics:
             model_metrics.expose(model, self._options, exposition)
             own_metrics.expose_model(model, exposition)
             yield None
+        if self._cache is not None and self._cache.local is not None and self._options.counter_latencies:
+            cache_metrics.expose(self._cache.local, exposition)
         own_metrics.expose_memory(self._memory, exposition)
         self._machine.expose(exposition)
         for family in self._custom.families():

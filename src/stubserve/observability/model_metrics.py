@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from stubserve.inference.latencies import FIRST_RESPONSE, TIMES
+from stubserve.inference.latencies import FIRST_RESPONSE, HIT, MISS, TIMES
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.statistics import FAILURE_REASONS
 from stubserve.observability.custom_metrics import COUNTER, GAUGE, HISTOGRAM, Labels
@@ -52,6 +52,23 @@ _DURATIONS = (
         "Cumulative inference compute output duration in microseconds (does not include cached requests)",
     ),
 )
+# Of models that use the response cache
+_CACHE_COUNTS = (
+    ("nv_cache_num_hits_per_model", "cache_hit_count", "Number of cache hits per model"),
+    ("nv_cache_num_misses_per_model", "cache_miss_count", "Number of cache misses per model"),
+)
+_CACHE_DURATIONS = (
+    ("nv_cache_hit_duration_per_model", "cache_hit_ns", "Total cache hit duration per model, in microseconds"),
+    (
+        "nv_cache_miss_duration_per_model",
+        "cache_miss_ns",
+        "Total cache miss (insert+lookup) duration per model, in microseconds",
+    ),
+)
+_CACHE_SUMMARIES = {
+    HIT: ("nv_cache_hit_summary_per_model", "Summary of cache hit counts/durations per model, in microseconds."),
+    MISS: ("nv_cache_miss_summary_per_model", "Summary of cache miss counts/durations per model, in microseconds."),
+}
 _PENDING = (
     "nv_inference_pending_request_count",
     "Instantaneous number of pending requests awaiting execution per-model.",
@@ -68,7 +85,8 @@ _SUMMARY_TEXTS = {
 
 # Names that models cannot take for metrics of another kind
 FAMILIES = {
-    **{name: COUNTER for name, _, _ in (*_COUNTS, *_DURATIONS)},
+    **{name: COUNTER for name, _, _ in (*_COUNTS, *_DURATIONS, *_CACHE_COUNTS, *_CACHE_DURATIONS)},
+    **{name: SUMMARY for name, _ in _CACHE_SUMMARIES.values()},
     _FAILURES[0]: COUNTER,
     _PENDING[0]: GAUGE,
     _LOAD[0]: GAUGE,
@@ -99,6 +117,12 @@ def expose(model: ServedModel, options: LatencySettings, exposition: Exposition)
     if options.counter_latencies:
         for name, attribute, text in _DURATIONS:
             exposition.family(name, COUNTER, text).sample(labels, getattr(statistics, attribute) // 1000)
+        if statistics.cached:
+            # As upstream, all of the cache's goes with the latencies.
+            for name, attribute, text in _CACHE_COUNTS:
+                exposition.family(name, COUNTER, text).sample(labels, getattr(statistics, attribute))
+            for name, attribute, text in _CACHE_DURATIONS:
+                exposition.family(name, COUNTER, text).sample(labels, getattr(statistics, attribute) // 1000)
     exposition.family(_PENDING[0], GAUGE, _PENDING[1]).sample(labels, model.queued)
     exposition.family(_LOAD[0], GAUGE, _LOAD[1]).sample(labels, model.load_seconds)
     latencies = model.latencies
@@ -110,9 +134,14 @@ def expose(model: ServedModel, options: LatencySettings, exposition: Exposition)
             labels, first.total, first.bounds, first.counts
         )
     now_s = time.monotonic()
-    for name, summary in latencies.summaries.items():
+    summaries = [
+        (f"nv_inference_{name}_summary_us", _SUMMARY_TEXTS[name], summary)
+        for name, summary in latencies.summaries.items()
+    ]
+    summaries += [(*_CACHE_SUMMARIES[name], summary) for name, summary in latencies.cache_summaries.items()]
+    for family, text, summary in summaries:
         values = summary.quantiles(options.quantiles, now_s)
-        exposition.family(f"nv_inference_{name}_summary_us", SUMMARY, _SUMMARY_TEXTS[name]).summary(
+        exposition.family(family, SUMMARY, text).summary(
             labels, summary.count, summary.total, zip(options.quantiles, values, strict=True)
         )
 

@@ -35,6 +35,7 @@ from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.ensemble_loading import start_ensemble
 from stubserve.repository.folder import read_labels
+from stubserve.repository.identity import of_files, of_load, of_members
 from stubserve.repository.initial_states import check_initial_states
 from stubserve.repository.instance_update import InstanceUpdate, assign
 from stubserve.repository.program import (
@@ -43,6 +44,9 @@ from stubserve.repository.program import (
     locate_program,
     missing_parts,
 )
+from stubserve.response_cache.store import ResponseCache
+from stubserve.schedulers.rate_limiter import RateLimiter
+from stubserve.serving.ensemble_model import EnsembleModel
 from stubserve.serving.instance_model import InstanceModel
 from stubserve.serving.sequence_model import instance_model
 from stubserve.serving.warm_up import WarmUp
@@ -59,7 +63,8 @@ class Loader:
     """Starts model versions.
 
     Models complete their configurations if they are to (`completes`). `latencies` are the distributions that are
-    measured, None where nobody can read them.
+    measured, None where nobody can read them. `cache` is the server's response cache, if it has one,
+    `limiter` has its instances share resources.
     """
 
     def __init__(
@@ -69,12 +74,16 @@ class Loader:
         completes: bool,
         latencies: LatencySettings | None,
         make_launcher: Callable[..., Launcher] = Launcher,
+        cache: ResponseCache | None = None,
+        limiter: RateLimiter | None = None,
     ) -> None:
         self._settings = settings
         self._memory = memory
         self._completes = completes
         self._measured = latencies
         self._make_launcher = make_launcher
+        self._cache = cache
+        self._limiter = limiter
         self._environments = Environments(settings.environment_cache)
         self._booting = asyncio.Lock()
 
@@ -84,11 +93,14 @@ class Loader:
         if config.platform == ENSEMBLE_PLATFORM:
             ensemble = await start_ensemble(candidate, version, services.models)
             ensemble.latencies = self._latencies(config)
+            ensemble.identity = of_members(config, version, [one.identity for one in ensemble.members.values()])
+            self._use_cache(ensemble)
             return ensemble
         name = folder.name
         launcher, config, files = await self._launcher(candidate, version, services)
         specs = instances_of(config)
         first: Stub | None = None
+        model: InstanceModel | None = None
         config_json = render_json(config)
         asleep = self._starts_asleep(candidate, files)
         if self._completes and not asleep:
@@ -98,10 +110,14 @@ class Loader:
             validate(config)
             await asyncio.to_thread(check_initial_states, config, folder.path)
             labels = await asyncio.to_thread(read_labels, folder, config)
-            model = instance_model(name, version, config, to_json_dict(config), labels)
+            model = instance_model(name, version, config, to_json_dict(config), labels, self._limiter)
             model.latencies = self._latencies(config)
+            if self._cache is not None and self._cache.is_shared:
+                model.identity = await asyncio.to_thread(of_files, config, version, folder.version_path(version))
+            self._use_cache(model)
             warm_up = await self._warm_up(model, folder.path)
             instances = self._instances(model, launcher, specs, config_json, warm_up, first)
+            self._check_limits(config, specs)
             model.begin_with(instances)
             if asleep:
                 for instance in instances:
@@ -113,6 +129,8 @@ class Loader:
         except BaseException:
             if first is not None:
                 await first.kill()  # its instance may not have got to it
+            if model is not None:
+                model.unlimit(model.instances)
             raise
         return model
 
@@ -132,7 +150,13 @@ class Loader:
         missing = [one for one in assigned if isinstance(one, InstanceSpec)]
         warm_up = await self._warm_up(model, candidate.folder.path)
         started = self._instances(model, launcher, missing, render_json(config), warm_up)
-        await _start_all(started)
+        self._check_limits(config, missing)
+        model.limit(started)
+        try:
+            await _start_all(started)
+        except BaseException:
+            model.unlimit(started)
+            raise
         new = iter(started)
         instances = [next(new) if isinstance(one, InstanceSpec) else one for one in assigned]
         return InstanceUpdate(model, instances, started, config)
@@ -183,6 +207,32 @@ class Loader:
             log.debug("Adding default backend config setting: %s,4", _MAX_BATCH_SIZE)
         else:
             log.debug("Found overwritten default setting: %s,%s", _MAX_BATCH_SIZE, size)
+
+    def _check_limits(self, config: Any, specs: Sequence[InstanceSpec]) -> None:
+        """Raises ServeError INVALID_ARG where an instance asks for more of a resource than there is."""
+        if self._limiter is not None:
+            self._limiter.check([(spec.resources, spec.device_id) for spec in specs])
+        elif any(group.HasField("rate_limiter") for group in config.instance_group):
+            log.warning(
+                "model '%s': 'rate_limiter' has no effect without --rate-limit=execution_count",
+                config.name,
+            )
+
+    def _use_cache(self, model: InstanceModel | EnsembleModel) -> None:
+        """Has a model use the response cache if it is to."""
+        if not model.config.response_cache.enable:
+            return
+        cache = self._cache
+        if cache is None:
+            log.warning(
+                "model '%s': 'response_cache' has no effect without a cache; --cache-config=local,size=256M gives one",
+                model.name,
+            )
+        elif model.config.model_transaction_policy.decoupled:
+            # Only an ensemble gets so far: it is decoupled because a member is.
+            log.warning("model '%s': 'response_cache' has no effect, as its members are decoupled", model.name)
+        else:
+            model.use_cache(cache, model.identity if cache.is_shared else of_load())
 
     def _latencies(self, config: Any) -> Latencies | None:
         """Where the model's latencies are counted, None if nobody wants them."""

@@ -137,12 +137,8 @@ def missing_parts(config: Any) -> list[tuple[str, str]]:
             for part in ("batch_input", "batch_output")
             if getattr(config, part)
         ]
-    not_offered = {
-        "response_cache": config.response_cache.enable,
-        "rate_limiter": any(group.HasField("rate_limiter") for group in config.instance_group),
-        "model_repository_agents": bool(config.model_repository_agents.agents),
-    }
-    parts += [
-        (part, f"'{part}' has no effect, stubserve does not offer it yet") for part in not_offered if not_offered[part]
-    ]
+    if config.model_repository_agents.agents:
+        parts.append(
+            ("model_repository_agents", "'model_repository_agents' has no effect, stubserve does not offer it yet")
+        )
     return parts

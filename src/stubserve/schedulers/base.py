@@ -78,7 +78,8 @@ class Scheduler(abc.ABC):
         Besides these it may have `closed` ones: work that no request which is still to come could join. Where
         `ripe_after_ns` is given that may be any work, so long after the instance was given `works`, or after the next
         poll if those are none. What was said of the instance before counts no more. A scheduler that is not `plain` is
-        told of one work, and no closed ones.
+        told of one work and no closed ones, or of none at all: the instance is there and keeps its slots, but can be
+        given nothing for now.
         """
 
     @abc.abstractmethod

@@ -119,6 +119,14 @@ class Depth:
             return open_, 0, 0
         return open_, 1, expected_ns - expected_ns // RIPE_PARTS
 
+    def works(self, instance: Hashable) -> int:
+        """How many works an instance has; none if it does not serve."""
+        load = self._loads.get(instance)
+        return 0 if load is None else load.works
+
+    def serves(self, instance: Hashable) -> bool:
+        return instance in self._loads
+
     def idle(self) -> list[Hashable]:
         """The instances that have nothing."""
         return [instance for instance, load in self._loads.items() if not load.works]

@@ -86,7 +86,10 @@ class IterativeScheduler(Scheduler):
 
     def instance_idle(self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0) -> None:
         self._ready.setdefault(instance, {})
-        self._idle.add(instance)
+        if works:
+            self._idle.add(instance)
+        else:
+            self._idle.discard(instance)
 
     def instance_gone(self, instance: Instance) -> None:
         self._idle.discard(instance)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from stubserve.inference.latencies import Latencies
+from stubserve.inference.request import Request
+from stubserve.inference.signature import Signature
+from stubserve.inference.statistics import ModelStatistics
+from stubserve.response_cache.store import ResponseCache
+from stubserve.serving.caching import ModelCache
 from stubserve.serving.delivery import Delivery
 from stubserve.serving.draining import Draining
 
@@ -10,9 +17,15 @@ from stubserve.serving.draining import Draining
 class AnsweringModel:
     """A part of a `ServedModel`, which is told there."""
 
+    name: str
+    signature: Signature
+    statistics: ModelStatistics
     _delivery: Delivery
     _draining: Draining
-    name: str
+    _clock: Callable[[], int]
+    _cache: ModelCache | None
+    # Stands for its configuration and files where a cache that several servers share has to know
+    identity: bytes = b""
     # Where models of the same name are told apart
     namespace: str = ""
 
@@ -23,12 +36,23 @@ class AnsweringModel:
 
     @property
     def latencies(self) -> Latencies | None:
-        """Where its latencies are counted, None if nobody wants them."""
+        """Where its latencies are counted, None if nobody wants them. To be set before a cache is."""
         return self._delivery.latencies
 
     @latencies.setter
     def latencies(self, latencies: Latencies | None) -> None:
         self._delivery.latencies = latencies
+
+    def _make_cache(
+        self, cache: ResponseCache, identity: bytes, queue: Callable[[Request], None], run: Callable[[], None]
+    ) -> ModelCache:
+        outputs = tuple(self.signature.outputs)
+        made = ModelCache(self.name, identity, outputs, cache, self._delivery, self.statistics, queue, run, self._clock)
+        latencies = self._delivery.latencies
+        if latencies is not None:
+            latencies.uses_cache()
+            made.latencies = latencies
+        return made
 
     @property
     def under_way(self) -> int:

@@ -79,10 +79,7 @@ class Delivery:
                 log.exception("an answer of model '%s' could not be given its shape", self._signature.model)
                 _drop(response)
                 response.error = internal("unexpected error in the answer's shapes; see the server's log")
-        if self._orderer is None:
-            self._pass_on(request, response)
-        else:
-            self._pass_on_in_order(self._orderer, request, response)
+        self.pass_on(request, response)
 
     def respond_streamed(self, request: Request, response: Response, start_ns: int) -> None:
         """Passes on what a model has sent, at `start_ns`, through a response sender."""
@@ -99,11 +96,14 @@ class Delivery:
             if outcome is not None:
                 request.outcome = outcome
                 self._statistics.record_failure(request)
-            response = Response(error=error)
-            if self._orderer is None:
-                self._pass_on(request, response)
-            else:
-                self._pass_on_in_order(self._orderer, request, response)
+            self.pass_on(request, Response(error=error))
+
+    def pass_on(self, request: Request, response: Response) -> None:
+        """Passes on a response whose outputs have the shape already that clients expect."""
+        if self._orderer is None:
+            self._pass_on(request, response)
+        else:
+            self._pass_on_in_order(self._orderer, request, response)
 
     def executed(self, requests: Sequence[Request], empty: int = 0) -> None:
         """Counts a batch that has been executed, with so many empty places."""

@@ -120,11 +120,14 @@ class Dispatcher:
             return
         self._depth.join(instance)
         self.serving = len(self._depth)
-        self._scheduler.instance_idle(instance)
+        self._offer(instance)
         self.poll()
 
-    def leave(self, instance: Executor) -> None:
-        """An instance gets no more work; no harm if it got none before."""
+    def leave(self, instance: Executor, finishing: bool = False) -> None:
+        """An instance gets no more work; no harm if it got none before.
+
+        `finishing` says that it goes on executing what it has.
+        """
         self._depth.leave(instance)
         self.serving = len(self._depth)
         self._scheduler.instance_gone(instance)
@@ -213,9 +216,13 @@ class Dispatcher:
         last.announce()
         for instance in refusing:
             if instance.takes_work:
-                self._scheduler.instance_idle(instance, *self._depth.room(instance))
+                self._offer(instance, *self._depth.room(instance))
                 # Not at once: it would go on for ever while a queue of such requests is refused one by one.
                 self.poll_soon()
+
+    def _offer(self, instance: Executor, works: int = 1, closed: int = 0, ripe_after_ns: int = 0) -> None:
+        """An instance has room for so much (`Scheduler.instance_idle`)."""
+        self._scheduler.instance_idle(instance, works, closed, ripe_after_ns)
 
     @staticmethod
     def _tell_over(over: Sequence[tuple[Executor, int]]) -> None:
@@ -245,7 +252,7 @@ class Dispatcher:
         try:
             self._answers.fail(self.drain(), error, OTHER_FAILURE)
             for instance in self._depth.idle():
-                self._scheduler.instance_idle(instance)
+                self._offer(instance)  # type: ignore[arg-type]  # instances are all that it knows
         except Exception:
             log.exception("the scheduler of model '%s' cannot be used any more", self._model)
 

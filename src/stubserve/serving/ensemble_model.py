@@ -25,8 +25,10 @@ from stubserve.inference.request import OTHER_FAILURE, REJECTED, SUCCESS, Reques
 from stubserve.inference.served_model import BlockingCall, ServedModel, Waiter
 from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
+from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
 from stubserve.serving.answering import AnsweringModel
+from stubserve.serving.caching import ModelCache
 from stubserve.serving.delivery import Delivery
 from stubserve.serving.draining import Draining
 from stubserve.serving.ensemble_calls import Prospect
@@ -85,6 +87,8 @@ class EnsembleModel(AnsweringModel):
         self._runs: dict[Request, EnsembleRun] = {}
         self._coming = _ComingRun(name, self._coming_calls)
         self._poll_is_due = False
+        self.poll = self._begin_runs
+        self._cache: ModelCache | None = None
         self._closed = False
 
     # Requests
@@ -98,16 +102,31 @@ class EnsembleModel(AnsweringModel):
 
     def enqueue(self, request: Request) -> None:
         """As `submit`, for who calls `poll` when all that arrive together are queued."""
+        if self._cache is None:
+            self._take(request)
+            self._delivery.expect(request)
+        else:
+            self._cache.enqueue(request)
+
+    def _take(self, request: Request) -> None:
+        """Queues a request. Raises ServeError when it is served no more."""
         if self._closed:
             request.outcome = REJECTED
             self.statistics.record_failure(request)
             raise self._unavailable()
         request.queue_start_ns = self._clock()
         self._queue.append(request)
-        self._delivery.expect(request)
 
-    def poll(self) -> None:
-        """Begins the runs of what is queued. Raises nothing."""
+    def use_cache(self, cache: ResponseCache, identity: bytes) -> None:
+        """Answers from the response cache what it knows. `identity` stands for all that answers depend on.
+
+        Before its first request.
+        """
+        self._cache = self._make_cache(cache, identity, self._take, self._begin_runs)
+        self.poll = self._cache.poll
+
+    def _begin_runs(self) -> None:
+        """Begins the runs of what is queued: its `poll`, if no cache answers first. Raises nothing."""
         self._poll_is_due = False
         queue, self._queue = self._queue, []
         for request in queue:
@@ -122,6 +141,8 @@ class EnsembleModel(AnsweringModel):
         """The client of a submitted request is gone: no further step begins, and those under way are told."""
         request.cancelled = True
         request.resume()
+        if self._cache is not None:
+            self._cache.cancel(request)
         run = self._runs.get(request)
         if run is not None:
             run.cancel()
@@ -210,6 +231,8 @@ class EnsembleModel(AnsweringModel):
 
     def takers(self, request: Request | None) -> Sequence[Waiter]:
         """Its run, or one that is to come: an ensemble takes every request itself, and waits for its members then."""
+        if request is not None and self._cache is not None:
+            request = self._cache.leader_of(request)
         run = None if request is None else self._runs.get(request)
         return (self._coming if run is None else run,)
 

@@ -20,13 +20,17 @@ from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.instances.instance import Instance, InstanceState
 from stubserve.instances.work import Results
+from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.factory import create_scheduler
+from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.serving.answering import AnsweringModel
+from stubserve.serving.caching import ModelCache
 from stubserve.serving.delivery import Delivery
 from stubserve.serving.dispatcher import Dispatcher
 from stubserve.serving.draining import Draining
 from stubserve.serving.instance_set import InstanceSet
+from stubserve.serving.limited_dispatcher import LimitedDispatcher
 from stubserve.serving.sleep import Sleep
 
 log = logging.getLogger("stubserve.model")
@@ -42,6 +46,7 @@ class InstanceModel(AnsweringModel):
     """A `ServedModel` of instances, and their `InstanceOwner`. Lives on the event loop.
 
     `scheduler` is the one that the configuration asks for, unless it is given. `clock` is CLOCK_MONOTONIC in ns.
+    `limiter` has instances share resources; None for without.
     """
 
     # It rests on its instances alone.
@@ -56,6 +61,7 @@ class InstanceModel(AnsweringModel):
         labels: dict[str, list[str]],
         scheduler: Scheduler | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
+        limiter: RateLimiter | None = None,
     ) -> None:
         # Fixed while it is loaded, but for the instances and the version policy in the configuration
         self.name = name
@@ -72,8 +78,17 @@ class InstanceModel(AnsweringModel):
         self._draining = Draining()
         keep_order = config.dynamic_batching.preserve_ordering
         self._delivery = Delivery(self.signature, self.statistics, self._draining, keep_order)
-        self._dispatcher = Dispatcher(name, scheduler or create_scheduler(config), self._delivery, clock)
+        scheduler = scheduler or create_scheduler(config)
+        # The dispatcher, if it has instances share resources with those of other models
+        self._limits: LimitedDispatcher | None = None
+        self._dispatcher: Dispatcher
+        if limiter is None:
+            self._dispatcher = Dispatcher(name, scheduler, self._delivery, clock)
+        else:
+            self._dispatcher = self._limits = LimitedDispatcher(name, scheduler, self._delivery, limiter, clock)
         self.poll = self._dispatcher.poll
+        self._poll_soon = self._dispatcher.poll_soon
+        self._cache: ModelCache | None = None
         self._sleep: Sleep | None = None
 
     # Requests
@@ -81,10 +96,18 @@ class InstanceModel(AnsweringModel):
     def submit(self, request: Request) -> None:
         """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
         self.enqueue(request)
-        self._dispatcher.poll_soon()
+        self._poll_soon()
 
     def enqueue(self, request: Request) -> None:
         """As `submit`, for who calls `poll` when all that arrive together are queued."""
+        if self._cache is None:
+            self._queue(request)
+            self._delivery.expect(request)
+        else:
+            self._cache.enqueue(request)
+
+    def _queue(self, request: Request) -> None:
+        """Queues a request with the scheduler. Raises ServeError, and counts what is a request of this model's."""
         dispatcher = self._dispatcher
         if not dispatcher.serving:
             self._wake()
@@ -96,13 +119,14 @@ class InstanceModel(AnsweringModel):
                 request.outcome = REJECTED
                 self.statistics.record_failure(request)
             raise
-        self._delivery.expect(request)
 
     def cancel(self, request: Request) -> None:
         """The client of a submitted request is gone."""
         request.cancelled = True
         request.resume()
         self._delivery.cancelled(request)
+        if self._cache is not None:
+            self._cache.cancel(request)
         self._dispatcher.cancel(request)
         self._instances.cancel(request)
 
@@ -110,6 +134,15 @@ class InstanceModel(AnsweringModel):
     def queued(self) -> int:
         """Requests that wait to be executed."""
         return self._dispatcher.queued
+
+    def use_cache(self, cache: ResponseCache, identity: bytes) -> None:
+        """Answers from the response cache what it knows. `identity` stands for all of the model that answers depend on.
+
+        Before its first request.
+        """
+        self._cache = self._make_cache(cache, identity, self._queue, self._dispatcher.poll)
+        self.poll = self._cache.poll
+        self._poll_soon = self._cache.poll_soon
 
     # What the instances tell
 
@@ -176,6 +209,20 @@ class InstanceModel(AnsweringModel):
     def begin_with(self, instances: list[Instance]) -> None:
         """Gives it its first instances, which are still to be started."""
         self._instances.change(instances)
+        self.limit(instances)
+
+    def limit(self, instances: Sequence[Instance]) -> None:
+        """Instances that are still to be started share resources from now on; what they ask for has been checked."""
+        if self._limits is not None:
+            for instance in instances:
+                spec = instance.spec
+                self._limits.limit(instance, spec.resources, spec.device_id, spec.priority)
+
+    def unlimit(self, instances: Sequence[Instance]) -> None:
+        """Instances are gone, or could not be started: what they ask for counts no more."""
+        if self._limits is not None:
+            for instance in instances:
+                self._limits.forget(instance)
 
     def change_instances(
         self, instances: list[Instance], config: Any, rendered_config: dict[str, Any], stop_timeout_s: float
@@ -190,8 +237,8 @@ class InstanceModel(AnsweringModel):
             if instance.state is InstanceState.READY:
                 self.on_ready(instance)
         for instance in leaving:
-            self._dispatcher.leave(instance)
-        tasks = [self._instances.retire(instance, stop_timeout_s) for instance in leaving]
+            self._dispatcher.leave(instance, finishing=True)
+        tasks = [self.retire(instance, stop_timeout_s) for instance in leaving]
         if self._sleep is not None and self._sleep.asleep:
             self._sleep.wake()
         self._refuse_if_down()
@@ -199,7 +246,10 @@ class InstanceModel(AnsweringModel):
 
     def retire(self, instance: Instance, stop_timeout_s: float) -> asyncio.Task[None]:
         """Has an instance finish what it executes, however long it takes, then finalize and end, as a task."""
-        return self._instances.retire(instance, stop_timeout_s)
+        task = self._instances.retire(instance, stop_timeout_s)
+        if self._limits is not None:
+            task.add_done_callback(lambda _: self.unlimit((instance,)))
+        return task
 
     def memory_usage(self) -> list[dict[str, Any]]:
         return self._instances.memory_usage()
@@ -211,6 +261,8 @@ class InstanceModel(AnsweringModel):
         return True
 
     def takers(self, request: Request | None) -> Sequence[Waiter]:
+        if request is not None and self._cache is not None:
+            request = self._cache.leader_of(request)
         return self._instances.takers(request)
 
     # Readiness and the end

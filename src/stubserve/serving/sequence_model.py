@@ -17,6 +17,7 @@ from typing import Any
 
 from stubserve.inference.request import SEQUENCE_START, Request
 from stubserve.schedulers.factory import create_scheduler
+from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
 from stubserve.serving.instance_model import InstanceModel
 
@@ -33,8 +34,9 @@ class SequenceModel(InstanceModel):
         labels: dict[str, list[str]],
         scheduler: SequenceBatcher,
         clock: Callable[[], int] = time.monotonic_ns,
+        limiter: RateLimiter | None = None,
     ) -> None:
-        super().__init__(name, version, config, rendered_config, labels, scheduler, clock)
+        super().__init__(name, version, config, rendered_config, labels, scheduler, clock, limiter)
         self._sequences = scheduler
         # Whose sequences are passed on, and who passes them on
         self._former: SequenceModel | None = None
@@ -100,10 +102,15 @@ class SequenceModel(InstanceModel):
 
 
 def instance_model(
-    name: str, version: int, config: Any, rendered_config: dict[str, Any], labels: dict[str, list[str]]
+    name: str,
+    version: int,
+    config: Any,
+    rendered_config: dict[str, Any],
+    labels: dict[str, list[str]],
+    limiter: RateLimiter | None = None,
 ) -> InstanceModel:
     """The kind of model that a completed and validated configuration asks for. Raises ServeError UNSUPPORTED."""
     scheduler = create_scheduler(config)
     if isinstance(scheduler, SequenceBatcher):
-        return SequenceModel(name, version, config, rendered_config, labels, scheduler)
-    return InstanceModel(name, version, config, rendered_config, labels, scheduler)
+        return SequenceModel(name, version, config, rendered_config, labels, scheduler, limiter=limiter)
+    return InstanceModel(name, version, config, rendered_config, labels, scheduler, limiter=limiter)

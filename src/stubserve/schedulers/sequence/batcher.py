@@ -122,6 +122,10 @@ class SequenceBatcher(Scheduler):
         """An instance can be given work."""
 
     @abc.abstractmethod
+    def _rests(self, instance: Instance) -> None:
+        """An instance can be given no work for now."""
+
+    @abc.abstractmethod
     def _run(self, now_ns: int, decision: Decision) -> None:
         """Forms batches for instances that are idle; sets when to look again."""
 
@@ -315,6 +319,8 @@ class SequenceBatcher(Scheduler):
 
     def instance_idle(self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0) -> None:
         if not works:
+            if instance in self._instances:
+                self._rests(instance)
             return
         if instance not in self._instances:
             slots = [Slot(instance, index) for index in range(self._slots_each)]

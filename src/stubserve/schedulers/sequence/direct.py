@@ -64,6 +64,10 @@ class DirectBatcher(SequenceBatcher):
         self._idle.add(instance)
         self._due[instance] = None
 
+    def _rests(self, instance: Instance) -> None:
+        self._idle.discard(instance)
+        self._due.pop(instance, None)
+
     def _cancel_elsewhere(self, request: Request) -> None:
         pass
 

@@ -95,6 +95,9 @@ class OldestBatcher(SequenceBatcher):
         self._batchers[instance].instance_idle(instance)
         self._due[instance] = None
 
+    def _rests(self, instance: Instance) -> None:
+        self._batchers[instance].instance_idle(instance, 0)
+
     def _cancel_elsewhere(self, request: Request) -> None:
         if request not in self._candidates:
             return

@@ -1,0 +1,47 @@
+"""What stands for a model version in the keys of the response cache: all that its answers depend on.
+
+A cache of this server's own takes a number that is new with each load: whoever loads a model again means that
+something is different, whatever it is. A cache that several servers share, and that outlives them, needs one that is
+the same everywhere. It is a digest of the configuration (without where instances run, and how many) and of the contents
+of the version's folder; for an ensemble, of its members' instead.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+_PIECE = 1 << 20
+
+
+def of_load() -> bytes:
+    """Another one with each call."""
+    return secrets.token_bytes(32)
+
+
+def of_files(config: Any, version: int, folder: Path) -> bytes:
+    """The same for equal configurations and files. Reads all of `folder`: for a thread. Raises OSError."""
+    digest = sha256(_of_config(config, version))
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(b"%d:%b" % (path.stat().st_size, os.fsencode(path.relative_to(folder)) + b"\0"))
+            with path.open("rb") as file:
+                while piece := file.read(_PIECE):
+                    digest.update(piece)
+    return digest.digest()
+
+
+def of_members(config: Any, version: int, members: Iterable[bytes]) -> bytes:
+    """The same for equal configurations of ensembles with equal members."""
+    return sha256(_of_config(config, version) + b"".join(members)).digest()
+
+
+def _of_config(config: Any, version: int) -> bytes:
+    said = type(config)()
+    said.CopyFrom(config)
+    said.ClearField("instance_group")
+    return b"%d %b" % (version, sha256(said.SerializeToString(deterministic=True)).digest())

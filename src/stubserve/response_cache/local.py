@@ -1,0 +1,72 @@
+"""Entries in this server's own memory: at most so many bytes, and who was asked for longest ago goes first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from stubserve.response_cache.entry import Entry
+
+
+class LocalStore:
+    """A store of entries of `limit` bytes in all (see `Entry.size`). Lives on the event loop.
+
+    Readers take the counts as they are. A lookup costs one dictionary access and a step to the end of the order.
+    """
+
+    __slots__ = ("_entries", "evictions", "hits", "limit", "misses", "used")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self.hits = 0
+        self.misses = 0
+        self.evictions = 0
+        # The longest unused first
+        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+
+    def get(self, key: bytes) -> Entry | None:
+        """The entry of a key."""
+        entry = self._entries.get(key)
+        if entry is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._entries.move_to_end(key)
+        return entry
+
+    def takes(self, size: int) -> bool:
+        """Whether an entry of this size could be kept at all."""
+        return size <= self.limit
+
+    def put(self, key: bytes, entry: Entry) -> None:
+        """Keeps an entry, whose memory is the store's from now on; one that is there already stays, and this goes."""
+        if key in self._entries or not self.takes(entry.size):
+            entry.drop()
+            return
+        while self.used + entry.size > self.limit:
+            self._evict(next(iter(self._entries)))
+        self._entries[key] = entry
+        self.used += entry.size
+
+    def give_way(self) -> bool:
+        """Lets go of the entry in the arena that was asked for longest ago; False where there is none."""
+        for key, entry in self._entries.items():
+            if entry.in_arena:
+                self._evict(key)
+                return True
+        return False
+
+    def clear(self) -> None:
+        """Lets go of everything."""
+        while self._entries:
+            self._entries.popitem()[1].drop()
+        self.used = 0
+
+    def _evict(self, key: bytes) -> None:
+        entry = self._entries.pop(key)
+        self.used -= entry.size
+        self.evictions += 1
+        entry.drop()
+
+    def __len__(self) -> int:
+        return len(self._entries)

@@ -1,0 +1,131 @@
+"""Entries in a Redis server, which several servers may share, and which outlives them.
+
+Guarantees: nothing that Redis does fails a request. It may be gone, slow, refuse the password or return anything; then
+there is no entry. A question takes `socket_timeout` at most. After one that went wrong nothing is asked for RETRY_S, so
+that requests do not wait one after the other for a server that is not there; then one question finds out. The log is
+told when Redis can no longer be used, and when it can again, not at every request.
+
+The client is the `redis` package's (`pip install 'stubserve[redis]'`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, cast
+
+from stubserve.cache_settings import RedisSettings
+from stubserve.errors import unsupported
+
+log = logging.getLogger("stubserve.cache")
+
+T = TypeVar("T")
+
+# In front of each key, so that a Redis server may serve others as well
+PREFIX = b"stubserve:1:"
+RETRY_S = 1.0
+# One refused entry is told of in so much time.
+_TELL_S = 60.0
+
+
+class RedisStore:
+    """A `RemoteStore`. `most_bytes` is the largest value that is read. Lives on the event loop.
+
+    Raises ServeError UNSUPPORTED where the package is missing.
+    """
+
+    def __init__(self, settings: RedisSettings, most_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = _client(settings)
+        self._where = f"{settings.host}:{settings.port}"
+        self._timeout_s = settings.timeout_s
+        self._ttl_s = settings.ttl_s
+        self._most_bytes = most_bytes
+        self._clock = clock
+        # While it cannot be used: from when on it may be asked again
+        self._retry_at_s: float | None = None
+        self._told_at_s = float("-inf")
+
+    async def get(self, key: bytes) -> bytes:
+        # One byte more than may be read tells that there is too much.
+        found = await self._ask(lambda: self._client.getrange(PREFIX + key.hex().encode(), 0, self._most_bytes))
+        return cast(bytes, found) if found else b""
+
+    async def put(self, key: bytes, value: bytes) -> None:
+        await self._ask(lambda: self._client.set(PREFIX + key.hex().encode(), value, ex=self._ttl_s or None))
+
+    def distrust(self, key: bytes, why: str) -> None:
+        if self._clock() - self._told_at_s > _TELL_S:
+            self._told_at_s = self._clock()
+            log.warning(
+                "the response cache in Redis at %s has an entry that is not used and will be replaced: %s (key %s)",
+                self._where,
+                why,
+                key.hex(),
+            )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _ask(self, question: Callable[[], Awaitable[T]]) -> T | None:
+        """The answer to a question, None where there is none."""
+        if self._retry_at_s is not None:
+            if self._clock() < self._retry_at_s:
+                return None
+            self._retry_at_s = self._clock() + RETRY_S  # this question finds out; others do not wait for it
+        try:
+            answer = await asyncio.wait_for(question(), self._timeout_s)
+        except asyncio.CancelledError:
+            raise
+        except Exception as wrong:
+            self._failed(wrong)
+            return None
+        if self._retry_at_s is not None:
+            self._retry_at_s = None
+            log.info("the response cache in Redis at %s can be used again", self._where)
+        return answer
+
+    def _failed(self, wrong: Exception) -> None:
+        first = self._retry_at_s is None
+        self._retry_at_s = self._clock() + RETRY_S
+        if first:
+            reason = (
+                "it did not answer in time" if isinstance(wrong, asyncio.TimeoutError) else str(wrong) or repr(wrong)
+            )
+            log.warning(
+                "the response cache in Redis at %s cannot be used, and requests are computed until it can: %s",
+                self._where,
+                reason,
+            )
+
+
+def _client(settings: RedisSettings) -> Any:
+    try:
+        from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+    except ImportError:
+        raise unsupported("--cache-config=redis,... needs a package: run `pip install 'stubserve[redis]'`") from None
+    options: dict[str, Any] = {
+        "host": settings.host,
+        "port": settings.port,
+        "db": settings.db,
+        "username": settings.user or None,
+        "password": settings.password or None,
+        "socket_timeout": settings.timeout_s,
+        "socket_connect_timeout": settings.connect_timeout_s,
+        # A connection that was closed while nobody used it is opened anew.
+        "retry": Retry(NoBackoff(), 1),
+        "connection_class": Connection,
+    }
+    if settings.tls:
+        options |= {
+            "connection_class": SSLConnection,
+            "ssl_ca_certs": settings.cacert or None,
+            "ssl_ca_path": settings.cacert_dir or None,
+            "ssl_certfile": settings.cert or None,
+            "ssl_keyfile": settings.key or None,
+        }
+    pool = BlockingConnectionPool(max_connections=settings.pool_size, timeout=settings.wait_timeout_s, **options)
+    return Redis.from_pool(pool)

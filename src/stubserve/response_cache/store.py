@@ -1,0 +1,149 @@
+"""The server's response cache: where entries are, in this process or elsewhere, and how much may be asked of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from stubserve.errors import ServeError
+from stubserve.inference.memory import Block
+from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.response_cache.entry import Entry, Spare
+from stubserve.response_cache.local import LocalStore
+from stubserve.response_cache.serialized import BadEntry, from_bytes, to_bytes
+
+log = logging.getLogger("stubserve.cache")
+
+# An entry on its way to or from elsewhere; and how much may be on its way there: what comes on top is not kept.
+MOST_ENTRY_BYTES = 64 << 20
+_MOST_SENDING_BYTES = 64 << 20
+_MOST_SENDING = 64
+# Outputs of an entry from elsewhere that are larger lie in the arena, so that other models can be given them.
+_IN_HEAP_BYTES = 1024
+# Larger entries are put together, and taken apart, in a thread.
+_QUICK_BYTES = 64 * 1024
+
+
+class RemoteStore(Protocol):
+    """A store in another process. Neither method raises anything: whatever is wrong, there is no entry."""
+
+    async def get(self, key: bytes) -> bytes:
+        """What is kept under a key; empty for nothing."""
+        ...
+
+    async def put(self, key: bytes, value: bytes) -> None: ...
+
+    def distrust(self, key: bytes, why: str) -> None:
+        """What it gave for a key is no entry."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class ResponseCache:
+    """One of `local` and `remote`. `spare` gives memory for entries where there is some that nobody else needs.
+
+    `coalesces` says whether equal requests that run at the same time are to be computed once.
+    """
+
+    def __init__(
+        self,
+        local: LocalStore | None,
+        remote: RemoteStore | None,
+        spare: Spare,
+        store: Callable[[bytes | memoryview], Block],
+        coalesces: bool,
+    ) -> None:
+        self.local = local
+        self.spare = spare
+        self.coalesces = coalesces
+        self._remote = remote
+        self._store = store
+        self._sending: set[asyncio.Task[None]] = set()
+        self._sending_bytes = 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other servers, and this one when it has been started again, find the same entries."""
+        return self._remote is not None
+
+    def give_way(self) -> bool:
+        """Lets go of some memory of the arena, for others; False where it has none."""
+        return self.local is not None and self.local.give_way()
+
+    async def fetch(self, key: bytes) -> Entry | None:
+        """The entry of a key from elsewhere, None where there is none, or none that can be used."""
+        assert self._remote is not None
+        data = await self._remote.get(key)
+        if not data:
+            return None
+        try:
+            if len(data) > MOST_ENTRY_BYTES:
+                raise BadEntry(f"it has more than {MOST_ENTRY_BYTES} bytes")
+            entry = (
+                from_bytes(key, data) if len(data) < _QUICK_BYTES else await asyncio.to_thread(from_bytes, key, data)
+            )
+        except BadEntry as bad:
+            self._remote.distrust(key, str(bad))
+            return None
+        return self._placed(entry)
+
+    def send(self, key: bytes, entry: Entry) -> None:
+        """Has an entry kept elsewhere, and lets go of it then; one of too many, or too large, is not."""
+        if (
+            len(self._sending) >= _MOST_SENDING
+            or entry.size > MOST_ENTRY_BYTES
+            or self._sending_bytes + entry.size > _MOST_SENDING_BYTES
+        ):
+            entry.drop()
+            return
+        self._sending_bytes += entry.size
+        task = asyncio.get_running_loop().create_task(self._send(key, entry))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def close(self) -> None:
+        """Lets go of all entries, and of what is on its way."""
+        for task in self._sending:
+            task.cancel()
+        await asyncio.gather(*self._sending, return_exceptions=True)
+        if self._remote is not None:
+            await self._remote.close()
+        if self.local is not None:
+            self.local.clear()
+
+    async def _send(self, key: bytes, entry: Entry) -> None:
+        assert self._remote is not None
+        try:
+            try:
+                if entry.nbytes < _QUICK_BYTES:
+                    data = to_bytes(key, entry)
+                else:
+                    data = await asyncio.to_thread(to_bytes, key, entry)
+            except ValueError as wrong:
+                log.warning("an answer cannot be put into the response cache: %s", wrong)
+                return
+            finally:
+                entry.drop()
+            await self._remote.put(key, data)
+        finally:
+            self._sending_bytes -= entry.size
+
+    def _placed(self, entry: Entry) -> Entry | None:
+        """An entry that lies in the heap, with what is large in the arena; None where there is no room."""
+        if all(one.nbytes <= _IN_HEAP_BYTES for one in entry.outputs):
+            return entry
+        outputs: list[Tensor] = []
+        for one in entry.outputs:
+            if one.nbytes > _IN_HEAP_BYTES:
+                assert one.data is not None
+                try:
+                    span = self._store(one.data).whole()
+                except ServeError:
+                    drop_blocks(outputs)
+                    return None
+                one = Tensor(one.name, one.datatype, one.shape, None, span)
+            outputs.append(one)
+        return Entry(outputs, entry.parameters)

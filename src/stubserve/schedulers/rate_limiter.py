@@ -1,0 +1,308 @@
+"""The rate limiter: instances that ask for resources run when these are free, and take turns by priority.
+
+Resources are names with a count, on each device or shared by all (`global`). An instance holds what its configuration
+asks for while it executes, and gives it back then, when its stub dies, and when it is unloaded. How much of a resource
+there is: what `--rate-limit-resource` says, and where that says nothing at all, as much as the greediest instance asks
+for. So without flags instances that ask for the same resource run one at a time.
+
+Who is next. An instance of priority n (0 is 1) gets 1/n of the executions of one with priority 1, as long as both have
+something to do. Each has a *tag*: what it has had, in executions times priority. The lowest goes first, and among
+equals who has waited longest. An instance that had nothing to do, or is new, begins at the tag of whoever was let in
+last: it is not owed what it never asked for. Upstream compares numbers of executions since the start instead, and there
+a model that is loaded on the second day runs alone until it has caught up.
+
+Guarantees:
+- nobody starves: an instance whose resources are not all free keeps those that it waits for from all behind it;
+- nobody waits for what it does not need: instances without resources never come here, and those with others are served
+  in the meantime. Upstream tries only the first of all that wait;
+- a resource is never given out beyond its amount. Where the amount falls, because a model was unloaded, running
+  instances keep what they have.
+
+Costs. Where nobody waits, a request takes and gives back counts of its resources. Those who wait stand in *lines*, one
+for each set of needs, which are heaps by tag: a look at who is next costs O(log n) in who waits for the same, and is
+repeated only for lines that share the resources that have become free.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+
+from stubserve.errors import ServeError, invalid
+
+# Name, whether all devices share it, how much
+Demand = tuple[str, bool, int]
+
+# Modes, as the flag spells them
+OFF, EXECUTION_COUNT = "off", "execution_count"
+
+_IDLE, _WAITING, _HOLDING = range(3)
+
+
+class Pool:
+    """One resource: on one device, or shared. `free` may be below zero when less of it is there than was given out."""
+
+    __slots__ = ("asked", "free", "key", "lines", "tag", "total", "waiting")
+
+    def __init__(self, key: tuple[str, int | None]) -> None:
+        self.key = key
+        self.total = 0
+        self.free = 0
+        # What instances ask for, one number for each
+        self.asked: list[int] = []
+        # Who waits for it: lines, and how many instances in them
+        self.lines: list[_Line] = []
+        self.waiting = 0
+        # The tag of who was let in last
+        self.tag = 0
+
+
+class _Line:
+    """Instances that wait for the same, the lowest tag first: (tag, number, instance). Some have gone meanwhile."""
+
+    __slots__ = ("heap", "needs")
+
+    def __init__(self, needs: tuple[tuple[Pool, int], ...]) -> None:
+        self.needs = needs
+        self.heap: list[tuple[int, int, Limited]] = []
+
+
+class Limited:
+    """An instance that asks for resources. `let_in` is called when it holds them without having got them at once."""
+
+    __slots__ = ("instance", "let_in", "line", "needs", "number", "priority", "since", "state", "tag")
+
+    def __init__(self, instance: Hashable, let_in: Callable[[Limited], None], priority: int) -> None:
+        self.instance = instance
+        self.let_in = let_in
+        self.priority = priority or 1
+        self.needs: tuple[tuple[Pool, int], ...] = ()
+        self.line: _Line | None = None
+        self.state = _IDLE
+        # What it has had, and from which tag on it runs now
+        self.tag = 0
+        self.since = 0
+        # Which place in its line is its own
+        self.number = 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has its resources."""
+        return self.state == _HOLDING
+
+
+class RateLimiter:
+    """All resources of a server. `given` are the amounts that the operator set, by (name, device or None for all).
+
+    Whoever has been told `acquire` is true, or is let in, calls `finish` when it has executed, or `give_back` if it had
+    nothing to execute; and `settle` when everything is as it is to be.
+    """
+
+    def __init__(self, given: Mapping[tuple[str, int | None], int] | None = None) -> None:
+        self._given = dict(given or {})
+        self._pools: dict[tuple[str, int | None], Pool] = {}
+        self._lines: dict[tuple[tuple[Pool, int], ...], _Line] = {}
+        self._number = 0
+        # Resources that may have become free, and whether somebody is being let in at the moment
+        self._touched: dict[Pool, None] = {}
+        self._settling = False
+
+    # Loading and unloading
+
+    def check(self, demands: Iterable[tuple[Sequence[Demand], int]]) -> None:
+        """Raises ServeError INVALID_ARG where an instance, (what it asks for, its device), could never run."""
+        asked: dict[tuple[str, int | None], int] = {key: max(pool.asked) for key, pool in self._pools.items()}
+        for wanted, at in demands:
+            for name, shared, count in wanted:
+                if count:
+                    key = (name, None if shared else at)
+                    asked[key] = max(count, asked.get(key, 0))
+        shared_names = {name for name, device in asked if device is None}
+        for (name, device), count in asked.items():
+            limit = self._limit(name, device)
+            if limit is not None and limit < count:
+                raise _too_little(name, limit, count)
+        for name, device in asked:
+            if device is not None and name in shared_names:
+                raise invalid(
+                    f'Resource "{name}" is present as both global and device-specific resource in the model '
+                    "configuration."
+                )
+
+    def add(self, limited: Limited, demands: Sequence[Demand], device: int) -> None:
+        """An instance is there, whose demands have been checked."""
+        # As upstream, the last of two demands for the same counts.
+        needs = {(name, None if shared else device): count for name, shared, count in demands}
+        found = []
+        for key, count in needs.items():
+            if not count:
+                continue
+            pool = self._pools.get(key)
+            if pool is None:
+                pool = self._pools[key] = Pool(key)
+            pool.asked.append(count)
+            self._resize(pool)
+            found.append((pool, count))
+        limited.needs = tuple(sorted(found, key=lambda need: repr(need[0].key)))
+        line = self._lines.get(limited.needs)
+        if line is None:
+            line = self._lines[limited.needs] = _Line(limited.needs)
+            for pool, _ in limited.needs:
+                pool.lines.append(line)
+        limited.line = line
+        limited.tag = max([pool.tag for pool, _ in limited.needs], default=0)
+
+    def remove(self, limited: Limited) -> None:
+        """An instance is gone; what it holds is free."""
+        if limited.line is None:
+            return
+        self.finish(limited)
+        limited.line = None
+        needs, limited.needs = limited.needs, ()
+        for pool, count in needs:
+            pool.asked.remove(count)
+            if pool.asked:
+                self._resize(pool)
+        gone = [pool for pool, _ in needs if not pool.asked]
+        for pool in gone:
+            del self._pools[pool.key]
+            self._touched.pop(pool, None)
+        if gone:
+            for key, line in list(self._lines.items()):
+                if any(pool in gone for pool, _ in key):
+                    del self._lines[key]
+                    for pool, _ in key:
+                        pool.lines.remove(line)
+
+    # Executing
+
+    def acquire(self, limited: Limited) -> bool:
+        """Whether an instance that has something to execute has its resources now; if not, it is let in later."""
+        if limited.state:
+            return False
+        tag = limited.tag
+        at_once = True
+        for pool, count in limited.needs:
+            if pool.tag > tag:
+                tag = pool.tag
+            if pool.waiting or pool.free < count:
+                at_once = False
+        limited.since = tag
+        if at_once:
+            self._take(limited)
+            return True
+        line = limited.line
+        if line is None:
+            return False
+        limited.state = _WAITING
+        self._number += 1
+        limited.number = self._number
+        heapq.heappush(line.heap, (tag, self._number, limited))
+        for pool, _ in limited.needs:
+            pool.waiting += 1
+            self._touched[pool] = None
+        return False
+
+    def finish(self, limited: Limited) -> None:
+        """An instance has executed, or waits no longer."""
+        state, limited.state = limited.state, _IDLE
+        if state == _IDLE:
+            return
+        for pool, count in limited.needs:
+            if state == _HOLDING:
+                pool.free += count
+            else:
+                pool.waiting -= 1
+            if pool.waiting:
+                self._touched[pool] = None
+
+    def give_back(self, limited: Limited) -> None:
+        """An instance had nothing to execute: it has had nothing."""
+        if limited.state == _HOLDING:
+            limited.tag = limited.since
+        self.finish(limited)
+
+    def settle(self) -> None:
+        """Lets in whoever can run now."""
+        if self._settling:
+            return
+        self._settling = True
+        try:
+            while self._touched:
+                limited = self._next()
+                if limited is not None:
+                    limited.let_in(limited)
+        finally:
+            self._settling = False
+
+    @property
+    def usage(self) -> dict[tuple[str, int | None], tuple[int, int]]:
+        """By resource: how much is held, and how much there is."""
+        return {key: (pool.total - pool.free, pool.total) for key, pool in self._pools.items()}
+
+    # Inside
+
+    def _take(self, limited: Limited) -> None:
+        limited.state = _HOLDING
+        limited.tag = limited.since + limited.priority
+        for pool, count in limited.needs:
+            pool.free -= count
+            pool.tag = limited.since
+
+    def _next(self) -> Limited | None:
+        """Who is let in next; None where nobody can be, and then nothing is left to be looked at."""
+        lines = {line: None for pool in self._touched for line in pool.lines}
+        heads = sorted((head for line in lines if (head := self._head(line)) is not None), key=lambda one: one[:2])
+        kept: set[Pool] = set()
+        for _, _, limited in heads:
+            if all(pool.free >= count and pool not in kept for pool, count in limited.needs):
+                assert limited.line is not None
+                heapq.heappop(limited.line.heap)
+                for pool, _ in limited.needs:
+                    pool.waiting -= 1
+                self._take(limited)
+                return limited
+            kept.update(pool for pool, _ in limited.needs)
+        self._touched.clear()
+        return None
+
+    def _head(self, line: _Line) -> tuple[int, int, Limited] | None:
+        heap = line.heap
+        while heap:
+            _, number, limited = heap[0]
+            if limited.state == _WAITING and limited.number == number:
+                return heap[0]
+            heapq.heappop(heap)
+        return None
+
+    def _limit(self, name: str, device: int | None) -> int | None:
+        """What the operator set; None where nothing was set at all. What is not among what was set is not there."""
+        given = self._given
+        if not given:
+            return None
+        if device is None:
+            # The device of a resource that all share is not looked at.
+            return max((count for (one, _), count in given.items() if one == name), default=0)
+        return given.get((name, device), given.get((name, None), 0))
+
+    def _resize(self, pool: Pool) -> None:
+        limit = self._limit(*pool.key)
+        total = max(pool.asked) if limit is None else limit
+        pool.free += total - pool.total
+        if total > pool.total and pool.waiting:
+            self._touched[pool] = None
+        pool.total = total
+
+
+def create_limiter(mode: str, given: Iterable[tuple[str, int, int | None]]) -> RateLimiter | None:
+    """The limiter that the operator asks for by its mode, with (name, count, device or None for all) of resources."""
+    if mode == OFF:
+        return None
+    return RateLimiter({(name, device): count for name, count, device in given})
+
+
+def _too_little(name: str, limit: int, count: int) -> ServeError:
+    return invalid(
+        f'Resource count for "{name}" is limited to {limit} which will prevent scheduling of one or more model '
+        f"instances, the minimum required count is {count}"
+    )

@@ -1,0 +1,384 @@
+"""The response cache of a real server, by every way in, and in a Redis server of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import trustme
+
+from stubserve.response_cache.redis_store import PREFIX
+
+from ..real_server import Serving, binary_output, binary_request, eventually, io_config, write_model
+
+# Each execution gives another number, so an answer that is the same as before was not computed.
+COUNTS = """
+    import time
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        executed = 0
+
+        def execute(self, requests):
+            answers = []
+            for request in requests:
+                given = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+                if given.ravel()[0] == -2:
+                    time.sleep(0.5)
+                TritonPythonModel.executed += 1
+                if given.ravel()[0] == -1:
+                    answers.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("not this one")))
+                    continue
+                output = np.full_like(given, self.executed)
+                answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", output)]))
+            return answers
+"""
+CALLER = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            answers = []
+            for request in requests:
+                call = pb_utils.InferenceRequest(
+                    model_name="counts", requested_output_names=["OUTPUT0"], inputs=request.inputs()
+                )
+                output = pb_utils.get_output_tensor_by_name(call.exec(), "OUTPUT0").as_numpy()
+                output += 0.5  # what it was given is its own to write to
+                answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", output)]))
+            return answers
+"""
+ENSEMBLE = """
+    platform: "ensemble"
+    input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+    output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+    ensemble_scheduling { step [ { model_name: "counts" model_version: -1
+        input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "OUTPUT0" } } ] }
+"""
+ENABLED = "response_cache { enable: true }"
+SMALL, LARGE = np.arange(4, dtype=np.float32), np.arange(600_000, dtype=np.float32)
+
+
+def _put(answers: Queue[Any], result: Any, error: Any) -> None:
+    answers.put((result, error))
+
+
+def write_counts(repository: Path, extra: str = ENABLED) -> Path:
+    return write_model(repository, "counts", COUNTS, io_config(extra=extra))
+
+
+def ask(server: Serving, model: str = "counts", array: np.ndarray = SMALL, **more: Any) -> float:
+    """The number of the execution that the answer came from."""
+    output = binary_output(server.infer_array(model, array, **more))
+    assert output.shape == array.shape
+    assert (output == output[0]).all()
+    return float(output[0])
+
+
+def counts(server: Serving, model: str = "counts") -> tuple[int, int, int]:
+    """Hits, misses, executions."""
+    stats = server.statistics(model)
+    inside = stats["inference_stats"]
+    return inside["cache_hit"]["count"], inside["cache_miss"]["count"], stats["execution_count"]
+
+
+def test_every_way_in_finds_what_another_has_put_there(tmp_path: Path) -> None:
+    write_counts(tmp_path)
+    write_model(tmp_path, "caller", CALLER)
+    (tmp_path / "flow" / "1").mkdir(parents=True)
+    (tmp_path / "flow" / "config.pbtxt").write_text(ENSEMBLE)
+    with Serving(tmp_path, "--cache-config=local,size=32M") as server:
+        for array, number in ((SMALL, 1), (LARGE, 2)):
+            assert ask(server, array=array) == number
+            eventually(lambda array=array, number=number: ask(server, array=array) == number)
+            as_json = server.infer_json(
+                "counts",
+                [{"name": "INPUT0", "datatype": "FP32", "shape": [len(array)], "data": array.tolist()}],
+                id="mine",
+            ).json()
+            assert as_json["outputs"][0]["data"][0] == number
+            assert as_json["id"] == "mine"
+            assert ask(server, "flow", array) == number
+            assert ask(server, "caller", array) == number + 0.5
+            assert ask(server, "caller", array) == number + 0.5
+            with triton_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+                given = triton_grpc.InferInput("INPUT0", list(array.shape), "FP32")
+                given.set_data_from_numpy(array)
+                assert client.infer("counts", [given]).as_numpy("OUTPUT0")[0] == number
+                answers: Queue[Any] = Queue()
+                client.start_stream(partial(_put, answers))
+                client.async_stream_infer("counts", [given], request_id="streamed")
+                result, error = answers.get(timeout=60)
+                assert error is None
+                assert result.as_numpy("OUTPUT0")[0] == number
+                assert result.get_response().id == "streamed"
+                client.stop_stream()
+        assert server.statistics("counts")["execution_count"] == 2
+        metrics = server.metrics().body.decode()
+        hits, misses, _ = counts(server)
+        assert f'nv_cache_num_hits_per_model{{model="counts",version="1"}} {hits}' in metrics
+        assert f'nv_cache_num_misses_per_model{{model="counts",version="1"}} {misses}' in metrics
+        assert "nv_cache_num_entries 2" in metrics
+
+
+def test_a_hit_has_the_same_bytes_as_the_answer_before(tmp_path: Path) -> None:
+    write_counts(tmp_path)
+    with Serving(tmp_path, "--cache-config=local,size=1M") as server:
+        miss, hit = server.infer_array("counts", SMALL), server.infer_array("counts", SMALL)
+        assert (hit.status, hit.headers, hit.body) == (miss.status, miss.headers, miss.body)
+        first = server.infer_array("counts", np.full(4, -1, np.float32))
+        second = server.infer_array("counts", np.full(4, -1, np.float32))
+        assert (first.status, first.error) == (second.status, second.error) == (500, "not this one")
+        assert counts(server) == (1, 3, 3)
+        assert ask(server, parameters={"binary_data_output": True, "mine": 1}) == 4
+        assert ask(server, outputs=[{"name": "OUTPUT0", "parameters": {"binary_data": True}}]) == 1
+
+
+def test_a_model_that_is_loaded_anew_does_not_say_what_it_said_before(tmp_path: Path) -> None:
+    folder = write_counts(tmp_path)
+    (tmp_path / "flow" / "1").mkdir(parents=True)
+    (tmp_path / "flow" / "config.pbtxt").write_text(ENSEMBLE + ENABLED)
+    flags = ("--cache-config=local,size=1M", "--model-control-mode=explicit", "--load-model=*")
+    with Serving(tmp_path, *flags) as server:
+        assert ask(server) == ask(server) == ask(server, "flow") == 1
+        source = (folder / "1" / "model.py").read_text()
+        (folder / "1" / "model.py").write_text(source.replace("executed = 0", "executed = 100"))
+        assert server.request("POST", "/v2/repository/models/counts/load").status == 200
+        assert ask(server) == ask(server) == 101
+        assert ask(server, "flow") == 101
+        assert server.request("POST", "/v2/repository/models/counts/unload").status == 200
+        gone = eventually(lambda: (answer := server.infer_array("counts", SMALL)).status != 200 and answer)
+        assert "counts" in gone.error
+
+
+def test_a_full_cache_goes_on(tmp_path: Path) -> None:
+    write_counts(tmp_path)
+    with Serving(tmp_path, "--cache-config=local,size=64K") as server:
+        for value in range(60):
+            ask(server, array=np.full(500, value, np.float32))
+        assert ask(server, array=np.full(500, 59, np.float32)) == 60
+        assert ask(server, array=np.full(500, 0, np.float32)) == 61
+        assert ask(server, array=LARGE) == 62
+        server.wait_for("an answer of model 'counts' takes .* such answers are not kept")
+        metrics = server.metrics().body.decode()
+        utilization = float(next(line for line in metrics.splitlines() if line.startswith("nv_cache_util ")).split()[1])
+        assert 0.9 < utilization <= 1
+        assert "nv_cache_num_evictions 0" not in metrics
+
+
+def test_the_cache_gives_way_to_requests(tmp_path: Path) -> None:
+    write_counts(tmp_path)
+    with Serving(tmp_path, "--cache-config=local,size=1G", "--shm-limit=48M") as server:
+        for value in range(40):  # 40 answers of 2.4 MB each
+            ask(server, array=np.full(600_000, value, np.float32))
+        assert ask(server, array=SMALL) == 41
+
+
+def test_a_herd_is_computed_once(tmp_path: Path) -> None:
+    write_counts(tmp_path, ENABLED + "instance_group [ { count: 2 kind: KIND_CPU } ]")
+    with Serving(tmp_path, "--cache-config=local,size=1M,coalesce=true") as server, ThreadPoolExecutor(8) as pool:
+        slow = np.full(4, -2, np.float32)
+        assert set(pool.map(lambda _: ask(server, array=slow), range(8))) == {1.0}
+        assert counts(server) == (7, 1, 1)
+
+
+def test_a_client_that_is_gone_leaves_an_answer_for_others(tmp_path: Path) -> None:
+    write_counts(tmp_path)
+    with Serving(tmp_path, "--cache-config=local,size=1M") as server:
+        slow = np.full(4, -2, np.float32)
+        connection = server.connect()
+        connection.request("POST", *binary_request("counts", slow))
+        # It executes when the next one waits behind it.
+        waiting = threading.Thread(target=ask, args=(server,))
+        waiting.start()
+        eventually(lambda: b'pending_request_count{model="counts",version="1"} 1' in server.metrics().body)
+        connection.close()
+        waiting.join()
+        assert ask(server, array=slow) == 1
+        assert counts(server) == (1, 2, 2)
+
+
+def test_a_model_that_wants_a_cache_is_told_that_there_is_none(tmp_path: Path) -> None:
+    write_counts(tmp_path)
+    with Serving(tmp_path) as server:
+        server.wait_for("model 'counts': 'response_cache' has no effect without a cache")
+        assert ask(server) == 1
+        assert ask(server) == 2
+        assert counts(server)[:2] == (0, 0)
+
+
+# Redis
+
+
+class RedisServer:
+    """A redis-server of the test's own."""
+
+    def __init__(self, folder: Path, *options: str, tls: bool = False) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        ports = ("--port", "0", "--tls-port", str(self.port)) if tls else ("--port", str(self.port))
+        program = shutil.which("redis-server")
+        if program is None:
+            pytest.skip("there is no redis-server")
+        self._command = [program, "--bind", "127.0.0.1", *ports, "--save", "", "--dir", str(folder), *options]
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if "Ready to accept connections" in line:
+                break
+        else:
+            raise AssertionError("redis-server did not start")
+        self._reader = threading.Thread(target=self._process.stdout.read, daemon=True)
+        self._reader.start()
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+        self._reader.join(10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def client(self, **options: Any) -> Any:
+        redis = pytest.importorskip("redis")
+        return contextlib.closing(redis.Redis("127.0.0.1", self.port, **options))
+
+
+@contextlib.contextmanager
+def redis_server(folder: Path, *options: str, tls: bool = False) -> Iterator[RedisServer]:
+    server = RedisServer(folder, *options, tls=tls)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def test_redis_keeps_answers_for_other_servers_and_for_the_next_start(tmp_path: Path) -> None:
+    pytest.importorskip("redis")
+    models, other = tmp_path / "models", tmp_path / "other"
+    write_counts(models)
+    with redis_server(tmp_path, "--requirepass", "a,b=c") as redis:
+        flag = f"--cache-config=redis,host=127.0.0.1,port={redis.port},password=a,b=c"
+        with Serving(models, flag) as server, redis.client(password="a,b=c") as client:
+            for array, number in ((SMALL, 1), (LARGE, 2)):
+                assert ask(server, array=array) == number
+                eventually(lambda number=number: client.dbsize() == number)
+                assert ask(server, array=array) == number
+            assert counts(server) == (2, 2, 2)
+            assert all(key.startswith(PREFIX) for key in client.scan_iter())
+        # Equal files elsewhere are the same model; other files are another.
+        shutil.copytree(models, other)
+        environment = {"TRITONCACHE_REDIS_PASSWORD": "a,b=c"}
+        flag = f"--cache-config=redis,host=127.0.0.1,port={redis.port}"
+        with Serving(other, flag, environment=environment) as server:
+            assert ask(server) == 1
+            assert counts(server) == (1, 0, 0)
+        source = other / "counts" / "1" / "model.py"
+        source.write_text(source.read_text() + "# a change\n")
+        with Serving(other, flag, environment=environment) as server:
+            assert ask(server) == 1
+            assert counts(server) == (0, 1, 1)
+
+
+def test_redis_may_go_and_come_back(tmp_path: Path) -> None:
+    pytest.importorskip("redis")
+    write_counts(tmp_path / "models")
+    with redis_server(tmp_path) as redis:
+        flag = f"--cache-config=redis,host=127.0.0.1,port={redis.port}"
+        with Serving(tmp_path / "models", flag) as server:
+            assert ask(server) == 1
+            with redis.client() as client:
+                eventually(client.dbsize)
+            assert ask(server) == 1
+            redis.stop()
+            assert [ask(server) for _ in range(20)] == [float(one) for one in range(2, 22)]
+            server.wait_for_all("cannot be used, and requests are computed until it can", 1)
+            redis.start()
+            eventually(lambda: ask(server) and "can be used again" in server.output)
+            eventually(lambda: ask(server) == ask(server))
+
+
+def test_entries_that_somebody_else_wrote_are_misses(tmp_path: Path) -> None:
+    pytest.importorskip("redis")
+    write_counts(tmp_path / "models")
+    with redis_server(tmp_path) as redis, redis.client() as client:
+        flag = f"--cache-config=redis,host=127.0.0.1,port={redis.port}"
+        with Serving(tmp_path / "models", flag) as server:
+            assert ask(server) == 1
+            eventually(client.dbsize)
+            (key,) = client.keys()
+            good = client.get(key)
+            for number, poison in enumerate((b"\x80\x04cos\nsystem\n", good[:-1], good[:-1] + b"\xff", b"x" * 200_000)):
+                client.set(key, poison)
+                assert ask(server) == number + 2
+                # A good entry takes its place.
+                eventually(lambda poison=poison: client.get(key) != poison)
+            client.delete(key)
+            client.lpush(key, "not a string")
+            assert ask(server) == 6
+            server.wait_for("has an entry that is not used and will be replaced")
+
+
+def test_a_slow_redis_delays_one_request_and_no_more(tmp_path: Path) -> None:
+    pytest.importorskip("redis")
+    write_counts(tmp_path / "models")
+    with socket.socket() as silent:  # takes connections, and never says anything
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(64)
+        flag = f"--cache-config=redis,host=127.0.0.1,port={silent.getsockname()[1]},socket_timeout=300"
+        with Serving(tmp_path / "models", flag) as server:
+            began = time.monotonic()
+            assert [ask(server) for _ in range(5)] == [1, 2, 3, 4, 5]
+            assert time.monotonic() - began < 30
+            server.wait_for("cannot be used, and requests are computed until it can")
+
+
+def test_a_wrong_password_is_a_miss_and_told_of(tmp_path: Path) -> None:
+    pytest.importorskip("redis")
+    write_counts(tmp_path / "models")
+    with redis_server(tmp_path, "--requirepass", "right") as redis:
+        flag = f"--cache-config=redis,host=127.0.0.1,port={redis.port},password=wrong"
+        with Serving(tmp_path / "models", flag) as server:
+            assert [ask(server) for _ in range(3)] == [1, 2, 3]
+            server.wait_for_all("cannot be used, and requests are computed until it can", 1)
+            assert "password=" not in server.output
+
+
+def test_redis_over_tls(tmp_path: Path) -> None:
+    pytest.importorskip("redis")
+    write_counts(tmp_path / "models")
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    options = (
+        *("--tls-cert-file", str(tmp_path / "both.pem"), "--tls-key-file", str(tmp_path / "both.pem")),
+        *("--tls-ca-cert-file", str(tmp_path / "ca.pem"), "--tls-auth-clients", "no", "--requirepass", "right"),
+    )
+    with redis_server(tmp_path, *options, tls=True) as redis:
+        where = f"--cache-config=redis,host=127.0.0.1,port={redis.port},password=right,tls_enabled=true"
+        with Serving(tmp_path / "models", f"{where},cacert={tmp_path / 'ca.pem'}") as server:
+            assert ask(server) == 1
+            eventually(lambda: ask(server) == ask(server))
+            assert "cannot be used" not in server.output
+        # Nobody vouches for it here: it is not talked to.
+        with Serving(tmp_path / "models", where) as server:
+            assert ask(server) == 1
+            server.wait_for("cannot be used, and requests are computed until it can.*certificate")

@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from stubserve.errors import internal
+from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
+from stubserve.model_config.parse import parse_text
+from stubserve.schedulers.base import Scheduler
+from stubserve.schedulers.default import DefaultScheduler
+from stubserve.schedulers.dynamic_batcher import DynamicBatcher
+from stubserve.schedulers.factory import create_scheduler
+from stubserve.schedulers.iterative import IterativeScheduler
+from stubserve.schedulers.rate_limiter import RateLimiter
+from stubserve.serving.alarm import Alarm
+from stubserve.serving.limited_dispatcher import LimitedDispatcher
+
+from .fakes import Clock, Reader
+from .test_dispatcher import Answers, Executor, FakeAlarm
+
+
+class Limits:
+    """Models that share one limiter."""
+
+    def __init__(self) -> None:
+        self.limiter = RateLimiter()
+
+    def model(self, scheduler: Scheduler, *counts: int, priority: int = 1) -> Model:
+        """A model with an instance for each of `counts`, which is how much of R it asks for."""
+        return Model(self, scheduler, counts, priority)
+
+    @property
+    def held(self) -> int:
+        return sum(held for held, _ in self.limiter.usage.values())
+
+
+class Model:
+    def __init__(self, limits: Limits, scheduler: Scheduler, counts: tuple[int, ...], priority: int) -> None:
+        self.clock = Clock()
+        self.alarm = FakeAlarm()
+        self.answers = Answers()
+        self.reader = Reader()
+        self.dispatcher = LimitedDispatcher(
+            "m", scheduler, self.answers, limits.limiter, self.clock, lambda _: cast(Alarm, self.alarm)
+        )
+        self.executors = [Executor(f"i_{index}") for index in range(len(counts))]
+        for executor, count in zip(self.executors, counts, strict=True):
+            demands = [("R", False, count)]
+            limits.limiter.check([(demands, 0)])
+            self.dispatcher.limit(executor, demands, 0, priority)
+            self.dispatcher.join(executor)
+
+    def ask(self, *ids: str, **more: Any) -> list[Request]:
+        requests = []
+        for id in ids:
+            request = self.reader.request(id)
+            for name, value in more.items():
+                setattr(request, name, value)
+            self.dispatcher.enqueue(request, self.clock.now_ns)
+            requests.append(request)
+        self.dispatcher.poll()
+        return requests
+
+    def done(self, which: int = 0) -> None:
+        executor = self.executors[which]
+        work = executor.works.pop(0)
+        for request in work.requests:
+            request.compute_input_end_ns, request.compute_infer_end_ns = 0, 1_000_000
+        self.dispatcher.work_done(executor, [work])
+
+    @property
+    def batches(self) -> list[list[list[str]]]:
+        return [executor.batches for executor in self.executors]
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def inside() -> None:
+        await scenario()
+
+    asyncio.run(inside())
+
+
+def test_two_models_with_one_resource_take_turns_and_batches_are_formed_late() -> None:
+    async def scenario() -> None:
+        limits = Limits()
+        one, two = limits.model(DynamicBatcher(8), 1), limits.model(DynamicBatcher(8), 1)
+        one.ask("a")
+        two.ask("x")
+        two.ask("y")
+        assert (one.batches, two.batches) == ([[["a"]]], [[]])
+        two.ask("z")
+        one.ask("b")
+        one.done()
+        assert (one.batches, two.batches) == ([[]], [[["x", "y", "z"]]])
+        two.done()
+        assert (one.batches, two.batches) == ([[["b"]]], [[]])
+        one.done()
+        assert limits.held == 0
+
+    run(scenario)
+
+
+def test_instances_that_ask_for_nothing_are_dispatched_as_ever() -> None:
+    async def scenario() -> None:
+        limits = Limits()
+        holder, free = limits.model(DefaultScheduler(), 1), limits.model(DefaultScheduler(), 0, 1)
+        holder.ask("h")
+        free.ask("a", "b")
+        assert free.batches == [[["a"]], []]
+        free.done()
+        assert free.batches == [[["b"]], []]
+        holder.done()
+        assert limits.held == 0
+        free.ask("c")
+        assert free.batches == [[["b"]], [["c"]]]
+
+    run(scenario)
+
+
+def test_several_instances_run_as_far_as_the_resource_goes() -> None:
+    async def scenario() -> None:
+        limits = Limits()
+        limits.model(DefaultScheduler(), 3)
+        model = limits.model(DefaultScheduler(), 1, 1, 1, 1)
+        model.ask("a", "b", "c", "d", "e")
+        assert model.batches == [[["a"]], [["b"]], [["c"]], []]
+        model.done(1)
+        assert model.batches == [[["a"]], [], [["c"]], [["d"]]]
+        model.done(0)
+        assert [len(one) for one in model.batches] == [0, 1, 1, 1]
+        assert limits.held == 3
+
+    run(scenario)
+
+
+def test_a_batch_that_waits_to_fill_keeps_no_resource() -> None:
+    async def scenario() -> None:
+        limits = Limits()
+        waits = limits.model(DynamicBatcher(4, (4,), 1000), 1)
+        other = limits.model(DefaultScheduler(), 1)
+        waits.ask("a")
+        assert waits.batches == [[]]
+        assert limits.held == 0
+        assert waits.alarm.at_ns == waits.clock.now_ns + 1_000_000
+        other.ask("x")
+        assert other.batches == [[["x"]]]
+        waits.clock.now_ns += 2_000_000
+        waits.dispatcher.poll()  # the alarm
+        assert waits.batches == [[]]
+        other.done()
+        assert waits.batches == [[["a"]]]
+        waits.done()
+        assert limits.held == 0
+
+    run(scenario)
+
+
+def test_requests_that_are_cancelled_while_their_model_waits_cost_nobody_a_turn() -> None:
+    async def scenario() -> None:
+        limits = Limits()
+        one, two, three = (limits.model(DefaultScheduler(), 1) for _ in range(3))
+        one.ask("a")
+        (gone,) = two.ask("x")
+        three.ask("y")
+        two.dispatcher.cancel(gone)
+        assert [id for id, _, _ in two.answers.got] == ["x"]
+        one.done()
+        assert (two.batches, three.batches) == ([[]], [[["y"]]])
+
+    run(scenario)
+
+
+def test_a_stub_that_dies_gives_back_and_one_that_is_retired_when_it_has_finished() -> None:
+    async def scenario() -> None:
+        limits = Limits()
+        dies, retires, waits = (limits.model(DefaultScheduler(), 1) for _ in range(3))
+        dies.ask("a")
+        retires.ask("b")
+        dies.executors[0].takes_work = False
+        dies.dispatcher.leave(dies.executors[0])
+        assert retires.batches == [[["b"]]]
+        waits.ask("c")
+        retires.executors[0].takes_work = False
+        retires.dispatcher.leave(retires.executors[0], finishing=True)
+        assert waits.batches == [[]]
+        retires.done()
+        assert waits.batches == [[["c"]]]
+        retires.dispatcher.forget(retires.executors[0])
+        dies.executors[0].takes_work = True
+        dies.dispatcher.join(dies.executors[0])
+        dies.ask("d")
+        waits.done()
+        assert dies.batches == [[["a"], ["d"]]]  # "a" was lost with the stub before
+        dies.dispatcher.close()
+        waits.dispatcher.close()
+        assert limits.limiter.usage == {}
+
+    run(scenario)
+
+
+def test_an_instance_that_refuses_its_work_gives_back() -> None:
+    async def scenario() -> None:
+        limits = Limits()
+        one, two = limits.model(DefaultScheduler(), 1), limits.model(DefaultScheduler(), 1)
+        one.executors[0].refuses = internal("no room")
+        one.ask("a")
+        two.ask("x")
+        assert [id for id, _, _ in one.answers.got] == ["a"]
+        assert two.batches == [[["x"]]]
+        one.executors[0].refuses = None
+        one.ask("b")
+        two.done()
+        await asyncio.sleep(0)
+        assert one.batches == [[["b"]]]
+
+    run(scenario)
+
+
+def test_sequences_run_on_their_own_instances() -> None:
+    async def scenario() -> None:
+        config = parse_text(
+            'name: "m" max_batch_size: 1 sequence_batching { direct { } max_sequence_idle_microseconds: 1000000000 }',
+            "config.pbtxt",
+        )
+        limits = Limits()
+        model, other = limits.model(create_scheduler(config), 1, 1), limits.model(DefaultScheduler(), 1)
+        model.ask("a1", correlation_id=1, flags=SEQUENCE_START)
+        model.ask("b1", correlation_id=2, flags=SEQUENCE_START)
+        assert model.batches == [[["a1"]], []]
+        model.done(0)
+        assert model.batches == [[], [["b1"]]]
+        other.ask("x")
+        model.ask("b2", correlation_id=2, flags=SEQUENCE_END)
+        model.done(1)
+        assert (model.batches, other.batches) == ([[], []], [[["x"]]])
+        other.done()
+        assert model.batches == [[], [["b2"]]]
+        model.done(1)
+        model.ask("a2", correlation_id=1, flags=SEQUENCE_END)
+        assert model.batches == [[["a2"]], []]
+        model.done(0)
+        assert limits.held == 0
+
+    run(scenario)
+
+
+def test_the_oldest_strategy_and_iterations_share_resources_too() -> None:
+    async def scenario() -> None:
+        config = parse_text(
+            'name: "m" max_batch_size: 4 sequence_batching { oldest { max_candidate_sequences: 4 } '
+            "max_sequence_idle_microseconds: 1000000000 }",
+            "config.pbtxt",
+        )
+        limits = Limits()
+        oldest, loop = limits.model(create_scheduler(config), 1), limits.model(IterativeScheduler("m", 4), 1)
+        oldest.ask("a", correlation_id=1, flags=SEQUENCE_START | SEQUENCE_END)
+        loop.ask("x")
+        assert (oldest.batches, loop.batches) == ([[["a"]]], [[]])
+        oldest.ask("b", correlation_id=2, flags=SEQUENCE_START | SEQUENCE_END)
+        oldest.done()
+        assert (oldest.batches, loop.batches) == ([[]], [[["x"]]])
+        loop.done()
+        assert oldest.batches == [[["b"]]]
+
+    run(scenario)
