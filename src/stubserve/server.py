@@ -66,6 +66,7 @@ class Server:
         self.pace = Pace(settings.clients.min_rate, settings.clients.request_timeout_secs)
         self.send_timeout_s: float = settings.clients.send_timeout_secs
         self.idle_timeout_s: float = settings.clients.idle_timeout_secs
+        self.max_connections: int = settings.clients.max_connections
         self.grpc_port = 0
         self.offload = Offload()
         self.large_json = JsonProcess(self.memory.block)

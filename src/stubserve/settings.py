@@ -108,6 +108,8 @@ class ClientSettings:
     share: int = 50
     send_timeout_secs: int = 60
     idle_timeout_secs: int = 3600
+    # Of each protocol, 0 for as many as there are descriptors
+    max_connections: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,24 @@ class GrpcSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SageMakerSettings:
+    """SageMaker's routes, and the ports (first, last) that others may have then."""
+
+    allow: bool = False
+    port: int = 8080
+    safe_ports: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VertexSettings:
+    """Vertex AI's routes. Without a default model there may be only one."""
+
+    allow: bool = False
+    port: int = 8080
+    default_model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LatencySettings:
     """What `--metrics-config` can set; `quantiles` are those of the summaries."""
 
@@ -284,6 +304,8 @@ class Settings:
     grpc: GrpcSettings = GrpcSettings()
     metrics: MetricsSettings = MetricsSettings()
     logging: LoggingSettings = LoggingSettings()
+    sagemaker: SageMakerSettings = SageMakerSettings()
+    vertex: VertexSettings = VertexSettings()
     cache: CacheSettings = field(default_factory=CacheSettings)
     rate_limit: RateLimitSettings = RateLimitSettings()
 

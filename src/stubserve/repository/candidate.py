@@ -107,6 +107,8 @@ def read_candidate(
         for template in kept_templates(text or ""):
             log.warning("%s:%d: %s", path, template.line, kept(template))
     given = written if written is not None else ModelConfig()
+    if folder.renamed:
+        given.ClearField("name")
     config = normalise(given, folder.name, folder.path, gpu_to_cpu=settings.gpu_to_cpu)
     validate_directory_name(config, folder.name)
     validate_model(config)

@@ -23,6 +23,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from stubserve.errors import Code, ServeError, internal, invalid, unavailable
@@ -149,6 +150,24 @@ class ModelControl:
         """
         keys = dict.fromkeys(self._registry.keys(name)) or [name]
         await all_of(self._change(partial(self._unload, key, dependents), asked_in) for key in keys)
+
+    async def load_from(self, name: str, folder: Path) -> None:
+        """Loads the model that lies in a repository of its own, under a name. Raises ServeError."""
+        if not self._explicit:
+            raise no_model_control()
+        await self._aside(partial(self._places.give, name, folder))
+        try:
+            await self.load(name)
+        except BaseException:
+            self._places.take_back(name)
+            if not self._registry.ready_versions(name):
+                self._registry.forget(name)
+            raise
+
+    async def unload_from(self, name: str) -> None:
+        """Lets such a model go. Raises ServeError."""
+        await self.unload(name)
+        self._places.take_back(name)
 
     async def index(self, only_ready: bool) -> list[dict[str, Any]]:
         """The repository index, with the models on disk that have never been loaded. Raises ServeError."""
