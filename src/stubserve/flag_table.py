@@ -114,6 +114,12 @@ FLAGS = (
         switch=True,
     ),
     Flag(
+        "repoagent-directory",
+        "repository.agent_directory",
+        Path,
+        "Repository agents written in Python: <name>/agent.py (/opt/tritonserver/repoagents).",
+    ),
+    Flag(
         "repository-cache",
         "repository.remote_cache",
         Path,
@@ -473,7 +479,6 @@ FLAGS = (
 _OFF = ("false", "off", "0")
 MISSING = {
     "allow-client-shm": ("client shared memory", _OFF),
-    "repoagent-directory": ("repository agents", ()),
     "trace-config": ("tracing", ()),
     "trace-file": ("tracing", ()),
     "trace-level": ("tracing", ("OFF",)),

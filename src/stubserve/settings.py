@@ -51,6 +51,8 @@ class RepositorySettings:
     load_retries: int = 0
     # Whether models are told apart by their repositories, too
     namespacing: bool = False
+    # Agents written in Python: <name>/agent.py
+    agent_directory: Path = Path("/opt/tritonserver/repoagents")
     config_name: str = ""
     disable_auto_complete: bool = False
     # Whether what is configured for GPUs runs on the CPU

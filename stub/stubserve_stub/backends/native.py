@@ -155,8 +155,10 @@ class NativeBackend(Backend):
         steps = states.steps([number for _, number in there], [wire[2] for wire, _ in there])
         try:
             responses = self._compute(batch, [_with_states(*pair, states) for pair in zip(requests, steps)])
+            # In room that several share, the state of one that is silent would keep that of all.
+            placer = batch.memory if len(requests) == 1 else self.host.channel
             kept = zip(requests, steps, responses)
-            return [_without_states(request, step, response, batch.memory) for request, step, response in kept]
+            return [_without_states(request, step, response, placer) for request, step, response in kept]
         finally:
             for step in steps:
                 step.end()
@@ -200,15 +202,13 @@ def _with_states(request: NativeRequest, step: Step, states: States) -> NativeRe
     return NativeRequest(inputs, outputs, request.rows)
 
 
-def _without_states(
-    request: NativeRequest, step: Step, response: NativeResponse, memory: BatchMemory
-) -> NativeResponse:
+def _without_states(request: NativeRequest, step: Step, response: NativeResponse, placer: Any) -> NativeResponse:
     """The response with the outputs that its request has asked for; the states are kept."""
     if response.error or not step.sequence:
         return response
     try:
         answered = {output.name: (output.datatype, output.shape, output.memory) for output in response.outputs}
-        step.keep(answered, memory)
+        step.keep(answered, placer)
     except Refusal as refusal:
         return NativeResponse(error=str(refusal), code=refusal.code)
     except ArenaFull as full:
