@@ -353,6 +353,13 @@ FLAGS = (
         "Shared memory for tensors, as 8G or in bytes (half of the machine's memory).",
     ),
     Flag(
+        "shed-on-memory-pressure",
+        "shed_on_memory_pressure",
+        parse_bool,
+        "Refuse requests to models with 503 for 5 seconds whenever the kernel tells that memory is short (false).",
+        switch=True,
+    ),
+    Flag(
         "request-min-rate",
         "clients.min_rate",
         parse_int,

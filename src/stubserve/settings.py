@@ -294,6 +294,8 @@ class Settings:
     exit_on_error: bool = True
     strict_readiness: bool = True
     exit_timeout_secs: int = 30
+    # Whether requests to models are refused for a while when the kernel tells that memory is short
+    shed_on_memory_pressure: bool = False
     # For who writes models: see `for_development`
     dev: bool = False
     shm_limit: int = field(default_factory=default_shm_limit)
