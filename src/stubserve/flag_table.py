@@ -360,6 +360,13 @@ FLAGS = (
         switch=True,
     ),
     Flag(
+        "allow-client-shm",
+        "clients.shm",
+        parse_bool,
+        "Let clients register shared memory for inputs and outputs, by name, in /dev/shm (false).",
+        switch=True,
+    ),
+    Flag(
         "request-min-rate",
         "clients.min_rate",
         parse_int,
@@ -485,7 +492,6 @@ FLAGS = (
 # Flags of parts that do not exist yet: value -> what is missing. With the value that turns the part off they are fine.
 _OFF = ("false", "off", "0")
 MISSING = {
-    "allow-client-shm": ("client shared memory", _OFF),
     "trace-config": ("tracing", ()),
     "trace-file": ("tracing", ()),
     "trace-level": ("tracing", ("OFF",)),

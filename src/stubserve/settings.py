@@ -112,6 +112,8 @@ class ClientSettings:
     idle_timeout_secs: int = 3600
     # Of each protocol, 0 for as many as there are descriptors
     max_connections: int = 0
+    # Whether clients may have the server use their shared memory
+    shm: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ class Services:
     """What a stub's model may call (`models`), load and unload (`control`), and where its metrics live (`metrics`).
 
     `janitor` ends what models have started when the server is gone; without one it is left over. `confinement` is what
-    their processes give up.
+    their processes give up. `client_regions` says whether requests may refer to shared memory of clients.
     """
 
     models: Models
@@ -26,3 +26,4 @@ class Services:
     control: ControlForModels = field(default_factory=NoModelControl)
     janitor: Janitor | None = None
     confinement: Confinement = field(default_factory=Confinement)
+    client_regions: bool = False

@@ -7,6 +7,7 @@ can have the server run anything: the process is the one that foreign bytes come
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgpack
@@ -19,6 +20,8 @@ from stubserve.protocols.reply_format import ReplyFormat, Slot
 # Lengths of what follows: a part in msgpack, and bytes
 HEAD = struct.Struct("<QQ")
 INFER, GENERATE = "infer", "generate"
+# In place of the offset of a tensor in its client's shared memory
+IN_REGION = -2
 
 
 def pack(value: Any) -> bytes:
@@ -51,8 +54,13 @@ def unpack_signature(packed: tuple[Any, ...]) -> Accepted:
     return Accepted(model, {name: TensorSignature(name, *rest) for name, *rest in inputs}, max_batch_size)
 
 
-def pack_request(request: Request, reply_format: ReplyFormat | None) -> tuple[Any, ...]:
-    """What a request says; tensors that are not small are told of by where their bytes are."""
+def pack_request(
+    request: Request, reply_format: ReplyFormat | None, regions: Sequence[tuple[str, int, int]] = ()
+) -> tuple[Any, ...]:
+    """What a request says; tensors that are not small are told of by where their bytes are.
+
+    `regions` says in order which pieces of shared memory those inputs are that lie there.
+    """
     tensors = [
         (tensor.name, tensor.datatype, tensor.shape, tensor.data, tensor.offset, tensor.nbytes, tensor.strings)
         for tensor in request.inputs
@@ -66,12 +74,12 @@ def pack_request(request: Request, reply_format: ReplyFormat | None) -> tuple[An
         request.parameters,
         request.requested_outputs,
     )
-    return tensors, said, reply_format
+    return tensors, said, reply_format, regions
 
 
-def unpack_request(packed: tuple[Any, ...]) -> tuple[Request, Any]:
-    """The request, and the reply's format where the job was to infer."""
-    tensors, said, reply = packed
+def unpack_request(packed: tuple[Any, ...]) -> tuple[Request, Any, Sequence[tuple[str, int, int]]]:
+    """The request; the reply's format where the job was to infer; and `regions` as they were packed."""
+    tensors, said, reply, regions = packed
     reply_format = None
     if reply is not None:
         slots, default_binary, empty_final = reply
@@ -84,4 +92,4 @@ def unpack_request(packed: tuple[Any, ...]) -> tuple[Request, Any]:
         inputs.append(tensor)
     outputs = said[-1]
     said = (*said[:-1], None if outputs is None else list(outputs))
-    return Request(inputs, unanswered, *said), reply_format
+    return Request(inputs, unanswered, *said), reply_format, regions
