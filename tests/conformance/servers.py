@@ -17,6 +17,7 @@ from pathlib import Path
 from . import (
     batch_models,
     broken_models,
+    cache_models,
     changing_models,
     ensemble_models,
     environment_models,
@@ -69,6 +70,19 @@ SETUPS = {
     # Each case loads its model: real Triton dies where warm-ups fail while others run.
     "warm_up": (batch_models.WARM, ("--strict-readiness=false", "--model-control-mode=explicit")),
     "sequences": (sequence_models.MODELS, ("--strict-readiness=false",)),
+    "cached": (cache_models.CACHED, ("--strict-readiness=false", "--cache-config=local,size=1048576")),
+    **{
+        name: (
+            cache_models.LIMITED,
+            ("--strict-readiness=false", "--model-control-mode=explicit", *flags),
+        )
+        for name, flags in {
+            "limited": ("--rate-limit=execution_count",),
+            "limited_given": ("--rate-limit=execution_count", "--rate-limit-resource=R:10"),
+            "limited_elsewhere": ("--rate-limit=execution_count", "--rate-limit-resource=R:10:3"),
+            "limits_off": ("--rate-limit=off", "--rate-limit-resource=R:1"),
+        }.items()
+    },
     "ragged": (batch_models.RAGGED, ("--strict-readiness=false",)),
     "poll": (
         changing_models.MODELS,
@@ -132,7 +146,7 @@ def _command(name: str) -> list[str]:
         env = peers_home() / "env.sh"
         if not env.exists():
             raise StartError(f"no real Triton at {env}: run tools/peers.sh, or set PEERS_DIR to where it is")
-        return ["bash", "-c", 'source "$0"; triton "$@"', str(env)]
+        return ["bash", "-c", 'source "$0"; triton --cache-directory="$TRITON_HOME/caches" "$@"', str(env)]
     return [str(ROOT / ".venv" / "bin" / "stubserve"), "serve"]
 
 
