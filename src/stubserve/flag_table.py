@@ -22,6 +22,7 @@ from stubserve.flag_values import (
     parse_kinds,
     parse_metrics_config,
     parse_origin,
+    parse_port_range,
     parse_rate_limit,
     parse_rate_limit_resource,
     parse_repository,
@@ -110,6 +111,12 @@ FLAGS = (
         parse_bool,
         "Serve models of the same name from several repositories (false).",
         switch=True,
+    ),
+    Flag(
+        "repoagent-directory",
+        "repository.agent_directory",
+        Path,
+        "Repository agents written in Python: <name>/agent.py (/opt/tritonserver/repoagents).",
     ),
     Flag(
         "repository-cache",
@@ -322,11 +329,34 @@ FLAGS = (
         "Pages of this origin may ask, as https://example.org, or * for all (none).",
         many=True,
     ),
+    Flag("allow-sagemaker", "sagemaker.allow", parse_bool, "Serve SageMaker's routes (false).", switch=True),
+    Flag("sagemaker-port", "sagemaker.port", parse_int, "The port to serve SageMaker's routes on (8080)."),
+    Flag(
+        "sagemaker-safe-port-range",
+        "sagemaker.safe_ports",
+        parse_port_range,
+        "<first>-<last>: the ports that other protocols have to be among (none).",
+    ),
+    Flag("allow-vertex-ai", "vertex.allow", parse_bool, "Serve Vertex AI's routes (false).", switch=True),
+    Flag("vertex-ai-port", "vertex.port", parse_int, "The port to serve Vertex AI's routes on (8080)."),
+    Flag(
+        "vertex-ai-default-model",
+        "vertex.default_model",
+        str,
+        "The model that Vertex AI's predictions ask; needless where there is only one.",
+    ),
     Flag(
         "shm-limit",
         "shm_limit",
         parse_size,
         "Shared memory for tensors, as 8G or in bytes (half of the machine's memory).",
+    ),
+    Flag(
+        "allow-client-shm",
+        "clients.shm",
+        parse_bool,
+        "Let clients register shared memory for inputs and outputs, by name, in /dev/shm (false).",
+        switch=True,
     ),
     Flag(
         "request-min-rate",
@@ -421,14 +451,6 @@ FLAGS = (
 # Flags of parts that do not exist yet: value -> what is missing. With the value that turns the part off they are fine.
 _OFF = ("false", "off", "0")
 MISSING = {
-    "allow-client-shm": ("client shared memory", _OFF),
-    "repoagent-directory": ("repository agents", ()),
-    "allow-sagemaker": ("SageMaker", _OFF),
-    "sagemaker-port": ("SageMaker", ()),
-    "sagemaker-safe-port-range": ("SageMaker", ()),
-    "allow-vertex-ai": ("Vertex AI", _OFF),
-    "vertex-ai-port": ("Vertex AI", ()),
-    "vertex-ai-default-model": ("Vertex AI", ()),
     "trace-config": ("tracing", ()),
     "trace-file": ("tracing", ()),
     "trace-level": ("tracing", ("OFF",)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 from stubserve.cache_settings import REDIS, CacheSettings, CacheSettingsError
 from stubserve.flag_table import FLAGS, MISSING
 from stubserve.flag_unneeded import UNNEEDED
-from stubserve.flag_values import CloudAddress, UsageError, parse_bool
+from stubserve.flag_values import CloudAddress, UsageError, parse_bool, parse_int, parse_repository
 from stubserve.observability.log_lines import DEFAULT, ISO8601, JSON
 from stubserve.protocols.re2 import compile_re2
 from stubserve.settings import (
@@ -31,8 +32,10 @@ from stubserve.settings import (
     RateLimitSettings,
     RepositorySettings,
     Restricted,
+    SageMakerSettings,
     Settings,
     Tls,
+    VertexSettings,
 )
 
 _GROUPS: dict[str, Callable[..., Any]] = {
@@ -44,6 +47,8 @@ _GROUPS: dict[str, Callable[..., Any]] = {
     "grpc": GrpcSettings,
     "metrics": MetricsSettings,
     "logging": LoggingSettings,
+    "sagemaker": SageMakerSettings,
+    "vertex": VertexSettings,
     "cache": CacheSettings,
     "rate_limit": RateLimitSettings,
 }
@@ -96,7 +101,7 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
             notices.append(f"--{name} has no effect: {UNNEEDED[name].why}")
             continue
         values[flag.setting] = (*values.get(flag.setting, ()), value) if flag.many else value
-    settings = _grouped(values)
+    settings = _grouped(with_platform(values, os.environ))
     _check(settings)
     notices += [
         f"--backend-config={backend},{setting}={value} has no effect: shared memory is one arena here (--shm-limit), "
@@ -235,16 +240,41 @@ def _check_restricted(groups: Sequence[Restricted]) -> None:
             raise UsageError(f"restricted api '{kind}' can not be specified in multiple config groups")
 
 
+def with_platform(values: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """The values, with what Vertex AI's environment has in place of defaults. Raises UsageError."""
+    defaults: dict[str, Any] = {}
+    if environment.get("AIP_MODE") == "PREDICTION":
+        defaults = {"vertex.allow": True, "http.allow": False, "grpc.allow": False}
+    if environment.get("AIP_HTTP_PORT"):
+        defaults["vertex.port"] = parse_int(environment["AIP_HTTP_PORT"])
+    found = {**defaults, **values}
+    if found.get("vertex.allow") and not found.get("repository.paths") and environment.get("AIP_STORAGE_URI"):
+        found["repository.paths"] = (parse_repository(environment["AIP_STORAGE_URI"]),)
+    return found
+
+
 def _check_ports(settings: Settings) -> None:
     http, grpc, metrics = settings.http, settings.grpc, settings.metrics
-    for name, port in ("http", http.port), ("grpc", grpc.port), ("metrics", metrics.port):
+    ports = [("http", http.port), ("grpc", grpc.port), ("metrics", metrics.port)]
+    for name, port in (*ports, ("sagemaker", settings.sagemaker.port), ("vertex-ai", settings.vertex.port)):
         if not 0 <= port < 1 << 16:
             raise UsageError(f"--{name}-port must be a number from 0 (any that is free) to 65535. Got {port}")
     places = {
         "HTTP": (http.address, http.port if http.allow else 0),
         "GRPC": (grpc.address, grpc.port if grpc.allow else 0),
         "metrics": (settings.metrics_address, metrics.port if metrics.allow else 0),
+        "Sagemaker": (http.address, settings.sagemaker.port if settings.sagemaker.allow else 0),
+        "Vertex AI": (http.address, settings.vertex.port if settings.vertex.allow else 0),
     }
+    safe = settings.sagemaker.safe_ports
+    if settings.sagemaker.allow and safe is not None:
+        for one in ("HTTP", "GRPC", "metrics"):
+            port = places[one][1]
+            if port and not safe[0] <= port <= safe[1]:
+                raise UsageError(
+                    f"The server cannot listen to {one} requests at port {port}, allowed port range is "
+                    f"[{safe[0]}, {safe[1]}]"
+                )
     for one, other in itertools.combinations(places, 2):
         address, port = places[one]
         if port and places[one] == places[other]:

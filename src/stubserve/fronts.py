@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import socket
 import ssl
 from collections.abc import Iterator
 from typing import Any, Protocol, cast
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from stubserve.protocols.entrance import Entrance
 from stubserve.protocols.http.app import create_app
@@ -89,8 +91,29 @@ def http_server(server: Server, connections: Connections) -> HttpServer:
 
 def metrics_server(server: Server) -> HttpServer:
     """The front end of a server's metrics. Raises OSError."""
+    return HttpServer(_config(server, _metrics_app(server)), _tls(server))
+
+
+def _metrics_app(server: Server) -> ASGIApp:
     app = create_metrics_app(lambda: server.offload.run(server.metrics.text()))
-    return HttpServer(_config(server, guarded(app, server.http_access, "metrics")), _tls(server))
+    return guarded(app, server.http_access, "metrics")
+
+
+def sagemaker_server(server: Server) -> HttpServer:
+    """The front end for SageMaker. Raises OSError."""
+    from stubserve.protocols.platforms.sagemaker import SageMaker
+
+    app = SageMaker(server, server.control, create_app(server), server.http_access, os.environ)
+    return HttpServer(_config(server, app), _tls(server))
+
+
+def vertex_server(server: Server) -> HttpServer:
+    """The front end for Vertex AI. Raises OSError; ServeError where its environment says too little."""
+    from stubserve.protocols.platforms.vertex import VertexAi
+
+    metrics = _metrics_app(server) if server.settings.metrics.allow else None
+    app = VertexAi(server, create_app(server), metrics, server.settings.vertex.default_model, os.environ)
+    return HttpServer(_config(server, app), _tls(server))
 
 
 def _tls(server: Server) -> ssl.SSLContext | None:

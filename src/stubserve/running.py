@@ -20,7 +20,15 @@ import uvloop
 from stubserve import malloc, orphans
 from stubserve.environments import refusals
 from stubserve.errors import ServeError
-from stubserve.fronts import GrpcTransport, HttpServer, grpc_server, http_server, metrics_server
+from stubserve.fronts import (
+    GrpcTransport,
+    HttpServer,
+    grpc_server,
+    http_server,
+    metrics_server,
+    sagemaker_server,
+    vertex_server,
+)
 from stubserve.observability.output import output
 from stubserve.protocols.http.cors import Cors
 from stubserve.protocols.http.shared import Connections
@@ -71,8 +79,17 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
         if metrics.allow:
             protocol, address, port = "metrics", settings.metrics_address, metrics.port
             fronts.append(("Metrics Service", metrics_server(server), listen(address, port)))
+        if settings.sagemaker.allow:
+            protocol, address, port = "sagemaker", http.address, settings.sagemaker.port
+            fronts.append(("Sagemaker HTTPService", sagemaker_server(server), listen(address, port)))
+        if settings.vertex.allow:
+            protocol, address, port = "vertex-ai", http.address, settings.vertex.port
+            fronts.append(("Vertex AI HTTPService", vertex_server(server), listen(address, port)))
     except OSError as error:
         log.error("Socket '%s:%d' cannot be opened: %s", address, port, explained(error, protocol))
+        return 1
+    except ServeError as error:
+        log.error("error: creating server: %s", error.status_text)
         return 1
     grpc: GrpcTransport | None = None
     if settings.grpc.allow:

@@ -51,6 +51,8 @@ class RepositorySettings:
     load_retries: int = 0
     # Whether models are told apart by their repositories, too
     namespacing: bool = False
+    # Agents written in Python: <name>/agent.py
+    agent_directory: Path = Path("/opt/tritonserver/repoagents")
     config_name: str = ""
     disable_auto_complete: bool = False
     # Whether what is configured for GPUs runs on the CPU
@@ -102,6 +104,8 @@ class ClientSettings:
     share: int = 50
     send_timeout_secs: int = 60
     idle_timeout_secs: int = 3600
+    # Whether clients may have the server use their shared memory
+    shm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +208,24 @@ class GrpcSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SageMakerSettings:
+    """SageMaker's routes, and the ports (first, last) that others may have then."""
+
+    allow: bool = False
+    port: int = 8080
+    safe_ports: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VertexSettings:
+    """Vertex AI's routes. Without a default model there may be only one."""
+
+    allow: bool = False
+    port: int = 8080
+    default_model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LatencySettings:
     """What `--metrics-config` can set; `quantiles` are those of the summaries."""
 
@@ -278,6 +300,8 @@ class Settings:
     grpc: GrpcSettings = GrpcSettings()
     metrics: MetricsSettings = MetricsSettings()
     logging: LoggingSettings = LoggingSettings()
+    sagemaker: SageMakerSettings = SageMakerSettings()
+    vertex: VertexSettings = VertexSettings()
     cache: CacheSettings = field(default_factory=CacheSettings)
     rate_limit: RateLimitSettings = RateLimitSettings()
 

@@ -747,6 +747,25 @@ DECISIONS = (
         ("logging/good_then_bad",),
         200,
     ),
+    Accepted(
+        "A Python model may have implicit state. Triton's Python backend is given the initial state with each request, "
+        "and what the model answers as the new one is dropped.",
+        ("states/next_zero", "states/next_file", "states/next_oldest", "states/next_single"),
+        200,
+        texts={
+            "states/next_zero": "(1, 3) [7, 7, 7]",
+            "states/next_file": "(1, 2) [507, -593]",
+            "states/next_oldest": "(1, 2) [507, -593]",
+            "states/next_single": "(2,) [507, -593]",
+        },
+    ),
+    Accepted(
+        "A state of any size begins with the size that its `initial_state` has. Triton takes 1, and shows the first "
+        "element only.",
+        ("states/variable",),
+        200,
+        "(1, 3) [0, 0, 0]",
+    ),
 )
 
 _REFUSED_ENTRIES = {

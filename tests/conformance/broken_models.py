@@ -43,6 +43,17 @@ _STEP = (
 )
 _ENSEMBLE_HEADER = 'platform: "ensemble"\n'
 
+
+def _state(initial: str) -> str:
+    return f'state {{ input_name: "S" output_name: "S_NEW" data_type: TYPE_FP32 dims: [2, -1] {initial} }} '
+
+
+def _initial(source: str = "zero_data: true", name: str = "z", kind: str = "FP32", dims: str = "2, 3") -> str:
+    return _state(f'initial_state {{ name: "{name}" data_type: TYPE_{kind} dims: [{dims}] {source} }}')
+
+
+_TWICE = _initial().replace("initial_state {", "initial_state { } initial_state {")
+
 CODE = (
     Model("code_syntax", _IO, code="class TritonPythonModel\n    pass\n"),
     Model("code_import", _IO, code="import no_such_module_anywhere\n"),
@@ -168,6 +179,21 @@ CONFIG = (
         "sequence_corrid_type",
         _IO + 'sequence_batching { control_input { name: "S" '
         "control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_FP32 } } }\n",
+    ),
+    *(
+        Model(f"state_{name}", _IO + f"sequence_batching {{ {state} }}\n", files={"initial_state/short": "x" * 23})
+        for name, state in {
+            "type": _initial(kind="INT32"),
+            "no_name": _initial(name=""),
+            "dim_count": _initial(dims="2"),
+            "variable": _initial(dims="2, -1"),
+            "dims": _initial(dims="3, 3"),
+            "two_initial": _TWICE,
+            "no_data": _initial(""),
+            "no_file": _initial('data_file: "nosuch"'),
+            "short_file": _initial('data_file: "short"'),
+            "twice": _initial() + _initial(),
+        }.items()
     ),
     Model("batch_input_type", _IO + 'batch_input { kind: BATCH_ELEMENT_COUNT target_name: "N" data_type: TYPE_INT8 source_input: "IN" }\n'),
     Model("batch_input_source", _IO + 'batch_input { kind: BATCH_ELEMENT_COUNT target_name: "N" data_type: TYPE_INT32 source_input: "Y" }\n'),

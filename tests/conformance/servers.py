@@ -24,6 +24,7 @@ from . import (
     repository,
     sequence_models,
     serving_models,
+    state_models,
 )
 from .wire import exchange
 
@@ -69,7 +70,7 @@ SETUPS = {
     ),
     # Each case loads its model: real Triton dies where warm-ups fail while others run.
     "warm_up": (batch_models.WARM, ("--strict-readiness=false", "--model-control-mode=explicit")),
-    "sequences": (sequence_models.MODELS, ("--strict-readiness=false",)),
+    "sequences": (sequence_models.MODELS + state_models.MODELS, ("--strict-readiness=false",)),
     "cached": (cache_models.CACHED, ("--strict-readiness=false", "--cache-config=local,size=1048576")),
     **{
         name: (

@@ -6,9 +6,9 @@ from stubserve.errors import Code, ServeError
 from stubserve.model_config.parse import parse_text
 from stubserve.schedulers.default import DefaultScheduler
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
-from stubserve.schedulers.factory import HOLD_VARIABLE, create_scheduler
+from stubserve.schedulers.factory import create_scheduler
 from stubserve.schedulers.grouping import Grouping
-from stubserve.schedulers.iterative import IterativeScheduler
+from stubserve.schedulers.hold import BACKLOG_VARIABLE, HOLD_VARIABLE
 from stubserve.schedulers.policy_queue import PriorityLevels, QueuePolicy
 from stubserve.schedulers.sequence.direct import DirectBatcher
 from stubserve.schedulers.sequence.oldest import OldestBatcher
@@ -36,10 +36,6 @@ def test_an_empty_dynamic_batching_is_a_choice():
             'sequence_batching { iterative_sequence: true state { input_name: "S" } }',
             "'iterative_sequence' and 'state', which stubserve does not offer together yet",
         ),
-        (
-            'sequence_batching { iterative_sequence: true control_input { name: "S" } }',
-            "'iterative_sequence' and 'control_input', which stubserve does not offer together yet",
-        ),
     ],
 )
 def test_what_is_not_offered_is_refused_by_name(choice, text):
@@ -55,7 +51,8 @@ def test_what_is_not_offered_is_refused_by_name(choice, text):
         ("", DirectBatcher),
         ("direct {}", DirectBatcher),
         ("oldest {}", OldestBatcher),
-        ("iterative_sequence: true", IterativeScheduler),
+        ("iterative_sequence: true", DirectBatcher),
+        ("oldest {} iterative_sequence: true", OldestBatcher),
     ],
 )
 def test_strategies_of_sequences(choice, kind):
@@ -106,3 +103,23 @@ def test_the_hold_variable(monkeypatch, value, held):
         if batches(scheduler.poll(0)):
             break
     assert i + 1 == max(1, held)
+
+
+@pytest.mark.parametrize(
+    ("in_slots", "backlog", "needed"), [("", "2", 1), ("3", "", 3), ("3", "2", 5), ("2", "2", 5), ("x", "2", 1)]
+)
+def test_the_hold_variables_of_sequences(monkeypatch, in_slots, backlog, needed):
+    """Three requests get to slots and then two to the backlog, which alone holds nothing, as upstream."""
+    monkeypatch.setenv(HOLD_VARIABLE, in_slots)
+    monkeypatch.setenv(BACKLOG_VARIABLE, backlog)
+    scheduler = create_scheduler(
+        config_of("max_batch_size: 1 sequence_batching { max_sequence_idle_microseconds: 1000000 }")
+    )
+    scheduler.instance_idle("a")
+    for number, sequence in enumerate((7, 7, 7, 8, 9)):
+        one = request(number)
+        one.correlation_id, one.flags = sequence, 1
+        scheduler.enqueue(one, 0)
+        if batches(scheduler.poll(0)):
+            break
+    assert number + 1 == needed

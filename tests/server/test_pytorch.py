@@ -392,3 +392,43 @@ def test_a_large_tensor_is_copied_once(tmp_path: Path) -> None:
     np.testing.assert_array_equal(answer, -array)
     assert in_parent < COPIED_BYTES
     assert 2 * TENSOR_BYTES <= committed <= 2 * TENSOR_BYTES + TENSOR_BYTES // 2
+
+
+class Remembering(torch.nn.Module):
+    """The sum so far, twice; and how often it was asked"""
+
+    def forward(self, x, total, count):
+        total = total + x
+        return total * 1, total, count + 1
+
+
+def test_states_of_sequences(tmp_path: Path) -> None:
+    """Implicit state of a model in TorchScript, whose results have no names; two sequences, small states and large."""
+    for size in (1, 5000):
+        text = f"""
+            backend: "pytorch" max_batch_size: 4
+            input {{ name: "x" data_type: TYPE_FP32 dims: [ {size} ] }}
+            output {{ name: "SUM__0" data_type: TYPE_FP32 dims: [ {size} ] }}
+            output {{ name: "COUNT__2" data_type: TYPE_INT64 dims: [ 1 ] }}
+            sequence_batching {{
+                direct {{ }}
+                state {{ input_name: "total" output_name: "TOTAL__1" data_type: TYPE_FP32 dims: [ {size} ] }}
+                state {{
+                    input_name: "count" output_name: "COUNT__2" data_type: TYPE_INT64 dims: [ 1 ]
+                    initial_state {{ name: "ten" data_type: TYPE_INT64 dims: [ 1 ] data_file: "ten" }}
+                }}
+            }}
+        """
+        folder = write_torch(tmp_path, f"remembers_{size}", Remembering(), text).parent
+        (folder / "initial_state").mkdir()
+        (folder / "initial_state" / "ten").write_bytes(np.int64(10).tobytes())
+    with Serving(tmp_path) as running:
+        running.wait_until_ready()
+        for size in (1, 5000):
+            for number in range(3):
+                for sequence in (1, 2):
+                    tensor = {"name": "x", "datatype": "FP32", "shape": [1, size], "data": [sequence] * size}
+                    flags = {"sequence_id": sequence, "sequence_start": number == 0, "sequence_end": number == 2}
+                    answer = running.infer_json(f"remembers_{size}", [tensor], parameters=flags)
+                    total, count = (output["data"] for output in answer.json()["outputs"])
+                    assert (total, count) == ([sequence * (number + 1)] * size, [11 + number])

@@ -26,6 +26,9 @@ MODEL = """
             for request in requests:
                 wanted = int(request.inputs()[0].as_numpy().reshape(-1)[0])
                 key = request.correlation_id()
+                if not key:  # an empty place of the batch
+                    responses.append(pb_utils.InferenceResponse([]))
+                    continue
                 assert (request.flags() == 1) == (key not in self.steps)
                 step = self.steps[key] = self.steps.get(key, 0) + 1
                 response = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([[step]], np.int32))])
@@ -81,8 +84,9 @@ def test_a_response_per_execution_for_many_at_once(serving: Serving) -> None:
     assert found == [list(range(1, 31))] * 6
 
 
-def test_sequences_of_a_client_are_refused(serving: Serving) -> None:
-    tensor = {"name": "IN", "datatype": "INT32", "shape": [1, 1], "data": [1]}
-    answer = serving.infer_json("once", [tensor], parameters={"sequence_id": 3, "sequence_start": True})
-    assert answer.status == 501
-    assert "sequences of several requests are not offered yet" in answer.error
+def test_a_request_of_a_client_s_sequence_is_all_of_it(serving: Serving) -> None:
+    tensor = {"name": "IN", "datatype": "INT32", "shape": [1, 1], "data": [3]}
+    begun = serving.infer_json("once", [tensor], parameters={"sequence_id": 3, "sequence_start": True})
+    assert begun.json()["outputs"][0]["data"] == [3]
+    on = serving.infer_json("once", [tensor], parameters={"sequence_id": 3, "sequence_end": True})
+    assert (on.status, "must specify the START flag" in on.error) == (400, True)

@@ -11,7 +11,6 @@ from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.default import DefaultScheduler
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.schedulers.factory import create_scheduler
-from stubserve.schedulers.iterative import IterativeScheduler
 from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.serving.alarm import Alarm
 from stubserve.serving.limited_dispatcher import LimitedDispatcher
@@ -252,8 +251,11 @@ def test_the_oldest_strategy_and_iterations_share_resources_too() -> None:
             "max_sequence_idle_microseconds: 1000000000 }",
             "config.pbtxt",
         )
+        iterative = parse_text(
+            'name: "m" max_batch_size: 4 sequence_batching { iterative_sequence: true }', "config.pbtxt"
+        )
         limits = Limits()
-        oldest, loop = limits.model(create_scheduler(config), 1), limits.model(IterativeScheduler("m", 4), 1)
+        oldest, loop = (limits.model(create_scheduler(one), 1) for one in (config, iterative))
         oldest.ask("a", correlation_id=1, flags=SEQUENCE_START | SEQUENCE_END)
         loop.ask("x")
         assert (oldest.batches, loop.batches) == ([[["a"]]], [[]])

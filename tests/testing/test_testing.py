@@ -361,6 +361,27 @@ def test_rescheduling(repository: Path) -> None:
         assert model.instance.batches == [["twice", "once"], ["twice"]]
 
 
+def test_implicit_states(repository: Path) -> None:
+    """By correlation id, from START to END; a model that leaves one out is told so."""
+    body = """state = request.inputs()[1].as_numpy()
+    if array[0] < 0:
+        return output(array)
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", state), pb_utils.Tensor("NEW", state + array)])"""
+    state = """sequence_batching { state { input_name: "OLD" output_name: "NEW" data_type: TYPE_INT32 dims: [ 1 ]
+        initial_state { name: "first" data_type: TYPE_INT32 dims: [ 1 ] data_file: "first" } } }"""
+    folder = write_model(repository, "m", function(body), io_config("INT32", "1", extra=state))
+    (folder / "initial_state").mkdir()
+    (folder / "initial_state" / "first").write_bytes(np.int32(100).tobytes())
+    start, end = pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START, pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
+    with testing.load(folder) as model:
+        for flags, seen in ((start, 100), (0, 101), (start, 100), (end, 101)):
+            both = [testing.Request({"INPUT0": [1]}, correlation_id=id, flags=flags) for id in (7, "seven")]
+            assert [answer["OUTPUT0"][0] for answer in model.execute(both)] == [seen, seen]
+        (answer,) = model.execute([testing.Request({"INPUT0": [-1]}, correlation_id=7, flags=start)])
+        assert answer.error is not None
+        assert "has not answered output 'NEW', the new state of 'OLD'" in answer.error.message()
+
+
 # The life of a model
 
 

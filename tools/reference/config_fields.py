@@ -5,11 +5,10 @@ The field's type comes from the protocol's own description. `tests/tools/test_re
 
 from __future__ import annotations
 
-_STATE = "Refused: implicit state is not offered yet."
 _GPU = "For GPUs; no effect on a CPU."
 _TENSORRT = "For TensorRT; refused with other platforms."
 _CACHE = "Answers equal requests from the response cache; with `--cache-config`. See [Caching](../guides/caching.md)."
-_AGENT = "No effect: there are no repository agents. The log says so."
+_AGENT = "Who checks or relocates the model's files before a load: `checksum`, or agents in `--repoagent-directory`."
 
 FIELDS: dict[str, dict[str, str]] = {
     "ModelConfig": {
@@ -126,7 +125,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "oldest": "The oldest requests of an instance's sequences are batched.",
         "max_sequence_idle_microseconds": "After how long without a request a sequence is over. A second, where it is 0. No effect with `iterative_sequence`.",
         "control_input": "Inputs that tell the model where in its sequence a request is. Refused with `iterative_sequence`.",
-        "state": _STATE,
+        "state": "Tensors that are kept for a sequence from one request to the next (implicit state). Refused with `iterative_sequence`.",
         "iterative_sequence": "A request executes again and again until its model lets it go.",
     },
     "ModelSequenceBatching.StrategyDirect": {
@@ -150,21 +149,22 @@ FIELDS: dict[str, dict[str, str]] = {
         "bool_false_true": "The same as booleans.",
         "data_type": "The type of the correlation id: `TYPE_UINT64`, `TYPE_INT64`, `TYPE_UINT32`, `TYPE_INT32` or `TYPE_STRING`.",
     },
-    "ModelSequenceBatching.State": dict.fromkeys(
-        (
-            "input_name",
-            "output_name",
-            "data_type",
-            "dims",
-            "initial_state",
-            "use_same_buffer_for_input_output",
-            "use_growable_memory",
-        ),
-        _STATE,
-    ),
-    "ModelSequenceBatching.InitialState": dict.fromkeys(
-        ("data_type", "dims", "zero_data", "data_file", "name"), _STATE
-    ),
+    "ModelSequenceBatching.State": {
+        "input_name": "The input that the model is given the state as. It is not one of `input`.",
+        "output_name": "The output that the model answers the new state as. Clients may ask for it if it is one of `output` as well.",
+        "data_type": "Of both.",
+        "dims": "Of both, without the dimension of the batch. -1 for any size, also another one in each request.",
+        "initial_state": "What a sequence begins with, one at most. Without it zeros, and 1 in place of -1 in `dims`.",
+        "use_same_buffer_for_input_output": "A Python model is given the state itself rather than a copy, and may write the new one there.",
+        "use_growable_memory": "No effect: states of any size may grow. Refused without `use_same_buffer_for_input_output`.",
+    },
+    "ModelSequenceBatching.InitialState": {
+        "data_type": "That of the state.",
+        "dims": "The size that a sequence begins with, no -1 in it; elsewhere as in the state.",
+        "zero_data": "Zeros, or empty strings.",
+        "data_file": "A file in the model's folder `initial_state`: elements as they lie in memory, strings behind their lengths.",
+        "name": "Any name but an empty one.",
+    },
     "ModelEnsembling": {
         "step": "The models of the ensemble. A step runs when its inputs are there, whatever its place in the list.",
         "max_inflight_requests": "How many requests of one step may be under way, over all requests to the ensemble. 0 for any number.",
@@ -214,7 +214,10 @@ FIELDS: dict[str, dict[str, str]] = {
     "ModelOperations": {"op_library_filename": "Paths of the libraries."},
     "ModelTransactionPolicy": {"decoupled": "A request may have any number of responses, also none."},
     "ModelRepositoryAgents": {"agents": _AGENT},
-    "ModelRepositoryAgents.Agent": dict.fromkeys(("name", "parameters"), _AGENT),
+    "ModelRepositoryAgents.Agent": {
+        "name": "`checksum`, or the name of a folder in `--repoagent-directory`.",
+        "parameters": "What the agent is told. For `checksum`: `MD5:<file>`, and the digest that the file is to have.",
+    },
     "ModelResponseCache": {"enable": _CACHE},
     "ModelMetrics": {"metric_control": "One entry for each metric."},
     "ModelMetrics.MetricControl": {

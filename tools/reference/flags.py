@@ -22,6 +22,8 @@ GROUPS = {
     "clients": "What a client may take",
     "auth": "Who may ask",
     "metrics": "Metrics",
+    "sagemaker": "SageMaker",
+    "vertex": "Vertex AI",
     "cache": "Response cache",
     "rate_limit": "Rate limiter",
     "logging": "Log",

@@ -56,6 +56,8 @@ class ModelFolder:
     repository: Path
     namespace: str = ""
     held: object = field(default=None, compare=False)
+    # Whether it is served under another name than its folder and configuration have
+    renamed: bool = False
 
     @property
     def key(self) -> str:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stubserve.errors import Code, ServeError, internal
+from stubserve.errors import Code, ServeError, internal, invalid
 from stubserve.repository import folder as disk
 from stubserve.repository.folder import BETWEEN, ModelFolder, Survey, check_model_name
 from stubserve.repository.registry import key_of
@@ -38,6 +38,23 @@ class Places:
         # Namespace -> folder
         self._folders = {str(path): path for path in settings.paths}
         self._mirrors: dict[Path, Mirror] = {}
+        # Models from elsewhere, by key
+        self._given: dict[str, ModelFolder] = {}
+
+    def give(self, name: str, repository: Path) -> None:
+        """Adds the model of a repository that holds one, under a name. Raises ServeError INVALID_ARG."""
+        check_model_name(name)
+        if not repository.is_absolute() or not repository.is_dir():
+            raise invalid(f"failed to register '{repository}', repository not found")
+        if name in self._given:
+            raise invalid(f"model repository '{repository}' has already been registered")
+        models = list(disk.survey([repository]).models.values())
+        if not models:
+            raise invalid(f"failed to register '{repository}', there is no model in it")
+        self._given[name] = replace(models[0], name=name, renamed=True)
+
+    def take_back(self, name: str) -> None:
+        self._given.pop(name, None)
 
     @property
     def repositories(self) -> list[Path]:
@@ -83,6 +100,9 @@ class Places:
 
     def locate(self, key: str, fresh: bool = False) -> ModelFolder:
         """One model; with `fresh` it is looked for anew where there are copies. Raises as `folder.locate`."""
+        given = self._given.get(key)
+        if given is not None:
+            return given
         namespace, between, name = key.rpartition(BETWEEN)
         if not self._namespacing or not between:
             namespace, name, repositories = "", key, self.repositories

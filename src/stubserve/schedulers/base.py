@@ -31,6 +31,11 @@ class Decision:
         self.over: Sequence[tuple[Instance, int]] = ()
         self.wake_at_ns: int | None = None
 
+    def wake_by(self, at_ns: int | None) -> None:
+        """Polls again at this time at the latest, if there is one."""
+        if at_ns is not None and (self.wake_at_ns is None or at_ns < self.wake_at_ns):
+            self.wake_at_ns = at_ns
+
 
 class Scheduler(abc.ABC):
     """A scheduler of one model version.

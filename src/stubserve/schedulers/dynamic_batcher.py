@@ -155,9 +155,7 @@ class DynamicBatcher(QueueingScheduler):
                 if self._ripe_after_ns:
                     self._ripe_at_ns = now_ns + self._ripe_after_ns
         if self._policies is not None:
-            deadline_ns = self._policies.next_deadline_ns()
-            if deadline_ns is not None and (decision.wake_at_ns is None or deadline_ns < decision.wake_at_ns):
-                decision.wake_at_ns = deadline_ns
+            decision.wake_by(self._policies.next_deadline_ns())
         return decision
 
     def drain(self) -> list[Request]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from stubserve.errors import unsupported
@@ -10,15 +9,12 @@ from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.default import DefaultScheduler
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.schedulers.grouping import Grouping
-from stubserve.schedulers.iterative import IterativeScheduler
+from stubserve.schedulers.hold import BACKLOG_VARIABLE, HOLD_VARIABLE, Hold, from_environment
 from stubserve.schedulers.policy_queue import PriorityLevels
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
 from stubserve.schedulers.sequence.controls import Controls
 from stubserve.schedulers.sequence.direct import DirectBatcher
 from stubserve.schedulers.sequence.oldest import OldestBatcher
-
-# Holds the first requests of every batching model back until this many wait; for tests. Not a number means 0: no hold.
-HOLD_VARIABLE = "TRITONSERVER_DELAY_SCHEDULER"
 
 
 def create_scheduler(config: Any) -> Scheduler:
@@ -26,12 +22,10 @@ def create_scheduler(config: Any) -> Scheduler:
     choice = config.WhichOneof("scheduling_choice")
     if choice is None:
         return DefaultScheduler()
-    hold = os.environ.get(HOLD_VARIABLE, "")
-    hold_until = int(hold) if hold.isdecimal() else 0
+    hold_until = from_environment(HOLD_VARIABLE)
     if choice == "sequence_batching":
         scheduler = _sequence_scheduler(config, hold_until)
-        if isinstance(scheduler, SequenceBatcher):
-            scheduler.keeps_states = bool(config.sequence_batching.state)
+        scheduler.keeps_states = bool(config.sequence_batching.state)
         return scheduler
     if choice != "dynamic_batching":
         raise unsupported(f"model '{config.name}' is configured with '{choice}', which stubserve does not offer yet")
@@ -46,16 +40,13 @@ def create_scheduler(config: Any) -> Scheduler:
     )
 
 
-def _sequence_scheduler(config: Any, hold_until: int) -> Scheduler:
+def _sequence_scheduler(config: Any, hold_until: int) -> SequenceBatcher:
     batching = config.sequence_batching
-    if batching.iterative_sequence:
-        for field in ("control_input", "state"):
-            if getattr(batching, field):
-                raise unsupported(
-                    f"model '{config.name}' is configured with 'iterative_sequence' and '{field}', which stubserve "
-                    "does not offer together yet"
-                )
-        return IterativeScheduler(config.name, config.max_batch_size)
+    if batching.iterative_sequence and batching.state:
+        raise unsupported(
+            f"model '{config.name}' is configured with 'iterative_sequence' and 'state', which stubserve does not "
+            "offer together yet"
+        )
     controls = Controls(config)
     idle_us = batching.max_sequence_idle_microseconds
     grouping = Grouping.from_config(config) if config.max_batch_size > 1 else None
@@ -70,6 +61,7 @@ def _sequence_scheduler(config: Any, hold_until: int) -> Scheduler:
             oldest.preferred_batch_size,
             oldest.max_queue_delay_microseconds,
             grouping,
+            batching.iterative_sequence,
             hold_until,
         )
     direct = batching.direct
@@ -81,5 +73,6 @@ def _sequence_scheduler(config: Any, hold_until: int) -> Scheduler:
         direct.max_queue_delay_microseconds,
         direct.minimum_slot_utilization,
         grouping,
-        hold_until,
+        batching.iterative_sequence,
+        Hold(hold_until, from_environment(BACKLOG_VARIABLE)),
     )

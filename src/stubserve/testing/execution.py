@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import queue
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from stubserve_stub.api.sender import Senders
 from stubserve_stub.backends.python.batch import ModelBatch
 from stubserve_stub.backends.python.model import ContractBroken, Model, raised_by
 from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.states import States, StateSpec
 from stubserve_stub.wire import messages
 
 from stubserve.testing.channel import LocalChannel
@@ -23,7 +25,7 @@ _COROUTINE = "coroutine"
 class LocalExecutor:
     """Executes batches on one initialized model."""
 
-    def __init__(self, model: Model, instance: str, decoupled: bool) -> None:
+    def __init__(self, model: Model, instance: str, decoupled: bool, states: Sequence[StateSpec] = ()) -> None:
         self._model = model
         self._instance = instance
         self._decoupled = decoupled
@@ -31,6 +33,9 @@ class LocalExecutor:
         self._senders = Senders(self.channel, decoupled)
         self.channel.senders = self._senders
         self._numbers = itertools.count(1)
+        # The implicit states of sequences, and the numbers that these have there, by correlation id
+        self._states = States(instance, states, self.channel) if states else None  # type: ignore[arg-type]
+        self._sequences: dict[Any, int] = {}
 
     def run(self, requests: list[Prepared], timeout: float) -> list[list[Any]]:
         """The wire responses to each request; those that the model reschedules are executed again, as one batch.
@@ -55,7 +60,9 @@ class LocalExecutor:
 
     def _execute(self, number: int, requests: list[Prepared]) -> tuple[list[Any], set[Any]]:
         memory = BatchMemory(self.channel)  # type: ignore[arg-type]
-        batch = ModelBatch(memory, self._senders, number, [request.wire for request in requests], [])
+        wires = [request.wire for request in requests]
+        sequences = [self._sequences.setdefault(wire[1], len(self._sequences) + 1) for wire in wires]
+        batch = ModelBatch(memory, self._senders, number, wires, [], self._states, sequences)
         for received, request in zip(batch.requests, requests, strict=True):
             received._cancelled = request.cancelled
         opened: set[Any] = set()
@@ -79,6 +86,8 @@ class LocalExecutor:
         except BaseException as raised:
             batch.give_up_senders(repr(raised))
             raise
+        finally:
+            batch.end_steps()
         opened.update((number, at) for at, entry in enumerate(entries) if entry is None)
         # What the model has let go of by now must not be kept alive from here.
         batch.release()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from stubserve_stub.api import bls
 from stubserve_stub.backends.python.model import Model
+from stubserve_stub.runtime.states import specs_of
 from triton_python_backend_utils import InferenceRequest, InferenceResponse
 
 from stubserve.inference.signature import Signature
@@ -44,7 +45,9 @@ class LoadedModel:
         self._signature = signature
         self._surroundings = surroundings
         self._check = check
-        self._executor = LocalExecutor(model, arguments["model_instance_name"], signature.decoupled)
+        states = specs_of(config, arguments["model_repository"])
+        self._states = [spec.output for spec in states]
+        self._executor = LocalExecutor(model, arguments["model_instance_name"], signature.decoupled, states)
         self._closed = False
         surroundings.allow(LocalCalls(targets, self._executor.channel))
 
@@ -68,7 +71,7 @@ class LoadedModel:
         Raises as `infer`, but an error with which the model answers is in the Answer.
         """
         assert not self._closed, f"model '{self.name}' has been closed"
-        prepared = [prepare(request, self._signature) for request in requests]
+        prepared = [prepare(request, self._signature, self._states) for request in requests]
         rows = sum(request.rows for request in prepared)
         limit = self._signature.max_batch_size
         if limit and rows > limit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ class Request:
 class OutputNames(list[str]):
     """The outputs that a request asks for. Remembers which others its responses had, for those are dropped silently."""
 
-    def __init__(self, names: Sequence[str], configured: Mapping[str, Any]) -> None:
+    def __init__(self, names: Sequence[str], configured: Collection[str]) -> None:
         super().__init__(names)
         self._configured = configured
         self.unknown: list[str] = []
@@ -60,8 +60,11 @@ class Prepared:
     cancelled: bool
 
 
-def prepare(request: Request | Mapping[str, Any], signature: Signature) -> Prepared:
-    """Makes the server's checks. Raises ServeError with the text that a client would get."""
+def prepare(request: Request | Mapping[str, Any], signature: Signature, states: Collection[str] = ()) -> Prepared:
+    """Makes the server's checks. Raises ServeError with the text that a client would get.
+
+    `states` are the names of outputs that are kept for the sequence.
+    """
     if not isinstance(request, Request):
         request = Request(request)
     inputs = [_tensor(name, value, signature.inputs.get(name)) for name, value in request.inputs.items()]
@@ -76,7 +79,7 @@ def prepare(request: Request | Mapping[str, Any], signature: Signature) -> Prepa
         requested_outputs=None if request.outputs is None else list(request.outputs),
     )
     admit(admitted, signature)
-    names = OutputNames(request.outputs or list(signature.outputs), signature.outputs)
+    names = OutputNames(request.outputs or list(signature.outputs), {*signature.outputs, *states})
     wire = (
         admitted.id,
         admitted.correlation_id,

@@ -20,9 +20,10 @@ class Rules:
     candidates: int
     delay_ms: int
     utilization: float
-    preferred: list[int]
+    preferred: tuple[int, ...]
     idle_ms: int
     by_shape: bool
+    iterative: bool = False
 
     @property
     def slots(self) -> int:
@@ -35,8 +36,6 @@ class OneSequence:
     requests: list[Request] = field(default_factory=list)
     # Whether further requests may come
     open: bool = True
-    # Whether nothing of it is left but to make room, which takes no END
-    broken: bool = False
     last_ms: int = 0
     expires_ms: int | None = None
     slot: OneSlot | None = None
@@ -47,9 +46,8 @@ class OneSlot:
     instance: int
     index: int
     sequence: OneSequence | None = None
-    # Under the oldest strategy: what runs or is a candidate
+    # What keeps the next from running: under the oldest strategy what runs or is a candidate
     candidate: Request | None = None
-    executing: bool = False
 
 
 class Slow:
@@ -61,9 +59,10 @@ class Slow:
         self.sequences: list[OneSequence] = []
         self.lost: dict[int | str, int] = {}
         # Under the oldest strategy, in the order in which they became ones, and when
-        self.candidates: list[tuple[Request, OneSlot, int]] = []
+        self.candidates: list[tuple[Request, OneSlot, int, OneSequence]] = []
         self.answers: list[tuple[str, str]] = []
-        self.freed: list[OneSlot] = []
+        # Instances on which no sequence begins any more
+        self.closed: list[int] = []
         # Slots in the order in which something changed that may make their next request a candidate
         self.stirred: list[OneSlot] = []
 
@@ -82,15 +81,16 @@ class Slow:
             self.lost.pop(id, None)
             sequence = OneSequence(id)
             self.sequences.append(sequence)
-            free = [slot for slot in self.slots if slot.sequence is None and slot not in self.freed]
-            if free:
+            waiting = [one for one in self.sequences if one.slot is None and one is not sequence]
+            free = [slot for slot in self.slots if slot.sequence is None and slot.instance not in self.closed]
+            if free and not waiting:
                 # `slots` has them as their instances joined, and the first of equal ones is taken.
                 self.give(sequence, min(free, key=lambda slot: slot.index))
         else:
             sequence = mine[0]
         sequence.requests.append(request)
         sequence.last_ms = now_ms
-        if request.flags & SEQUENCE_END:
+        if request.flags & SEQUENCE_END and not self.rules.iterative:
             sequence.open = False
         if sequence.slot is None:
             if request.timeout_us:
@@ -111,12 +111,12 @@ class Slow:
                 return
         for entry in self.candidates:
             if entry[0] is request:
-                _, slot, _ = entry
+                _, slot, _, sequence = entry
                 self.candidates.remove(entry)
                 self.answers.append((request.id, "cancelled"))
                 slot.candidate = None
-                if not request.flags & SEQUENCE_END and slot.sequence is not None:
-                    self.cut(slot.sequence, 0)
+                if slot.sequence is sequence:
+                    self.cut(sequence, 0)
                 self.stir(slot)
                 return
 
@@ -124,17 +124,14 @@ class Slow:
         """Ends a sequence; what it has from a place on is cancelled."""
         self.answers += [(one.id, "cancelled") for one in sequence.requests[place:]]
         del sequence.requests[place:]
-        sequence.open = False
-        sequence.broken = True
         if sequence.slot is None:
             self.sequences.remove(sequence)
-        else:
-            self.stir(sequence.slot)
+        elif not self.rules.iterative or (not sequence.requests and sequence.slot.candidate is None):
+            sequence.open = False
 
     def join(self, instance: int) -> None:
         new = [OneSlot(instance, index) for index in range(self.rules.slots)]
         self.slots += new
-        self.freed += new
         self.idle.append(instance)
 
     def done(self, instance: int, requests: list[Request]) -> None:
@@ -142,9 +139,21 @@ class Slow:
             for slot in self.slots:
                 if slot.candidate is request:
                     slot.candidate = None
-                    slot.executing = False
+                    if self.rules.iterative and slot.sequence is not None and not slot.sequence.requests:
+                        slot.sequence.open = False
                     self.stir(slot)
         self.idle.append(instance)
+
+    def reschedule(self, request: Request, now_ms: int) -> None:
+        """An iterative model wants to execute a request again."""
+        for slot in self.slots:
+            if slot.candidate is request:
+                slot.candidate = None
+                assert slot.sequence is not None
+                slot.sequence.requests.insert(0, request)
+                self.stir(slot)
+                if request.cancelled:
+                    self.cut(slot.sequence, 0)
 
     def lose(self, instance: int) -> None:
         if instance in self.idle:
@@ -157,9 +166,8 @@ class Slow:
             if slot.sequence is not None:
                 self.answers += [(one.id, "lost") for one in slot.sequence.requests]
                 self.sequences.remove(slot.sequence)
-                if slot.sequence.open:
+                if slot.sequence.open and not self.rules.iterative:
                     self.lost[slot.sequence.id] = slot.sequence.last_ms + self.rules.idle_ms
-        self.freed = [slot for slot in self.freed if slot in self.slots]
         self.stirred = [slot for slot in self.stirred if slot in self.slots]
 
     # What is to be done
@@ -168,7 +176,8 @@ class Slow:
         sequence.slot, slot.sequence = slot, sequence
 
     def stir(self, slot: OneSlot) -> None:
-        if slot not in self.stirred:
+        has = slot.sequence.requests if slot.sequence is not None else []
+        if has and slot.candidate is None and slot not in self.stirred:
             self.stirred.append(slot)
 
     def free(self, slot: OneSlot, now_ms: int) -> None:
@@ -177,7 +186,7 @@ class Slow:
             self.sequences.remove(slot.sequence)
             slot.sequence = None
         waiting = [one for one in self.sequences if one.slot is None]
-        if waiting:
+        if waiting and slot.instance not in self.closed:
             self.give(waiting[0], slot)
             waiting[0].last_ms = now_ms
             self.stir(slot)
@@ -188,15 +197,18 @@ class Slow:
             if one.expires_ms is not None and one.expires_ms <= now_ms:
                 self.answers += [(request.id, "expired") for request in one.requests]
                 self.sequences.remove(one)
-        over = [one for one in self.sequences if one.slot and one.open and now_ms - one.last_ms >= self.rules.idle_ms]
-        for one in sorted(over, key=lambda one: one.last_ms):
-            one.open = False
-            one.broken = True
-            assert one.slot is not None
-            self.stir(one.slot)
-        for slot in sorted(self.freed, key=lambda slot: slot.index):
-            self.free(slot, now_ms)
-        self.freed = []
+        if not self.rules.iterative:
+            for one in self.sequences:
+                if one.slot is not None and now_ms - one.last_ms >= self.rules.idle_ms:
+                    one.open = False
+        for slot in self.slots:
+            at_rest = slot.candidate is None if self.rules.oldest else slot.instance in self.idle
+            if slot.sequence is not None and not slot.sequence.open and not slot.sequence.requests and at_rest:
+                self.sequences.remove(slot.sequence)
+                slot.sequence = None
+        for slot in sorted(self.slots, key=lambda slot: slot.index):
+            if slot.sequence is None:
+                self.free(slot, now_ms)
         runs = self.oldest(now_ms) if self.rules.oldest else self.direct(now_ms)
         answers, self.answers = self.answers, []
         return runs, answers
@@ -205,9 +217,6 @@ class Slow:
         runs: list[tuple[int, list[str | None]]] = []
         for instance in list(self.idle):
             slots = [slot for slot in self.slots if slot.instance == instance]
-            for slot in slots:
-                if slot.sequence is not None and slot.sequence.broken and not slot.sequence.requests:
-                    self.free(slot, now_ms)
             ready = [slot for slot in slots if slot.sequence is not None and slot.sequence.requests]
             if not ready:
                 continue
@@ -227,7 +236,9 @@ class Slow:
                     continue
                 batch.append(request.id)
                 del sequence.requests[0]
-                if request.flags & SEQUENCE_END:
+                if self.rules.iterative:
+                    slot.candidate = request
+                elif request.flags & SEQUENCE_END:
                     self.free(slot, now_ms)
             runs.append((instance, batch))
         return runs
@@ -235,35 +246,29 @@ class Slow:
     def oldest(self, now_ms: int) -> list[tuple[int, list[str | None]]]:
         while self.stirred:
             slot = self.stirred.pop(0)
-            while slot.candidate is None and slot.sequence is not None:
-                sequence = slot.sequence
-                if not sequence.requests:
-                    if not sequence.broken:
-                        break
-                    self.free(slot, now_ms)
-                    continue
+            sequence = slot.sequence
+            if slot.candidate is None and sequence is not None and sequence.requests:
                 request = sequence.requests.pop(0)
                 slot.candidate = request
-                self.candidates.append((request, slot, now_ms))
-                if request.flags & SEQUENCE_END:
+                self.candidates.append((request, slot, now_ms, sequence))
+                if request.flags & SEQUENCE_END and not self.rules.iterative:
                     self.free(slot, now_ms)
         runs: list[tuple[int, list[str | None]]] = []
         for instance in list(self.idle):
             mine = [entry for entry in self.candidates if entry[1].instance == instance]
-            count = self.batch([request for request, _, _ in mine], [since for _, _, since in mine], now_ms)
+            count = self.batch([entry[0] for entry in mine], [entry[2] for entry in mine], now_ms)
             if count:
                 self.idle.remove(instance)
                 for entry in mine[:count]:
                     self.candidates.remove(entry)
-                    entry[1].executing = True
-                runs.append((instance, [request.id for request, _, _ in mine[:count]]))
+                runs.append((instance, [entry[0].id for entry in mine[:count]]))
         return runs
 
     def batch(self, waiting: list[Request], since_ms: list[int], now_ms: int) -> int:
         """How many of these run now, as the dynamic batcher has it; each is one row."""
         rules = self.rules
         limit = max(1, rules.max_batch_size)
-        preferred = set(rules.preferred) or {limit}
+        preferred = {size for size in rules.preferred if size <= limit} or {limit}
         alike = len(waiting)
         if rules.by_shape and limit > 1:
             differing = [

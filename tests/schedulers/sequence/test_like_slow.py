@@ -1,7 +1,15 @@
-"""Random schedules: the sequence batcher does what its rules say, and wakes when they need it."""
+"""Random schedules: the sequence batcher does what its rules say, and wakes when they need it.
+
+A schedule is a string of bytes, four for each event: that is drawn and shrunk at once, where a strategy for each field
+would take longer than playing all of it.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,10 +38,13 @@ def kind(error: ServeError) -> str:
 def fast(rules: Rules) -> SequenceBatcher:
     delay = f"max_queue_delay_microseconds: {rules.delay_ms * 1000}"
     if rules.oldest:
-        sizes = "".join(f" preferred_batch_size: {size}" for size in rules.preferred)
+        fitting = [size for size in rules.preferred if size <= max(1, rules.max_batch_size)]
+        sizes = "".join(f" preferred_batch_size: {size}" for size in fitting)
         strategy = f"oldest {{ max_candidate_sequences: {rules.candidates} {delay} {sizes} }}"
     else:
         strategy = f"direct {{ {delay} minimum_slot_utilization: {rules.utilization} }}"
+    if rules.iterative:
+        strategy += " iterative_sequence: true"
     dims = "-1" if rules.by_shape else "1"
     scheduler = scheduler_of(strategy, rules.max_batch_size, rules.idle_ms, dims=dims)
     assert isinstance(scheduler, SequenceBatcher)
@@ -73,6 +84,14 @@ class Both:
             self.fast.cancel(request)
             self.slow.cancel(request)
 
+    def close(self, index: int) -> None:
+        """An instance is to go when its sequences are over."""
+        there = sorted({*self.slow.idle, *self.busy})
+        if there:
+            instance = there[index % len(there)]
+            self.fast.close_instance(instance)
+            self.slow.closed.append(instance)
+
     def join(self) -> None:
         self.fast.instance_idle(self.instances)
         self.slow.join(self.instances)
@@ -85,6 +104,19 @@ class Both:
             self.fast.work_done(instance, work)
             self.fast.instance_idle(instance)
             self.slow.done(instance, list(work.requests))
+
+    def reschedule(self, index: int, which: int) -> None:
+        """One of the requests that execute is to be executed again."""
+        if self.busy:
+            instance = list(self.busy)[index % len(self.busy)]
+            requests = self.busy[instance].requests
+            for request in requests[which % len(requests) :]:
+                again = self.fast.reschedule(request, self.now_ms * MS)
+                assert again == self.slow.rules.iterative
+                if again:
+                    self.slow.reschedule(request, self.now_ms)
+                    self.waiting.add(request.id)
+            self.finish(index)
 
     def lose(self, index: int) -> None:
         there = sorted({*self.slow.idle, *self.busy})
@@ -117,68 +149,79 @@ class Both:
                 self.poll()
             else:
                 assert self.slow.poll(self.now_ms) == ([], []), "nobody would have woken up for that"
-                self.compare_sequences()
 
     def compare_sequences(self) -> None:
         going_on = {one.id for one in self.slow.sequences if one.open}
-        assert {id for id in IDS if self.fast.holds(id)} == going_on
+        assert self.fast.sequences == len(going_on)
+        assert all(self.fast.holds(id) for id in going_on)
 
 
-SEQUENCES = st.sampled_from([*IDS, 0])
-EVENT = st.one_of(
-    *[
-        st.tuples(
-            st.just("enqueue"),
-            SEQUENCES,
-            st.sampled_from(["start", "start", "", "", "", "end", "both"]),
-            st.sampled_from([0, 0, 0, 5, 40]),
-            st.integers(1, 2),
-        )
-    ]
-    * 5,
-    *[st.tuples(st.just("finish"), st.integers(0, 3))] * 2,
-    *[st.tuples(st.just("advance"), st.sampled_from([1, 1, 2, 7, 30, 110]))] * 2,
-    st.tuples(st.just("cancel"), st.integers(0, 7)),
-    st.tuples(st.just("join")),
-    st.tuples(st.just("lose"), st.integers(0, 3)),
+FLAGS = ("start", "start", "", "", "", "", "end", "both")
+
+
+def play(both: Both, what: int, which: int, how: int, more: int) -> bool:
+    """One event; whether the scheduler is asked at once. Several requests may come before it is."""
+    if what < 120:
+        sequence = 0 if which == 255 else IDS[which % len(IDS)]
+        both.enqueue(sequence, FLAGS[how % len(FLAGS)], (0, 0, 5, 12)[more % 4], 1 + more // 4 % 2)
+        return more >= 128
+    if what < 165:
+        both.finish(which)
+    elif what < 180:
+        both.reschedule(which, how)
+    elif what < 220:
+        both.advance((1, 1, 2, 4, 7, 19)[which % 6])
+    elif what < 235:
+        both.cancel(which)
+    elif what < 240:
+        both.close(which)
+    elif what < 248:
+        both.join()
+    else:
+        both.lose(which)
+    return True
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Starts of sequences that run are logged, which would take longer than all else."""
+    log = logging.getLogger("stubserve.scheduler")
+    log.disabled = True
+    yield
+    log.disabled = False
+
+
+RULES = st.builds(
+    Rules,
+    oldest=st.booleans(),
+    max_batch_size=st.sampled_from([0, 1, 2, 4]),
+    candidates=st.integers(1, 4),
+    delay_ms=st.sampled_from([0, 0, 3, 9]),
+    utilization=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
+    preferred=st.sampled_from([(), (), (1,), (2,), (1, 3)]),
+    idle_ms=st.sampled_from([4, 11, 17]),
+    by_shape=st.booleans(),
+    iterative=st.sampled_from([False, False, False, True]),
 )
-EVENTS = st.lists(st.tuples(EVENT, st.booleans()), min_size=15, max_size=50)
 
 
-@st.composite
-def rules(draw: st.DrawFn) -> Rules:
-    max_batch_size = draw(st.sampled_from([0, 1, 2, 4]))
-    return Rules(
-        oldest=draw(st.booleans()),
-        max_batch_size=max_batch_size,
-        candidates=draw(st.integers(1, 4)),
-        delay_ms=draw(st.sampled_from([0, 0, 3, 20])),
-        utilization=draw(st.sampled_from([0.0, 0.3, 0.5, 1.0])),
-        preferred=draw(st.lists(st.integers(1, max_batch_size), max_size=2)) if max_batch_size else [],
-        idle_ms=draw(st.sampled_from([6, 50, 100])),
-        by_shape=draw(st.booleans()),
-    )
-
-
-@settings(deadline=None, max_examples=1000)
-@given(rules(), st.integers(0, 2), EVENTS)
-def test_the_sequence_batcher_follows_its_rules_whatever_happens(rules, instances, events):
+@settings(deadline=None, max_examples=10_000, database=None)
+@given(RULES, st.integers(0, 2), st.binary(min_size=40, max_size=160))
+def test_the_sequence_batcher_follows_its_rules_whatever_happens(rules: Rules, instances: int, events: bytes) -> None:
     both = Both(rules)
     for _ in range(instances):
         both.join()
     both.poll()
-    for (name, *arguments), polled in events:
-        getattr(both, name)(*arguments)
-        # Several requests may come before the scheduler is asked.
-        if polled or name != "enqueue":
+    for at in range(0, len(events) - 3, 4):
+        if play(both, *events[at : at + 4]):
             both.poll()
     both.join()
+    for _ in range(2 * len(both.requests) + 5):
+        both.advance(rules.idle_ms + rules.delay_ms)
+        while both.busy:
+            both.finish(0)
+        if not both.waiting:
+            break
     both.poll()
-    for _ in range(len(both.requests) + 3):
-        both.advance(both.slow.rules.idle_ms + 25)
-        both.finish(0)
-        both.finish(0)
-        both.finish(0)
-        both.poll()
     assert not both.waiting
     assert both.fast.drain() == []

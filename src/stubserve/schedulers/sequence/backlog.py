@@ -6,27 +6,24 @@ import heapq
 import itertools
 from collections import OrderedDict
 
-from stubserve.inference.request import SEQUENCE_END, Request
+from stubserve.inference.request import Request
 from stubserve.schedulers.sequence.slot import SequenceId
 
 
 class Waiting:
     """One sequence, or one of several with the same id, of which all but the last have their END.
 
-    `expires_ns` is when the first of its requests runs out of time, None for never.
+    `complete` says that its END is here, too. `expires_ns` is when the first of its requests runs out of time, None for
+    never.
     """
 
-    __slots__ = ("expires_ns", "requests", "sequence")
+    __slots__ = ("complete", "expires_ns", "requests", "sequence")
 
     def __init__(self, sequence: SequenceId) -> None:
         self.sequence = sequence
         self.requests: list[Request] = []
+        self.complete = False
         self.expires_ns: int | None = None
-
-    @property
-    def complete(self) -> bool:
-        """Whether its END is here, too."""
-        return bool(self.requests[-1].flags & SEQUENCE_END)
 
 
 class Backlog:
@@ -47,7 +44,7 @@ class Backlog:
         """Whether a request of this sequence belongs here."""
         return sequence in self._open
 
-    def add(self, request: Request, now_ns: int) -> None:
+    def add(self, request: Request, now_ns: int, is_last: bool) -> None:
         """Puts a request behind those of its sequence, or the sequence behind all others."""
         sequence = request.correlation_id
         waiting = self._open.get(sequence)
@@ -61,7 +58,8 @@ class Backlog:
             if waiting.expires_ns is None or expires_ns < waiting.expires_ns:
                 waiting.expires_ns = expires_ns
                 heapq.heappush(self._expiring, (expires_ns, next(self._number), waiting))
-        if request.flags & SEQUENCE_END:
+        if is_last:
+            waiting.complete = True
             del self._open[sequence]
 
     def take(self) -> Waiting | None:

@@ -12,60 +12,53 @@ waits in the backlog, first come first served. What a slot means, and which requ
 - A request whose time runs out in the backlog rejects all that waits there with it.
 - A request that is cancelled while it waits ends its sequence: it and all behind it are answered with CANCELLED. In the
   backlog that is the whole sequence.
+- With `iterative_sequence` a request is a sequence by itself, with an id from here if it has none. It executes until
+  the model no longer reschedules it, and keeps its slot meanwhile. Only its first execution has flags.
 
 Unlike upstream, the time in the backlog does not count as idle: a client that waits there for its first answer would
 find its sequence gone. And a sequence is told how it ended: when its instance dies, what it has queued is answered
 with an error, and so is its next request, until it begins anew or would have been idle for too long.
-
-Costs. Everything but a batch costs the same however many sequences live or wait: dictionaries for who is where, a heap
-for free slots, and an ordered dictionary by last request in which only the front is looked at.
 """
 
 from __future__ import annotations
 
 import abc
-import heapq
 import itertools
-import logging
-from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 
-from stubserve.errors import ServeError, invalid, unavailable
+from stubserve.errors import ServeError
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
+from stubserve.inference.work import Work
 from stubserve.schedulers.base import Decision, Instance, Scheduler
 from stubserve.schedulers.fifo_queue import cancellation
+from stubserve.schedulers.hold import Hold
+from stubserve.schedulers.sequence.active import ActiveSequences
 from stubserve.schedulers.sequence.backlog import Backlog
+from stubserve.schedulers.sequence.departures import Departures
+from stubserve.schedulers.sequence.refusals import Refusals
 from stubserve.schedulers.sequence.slot import SequenceId, Slot
-
-log = logging.getLogger("stubserve.scheduler")
-
-EXPIRED = "timeout of the corresponding sequence has been expired"
+from stubserve.schedulers.sequence.slots import Slots
 
 
 class SequenceBatcher(Scheduler):
     """What the strategies have in common: who has which slot, who waits for one, who is over.
 
-    `model` is for texts; an instance has `slots_each` slots; a sequence may be idle for `max_idle_us`. `hold_until`
-    keeps everything back until that many requests wait in slots, once (TRITONSERVER_DELAY_SCHEDULER).
+    `model` is for texts; an instance has `slots_each` slots; a sequence may be idle for `max_idle_us`.
     """
 
     __slots__ = (
         "_active",
         "_answers",
+        "_auto_ids",
         "_backlog",
-        "_free",
-        "_fresh",
-        "_hold_until",
-        "_idle_ns",
-        "_instances",
-        "_joined",
-        "_lost",
-        "_max_idle_ns",
-        "_model",
+        "_departures",
+        "_executing",
+        "_hold",
+        "_iterative",
         "_now_ns",
-        "_numbers",
         "_over",
-        "_slots_each",
+        "_refusals",
+        "_slots",
         "_waiting_in",
         "keeps_states",
         "when_quiet",
@@ -73,33 +66,28 @@ class SequenceBatcher(Scheduler):
 
     has_slots = True
 
-    def __init__(self, model: str, slots_each: int, max_idle_us: int, hold_until: int = 0) -> None:
+    def __init__(
+        self, model: str, slots_each: int, max_idle_us: int, iterative: bool = False, hold: Hold | None = None
+    ) -> None:
+        self._refusals = Refusals(model)
+        self._iterative = iterative
+        self._hold = hold or Hold()
         # Whether sequences have implicit states: then work says which sequences it is of
         self.keeps_states = False
-        self._model = model
-        self._slots_each = slots_each
-        self._max_idle_ns = max_idle_us * 1000
-        self._hold_until = hold_until
-        # Sequences to which further requests may come: which slot they have
-        self._active: dict[SequenceId, Slot] = {}
-        # When the last request came, of those that are active or lost; the longest idle first
-        self._idle_ns: OrderedDict[SequenceId, int] = OrderedDict()
-        # Sequences whose instance is gone: its name
-        self._lost: dict[SequenceId, str] = {}
+        self._auto_ids = itertools.count(1)
+        # What executes many times is never idle.
+        self._active = ActiveSequences(None if iterative else max_idle_us * 1000)
         self._backlog = Backlog()
-        # A heap of (index, when its instance joined, slot); slots that are gone may be in it
-        self._free: list[tuple[int, int, Slot]] = []
-        # Slots of instances that have joined since the last poll, which gives them to who waits
-        self._fresh: list[Slot] = []
-        self._joined = 0
-        self._instances: dict[Instance, tuple[int, list[Slot]]] = {}
-        # Where each request waits that has a slot
-        self._waiting_in: dict[Request, Slot] = {}
-        self._answers: list[tuple[Request, ServeError]] = []
-        self._now_ns = 0
+        self._slots = Slots(slots_each)
+        self._departures = Departures()
         # Where implicit state is kept by sequence: those that are over without an END, to be told
         self._over: list[tuple[Instance, int]] = []
-        self._numbers = itertools.count(1)
+        # Where each request waits that has a slot
+        self._waiting_in: dict[Request, Slot] = {}
+        # Whose slots wait for their execution
+        self._executing: dict[Request, Slot] = {}
+        self._answers: list[tuple[Request, ServeError]] = []
+        self._now_ns = 0
         # Called when a poll has left no sequence that further requests belong to
         self.when_quiet: Callable[[], None] | None = None
 
@@ -107,19 +95,23 @@ class SequenceBatcher(Scheduler):
 
     @abc.abstractmethod
     def _filled(self, slot: Slot) -> None:
-        """A slot has something in its queue that it had not before."""
+        """A slot has something in its queue that may run, if nothing of it is `running`."""
 
     @abc.abstractmethod
-    def _joins(self, instance: Instance, slots: list[Slot]) -> None:
-        """A new instance has these slots."""
+    def _joins(self, instance: Instance) -> None:
+        """There is a new instance."""
 
     @abc.abstractmethod
-    def _leaves(self, instance: Instance, slots: list[Slot]) -> list[Request]:
+    def _leaves(self, instance: Instance, slots: Iterable[Slot]) -> list[Request]:
         """An instance is gone; returns requests of it that wait elsewhere than in the queues of slots."""
 
     @abc.abstractmethod
     def _idles(self, instance: Instance) -> None:
         """An instance can be given work."""
+
+    @abc.abstractmethod
+    def _at_rest(self, slot: Slot) -> bool:
+        """Whether nothing of the sequence that has a slot executes or is about to."""
 
     @abc.abstractmethod
     def _rests(self, instance: Instance) -> None:
@@ -129,64 +121,88 @@ class SequenceBatcher(Scheduler):
     def _run(self, now_ns: int, decision: Decision) -> None:
         """Forms batches for instances that are idle; sets when to look again."""
 
-    @abc.abstractmethod
-    def _cancel_elsewhere(self, request: Request) -> None:
+    def _cancel_elsewhere(self, request: Request) -> None:  # for who has such requests
         """A request is cancelled that waits neither in the queue of a slot nor in the backlog, if at all."""
 
-    @abc.abstractmethod
     def _drain_elsewhere(self) -> list[Request]:
         """Takes back all that waits elsewhere, and ends the sequences of it."""
+        return []
 
     # Requests
 
     def enqueue(self, request: Request, now_ns: int) -> None:
-        """As the interface. Raises ServeError INVALID_ARG for what is no request of a sequence.
-
-        Raises UNAVAILABLE for the next one of a sequence whose instance is gone.
-        """
-        self._now_ns = now_ns
-        request.queue_start_ns = now_ns
+        """As the interface. Raises INVALID_ARG for what is no request of a sequence, UNAVAILABLE where one is lost."""
+        self._now_ns = request.queue_start_ns = now_ns
         if request.batch_size > 1:
-            raise invalid(
-                f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of sequence "
-                "batcher"
-            )
-        sequence = request.correlation_id
-        if not sequence:
-            raise invalid(
-                f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID"
-            )
-        slot = self._active.get(sequence)
-        known = slot is not None or self._backlog.collects(sequence)
-        if not request.flags & SEQUENCE_START:
-            if not known:
-                raise self._not_begun(sequence)
-        elif known:
-            log.warning(
-                "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence "
-                "start. Previous sequence will be terminated early.",
-                sequence,
-                self._model,
-            )
-        else:
-            self._lost.pop(sequence, None)
-            self._idle_ns.pop(sequence, None)
-            slot = self._take_free_slot()
-            if slot is not None:
-                self._give(slot, sequence)
+            raise self._refusals.rows()
+        sequence = request.correlation_id or self._auto_id(request)
+        flags = request.flags
+        slot = self._active.slot_of(sequence)
+        if flags & SEQUENCE_START or slot is None:
+            slot = self._begin(sequence, flags, slot)
+        is_last = bool(flags & SEQUENCE_END) and not self._iterative
         if slot is None:
-            self._backlog.add(request, now_ns)
+            self._backlog.add(request, now_ns, is_last)
         else:
-            if request.flags & SEQUENCE_END:
-                self._forget(sequence)
-            else:
-                self._idle_ns[sequence] = now_ns
-                self._idle_ns.move_to_end(sequence)
+            slot.last_ns = now_ns
+            if is_last:
+                self._active.end(slot)
             slot.queue.append(request)
             self._waiting_in[request] = slot
-            self._filled(slot)
+            if slot.running is None:
+                self._filled(slot)
         if request.cancelled:
             self.cancel(request)
+
+    def _auto_id(self, request: Request) -> SequenceId:
+        if not self._iterative:
+            raise self._refusals.no_id()
+        while self.holds(next_id := next(self._auto_ids)):
+            pass
+        request.correlation_id, request.flags = next_id, SEQUENCE_START
+        return next_id
+
+    def _begin(self, sequence: SequenceId, flags: int, slot: Slot | None) -> Slot | None:
+        """The slot of a request that has START or of which the sequence has none; None for the backlog."""
+        known = slot is not None or self._backlog.collects(sequence)
+        if not flags & SEQUENCE_START:
+            if not known:
+                raise self._refusals.not_begun(sequence, self._active.lost_with(sequence, self._now_ns))
+        elif known:
+            self._refusals.log_conflict(sequence)
+        else:
+            self._active.forget(sequence)
+            if not self._backlog:
+                slot = self._slots.take()
+                if slot is not None:
+                    self._active.begin(sequence, slot, self._now_ns)
+        return slot
+
+    def reschedule(self, request: Request, now_ns: int) -> bool:
+        slot = self._executing.pop(request, None) if self._iterative else None
+        if slot is None:
+            return False
+        request.queue_start_ns = slot.last_ns = now_ns
+        request.flags = 0
+        slot.running = None
+        slot.queue.appendleft(request)
+        self._waiting_in[request] = slot
+        self._filled(slot)
+        if request.cancelled:
+            self.cancel(request)
+        return True
+
+    def work_done(self, instance: Instance, work: Work) -> None:
+        executing = self._executing
+        if executing:
+            for request in work.requests:
+                slot = executing.pop(request, None)
+                if slot is not None:
+                    slot.running = None
+                    if slot.queue:
+                        self._filled(slot)
+                    elif self._iterative:
+                        self._end(slot)
 
     def cancel(self, request: Request) -> None:
         request.cancelled = True
@@ -198,29 +214,10 @@ class SequenceBatcher(Scheduler):
         if slot is None:
             self._cancel_elsewhere(request)
             return
-        ahead: deque[Request | None] = deque()
-        while slot.queue[0] is not request:
-            ahead.append(slot.queue.popleft())
-        behind = [one for one in slot.queue if one is not None]
-        slot.queue = ahead
+        behind = slot.cut(request)
         self._out_of_slots(behind)
         self._answer_cancelled(behind)
         self._end(slot)
-
-    def _not_begun(self, sequence: SequenceId) -> ServeError:
-        instance = self._lost.get(sequence)
-        if instance is not None:
-            return self._loss(sequence, instance)
-        return invalid(
-            f"inference request for sequence {sequence} to model '{self._model}' must specify the START flag on the "
-            "first request of the sequence"
-        )
-
-    def _loss(self, sequence: SequenceId, instance: str) -> ServeError:
-        return unavailable(
-            f"sequence {sequence} of model '{self._model}' has ended because its instance '{instance}' is gone, and "
-            "its state with it; begin it anew with the START flag"
-        )
 
     def _answer_cancelled(self, requests: Iterable[Request]) -> None:
         self._answers += [(request, cancellation(request)) for request in requests]
@@ -231,80 +228,36 @@ class SequenceBatcher(Scheduler):
 
     # Sequences and slots
 
-    def _take_free_slot(self) -> Slot | None:
-        while self._free:
-            slot = heapq.heappop(self._free)[2]
-            if not slot.gone:
-                return slot
-        return None
-
-    def _give(self, slot: Slot, sequence: SequenceId) -> None:
-        self._begin(slot, sequence)
-        self._active[sequence] = slot
-
-    def _begin(self, slot: Slot, sequence: SequenceId) -> None:
-        slot.sequence = sequence
-        slot.number = next(self._numbers)
-
-    def _forget(self, sequence: SequenceId) -> None:
-        """No further request of this sequence comes to its slot."""
-        del self._active[sequence]
-        self._idle_ns.pop(sequence, None)
-
     def _end(self, slot: Slot) -> None:
         """The sequence of a slot is over when what its queue has now has run."""
-        if self._active.get(slot.sequence) is slot:
-            self._forget(slot.sequence)
-        slot.queue.append(None)
-        self._filled(slot)
-
-    def _abandon(self, slot: Slot) -> None:
-        """As `_release`, by a sequence that has ended without a request that says so."""
-        if self.keeps_states:
-            self._over.append((slot.instance, slot.number))
-        self._release(slot)
+        if self._iterative and (slot.queue or slot.running is not None):
+            return  # when the last of them is not rescheduled
+        self._active.end(slot)
+        if not slot.queue:
+            self._departures.add(slot)
 
     def _release(self, slot: Slot) -> None:
-        """The sequence that had a slot has left it: the backlog's next gets it, whose requests are queued there.
-
-        Only within a poll, which knows the time.
-        """
-        waiting = self._backlog.take()
+        """A slot is free: the backlog's next has it from now on. Only within a poll, which knows the time."""
+        waiting = self._backlog.take() if self._slots.is_open(slot.instance) else None
         if waiting is None:
-            heapq.heappush(self._free, (slot.index, self._instances[slot.instance][0], slot))
+            self._slots.give_back(slot)
             return
-        self._begin(slot, waiting.sequence)
-        if not waiting.complete:
-            self._active[waiting.sequence] = slot
-            self._idle_ns[waiting.sequence] = self._now_ns
-            self._idle_ns.move_to_end(waiting.sequence)
-        for request in waiting.requests:
-            slot.queue.append(request)
-            self._waiting_in[request] = slot
-        self._filled(slot)
+        self._active.begin(waiting.sequence, slot, self._now_ns)
+        if waiting.complete:
+            self._active.end(slot)
+        slot.queue.extend(waiting.requests)
+        self._waiting_in.update(dict.fromkeys(waiting.requests, slot))
+        if slot.running is None:
+            self._filled(slot)
 
     def _empty(self, slot: Slot) -> list[Request]:
         """Takes everything out of a slot's queue; the sequence is over if there was anything."""
-        if not slot.queue:
-            return []
-        queued = [request for request in slot.queue if request is not None]
-        self._out_of_slots(queued)
-        slot.queue.clear()
-        self._end(slot)
+        queued = list(slot.queue)
+        if queued:
+            self._out_of_slots(queued)
+            slot.queue.clear()
+            self._end(slot)
         return queued
-
-    def _end_idle(self, now_ns: int) -> None:
-        while self._idle_ns:
-            sequence, last_ns = next(iter(self._idle_ns.items()))
-            if now_ns - last_ns < self._max_idle_ns:
-                return
-            slot = self._active.get(sequence)
-            if slot is None:
-                del self._idle_ns[sequence]
-                self._lost.pop(sequence, None)
-            else:
-                log.debug("sequence %s of model '%s' has been idle for too long", sequence, self._model)
-                self._end(slot)
 
     @property
     def sequences(self) -> int:
@@ -319,78 +272,73 @@ class SequenceBatcher(Scheduler):
 
     def instance_idle(self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0) -> None:
         if not works:
-            if instance in self._instances:
+            if instance in self._slots:
                 self._rests(instance)
             return
-        if instance not in self._instances:
-            slots = [Slot(instance, index) for index in range(self._slots_each)]
-            self._joined += 1
-            self._instances[instance] = (self._joined, slots)
-            self._joins(instance, slots)
-            self._fresh += slots
+        if self._slots.join(instance):
+            self._joins(instance)
         self._idles(instance)
+        self._departures.instance_idle(instance)
+
+    def close_instance(self, instance: Instance) -> None:
+        """No sequence begins on this instance any more; those that are there go on."""
+        self._slots.close(instance)
 
     def instance_gone(self, instance: Instance) -> None:
-        if instance not in self._instances:
+        slots = self._slots.leave(instance)
+        if slots is None:
             return
-        _, slots = self._instances.pop(instance)
+        self._departures.instance_gone(instance)
         name = getattr(instance, "name", str(instance))
         lost = self._leaves(instance, slots)
         for slot in slots:
-            slot.gone = True
-            queued = [request for request in slot.queue if request is not None]
-            self._out_of_slots(queued)
-            lost += queued
-            if self._active.get(slot.sequence) is slot:
-                del self._active[slot.sequence]
-                self._lost[slot.sequence] = name
+            if slot.running is not None:
+                self._executing.pop(slot.running, None)
+                slot.running = None
+            self._out_of_slots(slot.queue)
+            lost += slot.queue
             slot.queue.clear()
-            slot.running = None
-        self._answers += [(request, self._loss(request.correlation_id, name)) for request in lost]
+            self._active.lose(slot, name)
+        self._active.tidy(self._now_ns)
+        self._answers += [(request, self._refusals.lost(request.correlation_id, name)) for request in lost]
 
     # What to do now
 
     def poll(self, now_ns: int) -> Decision:
         self._now_ns = now_ns
         decision = Decision()
-        for waiting in self._backlog.take_expired(now_ns):
-            self._answers += [(request, unavailable(EXPIRED)) for request in waiting.requests]
-        self._end_idle(now_ns)
-        fresh, self._fresh = sorted(self._fresh, key=lambda slot: slot.index), []
-        for slot in fresh:
-            if not slot.gone:
-                self._release(slot)
-        if self._hold_until and len(self._waiting_in) >= self._hold_until:
-            self._hold_until = 0
-        if not self._hold_until:
+        backlog = self._backlog
+        for waiting in backlog.take_expired(now_ns):
+            self._answers += [(request, self._refusals.expired()) for request in waiting.requests]
+        for slot in self._active.take_idle(now_ns):
+            self._refusals.log_idle(slot.sequence)
+            self._end(slot)
+        for slot in self._departures.take(self._at_rest):
+            if self.keeps_states:
+                self._over.append((slot.instance, slot.number))
+            self._slots.give_back(slot)
+        while backlog and (free := self._slots.take()) is not None:
+            self._release(free)
+        if not self._hold.holds(len(self._waiting_in), len(backlog)):
             self._run(now_ns, decision)
         decision.answer, self._answers = self._answers, []
         if self._over:
             decision.over, self._over = self._over, []
         if self.when_quiet is not None and not self.sequences:
             self.when_quiet()
-        self._wake_at(decision, self._backlog.next_deadline_ns())
-        if self._idle_ns:
-            self._wake_at(decision, next(iter(self._idle_ns.values())) + self._max_idle_ns)
+        decision.wake_by(backlog.next_deadline_ns())
+        decision.wake_by(self._active.next_check_ns())
         return decision
-
-    @staticmethod
-    def _wake_at(decision: Decision, at_ns: int | None) -> None:
-        if at_ns is not None and (decision.wake_at_ns is None or at_ns < decision.wake_at_ns):
-            decision.wake_at_ns = at_ns
 
     def drain(self) -> list[Request]:
         drained = [request for request, _ in self._answers]
         self._answers = []
         drained += self._drain_elsewhere()
-        for _, slots in self._instances.values():
-            for slot in slots:
-                drained += self._empty(slot)
-        while True:
-            waiting = self._backlog.take()
-            if waiting is None:
-                return drained
+        for slot in self._slots.used():
+            drained += self._empty(slot)
+        while (waiting := self._backlog.take()) is not None:
             drained += waiting.requests
+        return drained
 
     @property
     def plain(self) -> bool:

@@ -11,6 +11,7 @@ from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, BYTES
 
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
 from stubserve.inference.tensor import Tensor
+from stubserve.schedulers.sequence.slot import Slot
 
 _KINDS = ("CONTROL_SEQUENCE_START", "CONTROL_SEQUENCE_END", "CONTROL_SEQUENCE_READY")
 _CORRELATION_ID = "CONTROL_SEQUENCE_CORRID"
@@ -47,12 +48,18 @@ class Controls:
                 [kinds[kind][truth] for kind, truth in zip(_KINDS, truths, strict=True) if kind in kinds]
             )
 
-    def of(self, request: Request) -> Sequence[Tensor]:
-        """What is added to a request's own inputs."""
-        controls = self._by_flags[request.flags & _BOTH]
+    def of(self, request: Request, slot: Slot) -> Sequence[Tensor]:
+        """What is added to a request's own inputs; the slot remembers what its next one is likely to have as well."""
+        flags = request.flags & _BOTH
         if self._correlation_id is None:
-            return controls
-        return [*controls, self._id_tensor(*self._correlation_id, request.correlation_id)]
+            return self._by_flags[flags]
+        correlation_id = request.correlation_id
+        if not flags and slot.controls is not None and slot.controls[0] == correlation_id:
+            return slot.controls[1]
+        controls = [*self._by_flags[flags], self._id_tensor(*self._correlation_id, correlation_id)]
+        if not flags:
+            slot.controls = (correlation_id, controls)
+        return controls
 
     def of_empty_slot(self, like: Request) -> Sequence[Tensor]:
         """All that the model sees of an empty slot: inputs of the shapes of `like`'s, of zeros, and READY false."""

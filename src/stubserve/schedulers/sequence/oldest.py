@@ -14,7 +14,7 @@ a sender gives late does not hold back those of other sequences.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from stubserve.inference.request import SEQUENCE_END, Request
 from stubserve.inference.work import Work
@@ -35,7 +35,6 @@ class OldestBatcher(SequenceBatcher):
         "_controls",
         "_delay_us",
         "_due",
-        "_executing",
         "_grouping",
         "_hold_each",
         "_max_batch_size",
@@ -53,9 +52,10 @@ class OldestBatcher(SequenceBatcher):
         preferred_batch_sizes: Collection[int] = (),
         max_queue_delay_us: int = 0,
         grouping: Grouping | None = None,
+        iterative: bool = False,
         hold_until: int = 0,
     ) -> None:
-        super().__init__(model, candidates if candidates > 0 else max(1, max_batch_size), max_idle_us)
+        super().__init__(model, candidates if candidates > 0 else max(1, max_batch_size), max_idle_us, iterative)
         self._max_batch_size = max_batch_size
         self._controls = controls
         self._preferred = preferred_batch_sizes
@@ -67,25 +67,21 @@ class OldestBatcher(SequenceBatcher):
         self._due: dict[Instance, None] = {}
         # Slots of which a request may become a candidate
         self._ready: dict[Slot, None] = {}
-        # Candidates: their slot, when they were queued, and the number of their sequence
+        # Candidates: their slot, the number of their sequence, and when they were queued
         self._candidates: dict[Request, tuple[Slot, int, int]] = {}
-        self._executing: dict[Request, Slot] = {}
 
     def _filled(self, slot: Slot) -> None:
-        if slot.running is None:
-            self._ready[slot] = None
+        self._ready[slot] = None
 
-    def _joins(self, instance: Instance, slots: list[Slot]) -> None:
+    def _joins(self, instance: Instance) -> None:
         self._batchers[instance] = DynamicBatcher(
             self._max_batch_size, self._preferred, self._delay_us, self._grouping, None, self._hold_each
         )
 
-    def _leaves(self, instance: Instance, slots: list[Slot]) -> list[Request]:
+    def _leaves(self, instance: Instance, slots: Iterable[Slot]) -> list[Request]:
         self._due.pop(instance, None)
         for slot in slots:
             self._ready.pop(slot, None)
-            if slot.running is not None:
-                self._executing.pop(slot.running, None)
         candidates = self._batchers.pop(instance).drain()
         for request in candidates:
             self._candidates.pop(request, None)
@@ -101,78 +97,73 @@ class OldestBatcher(SequenceBatcher):
     def _cancel_elsewhere(self, request: Request) -> None:
         if request not in self._candidates:
             return
-        slot, _, _ = self._candidates.pop(request)
+        slot = self._candidates[request][0]
         self._batchers[slot.instance].cancel(request)
         self._due[slot.instance] = None
-        if self._take_back(request, slot):
-            behind = self._empty(slot)
-            self._answer_cancelled(behind)
+        self._answer_cancelled(self._take_back(request))
 
-    def _take_back(self, request: Request, slot: Slot) -> bool:
-        """A candidate is not executed; whether what its slot has now is its own sequence, which is then over."""
+    def _take_back(self, request: Request) -> list[Request]:
+        """A candidate is not executed: its sequence is over; returns what came behind it."""
+        slot, number, _ = self._candidates.pop(request)
         slot.running = None
-        if request.flags & SEQUENCE_END:
-            # The slot is the next sequence's already.
-            self._filled(slot)
-            return False
-        if not slot.queue:
+        if slot.number != number:
+            # It was the last of its sequence, and the slot may be the next one's already.
+            if slot.queue:
+                self._filled(slot)
+            return []
+        behind = self._empty(slot)
+        if not behind:
             self._end(slot)
-        return True
+        return behind
 
     def _drain_elsewhere(self) -> list[Request]:
         drained: list[Request] = []
         for batcher in self._batchers.values():
             drained += batcher.drain()
-        for request in drained:
-            if request in self._candidates:
-                slot, _, _ = self._candidates.pop(request)
-                self._take_back(request, slot)
+        for request in [request for request in drained if request in self._candidates]:
+            drained += self._take_back(request)
         return drained
 
-    def work_done(self, instance: Instance, work: Work) -> None:
-        for request in work.requests:
-            slot = self._executing.pop(request, None)
-            if slot is not None:
-                slot.running = None
-                self._filled(slot)
+    def _at_rest(self, slot: Slot) -> bool:
+        return slot.running is None
 
     def _run(self, now_ns: int, decision: Decision) -> None:
         while self._ready:
             ready, self._ready = self._ready, {}
             for slot in ready:
-                self._advance(slot, now_ns)
+                if slot.queue and slot.running is None:
+                    self._advance(slot, now_ns)
         for instance in list(self._due):
             found = self._batchers[instance].poll(now_ns)
             self._answers += found.answer
             if found.wake_at_ns is None:
                 del self._due[instance]
             else:
-                self._wake_at(decision, found.wake_at_ns)
+                decision.wake_by(found.wake_at_ns)
             for _, work in found.run:
                 decision.run.append((instance, self._with_controls(work)))
 
     def _advance(self, slot: Slot, now_ns: int) -> None:
-        """Makes the oldest request of a slot a candidate, if it has one and none is on its way."""
-        while slot.queue and slot.running is None:
-            request = slot.queue.popleft()
-            if request is None:
-                self._abandon(slot)
-                continue
-            del self._waiting_in[request]
-            slot.running = request
-            self._candidates[request] = (slot, request.queue_start_ns, slot.number)
-            self._batchers[slot.instance].enqueue(request, now_ns)
-            self._due[slot.instance] = None
-            if request.flags & SEQUENCE_END:
-                self._release(slot)
+        """Makes the oldest request of a slot a candidate."""
+        request = slot.queue.popleft()
+        del self._waiting_in[request]
+        slot.running = request
+        self._candidates[request] = (slot, slot.number, request.queue_start_ns)
+        self._batchers[slot.instance].enqueue(request, now_ns)
+        self._due[slot.instance] = None
+        if request.flags & SEQUENCE_END and not self._iterative:
+            self._release(slot)
+        elif slot.over and not slot.queue:
+            self._departures.add(slot)
 
     def _with_controls(self, work: Work) -> Work:
+        extras = []
         sequences = []
         for request in work.requests:
-            slot, request.queue_start_ns, number = self._candidates.pop(request)
+            slot, number, request.queue_start_ns = self._candidates.pop(request)
             self._executing[request] = slot
+            extras.append(self._controls.of(request, slot))
             sequences.append(number)
-        extras = [self._controls.of(request) for request in work.requests]
         work = Work.of_slots(work.requests, extras if any(extras) else None)
         if self.keeps_states:
             work.sequences = sequences

@@ -1,0 +1,105 @@
+"""The sequences that have a slot and to which further requests may come, and what became of others.
+
+Everything but a batch costs the same however many sequences live or wait: dictionaries say who is where, and heaps have
+the free slots and when to look at the others. Whether a sequence has been idle for too long is not looked at with each
+of its requests: its slot says when the last one came, and is looked at again when the sequence would have been idle for
+too long had none come. A slot is in that heap once, however many sequences it has had meanwhile.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+
+from stubserve.schedulers.sequence.slot import SequenceId, Slot
+
+
+class ActiveSequences:
+    """Which slot each of them has. One is over when it has been idle for `max_idle_ns`, unless that is None."""
+
+    __slots__ = ("_checks", "_lost", "_max_idle_ns", "_numbers", "_slots", "slot_of")
+
+    def __init__(self, max_idle_ns: int | None) -> None:
+        self._max_idle_ns = max_idle_ns
+        self._slots: dict[SequenceId, Slot] = {}
+        # The slot of a sequence, None if it has none
+        self.slot_of = self._slots.get
+        self._numbers = itertools.count(1)
+        # A heap of (when to look, number of the instance, index, slot)
+        self._checks: list[tuple[int, int, int, Slot]] = []
+        # Sequences whose instance is gone: its name, and until when they are told so
+        self._lost: dict[SequenceId, tuple[str, int]] = {}
+
+    def begin(self, sequence: SequenceId, slot: Slot, now_ns: int) -> None:
+        """A sequence has a slot from now on."""
+        self._slots[sequence] = slot
+        slot.sequence = sequence
+        slot.number = next(self._numbers)
+        slot.over = False
+        slot.last_ns = now_ns
+        if not slot.watched and self._max_idle_ns is not None:
+            self._watch(slot, now_ns + self._max_idle_ns)
+
+    def end(self, slot: Slot) -> None:
+        """No further request comes to the sequence of a slot, if it is not over already."""
+        if not slot.over:
+            slot.over = True
+            del self._slots[slot.sequence]
+
+    def take_idle(self, now_ns: int) -> list[Slot]:
+        """Ends the sequences that have been idle for too long; returns their slots, the longest idle first."""
+        checks = self._checks
+        if not checks or checks[0][0] > now_ns:
+            return []
+        idle = []
+        assert self._max_idle_ns is not None
+        while checks and checks[0][0] <= now_ns:
+            slot = heapq.heappop(checks)[3]
+            slot.watched = False
+            if slot.gone or slot.over:
+                continue
+            until_ns = slot.last_ns + self._max_idle_ns
+            if until_ns <= now_ns:
+                self.end(slot)
+                idle.append(slot)
+            else:
+                self._watch(slot, until_ns)
+        return sorted(idle, key=lambda slot: (slot.last_ns, slot.joined, slot.index))
+
+    def next_check_ns(self) -> int | None:
+        """When `take_idle` has something to look at next."""
+        return self._checks[0][0] if self._checks else None
+
+    def lose(self, slot: Slot, instance: str) -> None:
+        """The instance of a slot is gone, and its sequence with it; its next request is to be told."""
+        if slot.over:
+            return
+        self.end(slot)
+        if self._max_idle_ns is not None:
+            self._lost[slot.sequence] = (instance, slot.last_ns + self._max_idle_ns)
+
+    def lost_with(self, sequence: SequenceId, now_ns: int) -> str | None:
+        """The instance with which a sequence went, unless it has begun anew or would be idle for too long by now."""
+        instance, until_ns = self._lost.get(sequence, ("", 0))
+        return instance if until_ns > now_ns else None
+
+    def forget(self, sequence: SequenceId) -> None:
+        """A sequence begins anew."""
+        if self._lost:
+            self._lost.pop(sequence, None)
+
+    def tidy(self, now_ns: int) -> None:
+        """Lets go of slots that are gone, and of losses that nobody needs to be told of any more."""
+        self._checks = [check for check in self._checks if not check[3].gone]
+        heapq.heapify(self._checks)
+        self._lost = {sequence: lost for sequence, lost in self._lost.items() if lost[1] > now_ns}
+
+    def _watch(self, slot: Slot, at_ns: int) -> None:
+        slot.watched = True
+        heapq.heappush(self._checks, (at_ns, slot.joined, slot.index, slot))
+
+    def __contains__(self, sequence: SequenceId) -> bool:
+        return sequence in self._slots
+
+    def __len__(self) -> int:
+        return len(self._slots)

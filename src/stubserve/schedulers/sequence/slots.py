@@ -1,0 +1,101 @@
+"""The slots of all instances, and which of them are free."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from stubserve.schedulers.base import Instance
+from stubserve.schedulers.sequence.slot import Slot
+
+
+class _Row:
+    """The slots of one instance, of which those with the highest indexes are made when they are first needed."""
+
+    __slots__ = ("closed", "instance", "joined", "slots")
+
+    def __init__(self, instance: Instance, joined: int) -> None:
+        self.instance = instance
+        self.joined = joined
+        self.slots: list[Slot] = []
+        # No further sequence is to begin here
+        self.closed = False
+
+
+class Slots:
+    """`each` slots of every instance. Taking one and giving it back costs the logarithm of how many are free."""
+
+    __slots__ = ("_each", "_free", "_joined", "_rows")
+
+    def __init__(self, each: int) -> None:
+        self._each = each
+        self._rows: dict[Instance, _Row] = {}
+        self._joined = 0
+        # A heap of (index, when its instance joined, its row, the slot). There is no slot yet in the last entry of a
+        # row; entries of rows that are closed may be there.
+        self._free: list[tuple[int, int, _Row, Slot | None]] = []
+
+    def join(self, instance: Instance) -> bool:
+        """Adds the slots of an instance; False if they are there."""
+        if instance in self._rows:
+            return False
+        self._joined += 1
+        row = self._rows[instance] = _Row(instance, self._joined)
+        heapq.heappush(self._free, (0, row.joined, row, None))
+        return True
+
+    def leave(self, instance: Instance) -> Sequence[Slot] | None:
+        """Removes the slots of an instance and returns those that were ever used; None if it has none."""
+        row = self._rows.pop(instance, None)
+        if row is None:
+            return None
+        row.closed = True
+        self._free = [entry for entry in self._free if not entry[2].closed]
+        heapq.heapify(self._free)
+        for slot in row.slots:
+            slot.gone = True
+        return row.slots
+
+    def close(self, instance: Instance) -> None:
+        """No slot of this instance is to be taken any more."""
+        row = self._rows.get(instance)
+        if row is not None:
+            row.closed = True
+
+    def is_open(self, instance: Instance) -> bool:
+        """Whether sequences may begin on an instance."""
+        row = self._rows.get(instance)
+        return row is not None and not row.closed
+
+    def of(self, instance: Instance) -> Sequence[Slot]:
+        """Those slots of an instance that were ever used, by index."""
+        row = self._rows.get(instance)
+        return () if row is None else row.slots
+
+    def take(self) -> Slot | None:
+        """The free slot with the lowest index; of equal ones, that of the instance that joined first."""
+        free = self._free
+        while free:
+            index, joined, row, slot = heapq.heappop(free)
+            if row.closed:
+                continue
+            if slot is None:
+                slot = Slot(row.instance, joined, index)
+                row.slots.append(slot)
+                if index + 1 < self._each:
+                    heapq.heappush(free, (index + 1, joined, row, None))
+            return slot
+        return None
+
+    def give_back(self, slot: Slot) -> None:
+        """A slot is free again."""
+        slot.number = 0
+        if self.is_open(slot.instance):
+            heapq.heappush(self._free, (slot.index, slot.joined, self._rows[slot.instance], slot))
+
+    def __contains__(self, instance: Instance) -> bool:
+        return instance in self._rows
+
+    def used(self) -> list[Slot]:
+        """All that were ever used."""
+        return [slot for row in self._rows.values() for slot in row.slots]
