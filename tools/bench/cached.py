@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-
 from . import payloads, repository, wrk
 from .payloads import Form, Payload, Sample
 from .servers import Program, Server, peers_environment, stubserve, triton
@@ -96,15 +94,14 @@ def measure(program: Program, server: Server, workspace: Path, name: str, rounds
         wrk.write_script(script, sample)
     else:
         wrk.write_verbatim(script, [_with_id(sample, number) for number in range(IDS)])
-    parent = psutil.Process(server.processes().pid)
+    processes = server.processes()
     wrk.run_script(server.http_port, script, CONNECTIONS, 1, path, shortest)
     rates, costs = [], []
     for _ in range(rounds):
-        before = parent.cpu_times()
+        before = processes.parent_cpu_seconds()
         load = wrk.run_script(server.http_port, script, CONNECTIONS, seconds, path, shortest)
-        after = parent.cpu_times()
         rates.append(load.requests_per_s)
-        costs.append((after.user + after.system - before.user - before.system) / load.requests * 1e6)
+        costs.append((processes.parent_cpu_seconds() - before) / load.requests * 1e6)
     rate, cost = statistics.median(rates), statistics.median(costs)
     print(f"{program.name:24} {name:5} {rate:10.0f} requests/s {cost:8.1f} µs of the parent", flush=True)
 
