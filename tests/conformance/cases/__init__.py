@@ -29,6 +29,7 @@ from . import (
     malformed,
     parameters,
     raw_body,
+    repositories,
     restricted,
     sequences,
     states,
@@ -79,6 +80,7 @@ _MODULES = (
     restricted,
     ensembles,
     ensemble_loads,
+    repositories,
     environments,
 )
 
