@@ -352,6 +352,13 @@ FLAGS = (
         "Shared memory for tensors, as 8G or in bytes (half of the machine's memory).",
     ),
     Flag(
+        "allow-client-shm",
+        "clients.shm",
+        parse_bool,
+        "Let clients register shared memory for inputs and outputs, by name, in /dev/shm (false).",
+        switch=True,
+    ),
+    Flag(
         "request-min-rate",
         "clients.min_rate",
         parse_int,
@@ -444,7 +451,6 @@ FLAGS = (
 # Flags of parts that do not exist yet: value -> what is missing. With the value that turns the part off they are fine.
 _OFF = ("false", "off", "0")
 MISSING = {
-    "allow-client-shm": ("client shared memory", _OFF),
     "trace-config": ("tracing", ()),
     "trace-file": ("tracing", ()),
     "trace-level": ("tracing", ("OFF",)),

@@ -18,6 +18,7 @@ from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.metrics import RESERVED, ServerMetrics
 from stubserve.protocols.access import KINDS
 from stubserve.protocols.arrival import Arrivals
+from stubserve.protocols.client_regions import ClientRegions
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.access import http_access
 from stubserve.protocols.http.json_process import JsonProcess
@@ -58,6 +59,7 @@ class Server:
         self.block = self.memory.block
         self.store = self.memory.store
         self.heap = self.memory.heap
+        self.regions = ClientRegions() if settings.clients.shm else None
         self.pressure = Pressure()
         self.cache = create_cache(settings.cache, self.memory.spare, self.memory.store)
         self.memory.make_room = self._make_room
@@ -86,7 +88,13 @@ class Server:
             limiter=create_limiter(settings.rate_limit.mode, settings.rate_limit.resources),
         )
         self._janitor = Janitor()
-        services = Services(self._registry, self.log_settings, custom, janitor=self._janitor)
+        services = Services(
+            self._registry,
+            self.log_settings,
+            custom,
+            janitor=self._janitor,
+            client_regions=settings.clients.shm,
+        )
         self._control = ModelControl(settings.repository, loader, self._registry, services, settings.exit_timeout_secs)
 
     async def load(self) -> bool:

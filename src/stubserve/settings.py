@@ -104,6 +104,8 @@ class ClientSettings:
     share: int = 50
     send_timeout_secs: int = 60
     idle_timeout_secs: int = 3600
+    # Whether clients may have the server use their shared memory
+    shm: bool = False
 
 
 @dataclass(frozen=True, slots=True)

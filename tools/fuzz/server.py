@@ -139,6 +139,7 @@ class Ingress:
 
     max_input_size = 1 << 16
     http_forwarding = None
+    regions = None
     grpc_port = 8001
     pace = Pace()
     send_timeout_s = 60.0

@@ -15,7 +15,8 @@ from stubserve.observability.logs import LogSettings
 class Services:
     """What a stub's model may call (`models`), load and unload (`control`), and where its metrics live (`metrics`).
 
-    `janitor` ends what models have started when the server is gone; without one it is left over.
+    `janitor` ends what models have started when the server is gone; without one it is left over. `client_regions`
+    says whether requests may refer to shared memory of clients.
     """
 
     models: Models
@@ -23,3 +24,4 @@ class Services:
     metrics: MetricRegistry
     control: ControlForModels = field(default_factory=NoModelControl)
     janitor: Janitor | None = None
+    client_regions: bool = False

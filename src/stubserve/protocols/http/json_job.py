@@ -7,6 +7,7 @@ what they know.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from stubserve.inference.request import Request, unanswered
@@ -17,6 +18,8 @@ from stubserve.protocols.reply_format import ReplyFormat
 # Lengths of what follows: a pickled part, and bytes
 HEAD = struct.Struct("<QQ")
 INFER, GENERATE = "infer", "generate"
+# In place of the offset of a tensor in its client's shared memory
+IN_REGION = -2
 
 
 class Accepted(NamedTuple):
@@ -38,8 +41,13 @@ def unpack_signature(packed: tuple[Any, ...]) -> Accepted:
     return Accepted(model, {name: TensorSignature(name, *rest) for name, *rest in inputs}, max_batch_size)
 
 
-def pack_request(request: Request, reply_format: ReplyFormat | None) -> tuple[Any, ...]:
-    """What a request says; tensors that are not small are told of by where their bytes are."""
+def pack_request(
+    request: Request, reply_format: ReplyFormat | None, regions: Sequence[tuple[str, int, int]] = ()
+) -> tuple[Any, ...]:
+    """What a request says; tensors that are not small are told of by where their bytes are.
+
+    `regions` says in order which pieces of shared memory those inputs are that lie there.
+    """
     tensors = [
         (tensor.name, tensor.datatype, tensor.shape, tensor.data, tensor.offset, tensor.nbytes, tensor.strings)
         for tensor in request.inputs
@@ -53,15 +61,15 @@ def pack_request(request: Request, reply_format: ReplyFormat | None) -> tuple[An
         request.parameters,
         request.requested_outputs,
     )
-    return tensors, said, reply_format
+    return tensors, said, reply_format, regions
 
 
-def unpack_request(packed: tuple[Any, ...]) -> tuple[Request, Any]:
-    """The request, and the reply's format where the job was to infer."""
-    tensors, said, reply_format = packed
+def unpack_request(packed: tuple[Any, ...]) -> tuple[Request, Any, Sequence[tuple[str, int, int]]]:
+    """The request; the reply's format where the job was to infer; and `regions` as they were packed."""
+    tensors, said, reply_format, regions = packed
     inputs = []
     for name, datatype, shape, data, offset, nbytes, strings in tensors:
         tensor = Tensor(name, datatype, shape, data, None, offset, nbytes)
         tensor.strings = strings
         inputs.append(tensor)
-    return Request(inputs, unanswered, *said), reply_format
+    return Request(inputs, unanswered, *said), reply_format, regions

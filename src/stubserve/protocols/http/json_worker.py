@@ -16,14 +16,15 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from stubserve.errors import Code, ServeError
 from stubserve.inference.heap_account import MAX_WORDS_BYTES, WORDS_TEXT
+from stubserve.inference.regions import RegionPlace
 from stubserve.inference.tensor import Tensor
 from stubserve.protocols.http.generate_decode import decode_generate
 from stubserve.protocols.http.infer_json import decode_json
-from stubserve.protocols.http.json_job import HEAD, INFER, pack_request, unpack_signature
+from stubserve.protocols.http.json_job import HEAD, IN_REGION, INFER, pack_request, unpack_signature
 from stubserve.protocols.placement import SMALL_BYTES
 
 _PR_SET_PDEATHSIG = 1
@@ -37,6 +38,8 @@ class Recorder:
     def __init__(self, size: int) -> None:
         self.size = size
         self.data: list[bytes | memoryview] = []
+        # Of inputs in clients' shared memory, in order: region, offset, size
+        self.regions: list[tuple[str, int, int]] = []
 
     def slice(self, name: str, datatype: int, shape: Sequence[int], at: int, nbytes: int) -> Tensor:
         return Tensor(name, datatype, shape, None, None, at, nbytes)
@@ -46,6 +49,16 @@ class Recorder:
             return Tensor(name, datatype, shape, bytes(data))
         self.data.append(data)
         return Tensor(name, datatype, shape, None, None, -1, len(data))
+
+    def in_region(
+        self, name: str, datatype: int, shape: Sequence[int], region: str, offset: int, nbytes: int
+    ) -> Tensor:
+        self.regions.append((region, offset, nbytes))
+        return Tensor(name, datatype, shape, None, None, IN_REGION, 0)
+
+    def output_in_region(self, region: str, offset: int, nbytes: int) -> RegionPlace:
+        # The server knows which regions there are.
+        return cast(RegionPlace, (region, offset, nbytes))
 
     def undo(self) -> None:
         pass
@@ -58,7 +71,7 @@ def read(job: tuple[Any, ...], text: bytes) -> tuple[Any, list[bytes | memoryvie
     recorder = Recorder(size)
     if kind == INFER:
         request, reply_format = decode_json(text, accepted, recorder, max_input_size)
-        return pack_request(request, reply_format), recorder.data
+        return pack_request(request, reply_format, recorder.regions), recorder.data
     return pack_request(decode_generate(text, accepted, recorder), None), recorder.data
 
 
