@@ -431,6 +431,8 @@ DECISIONS = (
         "Who asks for a load that fails so is told the reason, too, behind Triton's words.",
         (
             "control/load_unknown",
+            "namespaces/load_unknown",
+            "duplicates/load_both",
             "control/files_without_config",
             "control/no_auto_complete",
             "control/files",

@@ -22,6 +22,7 @@ from . import (
     ensemble_models,
     environment_models,
     repository,
+    repository_models,
     sequence_models,
     serving_models,
     state_models,
@@ -105,6 +106,12 @@ SETUPS = {
             f"--grpc-restricted-protocol={_RESTRICTED}:key=sesame",
         ),
     ),
+    "namespaces": (
+        repository_models.FIRST,
+        ("--strict-readiness=false", "--model-namespacing=true", "--model-control-mode=explicit", "--load-model=*"),
+    ),
+    "duplicates": (repository_models.FIRST, ("--strict-readiness=false",)),
+    "unchanged": (repository_models.FIRST, ("--strict-readiness=false", "--model-control-mode=explicit")),
     # These stay up and serve nothing.
     "nowhere": ((), ("--strict-readiness=false", "--model-repository=/nowhere/at/all")),
     "nowhere_strict": ((), ("--strict-readiness=true", "--model-repository=/nowhere/at/all")),
@@ -113,6 +120,10 @@ SETUPS = {
         ("--strict-readiness=false", "--model-control-mode=explicit", "--disable-auto-complete-config"),
     ),
 }
+
+
+# The models of a second repository
+SECOND = dict.fromkeys(("namespaces", "duplicates", "unchanged"), repository_models.SECOND)
 
 
 class StartError(Exception):
@@ -168,6 +179,10 @@ def running(name: str, setup: str) -> Iterator[Server]:
         root = home / "models"
         root.mkdir()
         repository.write(root, models)
+        if setup in SECOND:
+            (home / "more").mkdir()
+            repository.write(home / "more", SECOND[setup])
+            flags = (*flags, f"--model-repository={home / 'more'}")
         log = home / "log"
         server = _start(name, root, log, flags)
         try:

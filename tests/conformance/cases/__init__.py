@@ -31,6 +31,7 @@ from . import (
     malformed,
     parameters,
     raw_body,
+    repositories,
     restricted,
     sequences,
     states,
@@ -83,6 +84,7 @@ _MODULES = (
     restricted,
     ensembles,
     ensemble_loads,
+    repositories,
     environments,
 )
 
