@@ -28,6 +28,7 @@ from stubserve.flag_values import (
     parse_repository,
     parse_restricted_routes,
     parse_restricted_rpcs,
+    parse_sandbox,
     parse_seconds,
     parse_size,
 )
@@ -352,6 +353,13 @@ FLAGS = (
         "Shared memory for tensors, as 8G or in bytes (half of the machine's memory).",
     ),
     Flag(
+        "shed-on-memory-pressure",
+        "shed_on_memory_pressure",
+        parse_bool,
+        "Refuse requests to models with 503 for 5 seconds whenever the kernel tells that memory is short (false).",
+        switch=True,
+    ),
+    Flag(
         "allow-client-shm",
         "clients.shm",
         parse_bool,
@@ -388,6 +396,12 @@ FLAGS = (
         parse_int,
         "Seconds that a connection may be idle; 0: no limit (3600).",
     ),
+    Flag(
+        "max-connections",
+        "clients.max_connections",
+        parse_int,
+        "Connections of HTTP, and as many of gRPC; 0: as many as there are descriptors, less 64 (0).",
+    ),
     Flag("grpc-transport", "grpc.transport", str, "native, or grpcio for gRPC through its C core: slower (native)."),
     Flag(
         "gpu-fallback",
@@ -418,6 +432,33 @@ FLAGS = (
         "instances.start_asleep",
         parse_bool,
         "Whether models whose config.pbtxt has inputs and outputs are first started by a request (false).",
+        switch=True,
+    ),
+    Flag("stub-user", "instances.stub_user", str, "Run stubs as this user, where the server runs as root."),
+    Flag(
+        "stub-memory-limit",
+        "instances.stub_memory_limit",
+        parse_size,
+        "Memory that a stub may have of its own, beside tensors, as 8G or in bytes (no limit).",
+    ),
+    Flag(
+        "stub-sandbox",
+        "instances.stub_sandbox",
+        parse_sandbox,
+        "files: stubs write nowhere but in their model's folder and for a time; network: no TCP; or both (none).",
+    ),
+    Flag(
+        "stub-writable",
+        "instances.stub_writable",
+        Path,
+        "With --stub-sandbox=files: a folder that stubs may write to all the same.",
+        many=True,
+    ),
+    Flag(
+        "stub-new-privileges",
+        "instances.stub_new_privileges",
+        parse_bool,
+        "Let what models start gain privileges, as sudo does (false).",
         switch=True,
     ),
     Flag(

@@ -144,6 +144,7 @@ class Ingress:
     pace = Pace()
     send_timeout_s = 60.0
     idle_timeout_s = 60.0
+    max_connections = 0
 
     def __init__(self) -> None:
         self.models = {name: Model(name) for name in CONFIGS}

@@ -42,6 +42,7 @@ class Ingress(Protocol):
     pressure: Pressure
     send_timeout_s: float
     idle_timeout_s: float
+    max_connections: int
     offload: Offload
 
     @property

@@ -100,6 +100,7 @@ def serve() -> tuple[Model, HttpConnection, Transport, Connections]:
         pace=Pace(),
         send_timeout_s=0,
         idle_timeout_s=0,
+        max_connections=0,
         store=memory.store,
         block=memory.block,
     )

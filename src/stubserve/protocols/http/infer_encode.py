@@ -196,6 +196,8 @@ def encode_error(error: ServeError) -> Reply:
         reply.headers = (("Accept-Encoding", compression.SUPPORTED),)
     elif error.code is Code.UNAUTHENTICATED:
         reply.headers = (("WWW-Authenticate", "Bearer"),)
+    elif error.retry_after_s:
+        reply.headers = (("Retry-After", str(error.retry_after_s)),)
     return reply
 
 

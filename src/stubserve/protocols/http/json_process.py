@@ -17,20 +17,28 @@ import asyncio
 import contextlib
 import logging
 import os
-import pickle
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any, cast
 
-from stubserve.errors import ServeError, internal
+from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.protocols.http.infer_json import note_regions
-from stubserve.protocols.http.json_job import GENERATE, HEAD, IN_REGION, INFER, pack_signature, unpack_request
+from stubserve.protocols.http.json_job import (
+    GENERATE,
+    HEAD,
+    IN_REGION,
+    INFER,
+    pack,
+    pack_signature,
+    unpack,
+    unpack_request,
+)
 from stubserve.protocols.placement import BodyPlacer, Store
 from stubserve.protocols.reply_format import ReplyFormat, Slot
 
@@ -122,17 +130,17 @@ class JsonProcess:
                 self._idle = None
             connection = self._connection()
             try:
-                pickled = pickle.dumps(job, pickle.HIGHEST_PROTOCOL)
-                await loop.sock_sendall(connection, HEAD.pack(len(pickled), len(text)) + pickled)
+                packed = pack(job)
+                await loop.sock_sendall(connection, HEAD.pack(len(packed), len(text)) + packed)
                 await loop.sock_sendall(connection, text)
                 head = bytearray(HEAD.size)
                 await _receive(loop, connection, memoryview(head))
                 size, data_size = HEAD.unpack(head)
                 answer = bytearray(size)
                 await _receive(loop, connection, memoryview(answer))
-                code, result = pickle.loads(answer)
+                code, result = unpack(answer)
                 if code is not None:
-                    raise ServeError(code, result)
+                    raise ServeError(Code(code), result)
                 request, reply_format, regions = unpack_request(result)
                 await self._receive_tensors(loop, connection, request.inputs, data_size)
             except (OSError, EOFError):

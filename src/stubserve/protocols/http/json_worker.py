@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -24,7 +23,7 @@ from stubserve.inference.regions import RegionPlace
 from stubserve.inference.tensor import Tensor
 from stubserve.protocols.http.generate_decode import decode_generate
 from stubserve.protocols.http.infer_json import decode_json
-from stubserve.protocols.http.json_job import HEAD, IN_REGION, INFER, pack_request, unpack_signature
+from stubserve.protocols.http.json_job import HEAD, IN_REGION, INFER, pack, pack_request, unpack, unpack_signature
 from stubserve.protocols.placement import SMALL_BYTES
 
 _PR_SET_PDEATHSIG = 1
@@ -65,7 +64,7 @@ class Recorder:
 
 
 def read(job: tuple[Any, ...], text: bytes) -> tuple[Any, list[bytes | memoryview]]:
-    """What a job's JSON says, to be pickled, and the bytes of its large tensors. Raises ServeError."""
+    """What a job's JSON says, to be packed, and the bytes of its large tensors. Raises ServeError."""
     kind, signature, size, max_input_size = job
     accepted = unpack_signature(signature)
     recorder = Recorder(size)
@@ -87,7 +86,7 @@ def main(descriptor: int) -> None:
     with socket.socket(fileno=descriptor) as connection:
         while head := receive(connection, HEAD.size):
             job_size, text_size = HEAD.unpack(head)
-            job = pickle.loads(receive(connection, job_size))
+            job = unpack(receive(connection, job_size))
             text = bytes(receive(connection, text_size))
             data: list[bytes | memoryview] = []
             answer: Any
@@ -100,12 +99,12 @@ def main(descriptor: int) -> None:
             else:
                 answer = (None, answer)
             del text
-            pickled = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
-            if len(pickled) > MAX_WORDS_BYTES:
+            packed = pack(answer)
+            if len(packed) > MAX_WORDS_BYTES:
                 # It may also be a refusal that quotes it.
-                pickled = pickle.dumps((Code.INVALID_ARG, WORDS_TEXT), pickle.HIGHEST_PROTOCOL)
+                packed = pack((Code.INVALID_ARG, WORDS_TEXT))
                 data = []
-            connection.sendall(HEAD.pack(len(pickled), sum(map(len, data))) + pickled)
+            connection.sendall(HEAD.pack(len(packed), sum(map(len, data))) + packed)
             for piece in data:
                 connection.sendall(piece)
 
