@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stubserve.errors import Code, ServeError, invalid
-from stubserve.repository import control as control_module
+from stubserve.repository import finding
 from stubserve.repository.control import ModelControl
 from stubserve.repository.registry import Registry
 from stubserve.settings import EXPLICIT, POLL, RepositorySettings
@@ -168,7 +168,7 @@ def test_an_error_that_nobody_expects_is_answered(
     async def scenario(world: World) -> None:
         await world.load()
         with monkeypatch.context() as patch, log_lines() as lines:
-            patch.setattr(control_module, "find_candidate", broken)
+            patch.setattr(finding, "find_candidate", broken)
             patch.setattr(world.registry, "forget", broken)
             world.registry.entry("bare")
             error = await refused(world.control.load("m") if change == "load" else world.control.unload("bare"))

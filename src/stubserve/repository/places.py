@@ -5,18 +5,20 @@ that two repositories may have a model of the same name. Everything that keeps m
 changeovers) goes by keys; clients and configurations know names. A name in an ensemble means the model of the same
 repository, or the only one elsewhere.
 
-Everything here looks anew each time, and is for threads, as disks may be slow.
+Everything here but `aside` looks anew each time, and is for threads, as disks may be slow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import asyncio
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from stubserve.errors import Code, ServeError, internal, invalid
 from stubserve.repository import folder as disk
+from stubserve.repository.daemon_threads import in_daemon_thread
 from stubserve.repository.folder import BETWEEN, ModelFolder, Survey, check_model_name
 from stubserve.repository.registry import key_of
 from stubserve.settings import RepositorySettings
@@ -24,6 +26,7 @@ from stubserve.settings import RepositorySettings
 if TYPE_CHECKING:
     from stubserve.repository.cloud.mirror import Mirror
 
+_T = TypeVar("_T")
 
 # How long a look at a repository in the cloud is waited for, before what is known of it has to do
 _PATIENCE_S = 5.0
@@ -60,10 +63,9 @@ class Places:
     def repositories(self) -> list[Path]:
         return list(self._folders.values())
 
-    @property
-    def may_hang(self) -> bool:
-        """Whether there are repositories that are asked over a network."""
-        return bool(self._settings.remotes)
+    async def aside(self, look: Callable[[], _T]) -> _T:
+        """A look in a thread, as disks may be slow; stores in the cloud may hang."""
+        return await (in_daemon_thread(look) if self._settings.remotes else asyncio.to_thread(look))
 
     def open(self) -> None:
         """Raises ServeError where a repository is not there, or cannot be reached."""
