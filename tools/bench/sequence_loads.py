@@ -62,13 +62,21 @@ class SequenceLoad:
                 found.append(step)
         return found
 
+    @cached_property
+    def messages(self) -> list[service_pb2.ModelInferRequest]:
+        """The pool for gRPC."""
+        variety = Variety()
+        return [variety.streamed_step(self.model, step) for step in self.steps]
+
     def prepare(self, subject: Subject) -> None:
         server = self.server(subject)
         self._check(server)
+        self._begin_all(server)
         self._load(subject, server, 1)
 
     def measure(self, subject: Subject, seconds: int) -> Figures:
         server = self.server(subject)
+        self._begin_all(server)
         path = f"/v2/models/{self.model}/stats"
         before = executions(server.get(path))
         figures = figures_with_cpu(server, lambda: self._load(subject, server, seconds))
@@ -77,6 +85,13 @@ class SequenceLoad:
 
     def server(self, subject: Subject) -> Server:
         return subject.serving("sequences", write_sequences)
+
+    def _begin_all(self, server: Server) -> None:
+        """Has all sequences under way: connections that are accepted late may bring the first steps behind others."""
+        with grpc_stub(server) as stub:
+            for answer in stub.ModelStreamInfer(iter(self.messages[:LIVE]), timeout=60):
+                if answer.error_message:
+                    raise WrongAnswerError(answer.error_message)
 
     def _check(self, server: Server) -> None:
         raise NotImplementedError
@@ -112,11 +127,6 @@ class StreamedSequences(SequenceLoad):
     """Over gRPC, one stream for each connection."""
 
     way = f"{CONNECTIONS} gRPC streams"
-
-    @cached_property
-    def messages(self) -> list[service_pb2.ModelInferRequest]:
-        variety = Variety()
-        return [variety.streamed_step(self.model, step) for step in self.steps]
 
     @cached_property
     def order(self) -> Order:
