@@ -88,6 +88,7 @@ class ServeError(Exception):
 
     `path` says which field of a model's configuration it is about, as field names and indices (`("input", 0, "dims")`).
     `log_message` is what the log says in place of the message, where that is more (lines of source, for instance).
+    `retry_after_s` is after how many seconds it may be tried again, 0 where that would not help or nobody knows.
     """
 
     def __init__(self, code: Code, message: str, path: tuple[str | int, ...] = ()) -> None:
@@ -96,6 +97,7 @@ class ServeError(Exception):
         self.message = message
         self.path = path
         self.log_message = message
+        self.retry_after_s = 0
 
     def __str__(self) -> str:
         return self.message
@@ -129,6 +131,13 @@ def invalid(message: str) -> ServeError:
 
 def unavailable(message: str) -> ServeError:
     return ServeError(Code.UNAVAILABLE, message)
+
+
+def overloaded(message: str) -> ServeError:
+    """UNAVAILABLE because there is too much to do just now; it may be tried again after a second."""
+    error = unavailable(message)
+    error.retry_after_s = 1
+    return error
 
 
 def unsupported(message: str) -> ServeError:

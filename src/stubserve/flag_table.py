@@ -28,6 +28,7 @@ from stubserve.flag_values import (
     parse_repository,
     parse_restricted_routes,
     parse_restricted_rpcs,
+    parse_sandbox,
     parse_seconds,
     parse_size,
 )
@@ -111,6 +112,12 @@ FLAGS = (
         parse_bool,
         "Serve models of the same name from several repositories (false).",
         switch=True,
+    ),
+    Flag(
+        "repoagent-directory",
+        "repository.agent_directory",
+        Path,
+        "Repository agents written in Python: <name>/agent.py (/opt/tritonserver/repoagents).",
     ),
     Flag(
         "repository-cache",
@@ -346,6 +353,20 @@ FLAGS = (
         "Shared memory for tensors, as 8G or in bytes (half of the machine's memory).",
     ),
     Flag(
+        "shed-on-memory-pressure",
+        "shed_on_memory_pressure",
+        parse_bool,
+        "Refuse requests to models with 503 for 5 seconds whenever the kernel tells that memory is short (false).",
+        switch=True,
+    ),
+    Flag(
+        "allow-client-shm",
+        "clients.shm",
+        parse_bool,
+        "Let clients register shared memory for inputs and outputs, by name, in /dev/shm (false).",
+        switch=True,
+    ),
+    Flag(
         "request-min-rate",
         "clients.min_rate",
         parse_int,
@@ -374,6 +395,12 @@ FLAGS = (
         "clients.idle_timeout_secs",
         parse_int,
         "Seconds that a connection may be idle; 0: no limit (3600).",
+    ),
+    Flag(
+        "max-connections",
+        "clients.max_connections",
+        parse_int,
+        "Connections of HTTP, and as many of gRPC; 0: as many as there are descriptors, less 64 (0).",
     ),
     Flag("grpc-transport", "grpc.transport", str, "native, or grpcio for gRPC through its C core: slower (native)."),
     Flag(
@@ -407,6 +434,33 @@ FLAGS = (
         "Whether models whose config.pbtxt has inputs and outputs are first started by a request (false).",
         switch=True,
     ),
+    Flag("stub-user", "instances.stub_user", str, "Run stubs as this user, where the server runs as root."),
+    Flag(
+        "stub-memory-limit",
+        "instances.stub_memory_limit",
+        parse_size,
+        "Memory that a stub may have of its own, beside tensors, as 8G or in bytes (no limit).",
+    ),
+    Flag(
+        "stub-sandbox",
+        "instances.stub_sandbox",
+        parse_sandbox,
+        "files: stubs write nowhere but in their model's folder and for a time; network: no TCP; or both (none).",
+    ),
+    Flag(
+        "stub-writable",
+        "instances.stub_writable",
+        Path,
+        "With --stub-sandbox=files: a folder that stubs may write to all the same.",
+        many=True,
+    ),
+    Flag(
+        "stub-new-privileges",
+        "instances.stub_new_privileges",
+        parse_bool,
+        "Let what models start gain privileges, as sudo does (false).",
+        switch=True,
+    ),
     Flag(
         "environment-cache",
         "instances.environment_cache",
@@ -438,8 +492,6 @@ FLAGS = (
 # Flags of parts that do not exist yet: value -> what is missing. With the value that turns the part off they are fine.
 _OFF = ("false", "off", "0")
 MISSING = {
-    "allow-client-shm": ("client shared memory", _OFF),
-    "repoagent-directory": ("repository agents", ()),
     "trace-config": ("tracing", ()),
     "trace-file": ("tracing", ()),
     "trace-level": ("tracing", ("OFF",)),

@@ -158,6 +158,14 @@ def parse_kinds(text: str) -> frozenset[str]:
     return kinds
 
 
+def parse_sandbox(text: str) -> frozenset[str]:
+    """Kinds of --stub-sandbox, separated by commas. Raises UsageError."""
+    kinds = frozenset(text.split(","))
+    if not kinds <= {"files", "network"}:
+        raise UsageError(f"--stub-sandbox is files, network or files,network. Got {text}")
+    return kinds
+
+
 def parse_backend_config(text: str) -> tuple[str, str, str]:
     """`[<backend>,]<setting>=<value>` as (backend, setting, value); the backend is empty for all. Raises UsageError."""
     backend, comma, assignment = text.partition(",")

@@ -157,6 +157,8 @@ def _check(settings: Settings) -> None:
         raise UsageError(f"--check-outputs must be never, first or always. Got {settings.instances.check_outputs}")
     if settings.instances.start_asleep and not settings.instances.sleep_after_secs:
         raise UsageError("--start-asleep needs --sleep-after-secs, which says how long a model that was woken serves")
+    if settings.instances.stub_writable and "files" not in settings.instances.stub_sandbox:
+        raise UsageError("--stub-writable says what stubs may write to with --stub-sandbox=files, which is not there")
     _check_clients(settings.clients)
     if settings.auth.open_kinds and settings.auth.token_file is None:
         raise UsageError("--auth-open-api says what needs no token, and without --auth-token-file nothing needs one")
@@ -197,6 +199,7 @@ def _check_clients(clients: ClientSettings) -> None:
         ("request-timeout-secs", clients.request_timeout_secs),
         ("send-timeout-secs", clients.send_timeout_secs),
         ("idle-timeout-secs", clients.idle_timeout_secs),
+        ("max-connections", clients.max_connections),
     ):
         if value < 0:
             raise UsageError(f"--{flag} must not be negative. Got {value}")

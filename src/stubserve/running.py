@@ -29,6 +29,7 @@ from stubserve.fronts import (
     sagemaker_server,
     vertex_server,
 )
+from stubserve.instances.confinement import ConfinementError
 from stubserve.observability.output import output
 from stubserve.protocols.http.cors import Cors
 from stubserve.protocols.http.shared import Connections
@@ -57,7 +58,7 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
     except OSError as error:
         log.error("error: creating server: %s", refusals.explained(error))
         return 1
-    except TokenFileError as error:
+    except (ConfinementError, TokenFileError) as error:
         log.error("error: creating server: %s", error)
         return 1
     for notice in settings.notices:

@@ -7,17 +7,20 @@ import difflib
 import logging
 
 from stubserve import __version__
-from stubserve.errors import ServeError, invalid, unavailable
+from stubserve.errors import ServeError, invalid, overloaded, unavailable
 from stubserve.inference.served_model import ServedModel
+from stubserve.instances.confinement import confinement
 from stubserve.instances.janitor import Janitor
 from stubserve.instances.memory import Memory
 from stubserve.instances.services import Services
 from stubserve.observability import logs
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.machine_metrics import MachineMetrics
+from stubserve.observability.memory_pressure import MemoryPressure
 from stubserve.observability.metrics import RESERVED, ServerMetrics
 from stubserve.protocols.access import KINDS
 from stubserve.protocols.arrival import Arrivals
+from stubserve.protocols.client_regions import ClientRegions
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.access import http_access
 from stubserve.protocols.http.json_process import JsonProcess
@@ -39,7 +42,7 @@ log = logging.getLogger("stubserve.server")
 class Server:
     """One server: its models and shared memory. The protocols find everything that they need here.
 
-    Raises OSError, and TokenFileError.
+    Raises OSError, TokenFileError, ConfinementError.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -58,6 +61,7 @@ class Server:
         self.block = self.memory.block
         self.store = self.memory.store
         self.heap = self.memory.heap
+        self.regions = ClientRegions() if settings.clients.shm else None
         self.pressure = Pressure()
         self.cache = create_cache(settings.cache, self.memory.spare, self.memory.store)
         self.memory.make_room = self._make_room
@@ -65,6 +69,9 @@ class Server:
         self.pace = Pace(settings.clients.min_rate, settings.clients.request_timeout_secs)
         self.send_timeout_s: float = settings.clients.send_timeout_secs
         self.idle_timeout_s: float = settings.clients.idle_timeout_secs
+        self._sheds = settings.shed_on_memory_pressure
+        self._memory_pressure = MemoryPressure(self._sheds)
+        self.max_connections: int = settings.clients.max_connections
         self.grpc_port = 0
         self.offload = Offload()
         self.large_json = JsonProcess(self.memory.block)
@@ -86,7 +93,22 @@ class Server:
             limiter=create_limiter(settings.rate_limit.mode, settings.rate_limit.resources),
         )
         self._janitor = Janitor()
-        services = Services(self._registry, self.log_settings, custom, janitor=self._janitor)
+        asked = settings.instances
+        confined = confinement(
+            asked.stub_user,
+            asked.stub_memory_limit,
+            asked.stub_sandbox,
+            asked.stub_writable,
+            asked.stub_new_privileges,
+        )
+        services = Services(
+            self._registry,
+            self.log_settings,
+            custom,
+            janitor=self._janitor,
+            confinement=confined,
+            client_regions=settings.clients.shm,
+        )
         self._control = ModelControl(settings.repository, loader, self._registry, services, settings.exit_timeout_secs)
 
     async def load(self) -> bool:
@@ -94,6 +116,7 @@ class Server:
 
         After that the server is neither live nor ready, and there are no models to ask for.
         """
+        self._memory_pressure.start()
         try:
             await asyncio.to_thread(_check_debugged, self.settings)
             complete = await self._control.load_all()
@@ -136,6 +159,8 @@ class Server:
             raise unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
         if self.failed:
             raise _not_started()
+        if self._sheds and self._memory_pressure.is_high:
+            raise overloaded("memory is short on this machine; try again later (--shed-on-memory-pressure)")
         return self._registry.find(name, version)
 
     async def ready(self) -> bool:
@@ -180,6 +205,7 @@ class Server:
         await self._janitor.stop()
         if self.cache is not None:
             await self.cache.close()
+        self._memory_pressure.close()
         self.large_json.close()
         self.offload.close()
 

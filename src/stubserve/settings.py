@@ -51,6 +51,8 @@ class RepositorySettings:
     load_retries: int = 0
     # Whether models are told apart by their repositories, too
     namespacing: bool = False
+    # Agents written in Python: <name>/agent.py
+    agent_directory: Path = Path("/opt/tritonserver/repoagents")
     config_name: str = ""
     disable_auto_complete: bool = False
     # Whether what is configured for GPUs runs on the CPU
@@ -76,6 +78,12 @@ class InstanceSettings:
     # After how long without a request instances end until the next, 0 for never; whether they begin like that
     sleep_after_secs: float = 0.0
     start_asleep: bool = False
+    # What stubs are and may: whom they run as ("": as the server), bytes of their own memory (0: no limit), Landlock
+    stub_user: str = ""
+    stub_memory_limit: int = 0
+    stub_sandbox: frozenset[str] = frozenset()
+    stub_writable: tuple[Path, ...] = ()
+    stub_new_privileges: bool = False
 
     def gives_terminal(self, model: str) -> bool:
         """Whether the stubs of a model have the server's terminal, for a debugger."""
@@ -102,6 +110,10 @@ class ClientSettings:
     share: int = 50
     send_timeout_secs: int = 60
     idle_timeout_secs: int = 3600
+    # Of each protocol, 0 for as many as there are descriptors
+    max_connections: int = 0
+    # Whether clients may have the server use their shared memory
+    shm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +296,8 @@ class Settings:
     exit_on_error: bool = True
     strict_readiness: bool = True
     exit_timeout_secs: int = 30
+    # Whether requests to models are refused for a while when the kernel tells that memory is short
+    shed_on_memory_pressure: bool = False
     # For who writes models: see `for_development`
     dev: bool = False
     shm_limit: int = field(default_factory=default_shm_limit)

@@ -82,6 +82,11 @@ def main() -> None:
     for name in ("triton_python_backend_utils", "c_python_backend_utils"):
         _register(name, os.path.join(os.path.dirname(here), name, "__init__.py"), is_package=True)
 
+    # Before anything that starts a thread
+    from stubserve_stub.runtime.confinement import confine
+
+    confine()
+
     from stubserve_stub.runtime.process import run
 
     if lent:

@@ -435,6 +435,8 @@ DECISIONS = (
         "Who asks for a load that fails so is told the reason, too, behind Triton's words.",
         (
             "control/load_unknown",
+            "namespaces/load_unknown",
+            "duplicates/load_both",
             "control/files_without_config",
             "control/no_auto_complete",
             "control/files",
@@ -927,6 +929,37 @@ ENSEMBLES = (
     ),
 )
 
+SHARED = (
+    Accepted(
+        "An answer from the response cache has the parameters of the one that was computed; Triton leaves them out.",
+        (
+            *_starting("cache/cached_flow_"),
+            "cache/twice_cached_flow",
+            "cache/twice_both_cached",
+            "cache/five_times_both_cached",
+            "cache/ensemble_of_both",
+        ),
+    ),
+    Accepted(
+        "On a stream, Triton answers what it puts into the cache with 'response output count mismatch'.",
+        ("cache/streamed", "cache/streamed_final"),
+    ),
+    Accepted(
+        "The key of an answer covers shapes, wanted outputs and parameters; in Triton such requests share an answer.",
+        ("cache/other_shapes", "cache/other_outputs", "cache/other_parameters"),
+        200,
+    ),
+    Accepted(
+        "Only successful answers are kept; Triton answers what failed before with success and no outputs.",
+        ("cache/error_twice", "cache/error_in_a_flow_twice", "cache/exception_twice"),
+        500,
+    ),
+    Accepted(
+        "What an unloaded model asked for counts no more; Triton may still refuse a load for it.",
+        ("limits/limited_given_other_order", "limits/limited_given_together", "limits/limited_other_order"),
+        sometimes=True,
+    ),
+)
 NOT_YET = (
     Accepted(
         "Shared memory of a client's own.",
@@ -940,6 +973,7 @@ SECTIONS: Mapping[str, tuple[Accepted, ...]] = {
     "Environments of models": ENVIRONMENTS,
     "HTTP/2 below gRPC": HTTP2,
     "Ensembles": ENSEMBLES,
+    "Response cache and rate limiter": SHARED,
     "Not offered yet": NOT_YET,
 }
 

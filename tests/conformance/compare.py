@@ -19,7 +19,7 @@ from .servers import Server
 from .wire import Answer, Response
 
 # Date says when, Server says who: they differ between any two servers.
-IGNORED_HEADERS = frozenset({"date", "server"})
+IGNORED_HEADERS = frozenset({"date", "server", "retry-after"})
 # gRPC: who the server is, which compressions it knows, how the library carries its own state.
 IGNORED_METADATA_PREFIXES = ("grpc-", "content-type", "accept-encoding", "user-agent", "date", "server")
 # Their values follow from the body, which is compared itself; that the header is there is what counts.

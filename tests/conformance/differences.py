@@ -19,8 +19,9 @@ _HEAD = """\
 status, headers or metadata, body or messages, and statistics. Apart from the cases below every answer is the same. A
 case that is listed here and no longer differs fails the run, and so does one whose answer is not the promised one.
 
-What is never compared: the reason phrase, the Date and Server headers, the type of an error or an empty body (Triton
-sends `text/plain`, stubserve the true type or none), durations and clock times, addresses, and installation paths.
+What is never compared: the reason phrase, the headers Date, Server and Retry-After, the type of an error or an empty
+body (Triton sends `text/plain`, stubserve the true type or none), durations and clock times, addresses, and
+installation paths.
 
 This page is written by `python -m tests.conformance --write-differences` from `tests/conformance/accepted.py`.
 """

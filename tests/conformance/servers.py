@@ -17,10 +17,12 @@ from pathlib import Path
 from . import (
     batch_models,
     broken_models,
+    cache_models,
     changing_models,
     ensemble_models,
     environment_models,
     repository,
+    repository_models,
     sequence_models,
     serving_models,
     state_models,
@@ -70,6 +72,19 @@ SETUPS = {
     # Each case loads its model: real Triton dies where warm-ups fail while others run.
     "warm_up": (batch_models.WARM, ("--strict-readiness=false", "--model-control-mode=explicit")),
     "sequences": (sequence_models.MODELS + state_models.MODELS, ("--strict-readiness=false",)),
+    "cached": (cache_models.CACHED, ("--strict-readiness=false", "--cache-config=local,size=1048576")),
+    **{
+        name: (
+            cache_models.LIMITED,
+            ("--strict-readiness=false", "--model-control-mode=explicit", *flags),
+        )
+        for name, flags in {
+            "limited": ("--rate-limit=execution_count",),
+            "limited_given": ("--rate-limit=execution_count", "--rate-limit-resource=R:10"),
+            "limited_elsewhere": ("--rate-limit=execution_count", "--rate-limit-resource=R:10:3"),
+            "limits_off": ("--rate-limit=off", "--rate-limit-resource=R:1"),
+        }.items()
+    },
     "ragged": (batch_models.RAGGED, ("--strict-readiness=false",)),
     "poll": (
         changing_models.MODELS,
@@ -91,6 +106,12 @@ SETUPS = {
             f"--grpc-restricted-protocol={_RESTRICTED}:key=sesame",
         ),
     ),
+    "namespaces": (
+        repository_models.FIRST,
+        ("--strict-readiness=false", "--model-namespacing=true", "--model-control-mode=explicit", "--load-model=*"),
+    ),
+    "duplicates": (repository_models.FIRST, ("--strict-readiness=false",)),
+    "unchanged": (repository_models.FIRST, ("--strict-readiness=false", "--model-control-mode=explicit")),
     # These stay up and serve nothing.
     "nowhere": ((), ("--strict-readiness=false", "--model-repository=/nowhere/at/all")),
     "nowhere_strict": ((), ("--strict-readiness=true", "--model-repository=/nowhere/at/all")),
@@ -99,6 +120,10 @@ SETUPS = {
         ("--strict-readiness=false", "--model-control-mode=explicit", "--disable-auto-complete-config"),
     ),
 }
+
+
+# The models of a second repository
+SECOND = dict.fromkeys(("namespaces", "duplicates", "unchanged"), repository_models.SECOND)
 
 
 class StartError(Exception):
@@ -133,7 +158,7 @@ def _command(name: str) -> list[str]:
         env = peers_home() / "env.sh"
         if not env.exists():
             raise StartError(f"no real Triton at {env}: run tools/peers.sh, or set PEERS_DIR to where it is")
-        return ["bash", "-c", 'source "$0"; triton "$@"', str(env)]
+        return ["bash", "-c", 'source "$0"; triton --cache-directory="$TRITON_HOME/caches" "$@"', str(env)]
     return [str(ROOT / ".venv" / "bin" / "stubserve"), "serve"]
 
 
@@ -154,6 +179,10 @@ def running(name: str, setup: str) -> Iterator[Server]:
         root = home / "models"
         root.mkdir()
         repository.write(root, models)
+        if setup in SECOND:
+            (home / "more").mkdir()
+            repository.write(home / "more", SECOND[setup])
+            flags = (*flags, f"--model-repository={home / 'more'}")
         log = home / "log"
         server = _start(name, root, log, flags)
         try:

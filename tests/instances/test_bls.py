@@ -171,7 +171,7 @@ async def test_what_a_stub_holds_can_be_lent() -> None:
         (InArena(0, 64), "a stub named memory outside of its segment as its own"),
         (
             InRegion(3, 0, 64),
-            "input 'IN' from stub 'model_0_0' lies in a client's shared memory (region 3), which is not served yet",
+            "input 'IN' from stub 'model_0_0' lies in a client's shared memory (region 3), of which nobody has told",
         ),
     ],
 )

@@ -116,8 +116,8 @@ async def test_one_memory_in_two_outputs_is_shared() -> None:
         (InArena(1 << 50, 64), "a stub named memory outside of its segment as its own"),
         (Lent(4096, 64, 4096), "output 'OUT' of stub 'model_0_0' is in memory that the stub was not given"),
         (Shared(4096, 64), "output 'OUT' of stub 'model_0_0' is in memory that a stub cannot name"),
-        (InRegion(3, 0, 64), "output 'OUT' of stub 'model_0_0' lies in a client's shared memory (region 3), which is "
-         "not served yet"),
+        (InRegion(3, 0, 64), "output 'OUT' of stub 'model_0_0' lies in a client's shared memory (region 3), of "
+         "which nobody has told"),
         (OnDevice(2, 0, b"", 0, 64), "output 'OUT' of stub 'model_0_0' lies in the memory of device 0 (kind 2), which "
          "is not served yet"),
     ],

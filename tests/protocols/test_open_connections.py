@@ -72,6 +72,7 @@ def test_when_descriptors_run_out_idle_ones_go_and_it_is_said_once_a_minute(
     asked, busy = One(connections), One(connections, idle=False)
     asked.bytes_received = 100
     silent = [One(connections) for _ in range(open_connections._CLOSED_AT_ONCE)]
+    clock.now += 2
     assert One(connections, limit - RESERVE).added
     assert all(one.closed for one in silent)
     assert not asked.closed
@@ -82,6 +83,21 @@ def test_when_descriptors_run_out_idle_ones_go_and_it_is_said_once_a_minute(
     clock.now += 61
     One(connections, limit - 1)
     assert caplog.text.count("out of descriptors") == 2
+
+
+def test_one_connection_yields_to_one_more_than_there_may_be(clock: Clock) -> None:
+    """Of those that have said nothing; but not who has only just come, whose request may not have been read."""
+    connections = OpenConnections(0, most=3)
+    asked, silent = One(connections), One(connections)
+    asked.bytes_received = 100
+    clock.now += 2
+    young = One(connections)
+    assert One(connections, idle=False).added
+    assert (asked.closed, silent.closed, young.closed) == (False, True, False)
+    assert One(connections, idle=False).added
+    assert (asked.closed, young.closed) == (True, False)
+    young.idle = False
+    assert not One(connections).added
 
 
 def test_where_none_is_idle_the_last_descriptors_are_kept() -> None:

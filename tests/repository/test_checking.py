@@ -66,6 +66,40 @@ model_warmup { name: "x" }
     ]
 
 
+def test_initial_states(repository: Path) -> None:
+    """Their files are looked at when the configuration itself is right; one that is too long is only mentioned."""
+
+    def state(name: str, initial: str, kind: str = "INT32") -> str:
+        return f"""
+state {{ input_name: "{name}" output_name: "{name}2" data_type: TYPE_{kind} dims: [ 2 ]
+  initial_state {{ name: "i" data_type: TYPE_{kind} dims: [ 2 ]
+    {initial} }} }}"""
+
+    states = [state("A", 'data_file: "short"'), state("B", 'data_file: "none"'), state("C", 'data_file: "long"')]
+    states += [state("D", 'data_file: "strings"', "STRING"), state("E", 'data_file: "short"', "STRING")]
+    folder = write_model(
+        repository, "a", config=io_config("INT32", "1", extra=f"sequence_batching {{ {''.join(states)} }}")
+    )
+    (folder / "initial_state").mkdir()
+    for name, content in {"short": b"1234567", "long": bytes(9), "strings": b"\1\0\0\0x\0\0\0\0"}.items():
+        (folder / "initial_state" / name).write_bytes(content)
+    assert found(repository) == [
+        "a/config.pbtxt: warning: model 'a': the initial state of 'C' has 8 bytes, and its file 'long' 9: the rest is "
+        "not used",
+        "a/config.pbtxt:9: error: initial_state setting expects 8 bytes, but the data provided from shortonly has 7 "
+        "bytes.",
+        "a/config.pbtxt:12: error: failed to open text file for read a/initial_state/none: No such file or directory",
+        "a/config.pbtxt:21: error: initial_state of state input 'E': short does not hold 2 strings, each behind its "
+        "length in 4 bytes",
+    ]
+    write_model(repository, "a", config=io_config("INT32", "1", extra="sequence_batching { state { } }"))
+    assert found(repository) == [
+        "a/config.pbtxt:6: error: sequence batching state must specify 'input_name' for a",
+        "a/config.pbtxt:6: error: sequence batching state must specify 'output_name' for a",
+        "a/config.pbtxt:6: error: state input '' must specify 'data_type'",
+    ]
+
+
 def test_warm_up_samples(repository: Path) -> None:
     """Checked as a load checks them, one error for each sample; but not where the model may still add inputs."""
     config = """backend: "python"

@@ -86,7 +86,7 @@ def test_bytes_of_the_arena_have_the_key_of_bytes_in_the_message() -> None:
         request(parameters={"a": 1.0}),
         request(parameters={"a": "1"}),
         request(requested_outputs=["O"]),
-        request(requested_outputs=["P", "O"]),
+        request(requested_outputs=["O", "Q"]),
         request(requested_outputs=[]),
         request(correlation_id=1),
         request(correlation_id="1"),
@@ -99,7 +99,7 @@ def test_whatever_may_change_the_answer_changes_the_key(other: Request) -> None:
 
 
 def test_who_names_no_outputs_wants_all() -> None:
-    assert key(request(requested_outputs=["O", "P"])) == key(request())
+    assert key(request(requested_outputs=["P", "O"])) == key(request(requested_outputs=["O", "P"])) == key(request())
 
 
 def test_keys_do_not_run_together() -> None:

@@ -45,6 +45,11 @@ class ProcessTree:
             total += times.user + times.system
         return total
 
+    def parent_cpu_seconds(self) -> float:
+        """As `cpu_seconds`, of the first process alone."""
+        times = self._root.cpu_times()
+        return times.user + times.system
+
     def memory(self) -> Memory:
         """The tree's memory now."""
         infos = [(process.memory_full_info(), rss_anon(process.pid)) for process in self._members()]

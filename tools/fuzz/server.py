@@ -139,10 +139,12 @@ class Ingress:
 
     max_input_size = 1 << 16
     http_forwarding = None
+    regions = None
     grpc_port = 8001
     pace = Pace()
     send_timeout_s = 60.0
     idle_timeout_s = 60.0
+    max_connections = 0
 
     def __init__(self) -> None:
         self.models = {name: Model(name) for name in CONFIGS}

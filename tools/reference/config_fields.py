@@ -8,7 +8,7 @@ from __future__ import annotations
 _GPU = "For GPUs; no effect on a CPU."
 _TENSORRT = "For TensorRT; refused with other platforms."
 _CACHE = "Answers equal requests from the response cache; with `--cache-config`. See [Caching](../guides/caching.md)."
-_AGENT = "No effect: there are no repository agents. The log says so."
+_AGENT = "Who checks or relocates the model's files before a load: `checksum`, or agents in `--repoagent-directory`."
 
 FIELDS: dict[str, dict[str, str]] = {
     "ModelConfig": {
@@ -214,7 +214,10 @@ FIELDS: dict[str, dict[str, str]] = {
     "ModelOperations": {"op_library_filename": "Paths of the libraries."},
     "ModelTransactionPolicy": {"decoupled": "A request may have any number of responses, also none."},
     "ModelRepositoryAgents": {"agents": _AGENT},
-    "ModelRepositoryAgents.Agent": dict.fromkeys(("name", "parameters"), _AGENT),
+    "ModelRepositoryAgents.Agent": {
+        "name": "`checksum`, or the name of a folder in `--repoagent-directory`.",
+        "parameters": "What the agent is told. For `checksum`: `MD5:<file>`, and the digest that the file is to have.",
+    },
     "ModelResponseCache": {"enable": _CACHE},
     "ModelMetrics": {"metric_control": "One entry for each metric."},
     "ModelMetrics.MetricControl": {

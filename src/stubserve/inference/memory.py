@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from stubserve_stub.wire.places import InRegion
+
 
 class Block:
     """One allocation in the arena, shared by reference count; `release` is called once, when the count falls to zero.
@@ -68,6 +70,16 @@ class Span:
 
     def drop(self) -> None:
         self.block.drop()
+
+    def read(self, offset: int, nbytes: int) -> bytes | memoryview:
+        """The bytes of that range, valid while the span is held. Raises ServeError if a client has taken them away."""
+        block = self.block
+        start = offset - block.offset
+        return block.view[start : start + nbytes]
+
+    def in_region(self, offset: int, nbytes: int) -> InRegion | None:
+        """Where that range lies in a client's region; None for memory of the arena."""
+        return None
 
     def contains(self, offset: int, nbytes: int) -> bool:
         """Whether the arena range [offset, offset + nbytes) lies within the span."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stubserve.errors import Code, ServeError
+from stubserve.inference.regions import RegionPlace
 from stubserve.inference.tensor import Tensor
 
 SEQUENCE_START = 1
@@ -71,7 +72,8 @@ class Request:
     `requested_outputs` is None for all. `timeout_us` and `priority` are 0 when the client gave none. `batch_size` is
     the leading dimension, at least 1, for statistics and batching; for models without batching it is 1.
     `parameters` are those that are not reserved by the protocol, or None. `admitted` is set once `admission.admit` has
-    found nothing wrong.
+    found nothing wrong. `regions` is None but for a request that refers to shared memory of its client: then it says
+    which outputs are to be written there.
 
     Times are CLOCK_MONOTONIC nanoseconds, 0 until they happen; statistics, metrics and traces derive from them.
 
@@ -103,6 +105,7 @@ class Request:
         "parameters",
         "priority",
         "queue_start_ns",
+        "regions",
         "request_start_ns",
         "requested_outputs",
         "stream",
@@ -132,6 +135,7 @@ class Request:
         self.parameters = parameters
         self.requested_outputs = requested_outputs
         self.batch_size = batch_size
+        self.regions: dict[str, RegionPlace] | None = None
         # Where it stands
         self.on_response = on_response
         self.admitted = False

@@ -55,13 +55,14 @@ class Tensor:
 
     @property
     def buffer(self) -> bytes | memoryview:
-        """The tensor's bytes, without a copy. Only valid while the span is held."""
+        """The tensor's bytes, without a copy. Only valid while the span is held.
+
+        Those of an input in a client's region are read, and a copy. Raises ServeError where they are gone.
+        """
         if self.data is not None:
             return self.data
         assert self.span is not None
-        block = self.span.block
-        start = self.offset - block.offset
-        return block.view[start : start + self.nbytes]
+        return self.span.read(self.offset, self.nbytes)
 
     @property
     def datatype_name(self) -> str:

@@ -8,15 +8,16 @@ that it lies in could never be given back.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from stubserve_stub.wire import messages, places
 from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
-from stubserve_stub.wire.places import InArena, Lent, Place, Shared
+from stubserve_stub.wire.places import InArena, InRegion, Lent, Place, Shared
 
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.memory import Block, Span
+from stubserve.inference.regions import RegionPlace
 from stubserve.inference.request import BACKEND_FAILURE, SUCCESS, Request, Response, unanswered
 from stubserve.inference.tensor import Tensor, drop_blocks, hold_blocks
 from stubserve.inference.work import Work
@@ -78,11 +79,18 @@ def pack_batch(number: int, frees: Sequence[int], work: Work) -> bytes:
     """
     extras = work.extra_inputs
     requests: list[WireRequest | None]
+    outputs = None
+    for index, slot in enumerate(work.slots):
+        if slot is not None and slot.regions is not None:
+            outputs = outputs or []
+            outputs += [
+                (index, name, place.region.number, place.offset, place.nbytes) for name, place in slot.regions.items()
+            ]
     if extras is None:
         requests = [None if slot is None else _packed(slot, slot.inputs) for slot in work.slots]
     else:
         requests = _packed_with_extras(work.slots, extras)
-    return messages.pack_execute(number, frees, requests, work.sequences)
+    return messages.pack_execute(number, frees, requests, work.sequences, outputs)
 
 
 def _packed_with_extras(
@@ -124,10 +132,13 @@ def _packed(request: Request, inputs: Sequence[Tensor]) -> WireRequest:
     )
 
 
-def place_of(tensor: Tensor) -> InArena | Shared:
-    """Where a stub finds a tensor that lies in the arena, and whether others read it too."""
-    assert tensor.span is not None
-    return (Shared if tensor.span.shared else InArena)(tensor.offset, tensor.nbytes)
+def place_of(tensor: Tensor) -> InArena | Shared | InRegion:
+    """Where a stub finds a tensor that lies in the arena, and whether others read it too; or in a client's region."""
+    span = tensor.span
+    assert span is not None
+    if not span.shared:
+        return InArena(tensor.offset, tensor.nbytes)
+    return span.in_region(tensor.offset, tensor.nbytes) or Shared(tensor.offset, tensor.nbytes)
 
 
 def read_result(
@@ -169,7 +180,7 @@ def read_result(
                     if batch.answered is None or index not in batch.answered:
                         left.append((index, entry))
                     continue
-                response = _response(entry, request.inputs, batch, memory, instance)
+                response = _response(entry, request.inputs, batch, memory, instance, request.regions)
             finished.append((request, response))
     except BaseException:
         for _, response in finished:
@@ -198,9 +209,17 @@ def hold_inputs(tensors: Iterable[Tensor], held: Sequence[int], memory: StubMemo
 
 
 def _response(
-    wire: WireResponse, own: Sequence[Tensor], batch: Batch | None, memory: StubMemory, instance: str
+    wire: WireResponse,
+    own: Sequence[Tensor],
+    batch: Batch | None,
+    memory: StubMemory,
+    instance: str,
+    regions: Mapping[str, RegionPlace] | None = None,
 ) -> Response:
-    """A response to a request of `batch` whose inputs are `own`, where a stub can lend them."""
+    """A response to a request of `batch` whose inputs are `own`, where a stub can lend them.
+
+    `regions` are those that its client has given for outputs.
+    """
     wire_error, wire_outputs, parameters = wire
     error = None
     if wire_error is not None:
@@ -209,7 +228,7 @@ def _response(
     outputs: list[Tensor] = []
     try:
         for output in wire_outputs:
-            outputs.append(_output(output, own, batch, memory, instance))  # noqa: PERF401 - those before a bad one count
+            outputs.append(_output(output, own, batch, memory, instance, regions))  # noqa: PERF401 - those before a bad one count
     except ServeError as wrong:
         drop_blocks(outputs)
         return Response(error=wrong)
@@ -219,13 +238,23 @@ def _response(
     return Response(outputs, parameters, error)
 
 
-def _output(wire: WireTensor, own: Sequence[Tensor], batch: Batch | None, memory: StubMemory, instance: str) -> Tensor:
+def _output(
+    wire: WireTensor,
+    own: Sequence[Tensor],
+    batch: Batch | None,
+    memory: StubMemory,
+    instance: str,
+    regions: Mapping[str, RegionPlace] | None,
+) -> Tensor:
     name, datatype, shape, data = wire
     if isinstance(data, bytes):
         return Tensor(name, datatype, shape, data)
     place = places.unpack(data)
     if isinstance(place, InArena):
         return Tensor(name, datatype, shape, None, memory.output(place.offset, place.nbytes).whole())
+    if regions is not None and isinstance(place, InRegion) and name in regions:
+        # Its stub has written it where the client wants it.
+        return Tensor(name, datatype, shape, b"")
     # Its own first: a batch of many requests that all return an input is not to be looked through for each.
     given = () if batch is None else chain(own, batch.tensors())
     lent, span = given_span(place, given, memory, f"output '{name}' of stub '{instance}'")

@@ -10,7 +10,7 @@ from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import Arena
 from stubserve_stub.wire.budget import ArenaFull, Ledger
 
-from stubserve.errors import unavailable
+from stubserve.errors import overloaded, unavailable
 from stubserve.inference.heap_account import HeapAccount
 from stubserve.inference.memory import Block
 from stubserve.instances.reclaim import Reclaim
@@ -113,7 +113,9 @@ class Memory:
                     continue
                 # For what never fits nobody has to go.
                 if nbytes > self.arena.limit or not self.make_room():
-                    raise unavailable(f"{full}. {self.usage()}") from None
+                    raise (unavailable if nbytes > self.arena.limit else overloaded)(
+                        f"{full}. {self.usage()}"
+                    ) from None
 
     def _free(self, block: Block) -> None:
         self.ingress.free(block.offset)

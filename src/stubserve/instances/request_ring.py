@@ -16,6 +16,7 @@ from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingBroken, RingWriter
 
 from stubserve.errors import internal
 from stubserve.inference.memory import Block
+from stubserve.inference.regions import RegionSpan
 from stubserve.inference.request import Request
 from stubserve.instances.memory import Memory
 
@@ -24,7 +25,8 @@ from stubserve.instances.memory import Memory
 _CROWDED = 2
 _CROWDED_RECORD = 4 << 10
 
-# From this size on, moving a request's bytes takes longer than a stub would look for the next one.
+# From this size on, moving a request's bytes takes longer than a stub would look for the next one. Those in a client's
+# shared memory are not moved.
 _LARGE_BYTES = 128 << 10
 
 
@@ -107,4 +109,4 @@ class RequestRing:
 
 
 def _is_large(request: Request) -> bool:
-    return any(tensor.nbytes >= _LARGE_BYTES for tensor in request.inputs)
+    return any(tensor.nbytes >= _LARGE_BYTES and not isinstance(tensor.span, RegionSpan) for tensor in request.inputs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from stubserve_stub.wire import layout
@@ -26,6 +27,7 @@ from stubserve.instances.reclaim import Spare
 from stubserve.instances.services import Services
 from stubserve.instances.stub_memory import StubMemory
 from stubserve.instances.stub_process import StubProcess
+from stubserve.instances.stub_regions import StubRegions
 from stubserve.instances.work import StubWork
 
 
@@ -51,7 +53,10 @@ class Stub:
         self._answering: set[asyncio.Task[None]] = set()
         self._readiness: asyncio.Future[dict[str, Any]] | None = None
         outputs = None
+        self._regions: StubRegions | None = None
         try:
+            if services.client_regions:
+                self._regions = StubRegions()
             self._outputs = outputs = StubMemory(memory.segments)
             segment = memory.arena.segment(outputs.index)
             self._words = segment.parent_words
@@ -62,11 +67,18 @@ class Stub:
                 self._on_message,
                 self._on_process_death,
                 terminal,
-                {} if services.janitor is None else services.janitor.variables,
+                {
+                    **services.confinement.variables(Path(boot["version_dir"]).parent),
+                    **({} if services.janitor is None else services.janitor.variables),
+                },
+                () if self._regions is None else (self._regions.theirs.fileno(),),
+                services.confinement.user,
             )
         except OSError as error:
             if outputs is not None:
                 outputs.close()
+            if self._regions is not None:
+                self._regions.close()
             raise internal(f"Stub process '{name}' cannot be started: {explain_start(environment, error)}") from None
         if services.janitor is not None:
             services.janitor.adopt(self._process.pid)
@@ -75,12 +87,16 @@ class Stub:
         memory.reclaim.stubs.add(self._spare)
         self.health = Health(self._process.pid, segment.stub_words)
         self.handshake = Handshake(self._process, environment, self.health)
-        self.work = StubWork(self._process, memory, self._outputs, services.models)
+        self.work = StubWork(self._process, memory, self._outputs, services.models, self._regions)
         self.work.watch.on_idle = self._spare.on_idle
         self._metrics = StubMetrics(services.metrics)
         services.metrics.sources.add(self._process.read_messages)
         services.log_settings.watchers.add(self._tell_log_levels)
         self._tell_log_levels()
+        if self._regions is not None:
+            boot = {**boot, "regions": self._regions.theirs.fileno()}
+            self._regions.on_gone = lambda number: self._process.send("region_gone", number=number)
+            self._regions.theirs.close()
         self._process.send("boot", segment=self._outputs.index, arena=memory.arena.facts(), **boot)
 
     @property
@@ -193,6 +209,8 @@ class Stub:
         self._memory.reclaim.on_news()
         self._services.log_settings.watchers.discard(self._tell_log_levels)
         self._process.close_doorbells()
+        if self._regions is not None:
+            self._regions.close()
         self.handshake.on_death(cause)
         self._answer_readiness(
             {"ready": False, "reason": f"Stub process '{self._process.name}' is not healthy: {cause}."}

@@ -30,6 +30,7 @@ from stubserve.instances.open_requests import Key, OpenRequests
 from stubserve.instances.request_ring import RequestRing
 from stubserve.instances.stub_memory import StubMemory
 from stubserve.instances.stub_process import StubProcess
+from stubserve.instances.stub_regions import StubRegions
 
 log = logging.getLogger("stubserve.instances")
 
@@ -69,7 +70,15 @@ class StubWork:
     It is also the stub as one that may wait for others (`waiting.Waiter`).
     """
 
-    def __init__(self, process: StubProcess, memory: Memory, outputs: StubMemory, models: Models) -> None:
+    def __init__(
+        self,
+        process: StubProcess,
+        memory: Memory,
+        outputs: StubMemory,
+        models: Models,
+        regions: StubRegions | None = None,
+    ) -> None:
+        self._regions = regions
         self.owner: WorkOwner | None = None
         self._process = process
         self._memory = memory
@@ -112,6 +121,10 @@ class StubWork:
         number = self.batches = self.batches + 1
         in_flight, memory = self._in_flight, self._memory
         frees = self._outputs.take_frees()
+        if self._regions is not None:
+            for request in work.requests:
+                if request.regions is not None:
+                    self._regions.tell(request)
         try:
             spilled = self._requests.put(pack_batch(number, frees, work), work.requests, len(in_flight))
         except Exception:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Protocol
 
-from stubserve.errors import ServeError, unavailable
+from stubserve.errors import ServeError, overloaded
 from stubserve.inference.heap_account import HeapAccount, HeapShare
 from stubserve.inference.memory import Block
 from stubserve.protocols.pressure import Owner, Pressure, Transfer
@@ -62,7 +62,7 @@ class Arrivals:
         before = self._held.get(connection, 0)
         others = before - arrival.held
         if others and others + nbytes > self.share:
-            raise unavailable(
+            raise overloaded(
                 f"unfinished requests of this connection hold {before} bytes; together they may hold {self.share}. "
                 "Send one after the other, or raise --connection-share or --shm-limit"
             )

@@ -8,9 +8,12 @@ from typing import Any, Protocol
 from stubserve.errors import ServeError, invalid, unavailable, unsupported
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.version import parse_version
+from stubserve.protocols import client_regions
+from stubserve.protocols.client_regions import ClientRegions
 from stubserve.protocols.http.access import HttpAccess
 from stubserve.protocols.serving import Ingress
 
+SYSTEM_SHARED_MEMORY, CUDA_SHARED_MEMORY = "system_shared_memory", "cuda_shared_memory"
 # In upstream's order; clients look features up here.
 EXTENSIONS = [
     "classification",
@@ -19,8 +22,8 @@ EXTENSIONS = [
     "model_repository(unload_dependents)",
     "schedule_policy",
     "model_configuration",
-    "system_shared_memory",
-    "cuda_shared_memory",
+    SYSTEM_SHARED_MEMORY,
+    CUDA_SHARED_MEMORY,
     "binary_tensor_data",
     "parameters",
     "statistics",
@@ -69,6 +72,9 @@ class ServerFacts(Ingress, Protocol):
     http_access: HttpAccess | None
 
     @property
+    def regions(self) -> ClientRegions | None: ...
+
+    @property
     def registry(self) -> ModelRegistry: ...
 
     @property
@@ -111,6 +117,58 @@ def statistics(registry: ModelRegistry, name: str, version: str) -> list[dict[st
             if not models:
                 raise invalid(f"requested model version is not available for model '{name}'")
     return [model.statistics.to_dict(model.name, model.version) for model in models]
+
+
+def extensions(server: ServerFacts) -> list[str]:
+    """What the server offers."""
+    missing = {CUDA_SHARED_MEMORY} if server.regions is not None else {CUDA_SHARED_MEMORY, SYSTEM_SHARED_MEMORY}
+    return [extension for extension in EXTENSIONS if extension not in missing]
+
+
+def region_rows(server: ServerFacts, name: str) -> list[dict[str, str | int]]:
+    """The status of a region of shared memory, of all without a name. Raises ServeError."""
+    regions = server.regions
+    if not name:
+        return [] if regions is None else regions.rows()
+    if regions is None:
+        raise client_regions.unknown_system(name)
+    return [regions.row(name)]
+
+
+def cuda_region_rows(server: ServerFacts, name: str) -> list[dict[str, str | int]]:
+    """The same of GPUs' memory, of which there is none. Raises ServeError."""
+    if name:
+        if server.regions is not None and name in server.regions:
+            raise client_regions.not_cuda(name)
+        raise client_regions.unknown_cuda(name)
+    return []
+
+
+def register_region(server: ServerFacts, name: str, key: str, offset: int, nbytes: int) -> None:
+    """Registers a region of shared memory. Raises ServeError."""
+    if server.regions is None:
+        raise client_regions.disabled()
+    server.regions.register(name, key, offset, nbytes)
+
+
+def unregister_region(server: ServerFacts, name: str) -> None:
+    """Unregisters a region of shared memory, all of them without a name. Raises ServeError."""
+    if server.regions is None:
+        raise client_regions.disabled()
+    server.regions.unregister(name)
+
+
+def refuse_cuda_region(server: ServerFacts, name: str) -> None:
+    """Raises ServeError: there is no GPU."""
+    raise client_regions.disabled() if server.regions is None else client_regions.no_gpu(name)
+
+
+def unregister_cuda_region(server: ServerFacts, name: str) -> None:
+    """There is none, so there is nothing to do. Raises ServeError where clients may not use shared memory."""
+    if server.regions is None:
+        raise client_regions.disabled()
+    if name in server.regions:
+        raise client_regions.not_cuda(name)
 
 
 def no_repository_name() -> ServeError:

@@ -23,6 +23,7 @@ RESERVE = 64
 # So many idle connections are closed at once, so that not every new one looks at all.
 _CLOSED_AT_ONCE = 32
 _LOG_PAUSE_S = 60.0
+_YOUNG_S = 1.0
 
 
 class OpenConnection(Protocol):
@@ -52,10 +53,14 @@ class _Mark:
 
 
 class OpenConnections:
-    """The connections of one protocol; without an `idle_timeout_s` none is closed for being idle."""
+    """The connections of one protocol; without an `idle_timeout_s` none is closed for being idle.
 
-    def __init__(self, idle_timeout_s: float) -> None:
+    There may be `most` of them, 0 for as many as there are descriptors.
+    """
+
+    def __init__(self, idle_timeout_s: float, most: int = 0) -> None:
         self._idle_timeout_s = idle_timeout_s
+        self._most = most
         self._open: dict[OpenConnection, _Mark] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._last_log = float("-inf")
@@ -64,7 +69,15 @@ class OpenConnections:
         self._answered = asyncio.Event()
 
     def add(self, connection: OpenConnection, descriptor: int) -> bool:
-        """A new connection; False where there is no descriptor for it, and it is to be refused."""
+        """A new connection; False where there is no room or no descriptor for it, and it is to be refused."""
+        if (
+            self._most
+            and len(self._open) >= self._most
+            and not self._close_idle(
+                1, "%d connections are open, as many as --max-connections allows; %s", len(self._open)
+            )
+        ):
+            return False
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if descriptor >= limit - RESERVE and not self._make_room(descriptor, limit):
             return False
@@ -113,19 +126,28 @@ class OpenConnections:
         self._timer = asyncio.get_running_loop().call_later(self._idle_timeout_s / 4, self.sweep)
 
     def _make_room(self, descriptor: int, limit: int) -> bool:
-        """Closes idle connections, first those that never asked anything; whether a new one may stay."""
+        """Closes idle connections; whether a new one may stay."""
+        text = "out of descriptors: %d of %d are in use, %d by connections; %s. Raise the limit (ulimit -n)"
+        closed = self._close_idle(_CLOSED_AT_ONCE, text, descriptor, limit, len(self._open))
+        return closed or descriptor < limit - RESERVE // 2
+
+    def _close_idle(self, count: int, text: str, *numbers: int) -> bool:
+        """Closes so many idle connections, first those that have never asked anything; whether there were any.
+
+        The log is told now and then: the text with these numbers, and what becomes of new connections.
+        """
         idle = [connection for connection in self._open if connection.idle]
-        idle.sort(key=lambda connection: (connection.bytes_received > 0, self._open[connection].at))
-        for connection in idle[:_CLOSED_AT_ONCE]:
-            connection.close_idle()
         now = monotonic()
+        young = now - _YOUNG_S  # what such a one has sent may not have been read yet
+
+        def by_use(connection: OpenConnection) -> tuple[bool, float]:
+            at = self._open[connection].at
+            return connection.bytes_received > 0 or at > young, at
+
+        for connection in sorted(idle, key=by_use)[:count]:
+            connection.close_idle()
         if now - self._last_log >= _LOG_PAUSE_S:
             self._last_log = now
-            log.warning(
-                "out of descriptors: %d of %d are in use, %d by connections; %s. Raise the limit (ulimit -n)",
-                descriptor,
-                limit,
-                len(self._open),
-                "idle ones are closed" if idle else "none of them is idle, so new ones are refused",
-            )
-        return bool(idle) or descriptor < limit - RESERVE // 2
+            what = "idle ones are closed" if idle else "none of them is idle, so new ones are refused"
+            log.warning(text, *numbers, what)
+        return bool(idle)

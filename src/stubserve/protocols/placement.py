@@ -9,16 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.layout import INLINE_BYTES
 
+from stubserve.errors import not_found
 from stubserve.inference.memory import Block, Span
+from stubserve.inference.regions import RegionPlace, RegionSpan
 from stubserve.inference.tensor import Tensor
+from stubserve.protocols.offload import LARGE_BYTES
 
 # A tensor of this size is always inside its message.
 SMALL_BYTES = 1024
 MOST_INLINE = INLINE_BYTES
 
 Store = Callable[["bytes | memoryview"], Block]
+
+
+class Regions(Protocol):
+    """Clients' shared memory, for who reads requests."""
+
+    def find(self, name: str, offset: int, nbytes: int) -> RegionPlace:
+        """A piece of a region. Raises ServeError."""
 
 
 class Placer(Protocol):
@@ -34,17 +45,38 @@ class Placer(Protocol):
         """A tensor of bytes that the body does not hold as they are."""
         ...
 
+    def in_region(
+        self, name: str, datatype: int, shape: Sequence[int], region: str, offset: int, nbytes: int
+    ) -> Tensor:
+        """A tensor of bytes that a client has put into its shared memory."""
+        ...
+
+    def output_in_region(self, region: str, offset: int, nbytes: int) -> RegionPlace:
+        """Where a client wants an output."""
+        ...
+
     def undo(self) -> None:
         """Lets go of all of them."""
         ...
 
 
 class BodyPlacer:
-    """A `Placer` for a body that is here: in the arena or not. It remembers the blocks that the tensors hold."""
+    """A `Placer` for a body that is here: in the arena or not. It remembers the blocks that the tensors hold.
 
-    __slots__ = ("_block", "_body", "_body_offset", "_held", "_inside", "_store", "size")
+    `regions` is None where clients may not use shared memory.
+    """
 
-    def __init__(self, body: bytes | memoryview, block: Block | None, body_offset: int, store: Store) -> None:
+    __slots__ = ("_block", "_body", "_body_offset", "_held", "_inside", "_regions", "_store", "size")
+
+    def __init__(
+        self,
+        body: bytes | memoryview,
+        block: Block | None,
+        body_offset: int,
+        store: Store,
+        regions: Regions | None = None,
+    ) -> None:
+        self._regions = regions
         self._body = body
         self._block = block
         self._body_offset = body_offset
@@ -65,6 +97,20 @@ class BodyPlacer:
         if len(data) <= SMALL_BYTES or self._goes_inside(len(data)):
             return Tensor(name, datatype, shape, bytes(data))
         return Tensor(name, datatype, shape, None, self._keep(self._store(data)).whole())
+
+    def in_region(
+        self, name: str, datatype: int, shape: Sequence[int], region: str, offset: int, nbytes: int
+    ) -> Tensor:
+        place = self.output_in_region(region, offset, nbytes)
+        # Strings are looked at before a model gets them, and must not change after that.
+        if nbytes <= INLINE_BYTES or (datatype == BYTES and nbytes <= LARGE_BYTES):
+            return self.put(name, datatype, shape, place.read())
+        return Tensor(name, datatype, shape, None, RegionSpan(place))
+
+    def output_in_region(self, region: str, offset: int, nbytes: int) -> RegionPlace:
+        if self._regions is None:
+            raise not_found(f"Unable to find shared memory region: '{region}'")
+        return self._regions.find(region, offset, nbytes)
 
     def _goes_inside(self, nbytes: int) -> bool:
         if nbytes > INLINE_BYTES or self._inside + nbytes > MOST_INLINE:

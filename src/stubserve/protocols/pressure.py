@@ -11,7 +11,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import Protocol
 
-from stubserve.errors import ServeError, unavailable
+from stubserve.errors import ServeError, overloaded
 
 # Bytes per second below which a transfer yields, over how long its rate is taken, and after which pause it is none.
 SLOW_RATE = 1024 * 1024
@@ -82,7 +82,7 @@ class Pressure:
         slowest = min(slow, key=lambda one: (not one.at_once, one.rate(now), -one.held))
         self.forget(slowest)
         slowest.owner.give_up(
-            unavailable(
+            overloaded(
                 f"given up after {slowest.moved} bytes, which came or went slowly, because other requests need the "
                 "memory; be faster, or raise --shm-limit"
             )

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from stubserve.inference.regions import RegionPlace
+
 
 class Slot(NamedTuple):
-    """How one output goes into the reply; `classification` is the number of classes, 0 for the tensor itself."""
+    """How one output goes into the reply; `classification` is the number of classes, 0 for the tensor itself.
+
+    One that goes into a client's `region` is IN_REGION in place of that, and is not in the reply.
+    """
 
     binary: bool
     classification: int
+    region: RegionPlace | None = None
+
+
+IN_REGION = -1
 
 
 class ReplyFormat(NamedTuple):

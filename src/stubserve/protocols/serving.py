@@ -12,7 +12,7 @@ from stubserve.inference.signature import Signature
 from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.offload import Offload
-from stubserve.protocols.placement import BodyPlacer, Store
+from stubserve.protocols.placement import BodyPlacer, Regions, Store
 from stubserve.protocols.pressure import Pressure
 from stubserve.protocols.reply_format import ReplyFormat
 from stubserve.protocols.stall import Pace
@@ -31,7 +31,7 @@ class LargeJson(Protocol):
 class Ingress(Protocol):
     """The server: finds models, gives memory of the arena, and counts what is kept outside of it.
 
-    `grpc_port` is 0 where gRPC is not served.
+    `grpc_port` is 0 where gRPC is not served, `regions` None where clients may not use shared memory.
     """
 
     max_input_size: int
@@ -42,12 +42,16 @@ class Ingress(Protocol):
     pressure: Pressure
     send_timeout_s: float
     idle_timeout_s: float
+    max_connections: int
     offload: Offload
 
     @property
     def large_json(self) -> LargeJson: ...
 
     http_forwarding: HeaderForwarding | None
+
+    @property
+    def regions(self) -> Regions | None: ...
 
     def find_model(self, name: str, version: str) -> ServedModel: ...
 

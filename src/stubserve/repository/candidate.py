@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from stubserve.errors import internal, invalid
 from stubserve.model_config.complete import gpu_groups, normalise, without_instances
@@ -35,12 +36,27 @@ RUNS_ON_CPU = "instances for GPUs run on the CPU, as --gpu-fallback=cpu says"
 _BOUND_TO_INSTANCES = "sequence_batching"
 
 
+class Told(Protocol):
+    """Who hears what comes of a load: the model's repository agents. Nothing of it raises anything."""
+
+    async def succeeded(self) -> None: ...
+
+    async def failed(self) -> None: ...
+
+    async def unloads(self) -> None:
+        """The model serves no longer."""
+
+    async def unloaded(self) -> None:
+        """It is gone."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A model that may be loaded.
 
     `override` is the configuration (JSON) that came with a request to load. `contents` is what the folder held before
-    anything in it was read; None where the folder was made for this load (`made`).
+    anything in it was read; None where the folder was made for this load (`made`). `asked` is what `agents` were asked
+    about, where the model has repository agents.
     """
 
     folder: ModelFolder
@@ -48,6 +64,8 @@ class Candidate:
     has_config: bool
     override: str | None = None
     contents: Contents | None = None
+    agents: Told | None = None
+    asked: Candidate | None = None
 
     @property
     def made(self) -> bool:
@@ -55,11 +73,15 @@ class Candidate:
 
     def remove(self) -> None:
         """Removes the folder if it was made for this load."""
-        if self.made:
+        if self.asked is not None:
+            self.asked.remove()
+        elif self.made:
             shutil.rmtree(self.folder.path, ignore_errors=True)
 
     def is_same(self, served: Candidate) -> bool:
         """Whether it is what serves: the same files, unchanged, and the same configuration."""
+        if served.asked is not None:
+            return self.is_same(served.asked)
         return (
             self.contents is not None
             and (self.contents, self.folder, self.has_config) == (served.contents, served.folder, served.has_config)
@@ -73,7 +95,7 @@ class Candidate:
         the folders of other versions.
         """
         old, new = served.contents, self.contents
-        if old is None or new is None or self.config.HasField(_BOUND_TO_INSTANCES):
+        if old is None or new is None or self.agents is not None or self.config.HasField(_BOUND_TO_INSTANCES):
             return False
         return (
             old.versions.get(str(version)) == new.versions.get(str(version))

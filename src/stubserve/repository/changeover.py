@@ -145,6 +145,16 @@ class Changeover:
         log.info("successfully loaded '%s'", name)
         return leaving
 
+    def goes_on(self, candidate: Candidate) -> bool:
+        """Whether a load of it has nothing to do, and then that what served goes on."""
+        loaded = self._loaded.get(candidate.folder.key)
+        if loaded is None or not candidate.is_same(loaded.candidate):
+            return False
+        if not all(model.stands() and not model.down() for model in loaded.models):
+            return False
+        self._registry.entry(candidate.folder.key).reason = ""
+        return True
+
     def retire(self, name: str) -> None:
         """Lets a model go. Does not wait for its requests."""
         loaded = self._loaded.pop(name, None)
@@ -183,7 +193,7 @@ class Changeover:
         loaded = self._loaded.get(candidate.folder.key)
         return (
             loaded is not None
-            and loaded.candidate.is_same(candidate)
+            and candidate.is_same(loaded.candidate)
             and {model.version for model in loaded.models} == set(versions)
         )
 

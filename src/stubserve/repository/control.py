@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stubserve.errors import Code, ServeError, internal, invalid, unavailable
 from stubserve.inference.served_model import ServedModel
@@ -44,6 +44,9 @@ from stubserve.repository.stub_control import StubControl
 from stubserve.repository.turns import Turn, Turns
 from stubserve.repository.watch import RepositoryWatch, occasions
 from stubserve.settings import ALL_MODELS, EXPLICIT, POLL, RepositorySettings
+
+if TYPE_CHECKING:
+    from stubserve.repository.agents.chain import Agents
 
 log = logging.getLogger("stubserve.repository")
 
@@ -70,6 +73,7 @@ class ModelControl:
         self._slots = asyncio.Semaphore(max(settings.load_threads, 1))
         self._changeover = Changeover(starter, registry, self._slots, stop_timeout_s, settings.load_retries)
         self._places = Places(settings)
+        self._agents: Agents | None = None
         self._turns = Turns()
         self._changes: set[asyncio.Task[Any]] = set()
         self._disk = DiskDependencies(self._places, settings.config_name)
@@ -202,6 +206,8 @@ class ModelControl:
         await self.give_up_changes()
         await self._changeover.retire_all(timeout_s)
         await asyncio.to_thread(self._places.close)
+        if self._agents is not None:
+            await asyncio.to_thread(self._agents.close)
 
     async def _aside(self, look: Callable[[], _T]) -> _T:
         """A look at the repositories, in a thread, as disks may be slow, and stores in the cloud may hang."""
@@ -305,6 +311,10 @@ class ModelControl:
             finding = asyncio.ensure_future(self._aside(look))
             try:
                 candidate = await asyncio.shield(finding)
+                if candidate.config.model_repository_agents.agents:
+                    if self._changeover.goes_on(candidate):
+                        return ()
+                    candidate = await self._ask_agents(candidate)
             except asyncio.CancelledError:
                 # Its thread goes on, and may make a folder.
                 finding.add_done_callback(_discard)
@@ -316,17 +326,37 @@ class ModelControl:
                 if error.code is not Code.NOT_FOUND and not files:
                     self._registry.entry(name).reason = error.message
                 raise internal(f"failed to load '{name}', failed to poll from model repository: {error}") from None
-            members = members_of(candidate.config)
-            if members:
-                await self._prepare(candidate, members, turn)
-            services = self._services
-            if self._explicit:
-                services = replace(services, control=StubControl(self, turn))
-            if self._settings.namespacing:
-                services = replace(services, models=self._registry.within(candidate.folder.namespace))
-            leaving = await self._changeover.replace(candidate, services)
+            try:
+                leaving = await self._take(candidate, turn)
+            except Exception:
+                if candidate.agents is not None:
+                    await candidate.agents.failed()
+                raise
+            if candidate.agents is not None:
+                await candidate.agents.succeeded()
             self._ensembles.away.pop(name, None)
             return leaving
+
+    async def _take(self, candidate: Candidate, turn: Turn) -> Sequence[asyncio.Task[None]]:
+        """Has a candidate serve. Raises ServeError."""
+        members = members_of(candidate.config)
+        if members:
+            await self._prepare(candidate, members, turn)
+        services = self._services
+        if self._explicit:
+            services = replace(services, control=StubControl(self, turn))
+        if self._settings.namespacing:
+            services = replace(services, models=self._registry.within(candidate.folder.namespace))
+        return await self._changeover.replace(candidate, services)
+
+    async def _ask_agents(self, candidate: Candidate) -> Candidate:
+        """The candidate, as its repository agents want it. Raises ServeError."""
+        if self._agents is None:
+            # Imported only where a model has one.
+            from stubserve.repository.agents.chain import Agents
+
+            self._agents = Agents(self._settings)
+        return await self._agents.load(candidate)
 
     async def _prepare(self, candidate: Candidate, members: Sequence[str], turn: Turn) -> None:
         """Sees to it that an ensemble can be loaded: with explicit control its members are. Raises ServeError."""

@@ -61,6 +61,6 @@ def _check(model: str, state: Any, initial: Any, path: Path) -> None:
         )
     if size > expected:
         log.warning(
-            "model '%s': the initial state of '%s' has %d bytes, of which '%s' gives %d: the rest is not used",
+            "model '%s': the initial state of '%s' has %d bytes, and its file '%s' %d: the rest is not used",
             model, state.input_name, expected, initial.data_file, size,
         )  # fmt: skip

@@ -137,8 +137,4 @@ def missing_parts(config: Any) -> list[tuple[str, str]]:
             for part in ("batch_input", "batch_output")
             if getattr(config, part)
         ]
-    if config.model_repository_agents.agents:
-        parts.append(
-            ("model_repository_agents", "'model_repository_agents' has no effect, stubserve does not offer it yet")
-        )
     return parts

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from stubserve.errors import invalid, not_found, unavailable
+from stubserve.errors import invalid, not_found, overloaded, unavailable
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.version import parse_version
 from stubserve.repository.folder import BETWEEN, name_of
@@ -146,7 +146,7 @@ class Registry:
     def _of_key(self, key: str, name: str, number: int | None) -> ServedModel:
         entry = self.models.get(key)
         if key in self.pending and not self.ready_versions(key):
-            raise unavailable(f"model '{name}' is loading")
+            raise overloaded(f"model '{name}' is loading")
         if entry is None or not entry.versions:
             raise not_found(f"Request for unknown model: '{name}' is not found")
         if number is None:

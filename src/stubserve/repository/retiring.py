@@ -66,8 +66,13 @@ class Retiring:
 
     async def _retire(self, loaded: Loaded, leaving: Sequence[VersionEntry], patience_s: float) -> None:
         name = loaded.candidate.folder.key
+        agents = loaded.candidate.agents
+        if agents is not None:
+            await agents.unloads()
         ended = await asyncio.gather(*(self._drain_and_stop(model, patience_s) for model in loaded.models))
         await _remove(loaded.candidate)
+        if agents is not None:
+            await agents.unloaded()
         for entry in leaving:
             if self._registry.has(name, entry):
                 if loaded.candidate.made:

@@ -1,9 +1,9 @@
 """The key of a request: equal for requests of which one's answer is good for the other, and for no others.
 
 It covers all that a model can see of a request and that may change the answer: the tensors in their order (name, type,
-shape, bytes), the parameters, which outputs are wanted, correlation id and flags. Before them stands `identity`: the
-model, its version, its configuration, as whoever loads it has summed them up. What says who asks, or when an answer is
-wanted, is left out: the request's id, its priority and its timeout.
+shape, bytes), the parameters, which outputs are wanted (in any order), correlation id and flags. Before them stands
+`identity`: the model, its version, its configuration, as whoever loads it has summed them up. What says who asks, or
+when an answer is wanted, is left out: the request's id, its priority and its timeout.
 
 Upstream's key is a 64-bit hash of names and bytes alone, so that there a tensor of another shape, or a request for
 other outputs, gets an answer that was not its own.
@@ -59,7 +59,7 @@ def key_of(identity: bytes, outputs: Sequence[str], request: Request) -> bytes:
                 identity,
                 inputs,
                 None if not parameters else sorted(parameters.items()),
-                tuple(outputs if wanted is None else wanted),
+                sorted(outputs if wanted is None else wanted),
                 request.correlation_id,
                 request.flags,
             ),

@@ -26,7 +26,7 @@ T = TypeVar("T")
 # In front of each key, so that a Redis server may serve others as well
 PREFIX = b"stubserve:1:"
 RETRY_S = 1.0
-# One refused entry is told of in so much time.
+# One entry that is not used, or one question that is refused, is told of in so much time.
 _TELL_S = 60.0
 
 
@@ -37,7 +37,7 @@ class RedisStore:
     """
 
     def __init__(self, settings: RedisSettings, most_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._client = _client(settings)
+        self._client, self._refusals = _client(settings)
         self._where = f"{settings.host}:{settings.port}"
         self._timeout_s = settings.timeout_s
         self._ttl_s = settings.ttl_s
@@ -56,14 +56,12 @@ class RedisStore:
         await self._ask(lambda: self._client.set(PREFIX + key.hex().encode(), value, ex=self._ttl_s or None))
 
     def distrust(self, key: bytes, why: str) -> None:
-        if self._clock() - self._told_at_s > _TELL_S:
-            self._told_at_s = self._clock()
-            log.warning(
-                "the response cache in Redis at %s has an entry that is not used and will be replaced: %s (key %s)",
-                self._where,
-                why,
-                key.hex(),
-            )
+        self._tell(
+            "the response cache in Redis at %s has an entry that is not used and will be replaced: %s (key %s)",
+            self._where,
+            why,
+            key.hex(),
+        )
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -78,6 +76,10 @@ class RedisStore:
             answer = await asyncio.wait_for(question(), self._timeout_s)
         except asyncio.CancelledError:
             raise
+        except self._refusals as refusal:
+            # It is there and says no: to a value of another kind under this key, or for want of memory.
+            self._tell("the response cache in Redis at %s refuses what it is asked: %s", self._where, refusal)
+            return None
         except Exception as wrong:
             self._failed(wrong)
             return None
@@ -85,6 +87,12 @@ class RedisStore:
             self._retry_at_s = None
             log.info("the response cache in Redis at %s can be used again", self._where)
         return answer
+
+    def _tell(self, text: str, *words: object) -> None:
+        """Logs what may happen at every request, now and then."""
+        if self._clock() - self._told_at_s > _TELL_S:
+            self._told_at_s = self._clock()
+            log.warning(text, *words)
 
     def _failed(self, wrong: Exception) -> None:
         first = self._retry_at_s is None
@@ -100,11 +108,13 @@ class RedisStore:
             )
 
 
-def _client(settings: RedisSettings) -> Any:
+def _client(settings: RedisSettings) -> tuple[Any, type[Exception]]:
+    """A client, and what it raises where Redis answers with an error."""
     try:
         from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
+        from redis.exceptions import ResponseError
     except ImportError:
         raise unsupported("--cache-config=redis,... needs a package: run `pip install 'stubserve[redis]'`") from None
     options: dict[str, Any] = {
@@ -128,4 +138,4 @@ def _client(settings: RedisSettings) -> Any:
             "ssl_keyfile": settings.key or None,
         }
     pool = BlockingConnectionPool(max_connections=settings.pool_size, timeout=settings.wait_timeout_s, **options)
-    return Redis.from_pool(pool)
+    return Redis.from_pool(pool), ResponseError

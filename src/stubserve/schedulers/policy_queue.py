@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stubserve.errors import ServeError, unavailable
+from stubserve.errors import ServeError, overloaded, unavailable
 from stubserve.inference.request import Request
 
 # A heap smaller than this is not worth rebuilding.
@@ -133,7 +133,7 @@ class PolicyQueue:
         level = self._level(request)
         policy = level.policy
         if policy.max_queue_size and len(level) >= policy.max_queue_size:
-            raise unavailable(request.id_prefix + "Exceeds maximum queue size")
+            raise overloaded(request.id_prefix + "Exceeds maximum queue size")
         timeout_us = policy.default_timeout_us
         if policy.allow_timeout_override and 0 < request.timeout_us < timeout_us:
             timeout_us = request.timeout_us

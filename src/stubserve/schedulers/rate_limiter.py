@@ -181,14 +181,16 @@ class RateLimiter:
         if limited.state:
             return False
         tag = limited.tag
-        at_once = True
+        free = first = True
         for pool, count in limited.needs:
             if pool.tag > tag:
                 tag = pool.tag
-            if pool.waiting or pool.free < count:
-                at_once = False
+            if pool.free < count:
+                free = False
+            if pool.waiting:
+                first = False
         limited.since = tag
-        if at_once:
+        if free and first:
             self._take(limited)
             return True
         line = limited.line
@@ -200,7 +202,8 @@ class RateLimiter:
         heapq.heappush(line.heap, (tag, self._number, limited))
         for pool, _ in limited.needs:
             pool.waiting += 1
-            self._touched[pool] = None
+            if free:  # it may go before those who wait
+                self._touched[pool] = None
         return False
 
     def finish(self, limited: Limited) -> None:
@@ -251,18 +254,29 @@ class RateLimiter:
 
     def _next(self) -> Limited | None:
         """Who is let in next; None where nobody can be, and then nothing is left to be looked at."""
+        for pool in list(self._touched):
+            if pool.free <= 0 or not pool.waiting:
+                del self._touched[pool]
+        if not self._touched:
+            return None
         lines = {line: None for pool in self._touched for line in pool.lines}
-        heads = sorted((head for line in lines if (head := self._head(line)) is not None), key=lambda one: one[:2])
+        heads = [head for line in lines if (head := self._head(line)) is not None]
+        if len(heads) > 1:
+            heads.sort(key=_place)
         kept: set[Pool] = set()
         for _, _, limited in heads:
-            if all(pool.free >= count and pool not in kept for pool, count in limited.needs):
+            goes = True
+            for pool, count in limited.needs:
+                if pool.free < count or pool in kept:
+                    goes = False
+            if goes:
                 assert limited.line is not None
                 heapq.heappop(limited.line.heap)
                 for pool, _ in limited.needs:
                     pool.waiting -= 1
                 self._take(limited)
                 return limited
-            kept.update(pool for pool, _ in limited.needs)
+            kept.update([pool for pool, _ in limited.needs])
         self._touched.clear()
         return None
 
@@ -299,6 +313,10 @@ def create_limiter(mode: str, given: Iterable[tuple[str, int, int | None]]) -> R
     if mode == OFF:
         return None
     return RateLimiter({(name, device): count for name, count, device in given})
+
+
+def _place(head: tuple[int, int, Limited]) -> tuple[int, int]:
+    return head[0], head[1]
 
 
 def _too_little(name: str, limit: int, count: int) -> ServeError:

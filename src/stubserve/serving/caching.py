@@ -7,6 +7,8 @@ Guarantees:
   long, or whose store is elsewhere, waits meanwhile, and can be cancelled;
 - only successful, whole responses are kept, and a copy of them, made before anybody else may write to what was
   answered: at once where it is small, else in a thread, from memory that is shared until then;
+- a request that refers to shared memory of its client goes past the cache: what its model reads there may be other than
+  what its key was made of, and others would get the answer;
 - a model that is loaded anew has other keys, so nothing that its predecessor said is served.
 
 **Coalescing** (`coalesce=true`). While a request runs, equal ones wait for its answer and do not run. They are
@@ -127,6 +129,10 @@ class ModelCache:
 
     def enqueue(self, request: Request) -> None:
         """Takes a request: it will be answered from the cache, or is queued. Raises ServeError as the queue does."""
+        if request.regions is not None:
+            self._queue(request)
+            self._answers.expect(request)
+            return
         request.queue_start_ns = asked_ns = self._clock()
         local = self._local
         if local is None or not is_quick(request):

@@ -323,8 +323,9 @@ class InstanceModel(AnsweringModel):
 
     @property
     def answered(self) -> int:
-        """Requests that were answered, ever."""
-        return self.statistics.success_count + self.statistics.fail_count
+        """Requests that were answered, ever, but for those that the cache has answered."""
+        statistics = self.statistics
+        return statistics.success_count - statistics.cache_hit_count + statistics.fail_count
 
     def on_asleep(self, instance: Instance) -> None:
         self._dispatcher.leave(instance)

@@ -90,8 +90,12 @@ class LimitedDispatcher(Dispatcher):
         self._limiter.finish(limited)
         if serves and instance.takes_work:
             self._park(limited)
-        if not self._rests or self._scheduler.queued:
+        if self._deciding or not self._rests:
             self.poll()
+        elif self._scheduler.queued:
+            offered = self._acquire()
+            if offered:
+                self._decide(offered)
         self._limiter.settle()
 
     def close(self) -> None:

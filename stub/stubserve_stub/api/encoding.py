@@ -14,12 +14,18 @@ from stubserve_stub.wire.arena import ArenaFull
 
 if TYPE_CHECKING:
     # What it imports, msgpack, is not there where only the public module is wanted.
+    from stubserve_stub.runtime.region_batch import SlotOutputs
     from stubserve_stub.runtime.states import Step
     from stubserve_stub.wire.messages import WireResponse, WireTensor
 
 
-def encode_response(response: InferenceResponse, requested: Sequence[str], placer: Any) -> WireResponse:
-    """A response, its outputs pruned to what was requested; one that finds no memory becomes an error that says so."""
+def encode_response(
+    response: InferenceResponse, requested: Sequence[str], placer: Any, in_regions: Optional[SlotOutputs] = None
+) -> WireResponse:
+    """A response, its outputs pruned to what was requested; one that finds no memory becomes an error that says so.
+
+    `in_regions` knows those that go into shared memory of the client.
+    """
     error = response._error
     if error is not None:
         return failed(error.message(), int(error.code()))
@@ -30,19 +36,30 @@ def encode_response(response: InferenceResponse, requested: Sequence[str], place
     outputs: List[WireTensor] = []
     try:
         for tensor in response._output_tensors:
-            outputs.append(encode_tensor(tensor, placer))  # noqa: PERF401 - those before one that fails count
+            if in_regions is None:
+                outputs.append(encode_tensor(tensor, placer))
+            else:
+                outputs.append(in_regions.tensor(tensor._name, *tensor._payload(), placer))
     except ArenaFull as full:
         placer.free(own_offsets(outputs))
         return no_memory(full)
+    except Refusal as refused:
+        placer.free(own_offsets(outputs))
+        return failed(str(refused), refused.code)
     return (None, outputs, response._parameters)
 
 
 def encode_step(
-    response: InferenceResponse, requested: Sequence[str], placer: Any, step: Optional[Step], partly: bool = False
+    response: InferenceResponse,
+    requested: Sequence[str],
+    placer: Any,
+    step: Optional[Step],
+    partly: bool = False,
+    in_regions: Optional[SlotOutputs] = None,
 ) -> WireResponse:
     """As `encode_response`; what it has of the states of its request's sequence is kept, `partly` if need be."""
     if step is None or not step.sequence or response._error is not None:
-        return encode_response(response, requested, placer)
+        return encode_response(response, requested, placer, in_regions)
     answered = {tensor._name: tensor._payload() for tensor in response._output_tensors}
     try:
         step.keep(answered, placer, partly)
@@ -50,7 +67,7 @@ def encode_step(
         return failed(str(refusal), refusal.code)
     except ArenaFull as full:
         return no_memory(full)
-    return encode_response(response, requested, placer)
+    return encode_response(response, requested, placer, in_regions)
 
 
 def encode_tensor(tensor: Tensor, placer: Any) -> WireTensor:

@@ -102,6 +102,21 @@ class Tensor:
         return self
 
     @staticmethod
+    def _of_region(name: str, datatype: int, shape: Sequence[int], memory: Array) -> Tensor:
+        """A tensor whose bytes are an array of them, which is the tensor's own; not of BYTES."""
+        self = _new(Tensor)
+        self._name = name
+        self._datatype = datatype
+        self._shape = shape
+        storage = memory.view(_MEMORY[datatype]) if memory.nbytes else np.zeros(0, _MEMORY[datatype])
+        if not storage.flags.aligned:
+            storage = storage.copy()
+        self._source = None
+        self._storage = storage.reshape(shape)
+        self._array = None if datatype == BF16 else self._storage
+        return self
+
+    @staticmethod
     def from_dlpack(name: str, tensor: Any, /) -> Tensor:
         """A tensor over the memory of a DLPack capsule, or of an object with `__dlpack__`; no copy.
 

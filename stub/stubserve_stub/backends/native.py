@@ -25,6 +25,7 @@ from stubserve_stub.backends.base import Backend, InstanceFacts
 from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets, wire_tensor
+from stubserve_stub.runtime.region_batch import SlotOutputs
 from stubserve_stub.runtime.states import States, Step, has_states, specs_of
 from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire import codes
@@ -132,7 +133,8 @@ class NativeBackend(Backend):
         try:
             for wire in batch.requests:
                 # Not a comprehension: when one fails, those before it count.
-                entry = None if wire is None else entry_of(next(given), batch.memory)
+                regions = None if batch.regions is None else batch.regions.outputs(len(entries))
+                entry = None if wire is None else entry_of(next(given), batch.memory, regions)
                 entries.append(entry)
         except BaseException:
             batch.memory.take_back(entries)
@@ -155,8 +157,10 @@ class NativeBackend(Backend):
         steps = states.steps([number for _, number in there], [wire[2] for wire, _ in there])
         try:
             responses = self._compute(batch, [_with_states(*pair, states) for pair in zip(requests, steps)])
+            # In room that several share, the state of one that is silent would keep that of all.
+            placer = batch.memory if len(requests) == 1 else self.host.channel
             kept = zip(requests, steps, responses)
-            return [_without_states(request, step, response, batch.memory) for request, step, response in kept]
+            return [_without_states(request, step, response, placer) for request, step, response in kept]
         finally:
             for step in steps:
                 step.end()
@@ -180,6 +184,8 @@ class NativeBackend(Backend):
 
 
 def _view(name: str, place: Any, memory: BatchMemory, writable: bool) -> Any:
+    if isinstance(place, np.ndarray):
+        return place
     offset, view = memory.input(name, place, writable)
     array = np.frombuffer(view, np.uint8)
     bottom: Any = array
@@ -200,15 +206,13 @@ def _with_states(request: NativeRequest, step: Step, states: States) -> NativeRe
     return NativeRequest(inputs, outputs, request.rows)
 
 
-def _without_states(
-    request: NativeRequest, step: Step, response: NativeResponse, memory: BatchMemory
-) -> NativeResponse:
+def _without_states(request: NativeRequest, step: Step, response: NativeResponse, placer: Any) -> NativeResponse:
     """The response with the outputs that its request has asked for; the states are kept."""
     if response.error or not step.sequence:
         return response
     try:
         answered = {output.name: (output.datatype, output.shape, output.memory) for output in response.outputs}
-        step.keep(answered, memory)
+        step.keep(answered, placer)
     except Refusal as refusal:
         return NativeResponse(error=str(refusal), code=refusal.code)
     except ArenaFull as full:
@@ -216,8 +220,11 @@ def _without_states(
     return response._replace(outputs=[output for output in response.outputs if output.name in request.outputs])
 
 
-def entry_of(response: NativeResponse, memory: Any) -> WireResponse:
-    """A response as the wire has it; an error where its outputs find no memory. `memory` places and frees them."""
+def entry_of(response: NativeResponse, memory: Any, in_regions: Optional[SlotOutputs] = None) -> WireResponse:
+    """A response as the wire has it; an error where its outputs find no memory. `memory` places and frees them.
+
+    `in_regions` knows those that go into shared memory of the client.
+    """
     if response.error:
         return failed(response.error, response.code)
     outputs: List[WireTensor] = []
@@ -226,10 +233,15 @@ def entry_of(response: NativeResponse, memory: Any) -> WireResponse:
             buffer = output.memory
             # What goes into the message as it is has the form of the wire already.
             small = type(buffer) is bytes and len(buffer) <= INLINE_BYTES
-            outputs.append(output if small else wire_tensor(*output, memory))
+            if in_regions is not None:
+                outputs.append(in_regions.tensor(*output, memory))
+            else:
+                outputs.append(output if small else wire_tensor(*output, memory))
     except BaseException as error:
         memory.free(own_offsets(outputs))
         if isinstance(error, ArenaFull):
             return no_memory(error)
+        if isinstance(error, Refusal):
+            return failed(str(error), error.code)
         raise
     return (None, outputs, response.parameters)

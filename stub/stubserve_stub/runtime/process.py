@@ -32,6 +32,8 @@ def run(arena: int, control: int, *doorbells: int) -> NoReturn:
     _prepare((arena, control, *doorbells))
     line = Control(control)
     boot = line.inbox.get()
+    if "regions" in boot:
+        os.set_inheritable(boot["regions"], False)
     # Before the parent sees any progress: what cannot be imported in an environment is a mistake of the environment.
     backend = find(boot["backend"])
     channel = Channel(StubArena(arena, boot["arena"], boot["segment"], Grant()), *doorbells)

@@ -6,6 +6,7 @@ import time
 from typing import Optional, Sequence
 
 from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.region_batch import RegionBatch
 from stubserve_stub.wire.messages import WireRequest
 
 
@@ -14,10 +15,11 @@ class WireBatch:
 
     `sequences` are the numbers of the sequences whose states go with them, empty for models without implicit state.
     `cancelled` are the indices of those that nobody waits for any more; it may be replaced at any time, from another
-    thread.
+    thread. `regions` is None for a batch that does not refer to shared memory of clients; in one that does, an input
+    there is an array in place of its place.
     """
 
-    __slots__ = ("cancelled", "computed_ns", "memory", "number", "requests", "sequences")
+    __slots__ = ("cancelled", "computed_ns", "memory", "number", "regions", "requests", "sequences")
 
     def __init__(
         self,
@@ -25,11 +27,13 @@ class WireBatch:
         requests: Sequence[Optional[WireRequest]],
         memory: BatchMemory,
         sequences: Sequence[int] = (),
+        regions: Optional[RegionBatch] = None,
     ) -> None:
         self.sequences = sequences
         self.number = number
         self.requests = requests
         self.memory = memory
+        self.regions = regions
         self.cancelled: Sequence[int] = ()
         # CLOCK_MONOTONIC, 0 until then
         self.computed_ns = 0

@@ -16,13 +16,15 @@ from stubserve_stub.backends.base import Backend, InstanceFacts, ModelFiles
 from stubserve_stub.runtime import session_threads
 from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.runtime.channel import EXECUTING, FINALIZING, IDLE
+from stubserve_stub.runtime.client_regions import ClientRegions
 from stubserve_stub.runtime.failure import describe
 from stubserve_stub.runtime.host import Host
+from stubserve_stub.runtime.region_batch import RegionBatch
 from stubserve_stub.runtime.traceback_text import for_log
 from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire import codes, messages
 from stubserve_stub.wire.arena import ArenaFull
-from stubserve_stub.wire.messages import Entry, WireRequest
+from stubserve_stub.wire.messages import Entry, RegionOutput, WireRequest
 
 
 class _NotLoaded(Exception):
@@ -45,6 +47,8 @@ class Worker:
         self._cancelled: Dict[int, Sequence[int]] = {}
         self._newest = 0
         self._stopped = False
+        # Made for the first batch that refers to one
+        self._client_regions: Optional[ClientRegions] = None
 
     def run(self) -> None:
         """Returns when the parent has said stop, or when there is nothing to serve.
@@ -119,6 +123,12 @@ class Worker:
         while not self._stopped:
             messages.deliver(handlers, self._channel.receive())
 
+    def _regions(self) -> ClientRegions:
+        if self._client_regions is None:
+            self._client_regions = ClientRegions(self._boot["regions"])
+            self._control.handle("region_gone", self._on_region_gone)
+        return self._client_regions
+
     def on_stop(self) -> None:
         self._stopped = True
 
@@ -128,10 +138,15 @@ class Worker:
         frees: Sequence[int],
         requests: Sequence[Optional[WireRequest]],
         sequences: Sequence[int] = (),
+        region_outputs: Optional[Sequence[RegionOutput]] = None,
     ) -> None:
         channel = self._channel
         channel.free(frees)
-        batch = WireBatch(number, requests, BatchMemory(channel), sequences)
+        regions = None
+        if region_outputs is not None:
+            regions = RegionBatch(self._regions(), requests, region_outputs)
+            requests = regions.take_requests()
+        batch = WireBatch(number, requests, BatchMemory(channel), sequences, regions)
         with self._cancelling:
             batch.cancelled = self._cancelled.pop(number, ())
             self._current = batch
@@ -146,6 +161,9 @@ class Worker:
             if os.getpid() != self._process:
                 raise  # of a process that the model has forked, see run()
             error = self._host.failure(raised)
+        if regions is not None:
+            requests = batch.requests = ()
+            entries = regions.over(entries, batch.memory)
         overflow = ""
         with channel.sending:
             with self._cancelling:
@@ -163,6 +181,10 @@ class Worker:
         channel.set_health(IDLE)
 
     # On the control thread
+
+    def _on_region_gone(self, message: Dict[str, Any]) -> None:
+        assert self._client_regions is not None
+        self._client_regions.forget(message["number"])
 
     def _on_cancel(self, message: Dict[str, Any]) -> None:
         number, indices = message["batch"], message["indices"]

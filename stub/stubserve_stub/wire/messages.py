@@ -9,6 +9,7 @@ In the hot path::
 
     parent ▶ stub   (EXECUTE, batch, frees, requests)
     parent ▶ stub   (EXECUTE, batch, frees, requests, sequences)
+    parent ▶ stub   (EXECUTE, batch, frees, requests, sequences, region_outputs)
     parent ▶ stub   (STOP,)
     stub ▶ parent   (RESULT, batch, start_ns, end_ns, entries, held, error)
     stub ▶ parent   (RESPONSE, batch, index, start_ns, response, flags, held)
@@ -26,6 +27,7 @@ read by whoever waits for them while the main thread is in `execute`::
 
     requests  one for each slot of the batch, in order; None for a slot that is empty
     request   (id, correlation_id, flags, timeout_us, parameters, requested_outputs, inputs)
+    region_outputs   (slot, name, region, offset, nbytes): outputs that are to be written into clients' regions
     entries   one for each slot: a response; None where a sender answers, before or after, and for an empty slot;
               RESCHEDULED where the same request is to be executed again
     sequences for models with implicit state, one for each slot: the number of the sequence whose states are meant,
@@ -85,6 +87,8 @@ Parameters = Optional[Dict[str, Any]]
 WireTensor = Tuple[str, int, Sequence[int], Place]
 WireRequest = Tuple[str, Union[int, str], int, int, Parameters, Optional[Sequence[str]], Sequence[WireTensor]]
 WireResponse = Tuple[Optional[Tuple[str, int]], Sequence[WireTensor], Parameters]
+# Slot, name, region, offset in it, size
+RegionOutput = Tuple[int, str, int, int, int]
 # A response, None or RESCHEDULED
 Entry = Union[WireResponse, int, None]
 # Fields behind their kind
@@ -112,8 +116,9 @@ class ToStub(Protocol):
         frees: Sequence[int],
         requests: Sequence[Optional[WireRequest]],
         sequences: Sequence[int] = (),
+        region_outputs: Optional[Sequence[RegionOutput]] = None,
     ) -> None:
-        """A batch to execute, and outputs to free."""
+        """A batch to execute, and outputs to free. `region_outputs` is None where no client's region is referred to."""
 
     def on_stop(self) -> None:
         """There is no further batch: finalize and end."""
@@ -129,7 +134,10 @@ def pack_execute(
     frees: Sequence[int],
     requests: Sequence[Optional[WireRequest]],
     sequences: Optional[Sequence[int]] = None,
+    region_outputs: Optional[Sequence[RegionOutput]] = None,
 ) -> bytes:
+    if region_outputs is not None:
+        return pack((EXECUTE, batch, frees, requests, sequences or (), region_outputs))
     if sequences is None:
         return pack((EXECUTE, batch, frees, requests))
     return pack((EXECUTE, batch, frees, requests, sequences))

@@ -13,8 +13,8 @@ and goes into a message as it is::
     OnDevice  (5, kind, device, handle, offset, nbytes)       memory of a device; its driver opens it by `handle`
 
 Offsets and sizes are bytes; those of the first three count from the beginning of the arena, those of the last two from
-the beginning of the region or of the device's allocation. Nobody makes regions or device memory yet: whoever meets one
-refuses it by what `refusal` says.
+the beginning of the region or of the device's allocation. Regions are only there where a client has named them, and
+nobody makes device memory yet: whoever meets one in another place refuses it by what `refusal` says.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def nbytes_of(place: Place) -> int:
 def refusal(place: Place) -> str:
     """Why nobody here can use memory of this kind, for people; empty if the kind is served."""
     if isinstance(place, InRegion):
-        return "lies in a client's shared memory (region {}), which is not served yet".format(place.region)
+        return "lies in a client's shared memory (region {}), of which nobody has told".format(place.region)
     if isinstance(place, OnDevice):
         return "lies in the memory of device {} (kind {}), which is not served yet".format(place.device, place.kind)
     return ""

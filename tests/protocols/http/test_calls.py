@@ -92,6 +92,7 @@ def serve() -> tuple[Model, HttpConnection, Transport, Connections]:
         find_model=lambda name, version: model,
         max_input_size=1 << 20,
         http_forwarding=None,
+        regions=None,
         grpc_port=0,
         heap=memory.heap,
         arrivals=Arrivals(memory, pressure, 1 << 19),
@@ -99,6 +100,7 @@ def serve() -> tuple[Model, HttpConnection, Transport, Connections]:
         pace=Pace(),
         send_timeout_s=0,
         idle_timeout_s=0,
+        max_connections=0,
         store=memory.store,
         block=memory.block,
     )

@@ -16,7 +16,10 @@ from stubserve.protocols.pressure import Pressure
 from stubserve.protocols.stall import Pace
 
 # All of the server that the watch needs
-SERVER = cast(Any, SimpleNamespace(pace=Pace(min_rate=1), idle_timeout_s=0, send_timeout_s=0, pressure=Pressure()))
+SERVER = cast(
+    Any,
+    SimpleNamespace(pace=Pace(min_rate=1), idle_timeout_s=0, max_connections=0, send_timeout_s=0, pressure=Pressure()),
+)
 
 
 class Arriving:

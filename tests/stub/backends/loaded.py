@@ -22,10 +22,14 @@ from tests.stub.runtime.stub_memory import StubMemory
 
 
 class Log:
-    """The control socket of a host: keeps the lines."""
+    """The control socket of a host: keeps the lines, and who hears the server."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.handlers: dict[str, Any] = {}
+
+    def handle(self, kind: str, handler: Any) -> None:
+        self.handlers[kind] = handler
 
     def send(self, kind: str, **message: Any) -> None:
         assert kind == "log"
@@ -42,6 +46,7 @@ class Instance:
         stub: StubMemory | None = None,
         settings: dict[str, str] | None = None,
     ) -> None:
+        self.folder = folder
         given = normalise(parse_text(config, "config.pbtxt"), "m", folder)
         self.log = Log()
         self.stub: Any = stub
@@ -55,13 +60,14 @@ class Instance:
 
     def start(self, kind: str = "CPU") -> Instance:
         arguments = {"model_config": render_json(self.completed), "model_instance_kind": kind}
+        arguments["model_repository"] = str(self.folder)
         outputs = [output.name for output in self.completed.output]
         self.backend.instance_initialize(InstanceFacts("m_0", arguments, outputs, False))
         return self
 
-    def run(self, *requests: Any) -> Any:
+    def run(self, *requests: Any, sequences: Sequence[int] = ()) -> Any:
         """Entries of the result, settled."""
-        batch = WireBatch(1, requests, BatchMemory(self.stub.channel))
+        batch = WireBatch(1, requests, BatchMemory(self.stub.channel), sequences)
         entries = self.backend.execute(batch)
         return batch.memory.settle(entries)[1]
 

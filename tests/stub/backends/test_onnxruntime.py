@@ -848,3 +848,78 @@ def test_what_is_wrong_with_ragged_batches(tmp_path: Path) -> None:
     assert refusal(two, tmp_path, RAGGED + made_input("BATCH_ELEMENT_COUNT", "FP32", "OTHER")) == (
         "unexpected inference input 'OTHER', allowed inputs are: X, Z"
     )
+
+
+# States of sequences
+
+ACCUMULATOR = """
+    max_batch_size: 4
+    sequence_batching { direct { }
+        state { input_name: "OLD" output_name: "NEW" data_type: TYPE_FP32 dims: [ -1 ]
+            initial_state { name: "z" data_type: TYPE_FP32 dims: [ 5000 ] zero_data: true } } }
+"""
+
+
+PLAIN_ACCUMULATOR = """
+    input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] }
+    output { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }
+"""
+
+
+def accumulator() -> Any:
+    dims = ["batch", "n"]
+    tensors = [("X", "FP32", dims), ("OLD", "FP32", dims)]
+    return model(
+        [node("Add", "X OLD", "NEW"), node("Identity", "NEW", "Y")],
+        tensors,
+        [("Y", "FP32", dims), ("NEW", "FP32", dims)],
+    )
+
+
+def test_states_of_a_batch_are_freed_one_by_one(stub: StubMemory, tmp_path: Path) -> None:
+    """Who is silent keeps the memory of its own state, not that of those who shared a batch with it."""
+    instance = load(accumulator(), tmp_path, ACCUMULATOR, stub)
+    # What is completed out of the file is what clients see.
+    assert [one.name for one in instance.completed.input] == ["X"]
+    assert [one.name for one in instance.completed.output] == ["Y"]
+    instance.start()
+
+    def step(*flags: int, outputs: Any = ()) -> Any:
+        x = np.ones((1, 5000), np.float32)
+        return [("id", 0, flag, 0, None, outputs, [wire("X", x)]) for flag in flags]
+
+    for flags in ((1, 1, 1), (0, 0, 0), (0, 0, 0)):
+        entries = instance.run(*step(*flags), sequences=(7, 8, 9))
+        assert [(error, list(outputs)) for error, outputs, _ in entries] == [(None, [])] * 3
+        assert stub.channel.memory.live_blocks == 3
+    instance.run(*step(2), sequences=(7,))
+    assert stub.channel.memory.live_blocks == 2
+    instance.log.handlers["over"]({"sequences": [8]})
+    assert stub.channel.memory.live_blocks == 1
+    ((_, outputs, _),) = instance.run(*step(2, outputs=None), sequences=(9,))
+    assert (instance.array(outputs[0]) == 4).all()
+    stub.channel.free([outputs[0][3].offset])
+    assert stub.channel.memory.live_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (
+            PLAIN_ACCUMULATOR + ACCUMULATOR.replace('"OLD"', '"OTHER"'),
+            "unexpected inference input 'OTHER', allowed inputs are: OLD, X",
+        ),
+        (ACCUMULATOR.replace('"NEW"', '"OTHER"'), "unexpected inference output 'OTHER', allowed outputs are: NEW, Y"),
+        (
+            ACCUMULATOR.replace("TYPE_FP32", "TYPE_INT32"),
+            "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'OLD', model provides "
+            "TYPE_FP32",
+        ),
+        (
+            PLAIN_ACCUMULATOR + "max_batch_size: 4",
+            "unable to load model 'm', configuration expects 1 inputs, model provides 2: OLD, X",
+        ),
+    ],
+)
+def test_states_that_the_file_does_not_have(tmp_path: Path, config: str, text: str) -> None:
+    assert refusal(accumulator(), tmp_path, config) == text

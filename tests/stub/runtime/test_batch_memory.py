@@ -77,7 +77,7 @@ def test_what_others_read_too_cannot_be_written(stub: StubMemory, batch: BatchMe
 @pytest.mark.parametrize(
     ("place", "why"),
     [
-        (InRegion(3, 0, 5), "input 'IN' lies in a client's shared memory (region 3), which is not served yet"),
+        (InRegion(3, 0, 5), "input 'IN' lies in a client's shared memory (region 3), of which nobody has told"),
         (OnDevice(2, 1, b"", 0, 5), "input 'IN' lies in the memory of device 1 (kind 2), which is not served yet"),
         (Lent(4096, 5, 4096), "input 'IN' lies in memory that was never this stub's to read"),
     ],

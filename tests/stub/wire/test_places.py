@@ -81,7 +81,7 @@ def test_what_is_no_place_is_refused(wire: Any) -> None:
 
 
 def test_regions_and_devices_are_refused_for_now() -> None:
-    assert places.refusal(InRegion(7, 0, 64)) == "lies in a client's shared memory (region 7), which is not served yet"
+    assert places.refusal(InRegion(7, 0, 64)) == "lies in a client's shared memory (region 7), of which nobody has told"
     assert (
         places.refusal(OnDevice(2, 1, b"", 0, 64)) == "lies in the memory of device 1 (kind 2), which is not served yet"
     )

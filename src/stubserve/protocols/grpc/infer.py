@@ -16,6 +16,7 @@ from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.steps import Steps
+from stubserve.protocols import region_strings
 from stubserve.protocols.grpc.envelope import Envelope, split
 from stubserve.protocols.grpc.infer_decode import decode, takes_long
 from stubserve.protocols.grpc.infer_encode import Encoder, Parts, encode, encode_steps
@@ -67,7 +68,9 @@ class GrpcInferCall(inference.Call):
         """Decodes, checks and submits. Raises ServeError or Malformed, or ends in responses."""
         start_ns = time.monotonic_ns()
         signature = self.model.signature
-        request, self.reply_format = decode(data, self.envelope, signature, ingress.store, block, offset)
+        request, self.reply_format = decode(
+            data, self.envelope, signature, ingress.store, block, offset, ingress.regions
+        )
         self.envelope.forget_description()
         request.on_response = self.on_response
         request.request_start_ns = start_ns
@@ -80,9 +83,9 @@ class GrpcInferCall(inference.Call):
             except ServeError:
                 self.give_up(request)
                 raise
-        if len(data) > LARGE_BYTES and takes_long(data, signature):
-            work = ingress.offload.run(admit_steps(request, signature))
-            self._task = asyncio.get_running_loop().create_task(work)
+        strings_left = request.regions is not None and region_strings.are_left(request)
+        if strings_left or (len(data) > LARGE_BYTES and takes_long(data, signature)):
+            self._task = asyncio.get_running_loop().create_task(self._admit_in_steps(request, ingress))
             self._task.add_done_callback(functools.partial(self._admitted, request))
             return
         try:
@@ -136,6 +139,10 @@ class GrpcInferCall(inference.Call):
             return error
         log.exception("%s model '%s' failed inside the server", what, self.model.signature.model)
         return internal("unexpected error while the request was handled; see the server's log")
+
+    async def _admit_in_steps(self, request: Request, ingress: Ingress) -> None:
+        await ingress.offload.run(region_strings.read(request, ingress.block))
+        await ingress.offload.run(admit_steps(request, self.model.signature))
 
     def _admitted(self, request: Request, task: asyncio.Task[None]) -> None:
         """The request has been looked at, or is not wanted any more."""

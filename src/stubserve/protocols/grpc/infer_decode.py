@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 from stubserve_stub.wire.datatypes import BY_NAME, DataType
 
-from stubserve.errors import ServeError, invalid, not_found
+from stubserve.errors import ServeError, invalid
 from stubserve.inference.admission import duplicate_input
 from stubserve.inference.memory import Block
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, unanswered
@@ -27,8 +27,8 @@ from stubserve.protocols.grpc.envelope import Envelope
 from stubserve.protocols.grpc.messages import service_pb2
 from stubserve.protocols.grpc.wire import Malformed, TooManyParts, read_varint
 from stubserve.protocols.offload import LARGE_BYTES
-from stubserve.protocols.placement import SMALL_BYTES, BodyPlacer, Store
-from stubserve.protocols.reply_format import ReplyFormat, Slot
+from stubserve.protocols.placement import SMALL_BYTES, BodyPlacer, Regions, Store
+from stubserve.protocols.reply_format import IN_REGION, ReplyFormat, Slot
 
 Form = TypeVar("Form")
 
@@ -56,19 +56,21 @@ def decode(
     store: Store,
     block: Block | None = None,
     offset: int = 0,
+    regions: Regions | None = None,
 ) -> tuple[Request, ReplyFormat]:
     """The request that a message makes. Raises ServeError, and Malformed where the description is none.
 
-    Where `block` is given the message lies in it at arena `offset`, and raw contents stay there. Strings of a large
+    Where `block` is given the message lies in it at arena `offset`, and raw contents stay there. `regions` are clients'
+    shared memory, None where that may not be used. Strings of a large
     message are not looked at (`takes_long`): the request is still to be admitted, in steps.
     """
-    placer = BodyPlacer(data, block, offset, store)
+    placer = BodyPlacer(data, block, offset, store, regions)
     try:
         found = _read(data, envelope, signature, placer)
         if found is not None:
             return found
         placer.undo()
-        placer = BodyPlacer(data, block, offset, store)
+        placer = BodyPlacer(data, block, offset, store, regions)
         return _decode(envelope, signature, placer)
     except BaseException:
         placer.undo()
@@ -153,7 +155,9 @@ def _read_others(request: Request, others: bytes, signature: Signature) -> tuple
             message = service_pb2.ModelInferRequest.FromString(others)
             model = Request([], unanswered)
             empty_final = _read_parameters(model, message.parameters)
-            slots = _read_outputs(message.outputs)
+            if any("shared_memory_region" in item.parameters for item in message.outputs):
+                return None  # regions come and go: what is remembered must not know any
+            slots = _read_outputs(message.outputs, None)
         except (DecodeError, ServeError):
             return None
         if slots is not None:
@@ -196,9 +200,12 @@ def _decode(envelope: Envelope, signature: Signature, placer: BodyPlacer) -> tup
             raise duplicate_input(request, item.name)
         names.add(item.name)
     _read_inputs(request, message.inputs, envelope, signature, placer)
-    slots = _read_outputs(message.outputs)
+    slots = _read_outputs(message.outputs, placer)
     if slots is not None:
         request.requested_outputs = list(slots)
+        regions = {name: slot.region for name, slot in slots.items() if slot.region is not None}
+        if regions:
+            request.regions = {**(request.regions or {}), **regions}
     return request, ReplyFormat(slots, True, empty_final)
 
 
@@ -218,7 +225,10 @@ def _read_inputs(request: Request, inputs: Any, envelope: Envelope, signature: S
                     f"unexpected 'content' provided when using shared memory for input tensor '{item.name}' "
                     f"for model '{signature.model}'"
                 )
-            raise _no_region(region)
+            request.inputs.append(placer.in_region(item.name, datatype, shape, *region))
+            if request.regions is None:
+                request.regions = {}
+            continue
         if given:
             if envelope.raw:
                 raise invalid(
@@ -286,7 +296,7 @@ def _wrong_type(key: str, expected: str) -> ServeError:
     return invalid(f"invalid value type for '{key}' parameter, expected {expected}")
 
 
-def _read_outputs(outputs: Any) -> dict[str, Slot] | None:
+def _read_outputs(outputs: Any, placer: BodyPlacer | None) -> dict[str, Slot] | None:
     """The requested outputs, None for all. Of two requests for the same output the first counts, as over HTTP."""
     slots: dict[str, Slot] = {}
     for item in outputs:
@@ -302,15 +312,20 @@ def _read_outputs(outputs: Any) -> dict[str, Slot] | None:
         if region is not None:
             if classes:
                 raise invalid("output can't set both 'shared_memory_region' and 'classification'")
-            raise _no_region(region)
-        slots.setdefault(item.name, Slot(True, classes))
+            assert placer is not None
+            slots.setdefault(item.name, Slot(True, IN_REGION, placer.output_in_region(*region)))
+        else:
+            slots.setdefault(item.name, Slot(True, classes))
     return slots or None
 
 
-def _shared_memory(item: Any) -> str | None:
-    """The name of the region that a tensor is in, None without one. Raises ServeError for wrong parameters."""
+def _shared_memory(item: Any) -> tuple[str, int, int] | None:
+    """Region, offset and size of a tensor in shared memory, None of another one. Raises ServeError."""
     parameters = item.parameters
+    if not parameters:
+        return None
     region: str | None = None
+    found = {}
     if "shared_memory_region" in parameters:
         region = _shm_value(item, "shared_memory_region", "string_param")
     for key in ("shared_memory_offset", "shared_memory_byte_size"):
@@ -319,13 +334,15 @@ def _shared_memory(item: Any) -> str | None:
                 raise invalid(
                     f"'{key}' can not be specified without 'shared_memory_region' parameter for tensor '{item.name}'"
                 )
-            _shm_value(item, key, "int64_param")
+            found[key] = _shm_value(item, key, "int64_param") & _UINT64
         elif region is not None and key == "shared_memory_byte_size":
             raise invalid(
                 "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter "
                 f"for tensor '{item.name}'"
             )
-    return region
+    if region is None:
+        return None
+    return region, found.get("shared_memory_offset", 0), found["shared_memory_byte_size"]
 
 
 def _shm_value(item: Any, key: str, choice: str) -> Any:
@@ -333,8 +350,3 @@ def _shm_value(item: Any, key: str, choice: str) -> Any:
     if parameter.WhichOneof("parameter_choice") != choice:
         raise invalid(f"invalid value type for '{key}' parameter for tensor '{item.name}', expected {choice}.")
     return getattr(parameter, choice)
-
-
-def _no_region(region: str) -> ServeError:
-    """No region is ever registered."""
-    return not_found(f"Unable to find shared memory region: '{region}'")

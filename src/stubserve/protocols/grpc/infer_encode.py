@@ -7,16 +7,18 @@ where they lie.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from struct import Struct
 
 from stubserve_stub.wire.datatypes import BY_NUMBER
 
 from stubserve.errors import internal, unsupported
 from stubserve.inference.classification import classify, classify_steps
+from stubserve.inference.regions import write_output
 from stubserve.inference.request import Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.steps import Steps
+from stubserve.inference.tensor import Tensor
 from stubserve.protocols.grpc.transport import MAX_MESSAGE_BYTES, Keep
 from stubserve.protocols.grpc.wire import field, packed, varint
 from stubserve.protocols.reply_format import ReplyFormat, Slot
@@ -54,7 +56,7 @@ def encode_in_stream(id: str, response: Response, signature: Signature, reply_fo
 
 
 def takes_long(response: Response, reply_format: ReplyFormat) -> bool:
-    """Whether a response should be encoded in steps: because it is many classes."""
+    """Whether a response should be encoded in steps: because of classes, or for its client's shared memory."""
     slots = reply_format.slots
     return slots is not None and any(
         tensor.nbytes > LARGE_OUTPUT and tensor.name in slots and slots[tensor.name].classification
@@ -70,7 +72,10 @@ def encode_steps(
     outputs = []
     for tensor in response.outputs:
         slot = slots.get(tensor.name)
-        if slot is not None and slot.classification:
+        if slot is not None and slot.region is not None:
+            yield partial(write_output, tensor, slot.region)
+            tensor = Tensor(tensor.name, tensor.datatype, tensor.shape, b"")
+        elif slot is not None and slot.classification:
             labels = signature.labels.get(tensor.name, ())
             tensor = yield from classify_steps(tensor, slot.classification, signature.max_batch_size > 0, labels)
             keep(tensor.nbytes)
@@ -110,7 +115,10 @@ def _response(id: str, response: Response, signature: Signature, reply_format: R
             slot = slots.get(tensor.name)
             if slot is None:
                 continue
-            if slot.classification:
+            if slot.region is not None:
+                write_output(tensor, slot.region)
+                tensor = Tensor(tensor.name, tensor.datatype, tensor.shape, b"")
+            elif slot.classification:
                 labels = signature.labels.get(tensor.name, ())
                 tensor = classify(tensor, slot.classification, signature.max_batch_size > 0, labels)
         head.append(_output(tensor.name, tensor.datatype, tensor.shape))

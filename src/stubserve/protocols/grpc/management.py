@@ -46,7 +46,9 @@ class ManagementRpcs:
 
     async def server_metadata(self, request: Any) -> Any:
         return service_pb2.ServerMetadataResponse(
-            name=self._server.name, version=self._server.version, extensions=management.EXTENSIONS
+            name=self._server.name,
+            version=self._server.version,
+            extensions=management.extensions(self._server),
         )
 
     async def model_metadata(self, request: Any) -> Any:
@@ -109,6 +111,35 @@ class ManagementRpcs:
             }
         )
 
+    # Shared memory of clients
+
+    async def system_region_status(self, request: Any) -> Any:
+        response = service_pb2.SystemSharedMemoryStatusResponse()
+        for row in management.region_rows(self._server, request.name):
+            region = response.regions[row["name"]]
+            for field, value in row.items():
+                setattr(region, field, value)
+        return response
+
+    async def system_region_register(self, request: Any) -> Any:
+        management.register_region(self._server, request.name, request.key, request.offset, request.byte_size)
+        return service_pb2.SystemSharedMemoryRegisterResponse()
+
+    async def system_region_unregister(self, request: Any) -> Any:
+        management.unregister_region(self._server, request.name)
+        return service_pb2.SystemSharedMemoryUnregisterResponse()
+
+    async def cuda_region_status(self, request: Any) -> Any:
+        management.cuda_region_rows(self._server, request.name)
+        return service_pb2.CudaSharedMemoryStatusResponse()
+
+    async def cuda_region_register(self, request: Any) -> Any:
+        management.refuse_cuda_region(self._server, request.name)
+
+    async def cuda_region_unregister(self, request: Any) -> Any:
+        management.unregister_cuda_region(self._server, request.name)
+        return service_pb2.CudaSharedMemoryUnregisterResponse()
+
     async def not_offered(self, request: Any) -> Any:
         raise management.not_offered(f"{SERVICE}/{type(request).__name__.removesuffix('Request')}")
 
@@ -159,12 +190,12 @@ METHODS = {
     "RepositoryIndex": ("model-repository", ManagementRpcs.repository_index),
     "RepositoryModelLoad": ("model-repository", ManagementRpcs.repository_model_load),
     "RepositoryModelUnload": ("model-repository", ManagementRpcs.repository_model_unload),
-    "SystemSharedMemoryStatus": ("shared-memory", ManagementRpcs.not_offered),
-    "SystemSharedMemoryRegister": ("shared-memory", ManagementRpcs.not_offered),
-    "SystemSharedMemoryUnregister": ("shared-memory", ManagementRpcs.not_offered),
-    "CudaSharedMemoryStatus": ("shared-memory", ManagementRpcs.not_offered),
-    "CudaSharedMemoryRegister": ("shared-memory", ManagementRpcs.not_offered),
-    "CudaSharedMemoryUnregister": ("shared-memory", ManagementRpcs.not_offered),
+    "SystemSharedMemoryStatus": ("shared-memory", ManagementRpcs.system_region_status),
+    "SystemSharedMemoryRegister": ("shared-memory", ManagementRpcs.system_region_register),
+    "SystemSharedMemoryUnregister": ("shared-memory", ManagementRpcs.system_region_unregister),
+    "CudaSharedMemoryStatus": ("shared-memory", ManagementRpcs.cuda_region_status),
+    "CudaSharedMemoryRegister": ("shared-memory", ManagementRpcs.cuda_region_register),
+    "CudaSharedMemoryUnregister": ("shared-memory", ManagementRpcs.cuda_region_unregister),
     "TraceSetting": ("trace", ManagementRpcs.not_offered),
     "LogSettings": ("logging", ManagementRpcs.log_settings),
 }

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from stubserve.errors import ServeError, internal, invalid
 from stubserve.inference.served_model import ServedModel
 from stubserve.model_config.metadata import model_metadata
-from stubserve.protocols import management
+from stubserve.protocols import client_regions, management
 from stubserve.protocols.http.access import INFERENCE
 from stubserve.protocols.http.asgi_request import body_of, error_response, find_model, values_of
 from stubserve.protocols.http.cors import ANY, EXPOSED, METHODS
@@ -28,6 +28,7 @@ from stubserve.protocols.http.infer_routes import GenerateRoute, InferRoute
 from stubserve.protocols.http.json_values import UNSET, find, parse_json
 from stubserve.protocols.http.load_parameters import parse_load_parameters, parse_unload_dependents
 from stubserve.protocols.http.log_settings import parse_log_settings
+from stubserve.protocols.http.region_parameters import parse_region
 from stubserve.protocols.management import ServerFacts
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -77,7 +78,11 @@ class ManagementRoutes:
 
     async def server_metadata(self, request: Request) -> Response:
         return json_response(
-            {"name": self._server.name, "version": self._server.version, "extensions": management.EXTENSIONS}
+            {
+                "name": self._server.name,
+                "version": self._server.version,
+                "extensions": management.extensions(self._server),
+            }
         )
 
     async def metadata(self, request: Request) -> Response:
@@ -128,11 +133,52 @@ class ManagementRoutes:
         self._server.log_settings.update(changes)
         return await self.log_settings(request)
 
+    # Shared memory of clients
+
+    async def region_status(self, request: Request) -> Response:
+        return json_response(management.region_rows(self._server, _region(request)))
+
+    async def cuda_region_status(self, request: Request) -> Response:
+        return json_response(management.cuda_region_rows(self._server, _region(request)))
+
+    async def register_region(self, request: Request) -> Response:
+        name = _region(request)
+        async with body_of(request, self._server) as body:
+            if self._server.regions is None:
+                raise client_regions.disabled()
+            if not name:
+                raise invalid("'region name' is necessary to register system shared memory region")
+            management.register_region(self._server, name, *parse_region(body))
+        return Response(b"", media_type="application/json")
+
+    async def register_cuda_region(self, request: Request) -> Response:
+        name = _region(request)
+        async with body_of(request, self._server):
+            if self._server.regions is not None and not name:
+                raise invalid("'region name' is necessary to register cuda shared memory region")
+            management.refuse_cuda_region(self._server, name)
+        return Response(b"", media_type="application/json")
+
+    async def unregister_region(self, request: Request) -> Response:
+        async with body_of(request, self._server):
+            management.unregister_region(self._server, _region(request))
+        return Response(b"", media_type="application/json")
+
+    async def unregister_cuda_region(self, request: Request) -> Response:
+        async with body_of(request, self._server):
+            management.unregister_cuda_region(self._server, _region(request))
+        return Response(b"", media_type="application/json")
+
     async def not_offered(self, request: Request) -> Response:
         raise management.not_offered(request.url.path)
 
     def _model(self, request: Request) -> ServedModel:
         return find_model(self._server, request)
+
+
+def _region(request: Request) -> str:
+    name: str = request.path_params.get("region", "")
+    return name
 
 
 class _Methods:
@@ -209,10 +255,23 @@ def create_app(server: ServerFacts, lifespan: Any = None, cors_origins: Sequence
         for path, kind in (
             ("/v2/trace/setting", "trace"),
             ("/v2/models/{model}/trace/setting", "trace"),
-            ("/v2/systemsharedmemory/{rest:path}", "shared-memory"),
-            ("/v2/cudasharedmemory/{rest:path}", "shared-memory"),
         )
     ]
+    for prefix, status, register, unregister in (
+        ("/v2/systemsharedmemory", routes.region_status, routes.register_region, routes.unregister_region),
+        (
+            "/v2/cudasharedmemory",
+            routes.cuda_region_status,
+            routes.register_cuda_region,
+            routes.unregister_cuda_region,
+        ),
+    ):
+        for path in (prefix, prefix + "/region/{region}"):
+            table += [
+                (path + "/status", "shared-memory", _Methods(GET=status)),
+                (path + "/register", "shared-memory", _Methods(POST=register)),
+                (path + "/unregister", "shared-memory", _Methods(POST=unregister)),
+            ]
     for _, kind, methods in table:
         methods.server, methods.kind = server, kind
 

@@ -68,7 +68,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         if not self._shared.open.add(self, transport.get_extra_info("socket").fileno()):
-            self.answer_and_close(503, "out of descriptors; the server's log says what to do")
+            self.answer_and_close(503, "too many connections; the server's log says what to do")
             return
         # What the kernel has not taken is not collected: a client has to read one answer before it gets another.
         self.transport.set_write_buffer_limits(high=FREE_BYTES)

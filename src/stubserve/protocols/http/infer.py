@@ -16,6 +16,7 @@ from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.steps import Steps
 from stubserve.inference.tensor import drop_blocks
+from stubserve.protocols import region_strings
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.compression import Keep, RestOfContent, choose, compress, compress_steps, decompress
 from stubserve.protocols.http.head import RequestHead
@@ -71,7 +72,11 @@ class HttpInferCall(Call):
                     block.hold()
                 self._task = asyncio.ensure_future(self._start_in_steps(body, block, offset, rest))
                 return
-            self._submit(*self._decode(body, block, offset))
+            request, reply_format = self._decode(body, block, offset)
+            if request.regions is not None and region_strings.are_left(request):
+                self._task = asyncio.ensure_future(self._read_strings(request, reply_format))
+                return
+            self._submit(request, reply_format)
         except BaseException:
             self._forget()
             raise
@@ -98,7 +103,16 @@ class HttpInferCall(Call):
         json_length = parse_header_length(self._head.header_length, len(body))
         if (len(body) if json_length is None else json_length) > FREE_BYTES and self._share is None:
             self._share = ingress.heap.share()
-        return decode(body, json_length, self.model.signature, block, offset, ingress.store, ingress.max_input_size)
+        return decode(
+            body,
+            json_length,
+            self.model.signature,
+            block,
+            offset,
+            ingress.store,
+            ingress.max_input_size,
+            ingress.regions,
+        )
 
     async def _start_in_steps(
         self, body: bytes | memoryview, block: Block | None, offset: int, rest: RestOfContent | None
@@ -117,6 +131,24 @@ class HttpInferCall(Call):
             if block is not None:
                 block.drop()
 
+    async def _read_strings(self, request: Request, reply_format: ReplyFormat) -> None:
+        """Submits a request with many strings in its client's shared memory."""
+        try:
+            try:
+                await self._ingress.offload.run(region_strings.read(request, self._ingress.block))
+                await self._ingress.offload.run(admit_steps(request, self.model.signature))
+            except BaseException:
+                drop_blocks(request.inputs)
+                raise
+            self._task = None
+            self._submit(request, reply_format)
+        except asyncio.CancelledError:
+            self._forget()
+            raise
+        except Exception as error:
+            self._forget()
+            self._on_reply(encode_error(as_answer(error, self.model.signature.model)))
+
     async def _decode_in_steps(
         self, body: bytes | memoryview, block: Block | None, offset: int, rest: RestOfContent | None
     ) -> tuple[Request, ReplyFormat]:
@@ -129,13 +161,14 @@ class HttpInferCall(Call):
         size = self._text_length(body)
         if LARGE_BYTES < size <= ingress.max_input_size:
             self._share = self._share or ingress.heap.share()
-            placer = BodyPlacer(body, block, offset, ingress.store)
+            placer = BodyPlacer(body, block, offset, ingress.store, ingress.regions)
             request, reply_format = await ingress.large_json.read_infer(
                 memoryview(body)[:size], self.model.signature, placer, ingress.max_input_size, block
             )
         else:
             request, reply_format = self._decode(body, block, offset)
         try:
+            await ingress.offload.run(region_strings.read(request, ingress.block))
             if head.infer is not None:
                 self.model = ingress.find_model(*head.infer)  # it may have been loaded anew meanwhile
             await ingress.offload.run(admit_steps(request, self.model.signature))

@@ -28,7 +28,7 @@ from stubserve.protocols.http.infer_document import InferDocument, Input
 from stubserve.protocols.http.infer_json import decode_json, read_parameters
 from stubserve.protocols.http.infer_raw import decode_raw
 from stubserve.protocols.http.limits import DEFAULT_MAX_INPUT_SIZE, LIMIT_HINT
-from stubserve.protocols.placement import SMALL_BYTES, BodyPlacer, Store
+from stubserve.protocols.placement import SMALL_BYTES, BodyPlacer, Regions, Store
 from stubserve.protocols.reply_format import ReplyFormat, Slot
 
 _LEADING_INTEGER = re.compile(rb"[ \t\r\n\v\f]*([+-]?[0-9]+)").match
@@ -46,17 +46,19 @@ def decode(
     body_offset: int,
     store: Store,
     max_input_size: int = DEFAULT_MAX_INPUT_SIZE,
+    regions: Regions | None = None,
 ) -> tuple[Request, ReplyFormat]:
     """Reads one inference request, and how its reply is to look. Raises ServeError.
 
     `body` is the whole, decompressed body, its first `json_length` bytes JSON (None: all of it; 0: raw mode). Where
     `block` is given, the body lies in it at arena offset `body_offset`, and binary tensors stay there; otherwise those
     that are too large to travel inside a message are put into the arena by `store`, whose block then belongs to the
-    tensor. `max_input_size` (bytes) bounds JSON and what is made of it, and raw bodies, not binary tensors.
+    tensor. `max_input_size` (bytes) bounds JSON and what is made of it, and raw bodies, not binary tensors. `regions`
+    are clients' shared memory, None where that may not be used.
     """
     size = len(body)
     end = size if json_length is None else json_length
-    placer = BodyPlacer(body, block, body_offset, store)
+    placer = BodyPlacer(body, block, body_offset, store, regions)
     try:
         if not end:
             return decode_raw(body, signature, placer, max_input_size)
@@ -74,7 +76,7 @@ def decode(
             if found is not None:
                 return found
             placer.undo()
-            placer = BodyPlacer(body, block, body_offset, store)
+            placer = BodyPlacer(body, block, body_offset, store, regions)
         return decode_json(header, signature, placer, max_input_size)
     except BaseException:
         placer.undo()

@@ -7,7 +7,7 @@ outputs are not copied; the reply's parts are views of where they lie.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from struct import Struct
 from struct import error as StructError
@@ -21,6 +21,7 @@ from stubserve_stub.wire.datatypes import BF16, BOOL, BY_NUMBER, BYTES, FP16
 from stubserve import malloc
 from stubserve.errors import Code, ServeError, internal, invalid, unsupported
 from stubserve.inference.classification import classify, classify_steps
+from stubserve.inference.regions import write_output
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.steps import Steps
@@ -57,7 +58,11 @@ def encode(request: Request, response: Response, signature: Signature, reply_for
         if slots is None:
             binary, classification = reply_format.default_binary, 0
         elif tensor.name in slots:
-            binary, classification = slots[tensor.name]
+            binary, classification, region = slots[tensor.name]
+            if region is not None:
+                write_output(tensor, region)
+                fragments.append(_without_data(tensor))
+                continue
             if classification:
                 labels = signature.labels.get(tensor.name, ())
                 tensor = classify(tensor, classification, signature.max_batch_size > 0, labels)
@@ -124,6 +129,12 @@ def encode_steps(
         slot = _slot(tensor, reply_format)
         if slot is None:
             continue
+        if slot.region is not None:
+            yield partial(write_output, tensor, slot.region)
+            text.add(between)
+            between = b","
+            text.add(_without_data(tensor))
+            continue
         if slot.classification:
             labels = signature.labels.get(tensor.name, ())
             tensor = yield from classify_steps(tensor, slot.classification, signature.max_batch_size > 0, labels)
@@ -185,6 +196,8 @@ def encode_error(error: ServeError) -> Reply:
         reply.headers = (("Accept-Encoding", compression.SUPPORTED),)
     elif error.code is Code.UNAUTHENTICATED:
         reply.headers = (("WWW-Authenticate", "Bearer"),)
+    elif error.retry_after_s:
+        reply.headers = (("Retry-After", str(error.retry_after_s)),)
     return reply
 
 
@@ -202,6 +215,12 @@ def _output_form(name: str, datatype: int, dims: int, binary: bool) -> bytes:
         b",".join([b"%d"] * dims),
         b'"parameters":{"binary_data_size":%d}' if binary else b'"data":%b',
     )
+
+
+def _without_data(tensor: Tensor) -> bytes:
+    """The JSON of an output that its client finds in its shared memory."""
+    form = _output_form(tensor.name, tensor.datatype, len(tensor.shape), False)
+    return (form % (*tensor.shape, b"")).removesuffix(b',"data":}') + b"}"
 
 
 def _parameters(parameters: dict[str, object]) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any
 
 from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, DataType
 
-from stubserve.errors import internal, invalid, not_found
+from stubserve.errors import internal, invalid
 from stubserve.inference.admission import duplicate_input
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, unanswered
 from stubserve.inference.signature import Accepts
@@ -24,7 +24,7 @@ from stubserve.protocols.http.json_values import (
 )
 from stubserve.protocols.http.limits import too_large
 from stubserve.protocols.placement import Placer
-from stubserve.protocols.reply_format import ReplyFormat, Slot
+from stubserve.protocols.reply_format import IN_REGION, ReplyFormat, Slot
 
 # A million of them would keep a hundred times the memory that their text has.
 MAX_PARAMETERS = 10_000
@@ -74,14 +74,20 @@ def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_siz
             request.inputs.append(placer.slice(name, datatype, shape, at, nbytes))
             at += nbytes
         else:
-            _refuse_shared_memory(parameters)
+            region = _region(parameters)
+            if region is not None:
+                request.inputs.append(placer.in_region(name, datatype, shape, *region))
+                if request.regions is None:
+                    request.regions = {}
+                continue
             data = _json_tensor(name, datatype, shape, item["data"], max_input_size)
             request.inputs.append(placer.put(name, datatype, shape, data))
     if at != placer.size:
         raise invalid(f"unexpected additional input data for model '{signature.model}'")
-    slots = _read_outputs(find(document, "outputs"))
+    slots = _read_outputs(find(document, "outputs"), placer)
     if slots is not None:
         request.requested_outputs = list(slots)
+        note_regions(request, slots)
     return request, ReplyFormat(slots, default_binary)
 
 
@@ -135,17 +141,25 @@ def _check_content_fields(item: Any, parameters: Any) -> None:
         raise invalid(f"{_CONTENT_FIELDS} set{found}" if given else f"{_CONTENT_FIELDS} no field is set")
 
 
-def _refuse_shared_memory(parameters: Any) -> None:
-    """Raises for tensors in a client's shared memory: no region is ever registered."""
+def _region(parameters: Any) -> tuple[str, int, int] | None:
+    """What parameters say of a client's shared memory: region, offset and size; None where nothing."""
     region = find(parameters, "shared_memory_region")
     if region is UNSET:
-        return
+        return None
     as_string(region, "shared_memory_region")
-    for name in ("shared_memory_offset", "shared_memory_byte_size"):
-        value = find(parameters, name)
-        if value is not UNSET:
-            as_uint(value, name)
-    raise not_found(f"Unable to find shared memory region: '{region}'")
+    offset, nbytes = find(parameters, "shared_memory_offset"), find(parameters, "shared_memory_byte_size")
+    return (
+        region,
+        0 if offset is UNSET else as_uint(offset, "shared_memory_offset"),
+        0 if nbytes is UNSET else as_uint(nbytes, "shared_memory_byte_size"),
+    )
+
+
+def note_regions(request: Request, slots: dict[str, Slot]) -> None:
+    """Tells a request which of its outputs go into its client's shared memory."""
+    regions = {name: slot.region for name, slot in slots.items() if slot.region is not None}
+    if regions:
+        request.regions = {**(request.regions or {}), **regions}
 
 
 def _json_tensor(name: str, datatype: int, shape: tuple[int, ...], data: Any, max_input_size: int) -> bytes:
@@ -176,7 +190,7 @@ def _json_tensor(name: str, datatype: int, shape: tuple[int, ...], data: Any, ma
     return content
 
 
-def _read_outputs(outputs: Any) -> dict[str, Slot] | None:
+def _read_outputs(outputs: Any, placer: Placer) -> dict[str, Slot] | None:
     """The requested outputs, None for all. Of two requests for the same output the first counts, as in 2.51."""
     if outputs is UNSET:
         return None
@@ -192,8 +206,12 @@ def _read_outputs(outputs: Any) -> dict[str, Slot] | None:
                 raise invalid("Output can't set both 'shared_memory_region' and 'binary_data'")
         name = as_string(find(item, "name"), "name")
         classes = 0 if classification is UNSET else as_uint(classification, "classification", "set")
-        _refuse_shared_memory(parameters)
-        slots.setdefault(name, Slot(binary is not UNSET and as_bool(binary, "binary_data"), classes))
+        region = _region(parameters)
+        as_binary = binary is not UNSET and as_bool(binary, "binary_data")
+        if region is None:
+            slots.setdefault(name, Slot(as_binary, classes))
+        else:
+            slots.setdefault(name, Slot(as_binary, IN_REGION, placer.output_in_region(*region)))
     return slots or None
 
 

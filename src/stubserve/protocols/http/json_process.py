@@ -17,21 +17,30 @@ import asyncio
 import contextlib
 import logging
 import os
-import pickle
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
-from stubserve.errors import ServeError, internal
+from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, drop_blocks
-from stubserve.protocols.http.json_job import GENERATE, HEAD, INFER, pack_signature, unpack_request
+from stubserve.protocols.http.infer_json import note_regions
+from stubserve.protocols.http.json_job import (
+    GENERATE,
+    HEAD,
+    IN_REGION,
+    INFER,
+    pack,
+    pack_signature,
+    unpack,
+    unpack_request,
+)
 from stubserve.protocols.placement import BodyPlacer, Store
-from stubserve.protocols.reply_format import ReplyFormat
+from stubserve.protocols.reply_format import ReplyFormat, Slot
 
 log = logging.getLogger("stubserve.http")
 
@@ -84,7 +93,7 @@ class JsonProcess:
         if holds is not None:
             exchange.add_done_callback(lambda _: holds.drop())
         try:
-            request, reply_format = await asyncio.shield(exchange)
+            request, reply_format, regions = await asyncio.shield(exchange)
         except asyncio.CancelledError:
             exchange.add_done_callback(_discard)
             raise
@@ -94,17 +103,26 @@ class JsonProcess:
             del exchange
         # What it left where it was is placed here: it knows no memory.
         try:
+            pieces = iter(regions)
             for at, tensor in enumerate(request.inputs):
-                if tensor.data is None and tensor.span is None:
+                if tensor.offset == IN_REGION:
+                    request.inputs[at] = placer.in_region(tensor.name, tensor.datatype, tensor.shape, *next(pieces))
+                elif tensor.data is None and tensor.span is None:
                     request.inputs[at] = placer.slice(
                         tensor.name, tensor.datatype, tensor.shape, tensor.offset, tensor.nbytes
                     )
+            if regions:
+                request.regions = {}
+            if reply_format is not None and reply_format.slots is not None:
+                slots = {name: _placed(slot, placer) for name, slot in reply_format.slots.items()}
+                reply_format = reply_format._replace(slots=slots)
+                note_regions(request, slots)
         except BaseException:
             drop_blocks(request.inputs)
             raise
         return request, reply_format
 
-    async def _exchange(self, job: tuple[Any, ...], text: memoryview) -> tuple[Request, Any]:
+    async def _exchange(self, job: tuple[Any, ...], text: memoryview) -> tuple[Request, Any, Any]:
         async with self._lock:
             loop = asyncio.get_running_loop()
             if self._idle is not None:
@@ -112,18 +130,18 @@ class JsonProcess:
                 self._idle = None
             connection = self._connection()
             try:
-                pickled = pickle.dumps(job, pickle.HIGHEST_PROTOCOL)
-                await loop.sock_sendall(connection, HEAD.pack(len(pickled), len(text)) + pickled)
+                packed = pack(job)
+                await loop.sock_sendall(connection, HEAD.pack(len(packed), len(text)) + packed)
                 await loop.sock_sendall(connection, text)
                 head = bytearray(HEAD.size)
                 await _receive(loop, connection, memoryview(head))
                 size, data_size = HEAD.unpack(head)
                 answer = bytearray(size)
                 await _receive(loop, connection, memoryview(answer))
-                code, result = pickle.loads(answer)
+                code, result = unpack(answer)
                 if code is not None:
-                    raise ServeError(code, result)
-                request, reply_format = unpack_request(result)
+                    raise ServeError(Code(code), result)
+                request, reply_format, regions = unpack_request(result)
                 await self._receive_tensors(loop, connection, request.inputs, data_size)
             except (OSError, EOFError):
                 log.error("the process that reads large JSON has ended while it read a request; it is started anew")
@@ -131,14 +149,14 @@ class JsonProcess:
                 raise internal("the process that read the request's JSON has ended; see the server's log") from None
             finally:
                 self._idle = loop.call_later(IDLE_S, self.close)
-            return request, reply_format
+            return request, reply_format, regions
 
     async def _receive_tensors(
         self, loop: asyncio.AbstractEventLoop, connection: socket.socket, tensors: list[Tensor], left: int
     ) -> None:
         """Receives what is new in the tensors into the arena. Raises ServeError when there is no room."""
         for tensor in tensors:
-            if tensor.data is not None or tensor.offset >= 0:
+            if tensor.data is not None or tensor.offset >= 0 or tensor.offset == IN_REGION:
                 continue
             try:
                 block = self._allocate(tensor.nbytes)
@@ -187,7 +205,12 @@ async def _skip(loop: asyncio.AbstractEventLoop, connection: socket.socket, left
         left -= len(part)
 
 
-def _discard(exchange: asyncio.Future[tuple[Request, Any]]) -> None:
+def _placed(slot: Slot, placer: BodyPlacer) -> Slot:
+    """A slot as the worker has read it, with the region that it names. Raises ServeError."""
+    return slot if slot.region is None else slot._replace(region=placer.output_in_region(*cast(Any, slot.region)))
+
+
+def _discard(exchange: asyncio.Future[tuple[Request, Any, Any]]) -> None:
     """Nobody waits for its result any longer."""
     with contextlib.suppress(ServeError):
         drop_blocks(exchange.result()[0].inputs)

@@ -10,20 +10,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import pickle
 import signal
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from stubserve.errors import Code, ServeError
 from stubserve.inference.heap_account import MAX_WORDS_BYTES, WORDS_TEXT
+from stubserve.inference.regions import RegionPlace
 from stubserve.inference.tensor import Tensor
 from stubserve.protocols.http.generate_decode import decode_generate
 from stubserve.protocols.http.infer_json import decode_json
-from stubserve.protocols.http.json_job import HEAD, INFER, pack_request, unpack_signature
+from stubserve.protocols.http.json_job import HEAD, IN_REGION, INFER, pack, pack_request, unpack, unpack_signature
 from stubserve.protocols.placement import SMALL_BYTES
 
 _PR_SET_PDEATHSIG = 1
@@ -37,6 +37,8 @@ class Recorder:
     def __init__(self, size: int) -> None:
         self.size = size
         self.data: list[bytes | memoryview] = []
+        # Of inputs in clients' shared memory, in order: region, offset, size
+        self.regions: list[tuple[str, int, int]] = []
 
     def slice(self, name: str, datatype: int, shape: Sequence[int], at: int, nbytes: int) -> Tensor:
         return Tensor(name, datatype, shape, None, None, at, nbytes)
@@ -47,18 +49,28 @@ class Recorder:
         self.data.append(data)
         return Tensor(name, datatype, shape, None, None, -1, len(data))
 
+    def in_region(
+        self, name: str, datatype: int, shape: Sequence[int], region: str, offset: int, nbytes: int
+    ) -> Tensor:
+        self.regions.append((region, offset, nbytes))
+        return Tensor(name, datatype, shape, None, None, IN_REGION, 0)
+
+    def output_in_region(self, region: str, offset: int, nbytes: int) -> RegionPlace:
+        # The server knows which regions there are.
+        return cast(RegionPlace, (region, offset, nbytes))
+
     def undo(self) -> None:
         pass
 
 
 def read(job: tuple[Any, ...], text: bytes) -> tuple[Any, list[bytes | memoryview]]:
-    """What a job's JSON says, to be pickled, and the bytes of its large tensors. Raises ServeError."""
+    """What a job's JSON says, to be packed, and the bytes of its large tensors. Raises ServeError."""
     kind, signature, size, max_input_size = job
     accepted = unpack_signature(signature)
     recorder = Recorder(size)
     if kind == INFER:
         request, reply_format = decode_json(text, accepted, recorder, max_input_size)
-        return pack_request(request, reply_format), recorder.data
+        return pack_request(request, reply_format, recorder.regions), recorder.data
     return pack_request(decode_generate(text, accepted, recorder), None), recorder.data
 
 
@@ -74,7 +86,7 @@ def main(descriptor: int) -> None:
     with socket.socket(fileno=descriptor) as connection:
         while head := receive(connection, HEAD.size):
             job_size, text_size = HEAD.unpack(head)
-            job = pickle.loads(receive(connection, job_size))
+            job = unpack(receive(connection, job_size))
             text = bytes(receive(connection, text_size))
             data: list[bytes | memoryview] = []
             answer: Any
@@ -87,12 +99,12 @@ def main(descriptor: int) -> None:
             else:
                 answer = (None, answer)
             del text
-            pickled = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
-            if len(pickled) > MAX_WORDS_BYTES:
+            packed = pack(answer)
+            if len(packed) > MAX_WORDS_BYTES:
                 # It may also be a refusal that quotes it.
-                pickled = pickle.dumps((Code.INVALID_ARG, WORDS_TEXT), pickle.HIGHEST_PROTOCOL)
+                packed = pack((Code.INVALID_ARG, WORDS_TEXT))
                 data = []
-            connection.sendall(HEAD.pack(len(pickled), sum(map(len, data))) + pickled)
+            connection.sendall(HEAD.pack(len(packed), sum(map(len, data))) + packed)
             for piece in data:
                 connection.sendall(piece)
 

@@ -48,6 +48,8 @@ def repeat_of(
     request = call.request
     if request is None or not request.inputs or not head.keep_alive or head.content_encoding is not None:
         return None
+    if request.regions is not None:
+        return None
     if head.accept_encoding is not None and choose(head.accept_encoding) is not None:
         return None
     nbytes = 0

@@ -40,7 +40,7 @@ class Connections(StallWatch):
         # Whether each request gets a line in the log; each answer, with its status
         self.log_requests = False
         self.log_answers = log_answers
-        self.open = OpenConnections(ingress.idle_timeout_s)
+        self.open = OpenConnections(ingress.idle_timeout_s, ingress.max_connections)
         self.send_watch = SendWatch(ingress.pressure, ingress.send_timeout_s)
 
     def where_http2_is(self) -> str:

@@ -99,7 +99,14 @@ class PythonBackend(Backend):
         outputs = list(self._instance.outputs)
         states = self._states if batch.sequences else None
         received = ModelBatch(
-            batch.memory, self._senders, batch.number, batch.requests, outputs, states, batch.sequences
+            batch.memory,
+            self._senders,
+            batch.number,
+            batch.requests,
+            outputs,
+            states,
+            batch.sequences,
+            batch.regions,
         )
         self._current = received
         # After `_current` is set: `cancel` may run at any moment, and has told the batch first.

@@ -10,6 +10,8 @@ from __future__ import annotations
 import weakref
 from typing import Any, List, Optional, Sequence, Tuple
 
+import numpy as np
+
 from stubserve_stub.api.constants import REQUEST_RELEASE_RESCHEDULE
 from stubserve_stub.api.encoding import encode_step
 from stubserve_stub.api.requests import InferenceRequest
@@ -19,6 +21,7 @@ from stubserve_stub.api.tensors import Tensor, state_tensor
 from stubserve_stub.backends.python.model import ContractBroken
 from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.runtime.region_batch import RegionBatch, SlotOutputs
 from stubserve_stub.runtime.states import States, Step
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.messages import Entry, WireRequest
@@ -36,8 +39,10 @@ class ModelBatch:
         output_names: List[str],
         states: Optional[States] = None,
         sequences: Sequence[int] = (),
+        regions: Optional[RegionBatch] = None,
     ) -> None:
         self._memory = memory
+        self._regions = regions
         self._senders = senders
         self.number = number
         # Inputs in the arena: offset and tensor of each
@@ -59,6 +64,9 @@ class ModelBatch:
         for name, datatype, shape, data in wire_inputs:
             if isinstance(data, bytes):
                 inputs.append(Tensor._received(name, datatype, shape, data, None))
+                continue
+            if isinstance(data, np.ndarray):
+                inputs.append(Tensor._of_region(name, datatype, shape, data))
                 continue
             offset, view = self._memory.input(name, data)
             tensor = Tensor._received(name, datatype, shape, None, view)
@@ -111,13 +119,20 @@ class ModelBatch:
         try:
             for index, (request, response) in enumerate(zip(self.requests, responses)):
                 step = self._steps[index] if self._steps else None
-                entries.append(self._entry(request, response, step))
+                outputs = None if self._regions is None else self._regions.outputs(index)
+                entries.append(self._entry(request, response, step, outputs))
         except BaseException:
             self._memory.take_back(entries)
             raise
         return entries
 
-    def _entry(self, request: InferenceRequest, response: Optional[InferenceResponse], step: Optional[Step]) -> Any:
+    def _entry(
+        self,
+        request: InferenceRequest,
+        response: Optional[InferenceResponse],
+        step: Optional[Step],
+        outputs: Optional[SlotOutputs],
+    ) -> Any:
         if request._release_flags & REQUEST_RELEASE_RESCHEDULE:
             if response is None:
                 return self._rescheduled(request)
@@ -134,7 +149,7 @@ class ModelBatch:
             if sender._sent:
                 raise ContractBroken("Unable to send response. Non-decoupled model cannot send more than one response.")
             sender._revoke()
-        return encode_step(response, request._requested_output_names, self._memory, step)
+        return encode_step(response, request._requested_output_names, self._memory, step, in_regions=outputs)
 
     def left_open(self) -> List[Entry]:
         """The entries of RESULT for a decoupled model: all is said, or will be, through senders."""

@@ -66,7 +66,7 @@ def test_an_empty_slot_is_refused(channel: Channel) -> None:
 @pytest.mark.parametrize(
     ("place", "text"),
     [
-        (InRegion(7, 0, 4096), "input 'IN1' lies in a client's shared memory (region 7), which is not served yet"),
+        (InRegion(7, 0, 4096), "input 'IN1' lies in a client's shared memory (region 7), of which nobody has told"),
         (OnDevice(2, 1, b"h", 0, 4096), "input 'IN1' lies in the memory of device 1 (kind 2), which is not served yet"),
         (Lent(4096, 4096, 4096), "input 'IN1' lies in memory that was never this stub's to read"),
     ],

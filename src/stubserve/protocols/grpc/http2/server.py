@@ -43,7 +43,7 @@ class Http2Transport:
         self.stall_watch = StallWatch(ingress.pace)
         self.send_watch = SendWatch(ingress.pressure, ingress.send_timeout_s)
         self.connections: set[ListedConnection] = set()
-        self._open = OpenConnections(ingress.idle_timeout_s)
+        self._open = OpenConnections(ingress.idle_timeout_s, ingress.max_connections)
         self._service = service
         self._tls = None if options.tls is None else tls_context(options.tls, ["h2"])
         self._listener = listen(options.address, options.port, options.reuse_port)

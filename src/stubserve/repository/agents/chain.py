@@ -1,0 +1,153 @@
+"""Repository agents of models (`model_repository_agents`): asked before a load, and told what came of it.
+
+Each may refuse the load, or say that the model's files are in another folder from there on. What serves keeps that
+folder until it is gone. Hooks after the load cannot change anything any more, so errors of those are only logged.
+
+    load ─▶ load_complete ─▶ unload ─▶ unload_complete
+         └▶ load_fail
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stubserve.errors import ServeError, internal
+from stubserve.repository.agents import checksum
+from stubserve.repository.agents.process import AgentProcess
+from stubserve.repository.candidate import Candidate, read_candidate
+from stubserve.repository.daemon_threads import in_daemon_thread
+from stubserve.repository.folder import ModelFolder
+from stubserve.settings import RepositorySettings
+
+log = logging.getLogger("stubserve.repository")
+
+
+class NewFolder:
+    """A folder that goes when nobody holds it any more."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="stubserve-agent-"))
+        self._end = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One agent of a model: it was asked about `folder`."""
+
+    name: str
+    parameters: Mapping[str, str]
+    folder: Path
+    new_folder: NewFolder
+
+
+class Agents:
+    """The agents of a server. `directory` has those that are written in Python."""
+
+    def __init__(self, settings: RepositorySettings) -> None:
+        self._settings = settings
+        self._processes: dict[str, AgentProcess] = {}
+        self._guard = threading.Lock()
+        self._runs = itertools.count(1)
+
+    async def load(self, candidate: Candidate) -> Candidate:
+        """What is to be loaded in place of a candidate, after its agents were asked. Raises ServeError."""
+        chain = Chain(self, next(self._runs), candidate.folder.name)
+        given: list[ModelFolder] = []
+
+        def ask() -> Candidate:
+            try:
+                given.append(chain.load(candidate))
+                return read_candidate(given[0], self._settings, candidate.override, candidate.contents)
+            except BaseException:
+                chain.tell("load_fail")
+                raise
+
+        return replace(await in_daemon_thread(ask), agents=chain, asked=candidate)
+
+    def call(self, asked: _Asked, hook: str, run: int, model: str) -> Path | None:
+        """Runs a hook of an agent; the folder that it gives. Raises ServeError. Blocks."""
+        if asked.name == checksum.NAME and not self._is_written(asked.name):
+            if hook == "load":
+                checksum.check(asked.folder, asked.parameters)
+            return None
+        with self._guard:
+            process = self._processes.setdefault(asked.name, AgentProcess(asked.name, self._settings.agent_directory))
+        folder = process.call(
+            hook=hook,
+            run=run,
+            name=model,
+            folder=str(asked.folder),
+            parameters=dict(asked.parameters),
+            new_folder=str(asked.new_folder.path),
+        )
+        return None if folder is None else Path(folder)
+
+    def close(self) -> None:
+        """Ends their processes."""
+        for process in self._processes.values():
+            process.close()
+
+    def _is_written(self, name: str) -> bool:
+        return (self._settings.agent_directory / name / "agent.py").is_file()
+
+
+class Chain:
+    """The agents of one load of a model, from before it until the model is gone."""
+
+    def __init__(self, agents: Agents, run: int, model: str) -> None:
+        self._agents = agents
+        self._run = run
+        self._model = model
+        self._asked: list[_Asked] = []
+        self.loaded = False
+
+    def load(self, candidate: Candidate) -> ModelFolder:
+        """Where the model's files are to be taken from. Raises ServeError. Blocks."""
+        folder = candidate.folder
+        for agent in candidate.config.model_repository_agents.agents:
+            asked = _Asked(agent.name, dict(agent.parameters), folder.path, NewFolder())
+            self._asked.append(asked)
+            found = self._agents.call(asked, "load", self._run, self._model)
+            if found is not None:
+                if not found.is_absolute() or not found.is_dir():
+                    raise internal(
+                        f"repository agent '{agent.name}' has relocated the model to {found}: no such folder"
+                    )
+                folder = ModelFolder(
+                    folder.name, found, folder.repository, folder.namespace, (folder.held, asked.new_folder), True
+                )
+        return folder
+
+    def tell(self, hook: str) -> None:
+        """Has all of them hear of something; errors are logged. Blocks."""
+        for asked in self._asked:
+            try:
+                self._agents.call(asked, hook, self._run, self._model)
+            except ServeError as error:
+                log.error("model '%s', %s: %s", self._model, hook, error)
+
+    async def succeeded(self) -> None:
+        self.loaded = True
+        await in_daemon_thread(lambda: self.tell("load_complete"))
+
+    async def failed(self) -> None:
+        await in_daemon_thread(lambda: self.tell("load_fail"))
+
+    async def unloads(self) -> None:
+        """The model serves no longer."""
+        if self.loaded:
+            await in_daemon_thread(lambda: self.tell("unload"))
+
+    async def unloaded(self) -> None:
+        """It is gone."""
+        if self.loaded:
+            self.loaded = False
+            await in_daemon_thread(lambda: self.tell("unload_complete"))

@@ -1,0 +1,104 @@
+"""What a stub gives up before it runs anything of its model's, by prctl, setrlimit and Landlock.
+
+- No new privileges: what a model starts can gain none (sudo and other programs of set-user-ID run as the stub's user).
+- A limit on the memory that is the stub's own (RLIMIT_DATA: heap, arrays, stacks of threads). The arena is not counted,
+  nor are files that are mapped. Who asks for more gets a MemoryError, in place of a visit of the OOM killer to anybody.
+- Files: with Landlock nothing can be written, made or removed but in some folders; to read is allowed as before.
+- Network: with Landlock no TCP connection can be made or waited for. Other sockets are beyond it.
+
+Landlock counts for the thread that asks and all it starts later, so all this is done first of all, before a library
+starts threads. It is told in an environment variable, a line for each thing, because the control socket is read by a
+thread. None of it can be taken back, not by the model's children either.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import struct
+from typing import List, Tuple
+
+VARIABLE = "STUBSERVE_CONFINEMENT"
+
+# The words that lines begin with
+NO_NEW_PRIVILEGES, MEMORY, FILES, WRITABLE, NO_NETWORK = (
+    "no-new-privileges",
+    "memory",
+    "files",
+    "writable",
+    "no-network",
+)
+
+_PR_SET_NO_NEW_PRIVS = 38
+# The same numbers on all architectures
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_VERSION = 1
+_PATH_BENEATH = 1
+# What changes files: write; remove folders and files; make devices, folders, files, sockets, pipes, links; and, since
+# versions 2 and 3 of Landlock, move between folders and truncate.
+_WRITE_FILE = 1 << 1
+_CHANGES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
+_MOVE, _TRUNCATE = 1 << 13, 1 << 14
+_BIND_TCP, _CONNECT_TCP = 1, 2
+# The first version of Landlock that knows TCP
+NETWORK_VERSION = 4
+
+
+def landlock_version() -> int:
+    """The version of Landlock that the kernel has, 0 for none (too old, or not among `lsm=`)."""
+    return max(int(_libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)), 0)
+
+
+def confine() -> None:
+    """Gives up what the variable says, and takes the variable away. Raises OSError where the kernel refuses."""
+    lines = [line.partition(" ") for line in os.environ.pop(VARIABLE, "").splitlines()]
+    words = [word for word, _, _ in lines]
+    for word, _, value in lines:
+        if word == MEMORY:
+            resource.setrlimit(resource.RLIMIT_DATA, (int(value), int(value)))
+    if NO_NEW_PRIVILEGES in words:
+        _check(_libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
+    if FILES in words or NO_NETWORK in words:
+        _landlock(FILES in words, [value for word, _, value in lines if word == WRITABLE], NO_NETWORK in words)
+
+
+def _landlock(files: bool, writable: List[str], no_network: bool) -> None:
+    changes, network = _rights(landlock_version())
+    attributes = struct.pack("=Q", changes if files else 0)
+    if no_network:
+        attributes += struct.pack("=Q", network)
+    libc = _libc()
+    rules = _check(libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0), "Landlock's rules")
+    try:
+        for path in writable if files else ():
+            try:
+                folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except OSError:
+                continue  # what is not there cannot be written to
+            try:
+                allowed = changes if os.path.isdir(path) else changes & (_WRITE_FILE | _TRUNCATE)
+                rule = struct.pack("=Qi", allowed, folder)
+                _check(libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, rule, 0), "a rule for " + path)
+            finally:
+                os.close(folder)
+        _check(libc.syscall(_RESTRICT_SELF, rules, 0), "Landlock")
+    finally:
+        os.close(rules)
+
+
+def _rights(version: int) -> Tuple[int, int]:
+    """What can be forbidden, of files and of the network."""
+    changes = _CHANGES | (_MOVE if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
+    return changes, _BIND_TCP | _CONNECT_TCP if version >= NETWORK_VERSION else 0
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, "the stub cannot be confined: {}: {}".format(what, os.strerror(number)))
+    return result

@@ -1,0 +1,218 @@
+"""What a stub has of the server's, and what it may do: descriptors, privileges, memory, files, network, user."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import socket
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stubserve_stub.runtime.confinement import NETWORK_VERSION, landlock_version
+
+from ..real_server import Serving, eventually, write_model
+
+# Evaluates an expression of Python and answers with its value as JSON.
+EVALUATE = """
+    import json, os, socket, subprocess, sys, tempfile
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    def write(path):
+        try:
+            with open(path, "w") as file:
+                file.write("x")
+            os.remove(path)
+        except OSError as error:
+            return type(error).__name__
+        return "written"
+
+    def connect(port):
+        try:
+            socket.create_connection(("127.0.0.1", port), 10).close()
+        except OSError as error:
+            return type(error).__name__
+        return "connected"
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            responses = []
+            for request in requests:
+                text = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy().reshape(-1)[0].decode()
+                value = json.dumps(eval(text)).encode()
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.array([value], object))]))
+            return responses
+"""
+CONFIG = """
+    backend: "python"
+    input [ { name: "INPUT0" data_type: TYPE_STRING dims: [ 1 ] } ]
+    output [ { name: "OUTPUT0" data_type: TYPE_STRING dims: [ 1 ] } ]
+"""
+
+needs_landlock = pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
+
+
+def evaluate(serving: Serving, expression: str) -> Any:
+    inputs = [{"name": "INPUT0", "datatype": "BYTES", "shape": [1], "data": [expression]}]
+    answer = serving.infer_json("evaluate", inputs)
+    assert answer.status == 200, answer
+    return json.loads(answer.json()["outputs"][0]["data"][0])
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("repository")
+    write_model(folder, "evaluate", EVALUATE, CONFIG)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def serving(repository: Path) -> Iterator[Serving]:
+    with Serving(repository) as serving:
+        yield serving
+
+
+def descriptors(pid: int) -> dict[int, str]:
+    """What a process has open."""
+    found = {}
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found[int(entry.name)] = os.readlink(entry)
+    return found
+
+
+def test_a_stub_has_its_own_descriptors_and_no_others(serving: Serving) -> None:
+    """Arena, control socket, three doorbells, and its standard streams: none of the server's sockets or files."""
+    with socket.create_connection(("127.0.0.1", serving.port), timeout=60) as connection:
+        connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert connection.recv(1 << 16)
+        for _ in range(2):  # the second is a stub that was started while the server served
+            [pid] = serving.stub_pids()
+            theirs, ours = descriptors(pid), descriptors(serving.process.pid)
+            assert theirs[0] == "/dev/null"
+            assert all(theirs[number].startswith("pipe:") for number in (1, 2))
+            kinds = {link.partition(":")[0] for number, link in theirs.items() if number > 2}
+            # Its side of the control socket and the ends of its event loop are sockets, the doorbells eventfds.
+            assert kinds == {"socket", "/memfd", "anon_inode"}, theirs
+            assert sum("[eventfd]" in link for link in theirs.values()) == 3
+            shared = {link for link in theirs.values() if link in ours.values()}
+            assert not any(link.startswith(("socket", "/tmp")) for link in shared), shared
+            assert evaluate(serving, "os.environ.get('STUBSERVE_CONFINEMENT')") is None
+            os.kill(pid, 9)
+            eventually(lambda: serving.stub_pids() not in ([pid], []))  # noqa: B023
+            serving.wait_until_ready()
+
+
+def test_what_models_start_gains_no_privileges(serving: Serving) -> None:
+    status = evaluate(serving, "open('/proc/self/status').read()")
+    assert "NoNewPrivs:\t1" in status
+    child = evaluate(serving, "subprocess.check_output(['cat', '/proc/self/status']).decode()")
+    assert "NoNewPrivs:\t1" in child
+
+
+def test_privileges_where_they_are_wanted(repository: Path) -> None:
+    with Serving(repository, "--stub-new-privileges") as serving:
+        assert "NoNewPrivs:\t0" in evaluate(serving, "open('/proc/self/status').read()")
+
+
+def test_memory_is_limited(repository: Path) -> None:
+    """What asks for too much fails with a MemoryError, and the stub lives."""
+    with Serving(repository, "--stub-memory-limit=1G") as serving:
+        [pid] = serving.stub_pids()
+        inputs = [{"name": "INPUT0", "datatype": "BYTES", "shape": [1], "data": ["np.ones(2 << 30, np.uint8).nbytes"]}]
+        answer = serving.infer_json("evaluate", inputs)
+        assert answer.status == 500
+        assert "Unable to allocate 2.00 GiB" in answer.error
+        assert evaluate(serving, "np.ones(1 << 28, np.uint8).nbytes") == 1 << 28
+        assert serving.stub_pids() == [pid]
+
+
+@needs_landlock
+def test_files_are_read_only(repository: Path, tmp_path: Path) -> None:
+    open_folder = tmp_path / "open"
+    open_folder.mkdir()
+    # The temporary folder of tests is within that of the system, which may be written to, so the stub gets another.
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    flags = ("--stub-sandbox=files", f"--stub-writable={open_folder}")
+    with Serving(repository, *flags, environment={"TMPDIR": str(temporary)}) as serving:
+        home = Path.home()
+        for path, expected in {
+            home / "x": "PermissionError",
+            tmp_path / "x": "PermissionError",
+            repository / "x": "PermissionError",
+            repository / "evaluate" / "x": "written",
+            repository / "evaluate" / "1" / "x": "written",
+            open_folder / "x": "written",
+            temporary / "x": "written",
+        }.items():
+            assert evaluate(serving, f"write({str(path)!r})") == expected, path
+        # So for what it starts, and for its threads
+        code = evaluate(serving, f"subprocess.call(['touch', {str(tmp_path / 'y')!r}], stderr=subprocess.DEVNULL)")
+        assert code != 0
+        in_thread = f"__import__('concurrent.futures').futures.ThreadPoolExecutor(1).submit(write, {str(home / 'x')!r})"
+        assert evaluate(serving, in_thread + ".result()") == "PermissionError"
+        # To read is allowed, and so is what devices are for
+        assert evaluate(serving, f"len(open({__file__!r}).read()) > 0")
+        assert evaluate(serving, "open('/dev/null', 'w').write('x')") == 1
+        assert evaluate(serving, f"connect({serving.port})") == "connected"
+        assert evaluate(serving, f"os.path.exists({str(tmp_path / 'y')!r})") is False
+
+
+@pytest.mark.skipif(landlock_version() < NETWORK_VERSION, reason="this kernel's Landlock cannot forbid TCP")
+def test_no_network(repository: Path) -> None:
+    with Serving(repository, "--stub-sandbox=network") as serving:
+        assert evaluate(serving, f"connect({serving.port})") == "PermissionError"
+        assert evaluate(serving, "write(tempfile.gettempdir() + '/stubserve-test-x')") == "written"
+
+
+def refusal_of(repository: Path, *flags: str, **how: Any) -> str:
+    """What the log says of a start that fails."""
+    command = Serving(repository, *flags).command
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **how)
+    assert done.returncode == 1, done
+    return done.stdout + done.stderr
+
+
+def test_users_that_are_not_there_are_named(repository: Path) -> None:
+    assert "--stub-user=nosuch: there is no such user" in refusal_of(repository, "--stub-user=nosuch")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run stubs as somebody else")
+def test_another_user(repository: Path) -> None:
+    """The interpreter is the system's, which everybody may run; that of the tests may lie in somebody's home."""
+    system, packages = "/usr/bin/python3", sysconfig.get_path("purelib")
+    nobody = pwd.getpwnam("nobody")
+    look = [system, "-c", f"import sys; sys.path.append({packages!r}); import numpy, msgpack"]
+    if subprocess.run(look, user=nobody.pw_uid, check=False, capture_output=True, cwd="/").returncode:
+        pytest.skip("there is no interpreter with numpy that everybody may run")
+    # Not in the folder of the tests, which is root's alone
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        programs = Path(folder, "environment", "bin")
+        programs.mkdir(parents=True)
+        (programs / "activate").touch()
+        (programs / "python").symlink_to(system)
+        parameter = f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{programs.parent}" }} }}'
+        write_model(Path(folder, "repository"), "evaluate", EVALUATE, CONFIG + parameter)
+        secret = Path(folder, "secret")
+        secret.write_text("s")
+        secret.chmod(0o600)
+        with Serving(Path(folder, "repository"), "--stub-user=nobody", environment={"PYTHONPATH": packages}) as serving:
+            assert evaluate(serving, "os.getresuid()") == [nobody.pw_uid] * 3
+            assert evaluate(serving, "os.getresgid()") == [nobody.pw_gid] * 3
+            assert evaluate(serving, "os.environ['HOME']") == nobody.pw_dir
+            assert evaluate(serving, f"os.access({str(secret)!r}, os.R_OK)") is False
+            # It is still the server's to end, with what it has started
+            [pid] = serving.stub_pids()
+            os.kill(pid, 9)
+            eventually(lambda: serving.stub_pids() not in ([pid], []))
+            serving.wait_until_ready()
+            assert evaluate(serving, "1 + 1") == 2

@@ -1,0 +1,211 @@
+"""Clients' regions as a stub has them: private inputs, outputs in place, and memory that goes away."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from stubserve_stub.runtime import client_regions
+from stubserve_stub.runtime.client_regions import ClientRegion, ClientRegions, RegionGone
+
+from tests.client_memory import PAGE, SharedFile
+
+SIZE = 16 * PAGE
+
+
+def numbers(first: int = 0, nbytes: int = SIZE) -> np.ndarray:
+    return (np.arange(nbytes) + first).astype(np.uint8)
+
+
+@pytest.fixture
+def file() -> Any:
+    with SharedFile(numbers()) as made:
+        yield made
+
+
+def region(file: SharedFile, start: int = 0, nbytes: int = SIZE) -> ClientRegion:
+    return ClientRegion(1, os.dup(file.descriptor), start, nbytes)
+
+
+def test_a_write_is_not_seen_by_the_client(file: SharedFile) -> None:
+    array, loan = region(file).lend(100, 2 * PAGE)
+    assert (array == numbers()[100 : 100 + 2 * PAGE]).all()
+    array[:] = 7
+    assert (file.array(np.uint8) == numbers()).all()
+    assert not loan.torn
+
+
+def test_the_next_input_is_what_the_client_has_written_by_then(file: SharedFile) -> None:
+    """Also where the model has written to the one before, whose mapping is used again."""
+    shared = region(file)
+    for first in (1, 2, 3):
+        file.put(numbers(first))
+        array, loan = shared.lend(0, SIZE)
+        assert (array == numbers(first)).all()
+        address = loan.window.address
+        if first == 2:
+            array[3 * PAGE] = 99
+        del array, loan
+        assert [window.address for window in shared._kept] == [address]
+
+
+def test_without_a_page_map_it_is_the_same(file: SharedFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_regions, "_pagemap", os.open("/dev/null", os.O_RDONLY))
+    shared = region(file)
+    array, loan = shared.lend(0, SIZE)
+    array[:] = 1
+    del array, loan
+    assert (shared.lend(0, SIZE)[0] == numbers()).all()
+    os.close(client_regions._pagemap)
+
+
+def test_two_inputs_at_a_time_do_not_see_each_other(file: SharedFile) -> None:
+    shared = region(file)
+    one, other = shared.lend(0, SIZE), shared.lend(0, SIZE)
+    one[0][:] = 1
+    assert (other[0] == numbers()).all()
+
+
+def test_a_region_need_not_begin_at_a_page(file: SharedFile) -> None:
+    shared = region(file, PAGE + 3, 2 * PAGE)
+    assert (shared.lend(5, PAGE)[0] == numbers()[PAGE + 8 : 2 * PAGE + 8]).all()
+    shared.write(5, b"\xff" * PAGE)
+    expected = numbers()
+    expected[PAGE + 8 : 2 * PAGE + 8] = 255
+    assert (file.array(np.uint8) == expected).all()
+
+
+def test_what_a_model_keeps_does_not_change(file: SharedFile) -> None:
+    shared = region(file)
+    array, loan = shared.lend(10, 3 * PAGE)
+    kept = array[1:]
+    loan.detach()
+    file.put(numbers(50))
+    assert (kept == numbers()[11 : 10 + 3 * PAGE]).all()
+    # Its memory is not lent to anybody until it is let go of.
+    assert (shared.lend(10, 3 * PAGE)[0] == numbers(50)[10 : 10 + 3 * PAGE]).all()
+
+
+def test_mappings_end_with_their_last_view(file: SharedFile) -> None:
+    shared = region(file)
+    array, loan = shared.lend(0, SIZE)
+    shared.write(0, numbers(1))
+    before = len(client_regions._live)
+    shared.close()
+    assert len(client_regions._live) == before - 1
+    view = memoryview(array)[5:]
+    del array, loan
+    assert view[0] == 6
+    view.release()
+    del view
+    gc.collect()
+    shared._kept.clear()
+    assert len(client_regions._live) == before - 2
+
+
+@pytest.mark.parametrize("on_a_thread", [False, True])
+def test_what_the_client_has_taken_away_reads_as_zeros(file: SharedFile, on_a_thread: bool) -> None:
+    shared = region(file)
+    array, loan = shared.lend(0, SIZE)
+    file.shrink(2 * PAGE)
+    found: list[np.ndarray] = []
+    if on_a_thread:
+        thread = threading.Thread(target=lambda given: found.append(given.copy()), args=(array,))
+        thread.start()
+        thread.join()
+        del thread
+    else:
+        found.append(array.copy())
+    assert loan.torn
+    assert (found[0][: 2 * PAGE] == numbers()[: 2 * PAGE]).all()
+    assert not found[0][2 * PAGE :].any()
+    with pytest.raises(RegionGone, match="smaller"):
+        shared.lend(0, SIZE)
+    # When it is as large again, what is there then counts.
+    file.put(numbers(9))
+    del array, loan
+    again, loan = shared.lend(0, SIZE)
+    assert (again == numbers(9)).all()
+    assert not loan.torn
+
+
+def test_what_is_held_when_the_memory_goes_is_torn_too(file: SharedFile) -> None:
+    _, loan = region(file).lend(0, SIZE)
+    file.shrink(0)
+    loan.detach()
+    assert loan.torn
+
+
+def test_an_output_into_memory_that_goes_away(file: SharedFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = region(file)
+    shared.write(0, numbers(1))
+    file.shrink(PAGE)
+    with pytest.raises(RegionGone, match="smaller"):
+        shared.write(0, numbers(2))
+    # Between looking and writing
+    monkeypatch.setattr(shared, "_check", lambda offset, nbytes: None)
+    with pytest.raises(RegionGone, match="smaller"):
+        shared.write(0, numbers(2))
+    file.put(numbers())
+    shared.write(0, numbers(3))
+    assert (file.array(np.uint8) == numbers(3)).all()
+
+
+def test_any_other_bus_error_is_what_it_was() -> None:
+    """It is fatal, and Python's own handler says where."""
+    program = """
+import faulthandler, mmap, os, tempfile
+import numpy as np
+from stubserve_stub.runtime.client_regions import ClientRegion
+faulthandler.enable()
+with tempfile.TemporaryFile() as file:
+    file.truncate(8192)
+    region = ClientRegion(1, os.dup(file.fileno()), 0, 8192)
+    array, loan = region.lend(0, 8192)
+    file.truncate(0)
+    assert not array.any() and loan.torn
+    file.truncate(8192)
+    other = mmap.mmap(file.fileno(), 8192)
+    file.truncate(0)
+    other[0]
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)}
+    )
+    assert done.returncode == -7, done
+    assert "Fatal Python error: Bus error" in done.stderr
+
+
+def test_overlaps(file: SharedFile) -> None:
+    one, other = region(file), region(file, PAGE)
+    assert one.overlaps(PAGE, 10, other, 5, 10)
+    assert not one.overlaps(PAGE, 5, other, 5, 10)
+    with SharedFile(10) as another:
+        assert not one.overlaps(0, 10, region(another, 0, 10), 0, 10)
+
+
+def test_regions_come_over_a_socket(file: SharedFile) -> None:
+    server, stub = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    regions = ClientRegions(stub.detach())
+    with pytest.raises(RegionGone, match="could not pass it on"):
+        regions.find(5)
+    socket.send_fds(server, [msgpack.packb((5, PAGE, PAGE))], [file.descriptor])
+    found = regions.find(5)
+    assert regions.find(5) is found
+    assert (found.copy(0, PAGE) == numbers()[PAGE : 2 * PAGE]).all()
+    regions.forget(5)
+    regions.forget(6)
+    with pytest.raises(RegionGone):
+        regions.find(5)
+    server.close()
+    with pytest.raises(RegionGone):
+        regions.find(7)
+    regions._socket.close()
