@@ -42,6 +42,20 @@ _CALLED_CODES = {
 
 NEWER_TRITON = (
     Accepted(
+        "Clients may register shared memory only where --allow-client-shm says so; in 2.51 they always may.",
+        (
+            "grpc/shared_memory_unregister_unknown",
+            "grpc/shared_memory_unregister_all",
+            "grpc/shared_memory_register_unknown_key",
+        ),
+        "UNIMPLEMENTED",
+        "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable.",
+    ),
+    Accepted(
+        "Keys without a name, and those of Triton's own regions, are refused before anything is opened.",
+        ("shared_memory/register_empty_key", "shared_memory/register_reserved"),
+    ),
+    Accepted(
         "Triton 2.73 tells a model that calls an unknown model or version so; 2.51 only says it is not ready.",
         (
             "message/exec_unknown_model",
@@ -400,6 +414,16 @@ _NEW_FOLDER_TEXTS = {
 
 DECISIONS = (
     Accepted(
+        "A client's region may begin anywhere in its file; Triton maps it, so that it has to begin at a page.",
+        ("shared_memory/register_odd_offset",),
+    ),
+    Accepted(
+        "There are no GPUs here, so that a region of one is refused with the text of a Triton that is built without.",
+        ("shared_memory/cuda_register",),
+        400,
+        "failed to register CUDA shared memory region: 'c', GPUs not supported",
+    ),
+    Accepted(
         "Where there is no GPU, the flag that serves the model on the CPU is named, too.",
         ("broken/config_gpu", "broken/config_gpu_suffix", "reload/config_gpu", "reload/config_gpu_suffix"),
         200,
@@ -492,8 +516,8 @@ DECISIONS = (
     ),
     Accepted("As above, over gRPC.", ("grpc/statistics_fresh", "grpc/statistics_version_only"), "OK"),
     Accepted(
-        "A slot of an iterative sequence is free when the model lets its request go; Triton has a request of its own do "
-        "that, which it counts as failed.",
+        "A slot of an iterative sequence is free when the model lets its request go; Triton has a request of its own "
+        "do that, which it counts as failed.",
         (
             "sequences/iterating_once",
             "sequences/iterating_thrice",
@@ -960,12 +984,6 @@ SHARED = (
         sometimes=True,
     ),
 )
-NOT_YET = (
-    Accepted(
-        "Shared memory of a client's own.",
-        _starting("grpc/shared_memory_"),
-    ),
-)
 
 SECTIONS: Mapping[str, tuple[Accepted, ...]] = {
     "As the newer Triton 2.73 does": NEWER_TRITON,
@@ -974,7 +992,6 @@ SECTIONS: Mapping[str, tuple[Accepted, ...]] = {
     "HTTP/2 below gRPC": HTTP2,
     "Ensembles": ENSEMBLES,
     "Response cache and rate limiter": SHARED,
-    "Not offered yet": NOT_YET,
 }
 
 ACCEPTED: Mapping[str, Accepted] = {

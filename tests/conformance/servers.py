@@ -27,6 +27,7 @@ from . import (
     serving_models,
     state_models,
 )
+from .shared_file import shared_file
 from .wire import exchange
 
 START_TIMEOUT_S = 300.0
@@ -71,6 +72,7 @@ SETUPS = {
     ),
     # Each case loads its model: real Triton dies where warm-ups fail while others run.
     "warm_up": (batch_models.WARM, ("--strict-readiness=false", "--model-control-mode=explicit")),
+    "shared_memory": (_some(("echo_fp32",)), ("--strict-readiness=false",)),
     "sequences": (sequence_models.MODELS + state_models.MODELS, ("--strict-readiness=false",)),
     "cached": (cache_models.CACHED, ("--strict-readiness=false", "--cache-config=local,size=1048576")),
     **{
@@ -175,6 +177,7 @@ def running(name: str, setup: str) -> Iterator[Server]:
     """A ready server ``name`` with the models of ``setup``; stopped, and its files removed, at the end."""
     models, flags = SETUPS[setup]
     home = Path(tempfile.mkdtemp(prefix=f"conformance-{name}-"))
+    kept = contextlib.ExitStack()
     try:
         root = home / "models"
         root.mkdir()
@@ -184,6 +187,11 @@ def running(name: str, setup: str) -> Iterator[Server]:
             repository.write(home / "more", SECOND[setup])
             flags = (*flags, f"--model-repository={home / 'more'}")
         log = home / "log"
+        if setup == "shared_memory":
+            kept.enter_context(shared_file())
+            if name == "stubserve":
+                # On without a word in 2.51, off in 2.73 and here.
+                flags = (*flags, "--allow-client-shm=true")
         server = _start(name, root, log, flags)
         try:
             _await_ready(server, "/v2" if setup.startswith("nowhere") else "/v2/health/ready")
@@ -191,6 +199,7 @@ def running(name: str, setup: str) -> Iterator[Server]:
         finally:
             _stop(server)
     finally:
+        kept.close()
         shutil.rmtree(home, ignore_errors=True)
 
 

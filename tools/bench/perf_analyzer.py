@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from .servers import peers_environment
@@ -22,14 +23,17 @@ def version() -> str:
     return (shown.stdout + shown.stderr).partition("Version")[2].split()[0]
 
 
-def run(port: int, model: str, shape: str, concurrency: int, seconds: int, report: Path) -> Load:
-    """Sends random tensors of `shape` (such as `INPUT0:16`) over HTTP for about `seconds`.
+def run(
+    port: int, model: str, shape: str, concurrency: int, seconds: int, report: Path, more: Sequence[str] = ()
+) -> Load:
+    """Sends random tensors of `shape` (such as `INPUT0:16`) for about `seconds`: over HTTP, if `more` says nothing.
 
     Raises LoadError when perf_analyzer reports a failed request or no figures.
     """
     command = [_program(), "-m", model, "-u", f"127.0.0.1:{port}", "--shape", shape]
     command += ["--concurrency-range", str(concurrency), "--measurement-interval", str(seconds * 1000 // WINDOWS)]
     command += ["--stability-percentage", str(STABILITY_PERCENT), "--max-trials", str(WINDOWS), "-f", str(report)]
+    command += more
     finished = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=60 + 10 * seconds)
     if finished.returncode != 0:
         raise LoadError(

@@ -49,6 +49,8 @@ class Program:
     polls: bool = False
     onnx: bool = True
     only_onnx: bool = False
+    # What allows clients to share memory with it, where that is not so anyway
+    region_flags: tuple[str, ...] = ()
 
     @property
     def kserve(self) -> bool:
@@ -99,7 +101,9 @@ def stubserve(python: Path) -> Program:
     arguments = [str(script), "serve", "REPO", "--http-address", "127.0.0.1"]
     arguments += ["--grpc-address", "127.0.0.1"]
     arguments += ["--http-port", "HTTP", "--grpc-port", "GRPC", "--metrics-port", "METRICS"]
-    return Program("stubserve", tuple(arguments), str(python), dict(os.environ))
+    return Program(
+        "stubserve", tuple(arguments), str(python), dict(os.environ), region_flags=("--allow-client-shm=true",)
+    )
 
 
 class Server:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -57,8 +57,10 @@ class Subject:
     stack: ExitStack = field(default_factory=ExitStack)
     beside: dict[str, Server] = field(default_factory=dict)
 
-    def serving(self, repository: str, write: Callable[[Path], None]) -> Server:
+    def serving(self, repository: str, write: Callable[[Path], None], flags: Sequence[str] = ()) -> Server:
         """The copy that serves this repository, started when it is first asked for. `write` fills a new folder.
+
+        It is started with these `flags` besides.
 
         It sleeps as the first copy does; its memory and its start are nobody's row.
         """
@@ -67,7 +69,8 @@ class Subject:
             folder = self.workspace / repository
             if not folder.exists():
                 write(folder)
-            server = Server(self.program, folder, self.workspace / f"{self.program.name}-{repository}.log")
+            program = replace(self.program, arguments=(*self.program.arguments, *flags)) if flags else self.program
+            server = Server(program, folder, self.workspace / f"{self.program.name}-{repository}.log")
             self.beside[repository] = self.stack.enter_context(server)
             server.sleep()
         return server
