@@ -119,6 +119,7 @@ def _packed(request: Request, inputs: Sequence[Tensor]) -> WireRequest:
         request.flags,
         request.timeout_us,
         request.parameters,
+        None if request.trace is None else request.trace.wire,
         request.requested_outputs,
         [
             (
