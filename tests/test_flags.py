@@ -219,13 +219,6 @@ def test_the_other_transport_of_grpc_needs_its_package(monkeypatch: pytest.Monke
         parse_arguments(["m", "--grpc-transport=grpcio"])
 
 
-def test_flags_of_missing_parts_are_fine_when_they_turn_them_off() -> None:
-    parse_arguments(["m", "--model-control-mode=none", "--rate-limit=off"])
-    for words in (["--trace-level=TIMESTAMPS"],):
-        with pytest.raises(UsageError, match="does not offer"):
-            parse_arguments(["m", *words])
-
-
 @pytest.mark.parametrize(
     ("words", "text"),
     [

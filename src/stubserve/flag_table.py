@@ -20,6 +20,7 @@ from stubserve.flag_values import (
     parse_gpu_fallback,
     parse_int,
     parse_kinds,
+    parse_log_frequency,
     parse_metrics_config,
     parse_origin,
     parse_port_range,
@@ -31,6 +32,11 @@ from stubserve.flag_values import (
     parse_sandbox,
     parse_seconds,
     parse_size,
+    parse_trace_config,
+    parse_trace_count,
+    parse_trace_file,
+    parse_trace_level,
+    parse_trace_rate,
 )
 
 
@@ -299,6 +305,24 @@ FLAGS = (
     Flag("log-format", "logging.format", str, "default, ISO8601 or json (default)."),
     Flag("access-log", "logging.access", parse_bool, "Log each HTTP request and its status (false).", switch=True),
     Flag("log-file", "logging.file", str, "Append the log to this file."),
+    Flag(
+        "trace-config",
+        "tracing.config",
+        parse_trace_config,
+        "[<mode>,]<setting>=<value>, as level=TIMESTAMPS, rate=100 or triton,file=traces.json.",
+        many=True,
+    ),
+    Flag("trace-file", "tracing.config", parse_trace_file, "Same as --trace-config triton,file.", many=True),
+    Flag("trace-level", "tracing.config", parse_trace_level, "Same as --trace-config level.", many=True),
+    Flag("trace-rate", "tracing.config", parse_trace_rate, "Same as --trace-config rate.", many=True),
+    Flag("trace-count", "tracing.config", parse_trace_count, "Same as --trace-config count.", many=True),
+    Flag(
+        "trace-log-frequency",
+        "tracing.config",
+        parse_log_frequency,
+        "Same as --trace-config triton,log-frequency.",
+        many=True,
+    ),
     # stubserve's own
     Flag("http-use-ssl", "http.use_ssl", parse_bool, "Serve HTTP and metrics over TLS (false).", switch=True),
     Flag(
@@ -322,6 +346,13 @@ FLAGS = (
         "auth.open_kinds",
         parse_kinds,
         "APIs that need no token, as health,metrics (none).",
+    ),
+    Flag(
+        "status-page",
+        "metrics.status_page",
+        parse_bool,
+        "A page for people at / of the metrics port (true).",
+        switch=True,
     ),
     Flag(
         "http-cors-origin",
@@ -490,12 +521,4 @@ FLAGS = (
 )
 
 # Flags of parts that do not exist yet: value -> what is missing. With the value that turns the part off they are fine.
-_OFF = ("false", "off", "0")
-MISSING = {
-    "trace-config": ("tracing", ()),
-    "trace-file": ("tracing", ()),
-    "trace-level": ("tracing", ("OFF",)),
-    "trace-rate": ("tracing", ()),
-    "trace-count": ("tracing", ()),
-    "trace-log-frequency": ("tracing", ()),
-}
+MISSING: dict[str, tuple[str, tuple[str, ...]]] = {}

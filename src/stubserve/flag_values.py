@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,66 @@ def parse_backend_config(text: str) -> tuple[str, str, str]:
     if not equals or not setting or not value or (comma and not backend):
         raise UsageError("--backend-config option format is '<backend name>,<setting>=<value>'. Got " + text)
     return backend, setting, value
+
+
+_TRACE_SETTINGS = {
+    "": ("level", "rate", "count", "mode"),
+    "triton": ("file", "log-frequency"),
+    "opentelemetry": (
+        "url",
+        "resource",
+        "bsp_max_queue_size",
+        "bsp_schedule_delay",
+        "bsp_max_export_batch_size",
+    ),
+}
+_TRACE_LEVELS = ("TIMESTAMPS", "TENSORS", "OFF", "MIN", "MAX")
+
+
+def parse_trace_config(text: str) -> tuple[str, str, str]:
+    """`[<mode>,]<setting>=<value>` as (mode, setting, value); no mode where it is for all. Raises UsageError."""
+    front, equals, value = text.partition("=")
+    mode, comma, setting = front.partition(",")
+    if not comma:
+        mode, setting = "", front
+    if not equals or not setting or not value or (comma and not mode):
+        raise UsageError("--trace-config option format is '[<trace mode>,]<setting>=<value>'. Got " + text)
+    if mode not in _TRACE_SETTINGS:
+        raise UsageError(f"--trace-config: the trace modes are triton and opentelemetry. Got {text}")
+    known = _TRACE_SETTINGS[mode]
+    if setting not in known:
+        of = f"trace mode '{mode}'" if mode else "all trace modes"
+        raise UsageError(f"--trace-config: the settings of {of} are {', '.join(known)}. Got {text}")
+    return mode, setting, _trace_value(setting, value)
+
+
+def _trace_value(setting: str, value: str) -> str:
+    if setting == "mode" and value not in ("triton", "opentelemetry"):
+        raise UsageError(f"--trace-config: the trace modes are triton and opentelemetry. Got mode={value}")
+    if setting == "level" and value not in _TRACE_LEVELS:
+        raise UsageError(f"--trace-config: the levels are TIMESTAMPS, TENSORS and OFF. Got level={value}")
+    if setting in ("rate", "count", "log-frequency") or setting.startswith("bsp_"):
+        number = parse_int(value)
+        least = {"count": -1, "rate": 0, "log-frequency": 0, "bsp_schedule_delay": 0}.get(setting, 1)
+        if number < least:
+            raise UsageError(f"--trace-config: {setting} must be at least {least}. Got {value}")
+    if setting == "resource" and not all(value.partition("=")):
+        raise UsageError(f"--trace-config: a resource is <key>=<value>. Got {value}")
+    return value
+
+
+def _older_trace_flag(mode: str, setting: str) -> Callable[[str], tuple[str, str, str]]:
+    def parse(text: str) -> tuple[str, str, str]:
+        return mode, setting, _trace_value(setting, text)
+
+    return parse
+
+
+parse_trace_file = _older_trace_flag("triton", "file")
+parse_trace_level = _older_trace_flag("", "level")
+parse_trace_rate = _older_trace_flag("", "rate")
+parse_trace_count = _older_trace_flag("", "count")
+parse_log_frequency = _older_trace_flag("triton", "log-frequency")
 
 
 def parse_metrics_config(text: str) -> dict[str, Any]:

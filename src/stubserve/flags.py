@@ -21,6 +21,7 @@ from stubserve.protocols.re2 import compile_re2
 from stubserve.settings import (
     EXPLICIT,
     NONE,
+    OPENTELEMETRY,
     POLL,
     AuthSettings,
     ClientSettings,
@@ -35,6 +36,7 @@ from stubserve.settings import (
     SageMakerSettings,
     Settings,
     Tls,
+    TracingSettings,
     VertexSettings,
 )
 
@@ -47,6 +49,7 @@ _GROUPS: dict[str, Callable[..., Any]] = {
     "grpc": GrpcSettings,
     "metrics": MetricsSettings,
     "logging": LoggingSettings,
+    "tracing": TracingSettings,
     "sagemaker": SageMakerSettings,
     "vertex": VertexSettings,
     "cache": CacheSettings,
@@ -171,6 +174,15 @@ def _check(settings: Settings) -> None:
             raise UsageError(f"--{name}-header-forward-pattern is no regular expression: {error}") from None
     if settings.metrics.interval_ms < 0:
         raise UsageError(f"--metrics-interval-ms must not be negative. Got {settings.metrics.interval_ms}")
+    tracing = settings.tracing
+    if tracing.mode == OPENTELEMETRY and (
+        find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter") is None
+    ):
+        raise UsageError(
+            "--trace-config mode=opentelemetry needs packages: run `pip install 'stubserve[opentelemetry]'`"
+        )
+    if tracing.mode != OPENTELEMETRY and tracing.levels and not tracing.file:
+        raise UsageError("--trace-config level needs a file for traces: --trace-config triton,file=<path>")
     _check_ports(settings)
     try:
         settings.cache.check()

@@ -95,7 +95,11 @@ def metrics_server(server: Server) -> HttpServer:
 
 
 def _metrics_app(server: Server) -> ASGIApp:
-    app = create_metrics_app(lambda: server.offload.run(server.metrics.text()))
+    shows_page = server.settings.metrics.status_page
+    app = create_metrics_app(
+        lambda: server.offload.run(server.metrics.text()),
+        (lambda: server.offload.run(server.status.json())) if shows_page else None,
+    )
     return guarded(app, server.http_access, "metrics")
 
 

@@ -18,6 +18,9 @@ from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.memory_pressure import MemoryPressure
 from stubserve.observability.metrics import RESERVED, ServerMetrics
+from stubserve.observability.status import ServerStatus
+from stubserve.observability.trace_file import TraceFile
+from stubserve.observability.tracing import Destination, Tracing
 from stubserve.protocols.access import KINDS
 from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.client_regions import ClientRegions
@@ -34,7 +37,7 @@ from stubserve.repository.loading import Loader
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.response_cache.factory import create_cache
 from stubserve.schedulers.rate_limiter import create_limiter
-from stubserve.settings import EXPLICIT, NONE, POLL, Settings
+from stubserve.settings import EXPLICIT, NONE, OPENTELEMETRY, POLL, Settings, TracingSettings
 
 log = logging.getLogger("stubserve.server")
 
@@ -84,9 +87,14 @@ class Server:
         self.metrics = ServerMetrics(
             self._registry.serving, measured.latencies, machine, custom, self.memory, self.cache
         )
+        self.status = ServerStatus(
+            self.name, self.version, self._registry.models.values, self.memory, self.log_settings.last_errors
+        )
+        self.tracing = Tracing(settings.tracing, _trace_destination(settings.tracing))
         loader = Loader(
             settings.instances,
             self.memory,
+            tracing=self.tracing.of,
             completes=not settings.repository.disable_auto_complete,
             latencies=measured.latencies if measured.allow else None,
             cache=self.cache,
@@ -207,6 +215,7 @@ class Server:
             await self.cache.close()
         self._memory_pressure.close()
         self.large_json.close()
+        await asyncio.to_thread(self.tracing.close)
         self.offload.close()
 
 
@@ -224,6 +233,15 @@ def _check_debugged(settings: Settings) -> None:
             close = difflib.get_close_matches(name, known, 1)
             meant = f"; did you mean '{close[0]}'?" if close else ""
             raise invalid(f"--debug-model={name}: there is no model of that name{meant}")
+
+
+def _trace_destination(settings: TracingSettings) -> Destination | None:
+    """Where traces go. What OpenTelemetry needs is imported only where it is used."""
+    if settings.mode == OPENTELEMETRY:
+        from stubserve.observability.trace_spans import SpanExport
+
+        return SpanExport(settings)
+    return TraceFile(settings.file) if settings.file else None
 
 
 def _not_started() -> ServeError:

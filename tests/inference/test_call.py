@@ -13,12 +13,15 @@ from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.tensor import Tensor
+from stubserve.inference.trace import ModelTracing
 
 from .models import echo
 
 
 class Model:
     """Takes requests, or refuses them."""
+
+    tracing = ModelTracing()
 
     def __init__(self) -> None:
         self.signature = echo("m", "FP32", "1")

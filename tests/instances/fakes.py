@@ -23,6 +23,7 @@ from stubserve.errors import ServeError, invalid
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.inference.trace import ModelTracing
 from stubserve.inference.work import Work
 from stubserve.instances import waiting
 from stubserve.instances.memory import Memory
@@ -76,6 +77,8 @@ class Process:
 
 class Model:
     """A model that is called: remembers its requests. Its answers come from the test, through `answer`."""
+
+    tracing = ModelTracing()
 
     def __init__(self, signature: Signature = MODEL) -> None:
         self.signature = signature
@@ -239,7 +242,7 @@ class Stub:
     async def call(self, number: int, model: str = "target", *inputs: WireTensor, **more: Any) -> None:
         """Has the model make a request."""
         fields = {"blocking": False, "decoupled": False, "version": -1, "released": (), **more}
-        request = ("call", 0, 0, 0, None, None, list(inputs) or [("IN", FP32, (1,), bytes(4))])
+        request = ("call", 0, 0, 0, None, None, None, list(inputs) or [("IN", FP32, (1,), bytes(4))])
         await self.say(messages.pack_call(number, model=model, request=request, **fields))
 
     async def answers(self) -> list[messages.Answer]:

@@ -39,7 +39,7 @@ def test_a_request_with_all_that_it_can_have() -> None:
         "requested_outputs": ["OUT"],
     }
     [wire] = unpacked([request(small(1), **fields)])
-    assert wire == ("a", "seq", 1, 5, {"p": 1}, ("OUT",), (("IN", FP32, (1,), b"\1\0\0\0"),))
+    assert wire == ("a", "seq", 1, 5, {"p": 1}, None, ("OUT",), (("IN", FP32, (1,), b"\1\0\0\0"),))
 
 
 def test_sharing_is_the_spans_alone() -> None:
@@ -62,9 +62,9 @@ def test_empty_slots_and_extra_inputs() -> None:
     first, second = request(small(1)), request(small(2))
     extra = Tensor("READY", FP32, (1,), b"\0\0\x80\x3f")
     one, control, other, empty = unpacked([first, None, second, None], [[extra], [extra], [], []])
-    assert [name for name, _, _, _ in one[6]] == ["IN", "READY"]
-    assert [name for name, _, _, _ in control[6]] == ["READY"]
-    assert [name for name, _, _, _ in other[6]] == ["IN"]
+    assert [name for name, _, _, _ in one[7]] == ["IN", "READY"]
+    assert [name for name, _, _, _ in control[7]] == ["READY"]
+    assert [name for name, _, _, _ in other[7]] == ["IN"]
     assert empty is None
     assert len(first.inputs) == 1
 

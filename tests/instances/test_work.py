@@ -391,7 +391,7 @@ async def test_extra_inputs_come_behind_the_requests_own_and_are_held() -> None:
         extras = [[stub.large("STATE")], [stub.large("LOST")], [Tensor("READY", FP32, (1,), bytes(4)), stub.large("S")]]
         stub.work.execute(Work.of_slots([request, None, open_], extras))
         number, _, wire = stub.received()
-        assert [slot and [name for name, _, _, _ in slot[6]] for slot in wire] == [
+        assert [slot and [name for name, _, _, _ in slot[7]] for slot in wire] == [
             ["IN", "STATE"],
             ["LOST"],
             ["IN", "READY", "S"],

@@ -357,8 +357,6 @@ def test_the_command_line_of_tritonserver_works(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("flag", "text"),
     [
-        ("--cache-config=local,size=1000", "does not offer the response cache"),
-        ("--trace-config=level=TIMESTAMPS", "does not offer tracing"),
         ("--no-such-flag=1", "Unexpected argument: --no-such-flag=1"),
         ("--http-max-input-size=0", "--http-max-input-size must be greater than 0"),
         ("--exit-on-error=perhaps", "invalid value for bool option: perhaps"),

@@ -149,7 +149,7 @@ def test_the_port(server: Serving) -> None:
         assert answer.status == 200
         assert answer.headers["content-type"] == "text/plain; charset=utf-8"
         assert b"nv_inference_count" in answer.body
-    for path in ("/", "/metrics//", "/v2"):
+    for path in ("/metrics//", "/v2", "/status"):
         answer = server.metrics(path)
         assert (answer.status, answer.body) == (200, b"")
     answer = server.metrics("/metrics", "POST")

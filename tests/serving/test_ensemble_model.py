@@ -15,6 +15,7 @@ from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.inference.trace import ModelTracing
 from stubserve.instances.waiting import Starting, dead_end
 from stubserve.model_config.proto import ModelConfig
 from stubserve.schedulers.ensemble.plan import EnsemblePlan
@@ -77,6 +78,8 @@ class Memory:
 
 class Member:
     """A member that keeps its requests until the test answers them."""
+
+    tracing = ModelTracing()
 
     def __init__(self, name: str, inputs: str = "IN", batch: int = 0) -> None:
         text = "".join(f'input {{ name: "{one}" data_type: TYPE_FP32 dims: -1 }}' for one in inputs.split())

@@ -73,6 +73,7 @@ def check_stacking():
             0,
             0,
             None,
+            None,
             ["Y"],
             [Tensor._received("X", 11, [1, 4096], None, memoryview(memory)[at : at + 16384])],
             None,
@@ -89,7 +90,7 @@ def check_stacking():
 
 def check_request():
     tensor = Tensor._received("IN", 11, (1, 2), struct.pack("<2f", 1, 2), None)
-    request = InferenceRequest._received("r", 5, 1, 0, {"a": 1.5}, ["OUT"], [tensor], 1)
+    request = InferenceRequest._received("r", 5, 1, 0, {"a": 1.5}, None, ["OUT"], [tensor], 1)
     array = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
     array *= 2
     assert array.tolist() == [[2.0, 4.0]]

@@ -21,6 +21,7 @@ from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.steps import Steps
 from stubserve.inference.tensor import Tensor
+from stubserve.inference.trace import ModelTracing
 from stubserve.instances.memory import Memory as SharedMemory
 from stubserve.model_config.parse import parse_text
 from stubserve.protocols.arrival import Arrivals
@@ -92,6 +93,8 @@ class Model:
     """Answers every request with its first input, in the next turn of the event loop."""
 
     version = 1
+
+    tracing = ModelTracing()
 
     def __init__(self, name: str) -> None:
         self.signature = signature(name)

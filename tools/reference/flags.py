@@ -27,6 +27,7 @@ GROUPS = {
     "cache": "Response cache",
     "rate_limit": "Rate limiter",
     "logging": "Log",
+    "tracing": "Traces",
 }
 
 _HEAD = """\

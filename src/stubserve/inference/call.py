@@ -22,6 +22,7 @@ from stubserve.inference.admission import admit
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.tensor import drop_blocks
+from stubserve.inference.trace import QUEUE_INPUT
 
 log = logging.getLogger("stubserve.inference")
 
@@ -30,6 +31,9 @@ class Call:
     """A call to `model`. `request` is the one that is under way, None before and after."""
 
     __slots__ = ("model", "request")
+
+    # Whose requests these are, for traces: "HTTP" or "GRPC" those of clients, empty the server's own
+    protocol = ""
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
@@ -48,6 +52,11 @@ class Call:
         `together` says that the caller polls the model when it has queued all that it has. Raises ServeError.
         """
         self.request = request
+        sampler = self.model.tracing.sampler
+        if sampler is not None and self.protocol:
+            request.trace = sampler.sample(self)
+        if request.trace is not None:
+            request.trace.keep(QUEUE_INPUT, request.inputs)
         try:
             if not request.admitted:
                 admit(request, self.model.signature)
@@ -62,6 +71,12 @@ class Call:
         """Forgets a request that has not been submitted."""
         self.request = None
         drop_blocks(request.inputs)
+        if request.trace is not None:
+            request.trace.end(request)
+
+    def trace_context(self) -> str | None:
+        """The value of `traceparent` that the client sent along."""
+        return None
 
     def cancel(self) -> None:
         """Nobody waits for the answer any more."""

@@ -8,6 +8,7 @@ from typing import Any
 from stubserve.errors import Code, ServeError
 from stubserve.inference.regions import RegionPlace
 from stubserve.inference.tensor import Tensor
+from stubserve.inference.trace import Trace
 
 SEQUENCE_START = 1
 SEQUENCE_END = 2
@@ -110,6 +111,7 @@ class Request:
         "requested_outputs",
         "stream",
         "timeout_us",
+        "trace",
     )
 
     def __init__(
@@ -142,6 +144,7 @@ class Request:
         self.cancelled = False
         self.outcome: str | None = None
         self.stream: ResponseStream | None = None
+        self.trace: Trace | None = None
         # What a batcher compares it by, made when it is first asked for (`schedulers.grouping`)
         self.grouping_key: dict[str, object] | None = None
         # When what happened

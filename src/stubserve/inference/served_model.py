@@ -14,6 +14,7 @@ from stubserve.inference.latencies import Latencies
 from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
+from stubserve.inference.trace import ModelTracing
 
 
 class ServedModel(Protocol):
@@ -32,6 +33,7 @@ class ServedModel(Protocol):
     signature: Signature
     statistics: ModelStatistics
     latencies: Latencies | None
+    tracing: ModelTracing
     load_seconds: float
     identity: bytes
 

@@ -20,14 +20,17 @@ class Work:
 
     `sequences`, if it is not None, has for each place the number of the sequence whose implicit states go with it, 0
     where it is empty. The stub keeps them.
+
+    `number` is the stub's for the batch, 0 before it has it.
     """
 
-    __slots__ = ("extra_inputs", "requests", "sequences", "slots")
+    __slots__ = ("extra_inputs", "number", "requests", "sequences", "slots")
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.slots: Sequence[Request | None] = requests
         self.requests = requests
         self.extra_inputs: Sequence[Sequence[Tensor]] | None = None
+        self.number = 0
         self.sequences: Sequence[int] | None = None
 
     @classmethod
@@ -46,6 +49,11 @@ class Work:
     def empty(self) -> int:
         """How many places are empty."""
         return len(self.slots) - len(self.requests)
+
+    @property
+    def size(self) -> int:
+        """The size of the batch; an empty place counts as one."""
+        return self.empty + sum(request.batch_size for request in self.requests)
 
     def __repr__(self) -> str:
         return f"<Work {list(self.slots)}>"

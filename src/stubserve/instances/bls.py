@@ -25,6 +25,7 @@ from stubserve.inference.call import Call
 from stubserve.inference.request import Request, Response, unanswered
 from stubserve.inference.served_model import ServedModel, Waiter
 from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.inference.trace import find as find_trace
 from stubserve.instances import waiting
 from stubserve.instances.answer_ring import AnswerRing
 from stubserve.instances.batch import given_span, place_of
@@ -193,7 +194,7 @@ class StubCalls:
 
     def _start(self, number: int, blocking: bool, decoupled: bool, name: str, version: int, wire: WireRequest) -> None:
         now = time.monotonic_ns()
-        id_, correlation_id, flags, timeout_us, parameters, requested, wire_inputs = wire
+        id_, correlation_id, flags, timeout_us, parameters, trace, requested, wire_inputs = wire
         inputs: list[Tensor] = []
         request = Request(
             inputs, unanswered, id_, correlation_id, flags, 0, timeout_us, parameters,
@@ -221,6 +222,9 @@ class StubCalls:
             call.give_up(request)
             raise _circle(name, chain)
         request.on_response = call.on_response
+        above = None if trace is None else find_trace(trace[0])
+        if above is not None:
+            request.trace = above.child(model.name, model.version, now)
         if model.checks_readiness():
             call.request = request
             check = asyncio.get_running_loop().create_task(self._submit_if_ready(call, request))

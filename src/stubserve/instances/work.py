@@ -118,7 +118,7 @@ class StubWork:
 
         It is announced at once, or with `announce`. Where it raises anything the stub has not got the batch.
         """
-        number = self.batches = self.batches + 1
+        number = work.number = self.batches = self.batches + 1
         in_flight, memory = self._in_flight, self._memory
         frees = self._outputs.take_frees()
         if self._regions is not None:

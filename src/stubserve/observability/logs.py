@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from stubserve.observability.last_errors import LastErrors
 from stubserve.observability.log_lines import DEFAULT, ISO8601, LogFormatter
 from stubserve.observability.output import QueuedStream, output
 from stubserve.settings import LoggingSettings
@@ -35,6 +36,7 @@ class LogSettings:
     def __init__(self, settings: LoggingSettings) -> None:
         # One for each place that is written to
         self.formatters: list[LogFormatter] = []
+        self.last_errors = LastErrors()
         self.watchers: set[Callable[[], None]] = set()
         self._values: dict[str, Any] = {
             "log_file": settings.file,
@@ -100,7 +102,7 @@ def configure(settings: LoggingSettings) -> LogSettings:
         handler.addFilter(log_settings.filter)
     for name in ("stubserve", "uvicorn"):
         logger = logging.getLogger(name)
-        logger.handlers = handlers
+        logger.handlers = [*handlers, log_settings.last_errors]
         logger.propagate = False
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.access").setLevel(logging.INFO)

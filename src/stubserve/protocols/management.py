@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from stubserve.errors import ServeError, invalid, unavailable, unsupported
+from stubserve.errors import Code, ServeError, invalid, unavailable, unsupported
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.version import parse_version
 from stubserve.protocols import client_regions
@@ -58,6 +58,14 @@ class ChangeableLog(Protocol):
     def update(self, changes: Mapping[str, Any]) -> None: ...
 
 
+class ChangeableTracing(Protocol):
+    """The server's trace settings; those of a model where one is named."""
+
+    def to_dict(self, model: str = "") -> dict[str, list[str]]: ...
+
+    def update(self, changes: Mapping[str, Any], model: str = "") -> None: ...
+
+
 class ServerFacts(Ingress, Protocol):
     """What management needs of the server."""
 
@@ -82,6 +90,9 @@ class ServerFacts(Ingress, Protocol):
 
     @property
     def log_settings(self) -> ChangeableLog: ...
+
+    @property
+    def tracing(self) -> ChangeableTracing: ...
 
     async def ready(self) -> bool: ...
 
@@ -179,6 +190,13 @@ def fixed_log_file() -> ServeError:
     return unsupported("log file location can not be updated through network protocol")
 
 
-def not_offered(what: str) -> ServeError:
-    """`what` is the path of an endpoint."""
-    return unsupported(f"{what} is not offered by this release of stubserve")
+def traced_model(server: ServerFacts, name: str) -> str:
+    """The model whose trace settings are asked for, empty for the server's. Raises ServeError for one unknown."""
+    if name:
+        try:
+            server.find_model(name, "")
+        except ServeError as error:
+            if error.code is Code.NOT_FOUND:
+                raise
+            raise invalid(f"Request for unknown model : {name}") from None
+    return name

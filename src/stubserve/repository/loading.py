@@ -21,6 +21,7 @@ from typing import Any
 from stubserve.environments.resolve import Environments
 from stubserve.inference.latencies import DEFAULT_BOUNDS_MS, FIRST_RESPONSE, Latencies
 from stubserve.inference.served_model import ServedModel
+from stubserve.inference.trace import ModelTracing
 from stubserve.instances.instance import Instance
 from stubserve.instances.launcher import Launcher, Program
 from stubserve.instances.memory import Memory
@@ -64,7 +65,7 @@ class Loader:
 
     Models complete their configurations if they are to (`completes`). `latencies` are the distributions that are
     measured, None where nobody can read them. `cache` is the server's response cache, if it has one,
-    `limiter` has its instances share resources.
+    `limiter` has its instances share resources. `tracing` gives a model's by its name.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Loader:
         completes: bool,
         latencies: LatencySettings | None,
         make_launcher: Callable[..., Launcher] = Launcher,
+        tracing: Callable[[str], ModelTracing] = lambda _: ModelTracing(),
         cache: ResponseCache | None = None,
         limiter: RateLimiter | None = None,
     ) -> None:
@@ -81,6 +83,7 @@ class Loader:
         self._memory = memory
         self._completes = completes
         self._measured = latencies
+        self._tracing = tracing
         self._make_launcher = make_launcher
         self._cache = cache
         self._limiter = limiter
@@ -92,6 +95,7 @@ class Loader:
         folder, config = candidate.folder, candidate.config
         if config.platform == ENSEMBLE_PLATFORM:
             ensemble = await start_ensemble(candidate, version, services.models)
+            ensemble.tracing = self._tracing(ensemble.name)
             ensemble.latencies = self._latencies(config)
             ensemble.identity = of_members(config, version, [one.identity for one in ensemble.members.values()])
             self._use_cache(ensemble)
@@ -111,6 +115,7 @@ class Loader:
             await asyncio.to_thread(check_initial_states, config, folder.path)
             labels = await asyncio.to_thread(read_labels, folder, config)
             model = instance_model(name, version, config, to_json_dict(config), labels, self._limiter)
+            model.tracing = self._tracing(name)
             model.latencies = self._latencies(config)
             if self._cache is not None and self._cache.is_shared:
                 model.identity = await asyncio.to_thread(of_files, config, version, folder.version_path(version))

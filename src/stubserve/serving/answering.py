@@ -8,6 +8,7 @@ from stubserve.inference.latencies import Latencies
 from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
+from stubserve.inference.trace import ModelTracing
 from stubserve.response_cache.store import ResponseCache
 from stubserve.serving.caching import ModelCache
 from stubserve.serving.delivery import Delivery
@@ -22,6 +23,8 @@ class AnsweringModel:
     statistics: ModelStatistics
     _delivery: Delivery
     _draining: Draining
+    # Who samples its requests, told by whoever loads it
+    tracing: ModelTracing = ModelTracing()
     _clock: Callable[[], int]
     _cache: ModelCache | None
     # Stands for its configuration and files where a cache that several servers share has to know

@@ -20,6 +20,7 @@ A request whose client is gone waits for nothing: its responses are let go as th
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from stubserve.errors import ServeError, internal
@@ -29,6 +30,7 @@ from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.tensor import drop_blocks
+from stubserve.inference.trace import BACKEND_OUTPUT, Trace
 from stubserve.schedulers.ordering import ResponseOrderer
 from stubserve.serving.draining import Draining
 
@@ -38,7 +40,7 @@ log = logging.getLogger("stubserve.model")
 class Delivery:
     """Passes on the answers to one model version's requests, and counts them."""
 
-    __slots__ = ("_draining", "_orderer", "_owed", "_signature", "_statistics", "latencies", "respond")
+    __slots__ = ("_draining", "_orderer", "_owed", "_signature", "_statistics", "_traced", "latencies", "respond")
 
     def __init__(
         self, signature: Signature, statistics: ModelStatistics, draining: Draining, keep_order: bool = False
@@ -52,6 +54,8 @@ class Delivery:
         self.respond: Callable[[Request, Response], None] = self._pass_on
         if self._orderer is not None or signature.reshaped_outputs:
             self.respond = self._shape_and_pass_on
+        # Requests that are traced and answered, while their batch is not over
+        self._traced: list[Request] = []
         # What is to be done once the responses of a request that are held back have been passed on
         self._owed: dict[Request, list[Callable[[], None]]] = {}
 
@@ -96,6 +100,8 @@ class Delivery:
             if outcome is not None:
                 request.outcome = outcome
                 self._statistics.record_failure(request)
+            if request.trace is not None:
+                request.trace.cut_off = True
             self.pass_on(request, Response(error=error))
 
     def pass_on(self, request: Request, response: Response) -> None:
@@ -107,6 +113,8 @@ class Delivery:
 
     def executed(self, requests: Sequence[Request], empty: int = 0) -> None:
         """Counts a batch that has been executed, with so many empty places."""
+        if self._traced:
+            self.end_traces(requests)
         try:
             self._statistics.record_batch(requests, empty)
             if self.latencies is not None:
@@ -140,7 +148,45 @@ class Delivery:
                 for act in self._owed.pop(one, ()):
                     one.when_read(act)
 
+    def end_traces(self, requests: Collection[Request] | None = None) -> None:
+        """Ends the traces that waited for the end of a batch of these requests; of all, where nothing is said."""
+        waiting, self._traced = self._traced, []
+        for request in waiting:
+            if requests is None or request in requests:
+                self._end_trace(request)
+            else:
+                self._traced.append(request)
+
+    def _end_trace(self, request: Request) -> None:
+        try:
+            assert request.trace is not None
+            request.trace.end(request)
+        except Exception:
+            log.exception("a trace of model '%s' is lost", self._signature.model)
+
+    def _trace_answer(self, trace: Trace, response: Response) -> None:
+        """Marks that a response is passed on now."""
+        if response.final:
+            trace.answered_ns = time.monotonic_ns()
+        if response.error is not None:
+            trace.error = response.error.message
+        try:
+            trace.keep(BACKEND_OUTPUT, response.outputs)
+        except Exception:
+            log.exception("outputs of model '%s' could not be traced", self._signature.model)
+
+    def _trace_end(self, request: Request, trace: Trace) -> None:
+        """The final response has been passed on."""
+        trace.sent_ns = time.monotonic_ns()
+        if request.compute_start_ns and not request.compute_end_ns and not trace.cut_off:
+            self._traced.append(request)  # its sender was faster than the result of its batch
+        else:
+            self._end_trace(request)
+
     def _pass_on(self, request: Request, response: Response) -> None:
+        trace = request.trace
+        if trace is not None:
+            self._trace_answer(trace, response)
         if self.latencies is not None:
             try:
                 self.latencies.on_response(request, response)
@@ -157,6 +203,8 @@ class Delivery:
             for tensor in request.inputs:
                 if tensor.span is not None:
                     tensor.span.drop()
+            if trace is not None:
+                self._trace_end(request, trace)
             draining = self._draining
             draining.under_way -= 1
             if draining.awaited:

@@ -207,6 +207,8 @@ class Dispatcher:
                 last = instance
             for request in work.requests:
                 request.compute_start_ns = now_ns
+                if request.trace is not None:
+                    request.trace.join(instance.name, work)
             try:
                 self._depth.handed_out(instance)
                 instance.execute(work)

@@ -204,6 +204,8 @@ class EnsembleRun:
         call = StepCall(run, model, self.answered)
         self._calls[call] = None
         request.on_response = call.on_response
+        if self.request.trace is not None:
+            request.trace = self.request.trace.child(model.name, model.version, request.request_start_ns)
         try:
             call.submit(request)
         except ServeError as error:

@@ -187,6 +187,7 @@ class InstanceModel(AnsweringModel):
         self._dispatcher.leave(instance)
         self._delivery.fail(unfinished, error, BACKEND_FAILURE)
         self._delivery.fail(open_, error, None)  # their execution has been counted
+        self._delivery.end_traces()
         # First what the scheduler has to say of those who were bound to this instance
         self.poll()
         self._refuse_if_down()

@@ -70,6 +70,7 @@ class LocalCalls:
         flags: int,
         timeout_us: int,
         parameters: Any,
+        trace: object,
         names: list[str] | None,
         inputs: list[Any],
     ) -> Iterator[tuple[InferenceResponse, bool]]:

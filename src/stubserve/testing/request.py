@@ -86,6 +86,7 @@ def prepare(request: Request | Mapping[str, Any], signature: Signature, states: 
         admitted.flags,
         admitted.timeout_us,
         admitted.parameters,
+        None,  # nothing is traced
         names,
         [(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in inputs],
     )

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     # What they import, msgpack, is not there where only the public module is wanted.
     from stubserve_stub.runtime.calls import Calls, OpenCall
     from stubserve_stub.runtime.channel import Channel
-    from stubserve_stub.wire.messages import WireResponse, WireTensor
+    from stubserve_stub.wire.messages import WireResponse, WireTensor, WireTrace
 
 Target = Tuple[str, int]
-# (id, correlation id, flags, timeout in µs, parameters, requested outputs, inputs)
-Request = Tuple[str, Any, int, int, Any, Sequence[str], List[Tensor]]
+# (id, correlation id, flags, timeout in µs, parameters, trace, requested outputs, inputs)
+Request = Tuple[str, Any, int, int, Any, "WireTrace", Sequence[str], List[Tensor]]
 
 
 class Forwarder(Protocol):

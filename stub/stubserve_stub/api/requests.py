@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from stubserve_stub.api.responses import InferenceResponse
+    from stubserve_stub.wire.messages import WireTrace
 
 _SIGNATURE = (
     "InferenceRequest(request_id: str = '', correlation_id: object = 0, inputs: List[Tensor], "
@@ -50,13 +51,28 @@ _SIGNATURE = (
 
 
 class InferenceTrace:
-    """The trace of a request, to be handed on to requests that a model makes. There is no tracing yet."""
+    """The trace of a request, to be handed on to requests that a model makes."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "_wire")
+
+    # (the server's number for it, its context); None where the request is not traced
+    _wire: WireTrace
+
+    def __init__(self) -> None:
+        self._wire = None
+
+    @staticmethod
+    def _of(wire: WireTrace) -> InferenceTrace:
+        """The trace of a request out of a message."""
+        if wire is None:
+            return _NO_TRACE
+        self = _new(InferenceTrace)
+        self._wire = wire
+        return self
 
     def get_context(self) -> Optional[str]:
-        """The context for the propagation of traces, None without one."""
-        return None
+        """The context for other programs: JSON text with a `traceparent`; None without OpenTelemetry."""
+        return None if self._wire is None else self._wire[1]
 
 
 class Target(NamedTuple):
@@ -106,6 +122,7 @@ class InferenceRequest:
         "_sender",
         "_target",
         "_timeout_us",
+        "_trace",
     )
 
     _id: str
@@ -122,6 +139,7 @@ class InferenceRequest:
     _cancelled: bool
     _sender: Optional[InferenceResponseSender]
     _release_flags: int
+    _trace: WireTrace
 
     # What type checkers see: upstream requires three arguments that follow optional ones.
     @overload
@@ -220,6 +238,7 @@ class InferenceRequest:
         self._cancelled = False
         self._sender = None
         self._release_flags = 0
+        self._trace = trace._wire
 
     @staticmethod
     def _received(
@@ -228,6 +247,7 @@ class InferenceRequest:
         flags: int,
         timeout_us: int,
         parameters: Optional[params.Parameters],
+        trace: WireTrace,
         requested_output_names: Sequence[str],
         inputs: List[Tensor],
         batch: SenderSource,
@@ -246,6 +266,7 @@ class InferenceRequest:
         self._cancelled = False
         self._sender = None
         self._release_flags = 0
+        self._trace = trace
         return self
 
     def inputs(self) -> List[Tensor]:
@@ -280,7 +301,7 @@ class InferenceRequest:
         return set(self._requested_output_names)
 
     def trace(self) -> InferenceTrace:
-        return _NO_TRACE
+        return InferenceTrace._of(self._trace)
 
     def is_cancelled(self) -> bool:
         """Whether the client has gone; known at once, without asking the server."""
@@ -335,6 +356,7 @@ class InferenceRequest:
             self._flags,
             self._timeout_us,
             self._parameters,
+            self._trace,
             self._requested_output_names,
             self._inputs,
         )

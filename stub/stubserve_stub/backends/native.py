@@ -166,7 +166,7 @@ class NativeBackend(Backend):
                 step.end()
 
     def _request(self, wire: WireRequest, memory: BatchMemory) -> NativeRequest:
-        _, _, _, _, _, requested, wire_inputs = wire
+        requested, wire_inputs = wire[-2:]
         inputs = {}
         for wire_input in wire_inputs:
             name, datatype, shape, place = wire_input

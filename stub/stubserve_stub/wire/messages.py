@@ -26,7 +26,7 @@ read by whoever waits for them while the main thread is in `execute`::
     parent ▶ stub   (call, final, response, frees)
 
     requests  one for each slot of the batch, in order; None for a slot that is empty
-    request   (id, correlation_id, flags, timeout_us, parameters, requested_outputs, inputs)
+    request   (id, correlation_id, flags, timeout_us, parameters, trace, requested_outputs, inputs)
     region_outputs   (slot, name, region, offset, nbytes): outputs that are to be written into clients' regions
     entries   one for each slot: a response; None where a sender answers, before or after, and for an empty slot;
               RESCHEDULED where the same request is to be executed again
@@ -34,6 +34,7 @@ read by whoever waits for them while the main thread is in `execute`::
               which no other sequence has; 0 for an empty slot
     response  (error, outputs, parameters); in RESPONSE and in answers also None: the flag alone
     flags     FINAL: no further response to this request; ACKNOWLEDGE: say when it has been passed on
+    trace     (number, context) of a request that is traced, or None; the context is a text for other programs, or None
     tensor    (name, datatype, shape, place)      datatype is the number in Triton's DataType enum
     place     see `stubserve_stub.wire.places`
     error     (message, code), or None; the one of RESULT (a message) is for the whole batch
@@ -85,7 +86,10 @@ _TEXT = "surrogateescape"
 
 Parameters = Optional[Dict[str, Any]]
 WireTensor = Tuple[str, int, Sequence[int], Place]
-WireRequest = Tuple[str, Union[int, str], int, int, Parameters, Optional[Sequence[str]], Sequence[WireTensor]]
+WireTrace = Optional[Tuple[int, Optional[str]]]
+WireRequest = Tuple[
+    str, Union[int, str], int, int, Parameters, WireTrace, Optional[Sequence[str]], Sequence[WireTensor]
+]
 WireResponse = Tuple[Optional[Tuple[str, int]], Sequence[WireTensor], Parameters]
 # Slot, name, region, offset in it, size
 RegionOutput = Tuple[int, str, int, int, int]

@@ -13,6 +13,7 @@ import pytest
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
+from stubserve.inference.trace import ModelTracing
 from stubserve.instances.memory import Memory
 from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.http.connection import HttpConnection
@@ -61,6 +62,8 @@ class Model:
     """Echoes what was submitted when it is told to, or fails as the test says."""
 
     version = 1
+
+    tracing = ModelTracing()
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature

@@ -9,6 +9,7 @@ from stubserve.errors import invalid
 from stubserve.inference.heap_account import HeapAccount
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
+from stubserve.inference.trace import ModelTracing
 from stubserve.model_config.proto import ModelConfig
 from stubserve.protocols.http.generate import GenerateCall, generate
 
@@ -17,6 +18,8 @@ class Quick:
     """A model that answers before anybody can ask for anything else."""
 
     signature = Signature("quick", 1, ModelConfig(name="quick"))
+
+    tracing = ModelTracing()
 
     def submit(self, request: Request) -> None:
         request.on_response(request, Response(error=invalid("no")))

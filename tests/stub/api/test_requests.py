@@ -19,6 +19,7 @@ def received(**given: Any) -> InferenceRequest:
         "flags": 0,
         "timeout_us": 0,
         "parameters": None,
+        "trace": None,
         "requested_output_names": ["OUT"],
         "inputs": [],
         "batch": None,

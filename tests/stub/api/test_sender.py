@@ -69,7 +69,7 @@ class Bench:
     def __init__(self, decoupled: bool, requests: int = 1) -> None:
         self.channel = Channel()
         self.senders = Senders(self.channel, decoupled)
-        wire = [("id", 0, 0, 0, None, None, [("IN", 11, [1], b"\0\0\0\0")]) for _ in range(requests)]
+        wire = [("id", 0, 0, 0, None, None, None, [("IN", 11, [1], b"\0\0\0\0")]) for _ in range(requests)]
         self.batch = ModelBatch(BatchMemory(self.channel), self.senders, 7, wire, ["OUT"])  # type: ignore[arg-type]
         self.requests = self.batch.requests
 

@@ -111,4 +111,4 @@ numbers = {kind.numpy: kind.number for kind in BY_NAME.values()}
 
 def request(outputs: Sequence[str] | None = None, **inputs: Any) -> Any:
     tensors = [value if isinstance(value, tuple) else wire(name, value) for name, value in inputs.items()]
-    return ("id", 0, 0, 0, None, outputs, tensors)
+    return ("id", 0, 0, 0, None, None, outputs, tensors)

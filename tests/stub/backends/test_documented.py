@@ -26,7 +26,7 @@ def test_the_example() -> None:
     array = np.arange(3000, dtype=np.float32)
     with stub_memory() as stub:
         place = stub.give(array.tobytes())
-        request: Any = ("", 0, 0, 0, None, None, [("INPUT0", 11, (3000,), tuple(place))])
+        request: Any = ("", 0, 0, 0, None, None, None, [("INPUT0", 11, (3000,), tuple(place))])
         ((error, outputs, _),) = backend.execute(WireBatch(1, [request], BatchMemory(stub.channel)))
         assert error is None
         ((name, datatype, shape, where),) = outputs

@@ -42,7 +42,7 @@ class Native(NativeBackend):
 
 
 def request(*inputs: Any, requested: Any = None) -> Any:
-    return ("id", 0, 0, 0, None, requested, inputs)
+    return ("id", 0, 0, 0, None, None, requested, inputs)
 
 
 def batch(stub: StubMemory, *requests: Any) -> WireBatch:

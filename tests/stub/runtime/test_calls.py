@@ -19,7 +19,7 @@ from stubserve_stub.runtime.calls import Calls, OpenCall
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.arena import ArenaFull
 
-REQUEST: Any = ("", 0, 0, 0, None, None, [])
+REQUEST: Any = ("", 0, 0, 0, None, None, None, [])
 TARGET = ("other", -1)
 
 

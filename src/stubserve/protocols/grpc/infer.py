@@ -21,7 +21,7 @@ from stubserve.protocols.grpc.envelope import Envelope, split
 from stubserve.protocols.grpc.infer_decode import decode, takes_long
 from stubserve.protocols.grpc.infer_encode import Encoder, Parts, encode, encode_steps
 from stubserve.protocols.grpc.infer_encode import takes_long as takes_long_to_encode
-from stubserve.protocols.grpc.transport import Keep, Rpc
+from stubserve.protocols.grpc.transport import Keep, Metadata, Rpc
 from stubserve.protocols.grpc.wire import Malformed
 from stubserve.protocols.offload import LARGE_BYTES
 from stubserve.protocols.reply_format import ReplyFormat
@@ -39,7 +39,9 @@ class GrpcInferCall(inference.Call):
     A request whose strings take long to look at is refused later than others: `on_refusal(call, error)` then.
     """
 
-    __slots__ = ("_on_refusal", "_on_response", "_share", "_task", "envelope", "reply_format")
+    __slots__ = ("_metadata", "_on_refusal", "_on_response", "_share", "_task", "envelope", "reply_format")
+
+    protocol = "GRPC"
 
     def __init__(
         self,
@@ -47,8 +49,10 @@ class GrpcInferCall(inference.Call):
         model: ServedModel,
         on_response: Callable[[GrpcInferCall, Response], None],
         on_refusal: Callable[[GrpcInferCall, ServeError], None],
+        metadata: Callable[[], Metadata],
     ) -> None:
         super().__init__(model)
+        self._metadata = metadata
         self.envelope = envelope
         self.reply_format: ReplyFormat
         self._on_response = on_response
@@ -93,6 +97,12 @@ class GrpcInferCall(inference.Call):
         except ServeError:
             self._drop_share()
             raise
+
+    def trace_context(self) -> str | None:
+        for key, value in self._metadata():
+            if key == "traceparent" and isinstance(value, str):
+                return value
+        return None
 
     def cancel(self) -> None:
         """The client is gone."""
@@ -192,7 +202,7 @@ class ModelInfer:
             model = self._ingress.find_model(envelope.model_name, envelope.model_version)
             if model.signature.decoupled:
                 raise unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
-            self._infer = GrpcInferCall(envelope, model, self._on_response, self._on_refusal)
+            self._infer = GrpcInferCall(envelope, model, self._on_response, self._on_refusal, self._call.metadata)
             self._infer.start(data, self._ingress, self._forwarded, block, offset)
         except ServeError as error:
             self._fail(error)

@@ -10,7 +10,7 @@ from stubserve.errors import Code, ServeError, invalid
 from stubserve.inference.served_model import ServedModel
 from stubserve.model_config.metadata import model_metadata
 from stubserve.observability.logs import FORMATS
-from stubserve.protocols import management
+from stubserve.protocols import management, trace_settings
 from stubserve.protocols.grpc.messages import service_pb2
 from stubserve.protocols.management import ServerFacts
 
@@ -111,6 +111,17 @@ class ManagementRpcs:
             }
         )
 
+    async def trace_setting(self, request: Any) -> Any:
+        tracing = self._server.tracing
+        model = management.traced_model(self._server, request.model_name)
+        tracing.update(_trace_changes(request.settings), model)
+        return service_pb2.TraceSettingResponse(
+            settings={
+                name: service_pb2.TraceSettingResponse.SettingValue(value=values)
+                for name, values in tracing.to_dict(model).items()
+            }
+        )
+
     # Shared memory of clients
 
     async def system_region_status(self, request: Any) -> Any:
@@ -139,9 +150,6 @@ class ManagementRpcs:
     async def cuda_region_unregister(self, request: Any) -> Any:
         management.unregister_cuda_region(self._server, request.name)
         return service_pb2.CudaSharedMemoryUnregisterResponse()
-
-    async def not_offered(self, request: Any) -> Any:
-        raise management.not_offered(f"{SERVICE}/{type(request).__name__.removesuffix('Request')}")
 
     def _model(self, request: Any) -> ServedModel:
         return self._server.find_model(request.name, request.version)
@@ -178,6 +186,24 @@ def _log_changes(settings: Any) -> dict[str, Any]:
     return changes
 
 
+def _trace_changes(settings: Any) -> dict[str, Any]:
+    """The fields to change, for `Tracing.update`; a setting without a value is taken back. Raises ServeError."""
+    changes: dict[str, Any] = {}
+    if "trace_file" in settings:
+        raise trace_settings.fixed_trace_file()
+    if "trace_level" in settings:
+        names = settings["trace_level"].value
+        changes |= trace_settings.levels(names) if names else trace_settings.cleared("trace_level")
+    for name in trace_settings.NUMBERS:
+        if name not in settings:
+            continue
+        values = settings[name].value
+        if len(values) > 1:
+            raise invalid(f"expect only 1 value for '{name}'")
+        changes |= trace_settings.number(name, values[0], " ") if values else trace_settings.cleared(name)
+    return changes
+
+
 # RPC -> what `--grpc-restricted-protocol` calls its kind, and its coroutine.
 METHODS = {
     "ServerLive": ("health", ManagementRpcs.server_live),
@@ -196,6 +222,6 @@ METHODS = {
     "CudaSharedMemoryStatus": ("shared-memory", ManagementRpcs.cuda_region_status),
     "CudaSharedMemoryRegister": ("shared-memory", ManagementRpcs.cuda_region_register),
     "CudaSharedMemoryUnregister": ("shared-memory", ManagementRpcs.cuda_region_unregister),
-    "TraceSetting": ("trace", ManagementRpcs.not_offered),
+    "TraceSetting": ("trace", ManagementRpcs.trace_setting),
     "LogSettings": ("logging", ManagementRpcs.log_settings),
 }

@@ -77,7 +77,7 @@ class ModelStreamInfer:
         infer: GrpcInferCall | None = None
         try:
             model = self._ingress.find_model(envelope.model_name, envelope.model_version)
-            infer = GrpcInferCall(envelope, model, self._on_response, self._on_refusal)
+            infer = GrpcInferCall(envelope, model, self._on_response, self._on_refusal, self._call.metadata)
             turn = None if model.signature.decoupled else _Turn()
             self._under_way[infer] = turn
             if turn is not None:

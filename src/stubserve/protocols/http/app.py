@@ -29,6 +29,7 @@ from stubserve.protocols.http.json_values import UNSET, find, parse_json
 from stubserve.protocols.http.load_parameters import parse_load_parameters, parse_unload_dependents
 from stubserve.protocols.http.log_settings import parse_log_settings
 from stubserve.protocols.http.region_parameters import parse_region
+from stubserve.protocols.http.trace_settings import parse_trace_settings, shown
 from stubserve.protocols.management import ServerFacts
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -133,6 +134,17 @@ class ManagementRoutes:
         self._server.log_settings.update(changes)
         return await self.log_settings(request)
 
+    async def trace_settings(self, request: Request) -> Response:
+        model = management.traced_model(self._server, request.path_params.get("model", ""))
+        return json_response(shown(self._server.tracing.to_dict(model)))
+
+    async def update_trace_settings(self, request: Request) -> Response:
+        model = management.traced_model(self._server, request.path_params.get("model", ""))
+        async with body_of(request, self._server) as body:
+            changes = parse_trace_settings(body)
+        self._server.tracing.update(changes, model)
+        return await self.trace_settings(request)
+
     # Shared memory of clients
 
     async def region_status(self, request: Request) -> Response:
@@ -168,9 +180,6 @@ class ManagementRoutes:
         async with body_of(request, self._server):
             management.unregister_cuda_region(self._server, _region(request))
         return Response(b"", media_type="application/json")
-
-    async def not_offered(self, request: Request) -> Response:
-        raise management.not_offered(request.url.path)
 
     def _model(self, request: Request) -> ServedModel:
         return find_model(self._server, request)
@@ -229,6 +238,10 @@ def create_app(server: ServerFacts, lifespan: Any = None, cors_origins: Sequence
         ("/v2/health/ready", "health", _Methods(GET=routes.ready)),
         ("/v2/models/stats", "statistics", _Methods(GET=routes.statistics)),
         ("/v2/logging", "logging", _Methods(GET=routes.log_settings, POST=routes.update_log_settings)),
+        *(
+            (path, "trace", _Methods(GET=routes.trace_settings, POST=routes.update_trace_settings))
+            for path in ("/v2/trace/setting", "/v2/models/{model}/trace/setting")
+        ),
     ]
     for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:digits}"):
         table += [
@@ -250,13 +263,6 @@ def create_app(server: ServerFacts, lifespan: Any = None, cors_origins: Sequence
             (prefix + "/models/{model}/load", "model-repository", _Methods(POST=load)),
             (prefix + "/models/{model}/unload", "model-repository", _Methods(POST=unload)),
         ]
-    table += [
-        (path, kind, _Methods(GET=routes.not_offered, POST=routes.not_offered))
-        for path, kind in (
-            ("/v2/trace/setting", "trace"),
-            ("/v2/models/{model}/trace/setting", "trace"),
-        )
-    ]
     for prefix, status, register, unregister in (
         ("/v2/systemsharedmemory", routes.region_status, routes.register_region, routes.unregister_region),
         (

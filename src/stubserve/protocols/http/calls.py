@@ -162,7 +162,9 @@ class Calls:
         if self._shared.log_requests:
             self.log_request()
         try:
-            call = GenerateCall(self._ingress.find_model(model, version), self._ingress, False, self._on_generated)
+            context = self._connection.head.trace_context
+            found = self._ingress.find_model(model, version)
+            call = GenerateCall(found, self._ingress, False, self._on_generated, context)
             self._call = call
             call.start(body)
         except ServeError as error:

@@ -51,8 +51,10 @@ _NOT_ONE = (
 class GenerateCall(Call):
     """One call. `start` raises ServeError, or responses come in until `complete`; `news` is set with each.
 
-    `on_complete` is called then, unless the client has gone.
+    `on_complete` is called then, unless the client has gone. `context` gives the `traceparent` of its request.
     """
+
+    protocol = "HTTP"
 
     def __init__(
         self,
@@ -60,8 +62,10 @@ class GenerateCall(Call):
         ingress: Ingress,
         streamed: bool,
         on_complete: Callable[[GenerateCall], None] | None = None,
+        context: Callable[[], str | None] = lambda: None,
     ) -> None:
         super().__init__(model)
+        self._context = context
         self._on_complete = on_complete
         self._ingress = ingress
         self._streamed = streamed
@@ -79,6 +83,9 @@ class GenerateCall(Call):
         self.complete = False
         self.gone = False
         self.news = asyncio.Event()
+
+    def trace_context(self) -> str | None:
+        return self._context()
 
     def start(self, body: bytes) -> None:
         """Decodes, checks and submits."""

@@ -119,6 +119,11 @@ class RequestHead:
             ]
         return [value for one, value in self._headers if one.lower() == wanted]
 
+    def trace_context(self) -> str | None:
+        """The value of `traceparent`, None without one."""
+        found = self.values("traceparent")
+        return found[0].decode("latin-1").strip() if found else None
+
     # Callbacks of the parser
 
     def on_url(self, url: bytes) -> None:

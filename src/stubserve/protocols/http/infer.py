@@ -40,6 +40,8 @@ class HttpInferCall(Call):
 
     __slots__ = ("_head", "_ingress", "_on_reply", "_share", "_start_ns", "_task", "reply_format")
 
+    protocol = "HTTP"
+
     def __init__(
         self, model: ServedModel, head: RequestHead, ingress: Ingress, on_reply: Callable[[Reply], None]
     ) -> None:
@@ -80,6 +82,9 @@ class HttpInferCall(Call):
         except BaseException:
             self._forget()
             raise
+
+    def trace_context(self) -> str | None:
+        return self._head.trace_context()
 
     def cancel(self) -> None:
         """The client is gone."""

@@ -105,7 +105,8 @@ class GenerateRoute:
             raise invalid("Unsupported content-encoding, only 'identity' is supported.")
         async with body_of(request, self._server) as body:
             model = find_model(self._server, request)  # it may have been loaded anew meanwhile
-            call = GenerateCall(model, self._server, self._streamed)
+            headers = request.headers
+            call = GenerateCall(model, self._server, self._streamed, context=lambda: headers.get("traceparent"))
             if len(body) > LARGE_BYTES:
                 await call.start_in_steps(body)
             else:

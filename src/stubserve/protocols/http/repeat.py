@@ -66,6 +66,8 @@ class Repeat(Call):
 
     __slots__ = ("_front", "_inputs", "_on_repeated", "_replies", "_reply_format", "_request", "head", "length")
 
+    protocol = "HTTP"
+
     def __init__(
         self,
         call: HttpInferCall,
@@ -95,6 +97,9 @@ class Repeat(Call):
         )
         # What is in front of an output, by what it looks like: all from the status line on
         self._replies: dict[tuple[object, ...], bytes] = {}
+
+    def trace_context(self) -> str | None:
+        return self.head.trace_context()
 
     def fits(self, data: bytearray) -> bool:
         """Whether data of the right length has the same front."""

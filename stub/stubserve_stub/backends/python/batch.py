@@ -59,7 +59,7 @@ class ModelBatch:
     def _request(self, wire: Optional[WireRequest], output_names: List[str]) -> InferenceRequest:
         if wire is None:
             raise Refusal("a slot of the batch is empty, which Python models have no way to see")
-        request_id, correlation_id, flags, timeout_us, parameters, requested, wire_inputs = wire
+        request_id, correlation_id, flags, timeout_us, parameters, trace, requested, wire_inputs = wire
         inputs = []
         for name, datatype, shape, data in wire_inputs:
             if isinstance(data, bytes):
@@ -78,6 +78,7 @@ class ModelBatch:
             flags,
             timeout_us,
             parameters,
+            trace,
             output_names if requested is None else requested,
             inputs,
             self,

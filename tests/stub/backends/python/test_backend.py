@@ -46,7 +46,7 @@ def python_backend(stub: StubMemory, execute: Callable[[list[Any]], Any], decoup
 
 
 def batch(stub: StubMemory, *places: Any) -> WireBatch:
-    requests: Any = [("", 0, 0, 0, None, None, [("IN", FP32, (10_000,), tuple(place))]) for place in places]
+    requests: Any = [("", 0, 0, 0, None, None, None, [("IN", FP32, (10_000,), tuple(place))]) for place in places]
     return WireBatch(7, requests, BatchMemory(stub.channel))
 
 

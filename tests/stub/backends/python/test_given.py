@@ -44,7 +44,16 @@ def batch(channel: Channel, *slots: Any) -> ModelBatch:
 
 
 def request(*places: Place, elements: int = 1024) -> messages.WireRequest:
-    return ("", 0, 0, 0, None, None, [(f"IN{index}", FP32, (elements,), place) for index, place in enumerate(places)])
+    return (
+        "",
+        0,
+        0,
+        0,
+        None,
+        None,
+        None,
+        [(f"IN{index}", FP32, (elements,), place) for index, place in enumerate(places)],
+    )
 
 
 def test_own_memory_is_writable_and_shared_memory_is_copied_when_it_is_looked_at(channel: Channel) -> None:

@@ -1,0 +1,263 @@
+"""What is kept of a request that is traced, and of the requests that it has led to.
+
+A request has the times at which things happened to it anyway; a trace is what is needed beside them. Most requests have
+none, and then all that tracing costs them is to look whether they do. A trace begins when its request is submitted
+(`Call.submit`, where the model has a sampler), and ends when the last response has been passed on and its batch is
+over.
+
+Traces make trees: the steps of an ensemble and the calls of a model are children of the request that they are made for
+(`child`). A tree is handed to its collector when all of it has ended. Stubs know a trace by its number (`find`), so
+that a model can hand it on with a request of its own; a number that is not under way is nobody's.
+
+Times are CLOCK_MONOTONIC nanoseconds, 0 for what has not happened.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from random import getrandbits
+from typing import NamedTuple, Protocol
+
+from stubserve.inference.tensor import Tensor
+
+# Of a tensor no more than this is kept.
+TENSOR_BYTES = 1 << 20
+
+QUEUE_INPUT = "TENSOR_QUEUE_INPUT"
+BACKEND_OUTPUT = "TENSOR_BACKEND_OUTPUT"
+
+_live: dict[int, Trace] = {}
+_numbers = itertools.count(1)
+
+
+class TracedRequest(Protocol):
+    """A request, as far as its trace looks at it."""
+
+    id: str
+    inputs: list[Tensor]
+    request_start_ns: int
+    queue_start_ns: int
+    compute_start_ns: int
+    compute_input_end_ns: int
+    compute_infer_end_ns: int
+    compute_end_ns: int
+
+
+class TracedWork(Protocol):
+    """What a request was executed with: the stub's number for its batch, and the batch's size."""
+
+    number: int
+
+    @property
+    def size(self) -> int: ...
+
+
+class Parent(NamedTuple):
+    """The span of somebody else's that a request belongs to, as `traceparent` tells it."""
+
+    trace_id: int
+    span_id: int
+
+
+class TensorCopy(NamedTuple):
+    """A tensor's bytes at a moment, the first TENSOR_BYTES of `nbytes`."""
+
+    activity: str
+    name: str
+    datatype: int
+    shape: tuple[int, ...]
+    data: bytes
+    nbytes: int
+
+
+class Collector(Protocol):
+    """Who takes trees of traces. `tensors` says that tensors are wanted, `spans` that traces are to have span ids."""
+
+    tensors: bool
+    spans: bool
+
+    def collect(self, tree: Sequence[Trace]) -> None:
+        """All traces of a tree, in the order in which they ended. Raises nothing."""
+
+
+class Trace:
+    """The trace of one request to `model`. `protocol` is "HTTP" or "GRPC" for a client's request, else empty.
+
+    `batch`, `batch_size` and `instance` say what it was executed in, as soon as it has ended; 0 and empty where it was
+    not. `wire` is what a stub is told of it.
+    """
+
+    __slots__ = (
+        "_collector",
+        "_ended",
+        "_open",
+        "_root",
+        "_work",
+        "answered_ns",
+        "batch",
+        "batch_size",
+        "begun_ns",
+        "compute_end_ns",
+        "compute_infer_end_ns",
+        "compute_input_end_ns",
+        "compute_span",
+        "compute_start_ns",
+        "cut_off",
+        "error",
+        "instance",
+        "model",
+        "number",
+        "outer_span",
+        "parent",
+        "parent_span",
+        "protocol",
+        "queue_start_ns",
+        "request_id",
+        "request_start_ns",
+        "sent_ns",
+        "span",
+        "tensors",
+        "trace_id",
+        "version",
+        "wire",
+    )
+
+    def __init__(
+        self,
+        collector: Collector,
+        model: str,
+        version: int,
+        protocol: str,
+        begun_ns: int,
+        above: Trace | None = None,
+        parent: Parent | None = None,
+    ) -> None:
+        self.number = next(_numbers)
+        # Whose it is
+        self.model = model
+        self.version = version
+        self.protocol = protocol
+        self.request_id = ""
+        self.parent = 0 if above is None else above.number
+        # Of the tree, in its root: how many traces have not ended, and those that have
+        self._collector = collector
+        self._root: Trace = self if above is None else above._root
+        self._open = 0
+        self._ended: list[Trace] = []
+        self._root._open += 1
+        # As spans: of the client's request (only at the root), of the model, of its execution
+        self.trace_id = self.outer_span = self.span = self.compute_span = self.parent_span = 0
+        context: str | None = None
+        if collector.spans:
+            self.span = getrandbits(64) | 1
+            self.compute_span = getrandbits(64) | 1
+            if above is not None:
+                self.trace_id = above.trace_id
+                self.parent_span = above.compute_span if above._work is not None else above.span
+            else:
+                self.trace_id = getrandbits(128) | 1 if parent is None else parent.trace_id
+                self.outer_span = getrandbits(64) | 1
+                self.parent_span = 0 if parent is None else parent.span_id
+            context = f'{{"traceparent":"00-{self.trace_id:032x}-{self.compute_span:016x}-01"}}'
+        self.wire = (self.number, context)
+        # What it was executed in
+        self._work: TracedWork | None = None
+        self.instance = ""
+        self.batch = 0
+        self.batch_size = 0
+        # What became of it; `cut_off` says that it will not be told when its batch was over
+        self.cut_off = False
+        self.error = ""
+        self.tensors: list[TensorCopy] = []
+        # When what happened
+        self.begun_ns = begun_ns
+        self.answered_ns = self.sent_ns = 0
+        self.request_start_ns = self.queue_start_ns = 0
+        self.compute_start_ns = self.compute_input_end_ns = self.compute_infer_end_ns = self.compute_end_ns = 0
+        _live[self.number] = self
+
+    def child(self, model: str, version: int, begun_ns: int) -> Trace:
+        """The trace of a request that was made for this one."""
+        return Trace(self._collector, model, version, "", begun_ns, self)
+
+    def keep(self, activity: str, tensors: Sequence[Tensor]) -> None:
+        """Copies tensors, if they are wanted. Their memory is held by the caller."""
+        if self._collector.tensors:
+            for tensor in tensors:
+                data = bytes(tensor.buffer[:TENSOR_BYTES])
+                self.tensors.append(
+                    TensorCopy(activity, tensor.name, tensor.datatype, tuple(tensor.shape), data, tensor.nbytes)
+                )
+
+    def join(self, instance: str, work: TracedWork) -> None:
+        """It is executed by an instance, with others."""
+        self.instance = instance
+        self._work = work
+
+    def end(self, request: TracedRequest) -> None:
+        """Takes what the request knows; nothing more is told of it. Once."""
+        del _live[self.number]
+        self.request_id = request.id
+        self.request_start_ns = request.request_start_ns
+        self.queue_start_ns = request.queue_start_ns
+        work = self._work
+        if work is not None:
+            self.batch = work.number
+            self.batch_size = work.size
+            self._work = None
+            self.compute_start_ns = request.compute_start_ns
+            self.compute_input_end_ns = request.compute_input_end_ns
+            self.compute_infer_end_ns = request.compute_infer_end_ns
+            self.compute_end_ns = request.compute_end_ns
+        root = self._root
+        root._ended.append(self)
+        root._open -= 1
+        if not root._open:
+            tree, root._ended = root._ended, []
+            for trace in tree:
+                trace._root = trace  # no circles
+            self._collector.collect(tree)
+
+    def __repr__(self) -> str:
+        return f"<Trace {self.number} of {self.model!r}>"
+
+
+def find(number: int) -> Trace | None:
+    """The trace of that number if it is under way."""
+    return _live.get(number)
+
+
+class TracedModel(Protocol):
+    """A model that is called."""
+
+    name: str
+    version: int
+
+
+class Asking(Protocol):
+    """A call, as a sampler sees it."""
+
+    protocol: str
+
+    @property
+    def model(self) -> TracedModel: ...
+
+    def trace_context(self) -> str | None:
+        """The value of `traceparent` that came with the request."""
+
+
+class Sampler(Protocol):
+    """Decides which requests to a model are traced."""
+
+    def sample(self, call: Asking) -> Trace | None:
+        """The trace of a request that is submitted now, if it is to be traced."""
+
+
+class ModelTracing:
+    """Who samples the requests to the versions of one model; None while nobody does. It outlives reloads."""
+
+    __slots__ = ("sampler",)
+
+    def __init__(self) -> None:
+        self.sampler: Sampler | None = None

@@ -1,0 +1,142 @@
+"""What the status page shows, as JSON: models, instances, what they do, memory by owner, the last errors.
+
+It is made when somebody asks, in steps, as metrics are. How throughput was before somebody looked is not known: totals
+are kept from one question to the next, at most once a second, so a page that is opened again finds what the last one
+saw, and a server that nobody looks at does nothing for it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import orjson
+
+from stubserve.inference.served_model import ServedModel
+from stubserve.inference.steps import Steps
+from stubserve.observability.last_errors import LastErrors
+from stubserve.observability.own_metrics import SharedMemory
+
+_SAMPLES = 300
+_SPACING_S = 1.0
+
+
+class KnownVersion(Protocol):
+    """A version of a model, whether it serves or not."""
+
+    version: int
+    reason: str
+    model: ServedModel | None
+
+    @property
+    def state(self) -> Any: ...
+
+
+class KnownModel(Protocol):
+    """A model of the repository."""
+
+    name: str
+    reason: str
+
+    @property
+    def versions(self) -> Mapping[int, KnownVersion]: ...
+
+
+class ServerStatus:
+    """The status of one server. `models()` are all that it knows of."""
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        models: Callable[[], Iterable[KnownModel]],
+        memory: SharedMemory,
+        errors: LastErrors,
+    ) -> None:
+        self._name = name
+        self._version = version
+        self._models = models
+        self._memory = memory
+        self._errors = errors
+        self._began = time.time()
+        # (Unix time, answered, failed, nanoseconds of those that were answered, waiting)
+        self._history: deque[tuple[float, int, int, int, int]] = deque(maxlen=_SAMPLES)
+
+    def json(self) -> Steps[bytes]:
+        """The status of this moment."""
+        now = time.time()
+        rows: list[dict[str, Any]] = []
+        for entry in tuple(self._models()):
+            if not entry.versions:
+                rows.append({"name": entry.name, "version": "", "state": "UNAVAILABLE", "reason": entry.reason})
+            for version in tuple(entry.versions.values()):
+                rows.append(_row(entry, version))
+                yield None
+        totals = [sum(row[key] for row in rows if "answered" in row) for key in ("answered", "failed", "ns", "queued")]
+        if not self._history or now - self._history[-1][0] >= _SPACING_S:
+            self._history.append((round(now, 3), totals[0], totals[1], totals[2], totals[3]))
+        parent = _own_memory()
+        stubs = sum(one["memory"] for row in rows for one in row.get("instances", ()))
+        held = self._memory.held()
+        return orjson.dumps(
+            {
+                "name": self._name,
+                "version": self._version,
+                "pid": os.getpid(),
+                "time": now,
+                "uptime_s": now - self._began,
+                "models": rows,
+                "memory": {
+                    "limit": self._memory.limit,
+                    "owners": {
+                        "server process": parent,
+                        "stub processes": stubs,
+                        "tensors of requests": held["requests"],
+                        "texts and bodies": held["heap"],
+                        "outputs of models": held["stubs"],
+                    },
+                },
+                "errors": self._errors.newest_first(),
+                "history": list(self._history),
+            },
+            default=str,
+        )
+
+
+def _row(entry: KnownModel, version: KnownVersion) -> dict[str, Any]:
+    model = version.model
+    row: dict[str, Any] = {
+        "name": entry.name,
+        "version": str(version.version),
+        "state": version.state.value,
+        "reason": version.reason,
+    }
+    if model is None:
+        return row
+    statistics = model.statistics
+    why = model.why_not_ready()
+    return {
+        **row,
+        "reason": row["reason"] or why,
+        "ready": not why,
+        "answered": statistics.success_count,
+        "failed": statistics.fail_count,
+        "ns": statistics.success_ns,
+        "queue_ns": statistics.queue_ns,
+        "executions": statistics.execution_count,
+        "inferences": statistics.inference_count,
+        "batches": {str(size): one.count for size, one in sorted(statistics.executions.items())},
+        "queued": model.queued,
+        "under_way": model.under_way,
+        "load_s": model.load_seconds,
+        "instances": [facts._asdict() for facts in model.instance_facts()],
+    }
+
+
+def _own_memory() -> int:
+    with open("/proc/self/statm", "rb") as statm:
+        _, resident, shared, *_ = map(int, statm.read().split())
+    return (resident - shared) * os.sysconf("SC_PAGESIZE")

@@ -1,0 +1,169 @@
+"""Traces in upstream's form: JSON files, for `trace_summary.py` and for people.
+
+A file is an array of small objects that belong together by `id`. With a log frequency of n there is a file
+`<file>.<index>` for every n sampled requests, and for those that are left at the end. Without one everything goes into
+`<file>`, as it comes, and the file is a whole array at any moment, so nothing piles up in memory until the end, and a
+server that is killed leaves its traces.
+
+Beside upstream's fields an object with `model_name` has the `batch` that the request was executed in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
+
+from stubserve.inference.trace import TensorCopy, Trace
+from stubserve.observability.trace_queue import Item, TraceQueue
+from stubserve.observability.tracing import Tracer
+
+_LIMIT = 20_000
+_ENOUGH = 256
+_DELAY_S = 0.5
+
+
+class TraceFile(TraceQueue):
+    """Writes traces to `path`, or to numbered files beside it."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(_LIMIT, _ENOUGH, _DELAY_S)
+        self._path = path
+        self._index = 0
+        # How long the file is without its closing bracket; 0 before it is there
+        self._end = 0
+        # What waits for its numbered file, by who collected it: texts of trees
+        self._waiting: dict[Tracer, list[str]] = {}
+
+    def write(self, items: Sequence[Item]) -> None:
+        texts: list[str] = []
+        for tree, tracer in items:
+            if not tree:
+                self._write_numbered(self._waiting.pop(tracer, []))
+                continue
+            text = ",".join(_objects(tree, tracer))
+            if not tracer.rules.log_frequency:
+                texts.append(text)
+                continue
+            waiting = self._waiting.setdefault(tracer, [])
+            waiting.append(text)
+            if len(waiting) >= tracer.rules.log_frequency:
+                self._write_numbered(self._waiting.pop(tracer))
+        self._append_texts(texts)
+
+    def finish(self) -> None:
+        for texts in self._waiting.values():
+            self._write_numbered(texts)
+
+    def _write_numbered(self, texts: Sequence[str]) -> None:
+        if not texts:
+            return
+        path = f"{self._path}.{self._index}"
+        self._index += 1
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(f"[{','.join(texts)}]")
+
+    def _append_texts(self, texts: Sequence[str]) -> None:
+        if not texts:
+            return
+        data = ("," if self._end else "[").encode() + ",".join(texts).encode()
+        with open(self._path, "r+b" if self._end else "wb", buffering=0) as file:
+            file.seek(self._end)
+            try:
+                _write_all(file.fileno(), data + b"]")
+            except OSError:
+                # A disk that is full: what was there stays an array.
+                with contextlib.suppress(OSError):
+                    file.truncate(self._end)
+                    if self._end:
+                        os.pwrite(file.fileno(), b"]", self._end)
+                raise
+        self._end += len(data)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def _objects(tree: Sequence[Trace], tracer: Tracer) -> Iterator[str]:
+    """A tree as upstream writes it; what is many is put together by hand, which takes a tenth of the time."""
+    for trace in tree:
+        what: dict[str, Any] = {"id": trace.number, "model_name": trace.model, "model_version": trace.version}
+        if trace.request_id:
+            what["request_id"] = trace.request_id
+        if trace.parent:
+            what["parent_id"] = trace.parent
+        if trace.batch:
+            what["batch"] = {"id": trace.batch, "size": trace.batch_size, "instance": trace.instance}
+        if trace.error:
+            what["error"] = trace.error
+        yield _json(what)
+        if tracer.timestamps:
+            for name, ns in timestamps(trace):
+                yield f'{{"id":{trace.number},"timestamps":[{{"name":"{name}","ns":{ns}}}]}}'
+        for copy in trace.tensors:
+            yield _json({"id": trace.number, "activity": copy.activity, "tensor": _tensor(copy)})
+
+
+def _json(value: dict[str, Any]) -> str:
+    return orjson.dumps(value).decode()
+
+
+def timestamps(trace: Trace) -> list[tuple[str, int]]:
+    """What happened to a request, by upstream's names, in the order in which it did."""
+    received, sent = ("GRPC_WAITREAD", "GRPC_SEND") if trace.protocol == "GRPC" else ("HTTP_RECV", "HTTP_SEND")
+    found: list[tuple[str, int]] = []
+    if trace.protocol:
+        found += [(f"{received}_START", trace.request_start_ns), (f"{received}_END", trace.request_start_ns)]
+    found += [
+        ("REQUEST_START", trace.begun_ns),
+        ("QUEUE_START", trace.queue_start_ns),
+        ("COMPUTE_START", trace.compute_start_ns),
+        ("COMPUTE_INPUT_END", trace.compute_input_end_ns),
+        ("COMPUTE_OUTPUT_START", trace.compute_infer_end_ns),
+        ("COMPUTE_END", trace.compute_end_ns),
+    ]
+    if trace.protocol:
+        found.append(("INFER_RESPONSE_COMPLETE", trace.answered_ns))
+    found.append(("REQUEST_END", trace.answered_ns))
+    if trace.protocol:
+        found += [(f"{sent}_START", trace.answered_ns), (f"{sent}_END", trace.sent_ns)]
+    return [(name, ns) for name, ns in found if ns]
+
+
+def _tensor(copy: TensorCopy) -> dict[str, str]:
+    datatype = BY_NUMBER[copy.datatype]
+    return {
+        "name": copy.name,
+        "data": ",".join(_elements(copy)),
+        "shape": ",".join(map(str, copy.shape)),
+        "dtype": datatype.name,
+    }
+
+
+def _elements(copy: TensorCopy) -> Iterator[str]:
+    if copy.datatype == BYTES:
+        if len(copy.data) < copy.nbytes:
+            return iter(())  # cut in the middle of a string, maybe
+        return _strings(copy.data)
+    kind = BY_NUMBER[copy.datatype].numpy
+    if kind is None:
+        return iter(())
+    data = copy.data[: len(copy.data) // kind.itemsize * kind.itemsize]
+    values = np.frombuffer(data, kind).tolist()
+    return (f"{value:.6g}" if isinstance(value, float) else str(int(value)) for value in values)
+
+
+def _strings(data: bytes) -> Iterator[str]:
+    at = 0
+    while at + 4 <= len(data):
+        end = at + 4 + int.from_bytes(data[at : at + 4], "little")
+        yield f'"{data[at + 4 : end].decode("utf-8", "replace")}"'
+        at = end

@@ -1,0 +1,127 @@
+"""Traces on their way out of the event loop: a bounded queue, and the thread that writes them.
+
+The event loop only appends. What the thread writes to may be slow, full, or not there: when the queue is full, traces
+are dropped, and a line in the log says how many, once in a while.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+from stubserve.inference.trace import Trace
+from stubserve.observability.tracing import Tracer
+
+log = logging.getLogger("stubserve.tracing")
+
+_SAY_AGAIN_S = 60.0
+_CLOSE_S = 2.0
+_BYTES = 64 << 20
+
+# The traces of a tree and who collected them; no traces where nothing more comes from that one
+Item = tuple[Sequence[Trace], Tracer]
+
+
+class TraceQueue:
+    """At most `limit` traces, and 64 MiB of tensors. A subclass writes them, on a thread of its own.
+
+    `write` gets what has come within `delay_s`, or as soon as there are `enough` traces. What it raises is logged.
+    """
+
+    def __init__(self, limit: int, enough: int, delay_s: float) -> None:
+        self._limit = limit
+        self._enough = enough
+        self._delay_s = delay_s
+        self._news = threading.Condition()
+        self._items: collections.deque[Item] = collections.deque()
+        self._traces = 0
+        self._bytes = 0
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        # What was lost, ever, and of which the log has not told
+        self.dropped = 0
+        self._untold = 0
+        self._told_at = 0.0
+
+    def put(self, tree: Sequence[Trace], tracer: Tracer) -> None:
+        nbytes = sum(len(copy.data) for trace in tree for copy in trace.tensors) if tracer.tensors else 0
+        with self._news:
+            if self._traces + len(tree) > self._limit or self._bytes + nbytes > _BYTES:
+                self._lose(len(tree))
+                return
+            self._append((tree, tracer), len(tree), nbytes)
+
+    def retire(self, tracer: Tracer) -> None:
+        with self._news:
+            if self._thread is not None:
+                self._append(((), tracer), 0, 0)
+
+    def close(self) -> None:
+        with self._news:
+            self._closing = True
+            self._news.notify()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
+            if self._thread.is_alive():
+                log.warning("traces that could not be written within %g s are lost", _CLOSE_S)
+
+    def write(self, items: Sequence[Item]) -> None:
+        """Writes traces; on the thread."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Nothing more comes; on the thread."""
+
+    def lose(self, count: int, why: str) -> None:
+        """Says that so many traces are lost; on the thread."""
+        with self._news:
+            self._lose(count, why)
+
+    def _append(self, item: Item, traces: int, nbytes: int) -> None:
+        self._items.append(item)
+        was_enough = self._traces >= self._enough
+        self._traces += traces
+        self._bytes += nbytes
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="stubserve-traces", daemon=True)
+            self._thread.start()
+        elif len(self._items) == 1 or (not was_enough and self._traces >= self._enough):
+            self._news.notify()
+
+    def _lose(self, count: int, why: str = "they are not written fast enough") -> None:
+        self.dropped += count
+        self._untold += count
+        now = time.monotonic()
+        if now - self._told_at >= _SAY_AGAIN_S or not self._told_at:
+            log.warning("%d traces are lost: %s", self._untold, why)
+            self._untold, self._told_at = 0, now
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._items or self._closing)
+                self._news.wait_for(lambda: self._traces >= self._enough or self._closing, self._delay_s)
+                items = list(self._items)
+                closing = self._closing
+            for begin in range(0, len(items), self._enough):
+                part = items[begin : begin + self._enough]
+                try:
+                    self.write(part)
+                except Exception as error:
+                    self.lose(sum(len(tree) for tree, _ in part), str(error))
+            with self._news:
+                # Only now: what is being written counts as well.
+                for _ in items:
+                    tree, _tracer = self._items.popleft()
+                    self._traces -= len(tree)
+                    self._bytes -= sum(len(copy.data) for trace in tree for copy in trace.tensors)
+                done = closing and not self._items
+            if done:
+                try:
+                    self.finish()
+                except Exception as error:
+                    log.warning("the last traces could not be written: %s", error)
+                return
