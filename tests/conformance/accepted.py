@@ -142,6 +142,10 @@ NEWER_TRITON = (
             "parameters/sequence_string_id",
             "sequences/typed_string_given_number",
             "sequences/oldest_typed_string_given_number",
+            "sequences/typed_uint64_given_text",
+            "sequences/typed_int64_given_text",
+            "sequences/typed_uint32_given_text",
+            "sequences/typed_int32_given_text",
         ),
         400,
         "sequence batching control 'ID' data-type is '",
@@ -511,6 +515,23 @@ DECISIONS = (
         200,
     ),
     Accepted("As above, over gRPC.", ("grpc/statistics_fresh", "grpc/statistics_version_only"), "OK"),
+    Accepted(
+        "A slot of an iterative sequence is free when the model lets its request go; Triton has a request of its own "
+        "do that, which it counts as failed.",
+        (
+            "sequences/iterating_once",
+            "sequences/iterating_thrice",
+            "sequences/iterating_oldest_once",
+            "sequences/iterating_oldest_thrice",
+        ),
+        200,
+    ),
+    Accepted(
+        "As above, where the model refuses the request.",
+        ("sequences/iterating_model_error_at_first", "sequences/iterating_oldest_model_error_at_first"),
+        500,
+        "refused by the model",
+    ),
     Accepted(
         "Each response of a decoupled model is counted by its place; Triton's Python backend reports none to the "
         "statistics that it has for them.",

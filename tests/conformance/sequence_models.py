@@ -22,9 +22,16 @@ _ALL = (
 )
 
 
-def _model(name: str, strategy: str, controls: str = _ALL, more: str = _FOUR, idle_us: int = 10_000_000) -> Model:
+def _model(
+    name: str,
+    strategy: str,
+    controls: str = _ALL,
+    more: str = _FOUR,
+    idle_us: int = 10_000_000,
+    program: str = "sequences",
+) -> Model:
     batching = f"sequence_batching {{ {strategy}\nmax_sequence_idle_microseconds: {idle_us}\n{controls} }}\n"
-    return Model(f"seq_{name}", _IO + more + batching, "sequences")
+    return Model(f"seq_{name}", _IO + more + batching, program)
 
 
 _SORTED = _FOUR + 'parameters { key: "sorted" value { string_value: "yes" } }\n'
@@ -64,5 +71,7 @@ MODELS = (
         _model(f"only_{kind.lower()}", "direct { }", _control("C", kind, "int32_false_true: [0, 1]"))
         for kind in ("START", "END", "READY")
     ),
+    _model("iterating", "direct { } iterative_sequence: true", program="iterating"),
+    _model("iterating_oldest", "oldest { max_candidate_sequences: 4 } iterative_sequence: true", program="iterating"),
     _model("oldest_id_string", "oldest { max_candidate_sequences: 2 }", _control("ID", "CORRID", "data_type: TYPE_STRING")),
 )  # fmt: skip

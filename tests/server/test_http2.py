@@ -213,6 +213,30 @@ def test_frames_that_let_something_through_are_no_flood(server: Serving) -> None
         assert received > 4 * len(values)
 
 
+def test_a_reader_of_many_small_answers_may_say_so_for_each(server: Serving) -> None:
+    """As Google's client does where many have come at once, and nothing is sent meanwhile."""
+    count = 2 * MAX_IDLE_FRAMES
+    with Raw(server) as raw:
+        raw.greet({frames.INITIAL_WINDOW_SIZE: 1 << 24})
+        raw.socket.sendall(window_update(0, 1 << 24) + raw.head(1, f"{SERVICE}/ModelStreamInfer"))
+        raw.socket.sendall(data(1, prefixed(MESSAGE), 0) * count)
+        received, sizes = bytearray(), 0
+        while sizes < count:
+            found = raw.read()
+            assert found is not None
+            if found[0] != frames.DATA:
+                continue
+            received += found[3]
+            while len(received) >= 5 and len(received) >= (length := 5 + int.from_bytes(received[1:5], "big")):
+                del received[:length]
+                sizes += 1
+        raw.socket.sendall((window_update(1, 5) + window_update(0, 5)) * count)
+        raw.socket.sendall(data(1, prefixed(MESSAGE), 0))
+        while (found := raw.read()) is not None and found[0] != frames.DATA:
+            assert found[0] != frames.GOAWAY
+        assert found is not None
+
+
 def test_streams_that_are_broken_on_purpose_count_as_cancelled(server: Serving) -> None:
     """The server resets them, which its client could otherwise have it do as often as it likes."""
     with Raw(server) as raw:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import onnx_loads, shared_memory, text_loads, torch_loads, varied_loads, wrk
+from . import onnx_loads, sequence_loads, shared_memory, text_loads, torch_loads, varied_loads, wrk
 from .payloads import Form
 from .pipelines import PipelineLoad, StepCost
 from .scrapes import Scrapes
@@ -35,6 +35,7 @@ def all_workloads() -> list[Workload]:
         BulkLoad("4 MiB", floats, 1 << 20, 4),
         BulkLoad("16 MiB", floats, 1 << 22, 2),
         *varied_loads.all_loads(),
+        *sequence_loads.all_loads(),
         AnalyzerLoad(16),
         GrpcLoad("16 floats", 16, 16),
         GrpcLoad("4 MiB", 1 << 20, 1),

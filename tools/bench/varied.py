@@ -118,6 +118,25 @@ class VariedCall:
             raise WrongAnswerError(f"the answer is not what was sent: {answer}, after {self.request}")
 
 
+@dataclass(frozen=True)
+class Step:
+    """One request of a sequence, and what all that it has sent adds up to."""
+
+    sequence: int | str
+    start: bool
+    end: bool
+    value: int
+    sum: int
+
+    @property
+    def output(self) -> Tensor:
+        return Tensor("OUT", "INT32", (1, 1), np.array([[self.sum]], np.int32))
+
+    @property
+    def raw(self) -> bytes:
+        return np.int32(self.value).tobytes()
+
+
 class Variety:
     """A seeded source of requests. Every method makes one request, the next one another."""
 
@@ -193,6 +212,43 @@ class Variety:
         for output in wanted:
             request.outputs.add(name=output.name)
         return VariedCall(request, wanted or _mirrored(inputs))
+
+    # Sequences
+
+    def sequence_ids(self, count: int, texts: bool) -> list[int | str]:
+        """Different ids, half of them texts where these are wanted."""
+        ids: list[int | str] = [*self._random.sample(range(1, 2**62), count)]
+        if texts:
+            ids[::2] = [f"caller-{number:x}"[: self._random.randint(12, 23)] for number in ids[::2]]
+        return ids
+
+    def step(self, sequence: int | str, start: bool, end: bool, before: int) -> Step:
+        """The next request of a sequence that has sent `before` altogether."""
+        value = self._random.randint(1, 1000)
+        return Step(sequence, start, end, value, before + value)
+
+    def posted_step(self, model: str, step: Step) -> VariedRequest:
+        parameters: dict[str, Any] = {"sequence_id": step.sequence, "binary_data_output": True}
+        if step.start or self._random.random() < 0.5:
+            parameters["sequence_start"] = step.start
+        if step.end or self._random.random() < 0.5:
+            parameters["sequence_end"] = step.end
+        tensor = {"name": "IN", "datatype": "INT32", "shape": [1, 1], "parameters": {"binary_data_size": 4}}
+        header = {"inputs": [self._shuffled(tensor)], "parameters": self._shuffled(parameters)}
+        return self._post(f"/v2/models/{model}/infer", header, [step.output], step.raw)
+
+    def streamed_step(self, model: str, step: Step) -> service_pb2.ModelInferRequest:
+        """As `posted_step`, with an id that no other has."""
+        message = service_pb2.ModelInferRequest(model_name=model, id=f"{self._random.getrandbits(64):x}")
+        if isinstance(step.sequence, str):
+            message.parameters["sequence_id"].string_param = step.sequence
+        else:
+            message.parameters["sequence_id"].int64_param = step.sequence
+        message.parameters["sequence_start"].bool_param = step.start
+        message.parameters["sequence_end"].bool_param = step.end
+        message.inputs.add(name="IN", datatype="INT32", shape=[1, 1])
+        message.raw_input_contents.append(step.raw)
+        return message
 
     # What it is made of
 

@@ -89,15 +89,27 @@ def pack_batch(number: int, frees: Sequence[int], work: Work) -> bytes:
     if extras is None:
         requests = [None if slot is None else _packed(slot, slot.inputs) for slot in work.slots]
     else:
-        requests = [_packed_with(slot, more) for slot, more in zip(work.slots, extras, strict=True)]
+        requests = _packed_with_extras(work.slots, extras)
     return messages.pack_execute(number, frees, requests, work.sequences, outputs)
 
 
-def _packed_with(slot: Request | None, extras: Sequence[Tensor]) -> WireRequest | None:
-    if slot is not None:
-        return _packed(slot, [*slot.inputs, *extras])
-    # Its outputs would be nobody's.
-    return _packed(Request([], unanswered, requested_outputs=[]), extras) if extras else None
+def _packed_with_extras(
+    slots: Sequence[Request | None], extras: Sequence[Sequence[Tensor]]
+) -> list[WireRequest | None]:
+    packed: list[WireRequest | None] = []
+    # Most empty places of a batch are given the same, as the same object.
+    given: Sequence[Tensor] | None = None
+    empty: WireRequest | None = None
+    for slot, more in zip(slots, extras, strict=True):
+        if slot is not None:
+            packed.append(_packed(slot, [*slot.inputs, *more]))
+            continue
+        if more is not given:
+            given = more
+            # Its outputs would be nobody's.
+            empty = _packed(Request([], unanswered, requested_outputs=[]), more) if more else None
+        packed.append(empty)
+    return packed
 
 
 def _packed(request: Request, inputs: Sequence[Tensor]) -> WireRequest:

@@ -98,6 +98,31 @@ def _begin_wrong(model: str) -> tuple[Case, ...]:
 _A, _B, _C, _D = some(4), some(4), some(4), some(4)
 _S = some(40)
 
+
+def _iterating(model: str) -> tuple[Case, ...]:
+    """A request is a sequence by itself."""
+    one, two = next(_IDS), next(_IDS)
+
+    def free(value: int, **fields: Any) -> Exchange:
+        return infer(f"seq_{model}", {"inputs": [tensor("IN", "INT32", [1, 1], [value])], **fields})
+
+    return (
+        case(f"sequences/{model}_once", free(1), stats=f"seq_{model}"),
+        case(f"sequences/{model}_thrice", free(3, id="q"), free(2), stats=f"seq_{model}"),
+        case(f"sequences/{model}_flags", free(2, parameters=BOTH)),
+        case(f"sequences/{model}_id_zero", ask(model, 0, START, value=2)),
+        case(f"sequences/{model}_id_empty", ask(model, "", value=2)),
+        case(f"sequences/{model}_own_id", ask(model, one, START, value=3), ask(model, one, START, value=2)),
+        case(f"sequences/{model}_own_id_not_started", ask(model, two), stats=f"seq_{model}"),
+        case(f"sequences/{model}_own_id_goes_on", ask(model, one, START, value=2), ask(model, one, END)),
+        case(f"sequences/{model}_rows", ask(model, one, START, rows=2)),
+        case(f"sequences/{model}_model_error", free(-2), free(2)),
+        case(f"sequences/{model}_model_error_at_first", free(-1), stats=f"seq_{model}"),
+        case(f"sequences/{model}_generate", post(f"/v2/models/seq_{model}/generate", json.dumps({"IN": [2]}))),
+        case(f"sequences/{model}_stream", stream(message(model, one, START, id="s"))),
+    )
+
+
 _CASES: tuple[Case, ...] = (
     # Lives of sequences
     *(
@@ -144,6 +169,21 @@ _CASES: tuple[Case, ...] = (
     case("sequences/oldest_full_batch", together("oldest_full", _D, START), together("oldest_full", _D), together("oldest_full", _D, END), stats="seq_oldest_full"),
     case("sequences/oldest_pairs", together("oldest_pairs", _S[12:14], START), together("oldest_pairs", _S[12:14], END), stats="seq_oldest_pairs"),
     case("sequences/oldest_shares_no_shape", Concurrent((ask("oldest_delayed", _S[14], START), ask("oldest_delayed", _S[15], START, width=2))), ask("oldest_delayed", _S[14], END), ask("oldest_delayed", _S[15], END)),
+    # A client's words for when and how soon mean nothing to a sequence that has its slot
+    *(
+        case(f"sequences/{model}_{name}", ask(model, a, {**START, **more}), ask(model, a, more), ask(model, a, END), stats=f"seq_{model}")
+        for model, name, more, a in (
+            ("direct", "timeout", {"timeout": 1}, next(_IDS)),
+            ("oldest", "timeout", {"timeout": 1}, next(_IDS)),
+            ("direct", "priority", {"priority": 3}, next(_IDS)),
+            ("oldest", "priority", {"priority": 3}, next(_IDS)),
+        )
+    ),
+    # All slots taken
+    *(
+        case(f"sequences/{model}_slots_exhausted", *(ask(model, one, START) for one in some_), ask(model, late, {**START, "timeout": 50_000}, id="late"), ask(model, late, END), *(ask(model, one, END) for one in some_), *life(model, 2, late), stats=f"seq_{model}")
+        for model, some_, late in (("direct", some(4), next(_IDS)), ("oldest", some(4), next(_IDS)), ("oldest_unset", some(4), next(_IDS)))
+    ),
     # The backlog
     *(
         case(f"sequences/{model}_backlog_expires", ask(model, a, START), ask(model, b, {**START, "timeout": 100_000}), ask(model, a, END), ask(model, b), stats=f"seq_{model}")
@@ -158,6 +198,14 @@ _CASES: tuple[Case, ...] = (
         case(f"sequences/{model}_evicted", ask(model, a, START), ask(model, b, BOTH), ask(model, a), ask(model, a, END, id="q"), stats=f"seq_{model}")
         for model, a, b in (("idle", _S[28], _S[29]), ("oldest_idle", _S[30], _S[31]))
     ),
+    # ... while its request executes: that is answered, and the next one is none of a sequence
+    *(
+        case(f"sequences/{model}_evicted_in_mid_request", ask(model, a, START, value=900), ask(model, a), *life(model, 2, a), stats=f"seq_{model}")
+        for model, a in (("idle", next(_IDS)), ("oldest_idle", next(_IDS)))
+    ),
+    *(one for model in ("iterating", "iterating_oldest") for one in _iterating(model)),
+    # An id of another type than the control's
+    *(case(f"sequences/typed_{kind.lower()}_given_text", ask(f"id_{kind.lower()}", "abc", BOTH)) for kind in ID_TYPES[:4]),
     # A model's error ends no sequence
     *(case(f"sequences/{model}_model_error", ask(model, a, START), ask(model, a, value=-1), ask(model, a, END), stats=f"seq_{model}")
       for model, a in (("direct", _S[32]), ("oldest", _S[33]))),
@@ -175,6 +223,13 @@ _CASES: tuple[Case, ...] = (
          note="the second sequence waits for the end of the first"),
     case("sequences/stream_start_twice", stream(message("one", 55, START), message("one", 55, START), message("one", 55, END))),
     case("sequences/stream_after_end", stream(message("one", 56, START), message("one", 56, END), message("one", 56))),
+    case("sequences/stream_backlog_start_twice", stream(message("one", 57, START), message("one", 58, START), message("one", 58, START), message("one", 57, END), message("one", 58, END)), stats="seq_one"),
+    case("sequences/stream_backlog_again", stream(message("one", 59, START), message("one", 60, BOTH), message("one", 60, BOTH), message("one", 59, END)), stats="seq_one",
+         note="two sequences of one id that wait"),
+    case("sequences/stream_backlog_after_end", stream(message("oldest_one", 61, START), message("oldest_one", 62, BOTH), message("oldest_one", 62), message("oldest_one", 61, END))),
+    case("sequences/stream_backlog_order", stream(message("one", 63, START), message("one", 65, BOTH), message("one", 64, BOTH), message("one", 63, END)), stats="seq_one"),
+    case("sequences/stream_backlog_timeout", stream(message("one", 66, START), message("one", 67, {**START, "timeout": 50_000}))),
+    case("sequences/stream_backlog_timeout_over", ask("one", 67), ask("one", 66, END)),
     case("sequences/stream_negative", stream(message("uncontrolled", -5, BOTH))),
 )  # fmt: skip
 

@@ -77,7 +77,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         # What the client does that is of no use, and the frames of DATA when its last window update came
         self._idling = Idling()
         self.take_idle_frame = self._idling.take_frame
-        self._data_frames = 0
+        self._data_bytes = 0
         self.bytes_received = 0
         self._watched = False
         # Its end
@@ -242,7 +242,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         if id > self.last_id + 2:
             self._skipped.append((self.last_id + 1, id))
         self.last_id = id
-        if self._idling.frames:
+        if self._idling.frames > 0:
             self._idling.excuse_frames()
         if self._closing or len(self.streams) >= MAX_STREAMS:
             self.sender.write(frames.rst_stream(id, frames.REFUSED_STREAM))
@@ -327,12 +327,12 @@ class Http2Connection(asyncio.BufferedProtocol):
             self.sender.widen(increment)
         else:
             raise ConnectionFault(frames.PROTOCOL_ERROR, "a window that does not grow")
-        sent = self.sender.data_frames
-        if sent == self._data_frames:
-            self.take_idle_frame()
+        moved = self.sender.data_bytes - self._data_bytes
+        if moved:
+            self._data_bytes += moved
+            self._idling.excuse_updates(moved)
         else:
-            self._data_frames = sent
-            self._idling.excuse_frames()
+            self.take_idle_frame()
 
     def _must_not_be_idle(self, id: int, what: str) -> None:
         if id % 2 == 0 or id > self.last_id:

@@ -11,8 +11,12 @@ from stubserve.protocols.grpc.http2.frames import ENHANCE_YOUR_CALM, ConnectionF
 
 MAX_RESETS = 1000
 MAX_IDLE_FRAMES = 1000
-# A stream that is opened, or data that a window update lets out, excuse so many frames that move nothing.
+# A stream that is opened excuses so many frames that move nothing.
 _EXCUSED = 8
+# Of what has been sent so many bytes excuse one: a client that reads a stream may say for each message that it has,
+# however small it is, and however many came at once. What they excuse beforehand has a limit.
+_BYTES_EACH = 16
+_MOST_BEFOREHAND = 100_000
 
 
 class Idling:
@@ -31,8 +35,12 @@ class Idling:
             raise ConnectionFault(ENHANCE_YOUR_CALM, "too many frames that move nothing")
 
     def excuse_frames(self) -> None:
-        """Something moves."""
+        """A stream is opened by a client that has had some."""
         self.frames = max(self.frames - _EXCUSED, 0)
+
+    def excuse_updates(self, nbytes: int) -> None:
+        """So much has been sent since a window was widened last."""
+        self.frames = max(self.frames - _EXCUSED - nbytes // _BYTES_EACH, -_MOST_BEFOREHAND)
 
     def take_reset(self) -> None:
         """A stream is ended by its client, or broken. One that ends by itself takes one back: half may end so."""

@@ -37,7 +37,7 @@ class Pings:
         self._streams = streams
         # The client's: when the last came, how many have come too early
         self._last = 0.0
-        self._data_frames = 0
+        self._data_bytes = 0
         self._strikes = 0
         # Ours
         self.heard = loop.time()
@@ -56,9 +56,9 @@ class Pings:
             if self._streams or options.keepalive_permit_without_calls
             else _INTERVAL_WITHOUT_CALLS_S
         )
-        if self._sender.data_frames != self._data_frames:
+        if self._sender.data_bytes != self._data_bytes:
             # Whatever was sent since excuses a ping.
-            self._data_frames = self._sender.data_frames
+            self._data_bytes = self._sender.data_bytes
             self._strikes = 0
         elif self._last and now - self._last < interval:
             self._strikes += 1

@@ -69,8 +69,8 @@ class Sender:
         # Streams that have more to send than it takes, the longest waiting first; who waits for a window of its own is
         # not among them: each of a client's window updates must cost no more than what it lets through.
         self.waiting: OrderedDict[Sending, None] = OrderedDict()
-        # Frames of DATA so far
-        self.data_frames = 0
+        # Bytes of DATA so far
+        self.data_bytes = 0
 
     def write(self, *pieces: bytes | memoryview) -> None:
         """Puts bytes into what leaves at the end of this turn of the event loop."""
@@ -122,7 +122,7 @@ class Sender:
     def send_data(self, stream: int, length: int, pieces: Sequence[bytes | memoryview]) -> None:
         self._window -= length
         self._turn_bytes += length
-        self.data_frames += 1
+        self.data_bytes += length
         self.write(frames.data_head(length, stream), *pieces)
 
     def send_whole(self, stream: Sending, size: int, parts: Sequence[bytes | memoryview]) -> bool:
@@ -132,7 +132,7 @@ class Sender:
         if length > limit or self.paused or self._before_block:
             return False
         self._window -= length
-        self.data_frames += 1
+        self.data_bytes += length
         id = stream.id
         opening = frames.HEAD.pack(len(OPENING) << 8 | frames.HEADERS, frames.END_HEADERS, id)
         data = frames.HEAD.pack(length << 8, 0, id)
