@@ -18,8 +18,8 @@ from typing import Any
 from starlette.applications import Starlette
 
 from stubserve.errors import ServeError
-from stubserve.flag_table import FLAGS
 from stubserve.flags import parse_arguments
+from stubserve.flags.table import FLAGS
 from stubserve.protocols.http.app import create_app as create_http_app
 from stubserve.server import Server
 from stubserve.settings import Settings

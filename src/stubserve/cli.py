@@ -6,8 +6,8 @@ import gc
 import importlib
 import sys
 
-from stubserve.flag_values import UsageError
 from stubserve.flags import parse_arguments, usage
+from stubserve.flags.values import UsageError
 
 # Each is a module of stubserve.commands.
 COMMANDS = ("init", "check", "fetch", "env")

@@ -6,8 +6,9 @@ import re
 from operator import attrgetter
 from typing import Any
 
-from stubserve.flag_table import FLAGS, MISSING, Flag
-from stubserve.flag_unneeded import UNNEEDED
+from stubserve.flags.flag import Flag
+from stubserve.flags.table import FLAGS
+from stubserve.flags.unneeded import UNNEEDED
 from stubserve.settings import Settings
 from tools.reference.markdown import name as whole
 from tools.reference.markdown import table
@@ -72,12 +73,6 @@ def flags_page() -> str:
         "## Accepted, without an effect\n\nThey are in many a command line for Triton. The log says that they do nothing.\n\n"
     )
     parts.append(table(("flag", "why"), [(whole(f"--{name}"), one.why + ".") for name, one in UNNEEDED.items()]))
-    parts.append(
-        "## Refused\n\nThey belong to parts of Triton that stubserve does not offer yet. With a value that turns the part off "
-        "they are accepted.\n\n"
-    )
-    rows = [(whole(f"--{name}"), part, ", ".join(f"`{one}`" for one in off)) for name, (part, off) in MISSING.items()]
-    parts.append(table(("flag", "what is missing", "accepted values"), rows))
     return "".join(parts)
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from stubserve.errors import ServeError
-from stubserve.flag_values import UsageError, parse_gpu_fallback
+from stubserve.flags.values import UsageError, parse_gpu_fallback
 from stubserve.repository.checking import Problem, Report, check_repositories
 from stubserve.repository.given_path import advice, advice_for, servable
 from stubserve.settings import DEFAULT_BACKEND_DIRECTORY

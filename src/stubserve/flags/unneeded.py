@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stubserve.flag_values import (
+from stubserve.flags.values import (
     UsageError,
     parse_bool,
     parse_count,

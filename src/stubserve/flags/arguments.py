@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from stubserve.cache_settings import REDIS, CacheSettings, CacheSettingsError
-from stubserve.flag_table import FLAGS, MISSING
-from stubserve.flag_unneeded import UNNEEDED
-from stubserve.flag_values import CloudAddress, UsageError, parse_bool, parse_int, parse_repository
+from stubserve.flags.table import FLAGS
+from stubserve.flags.unneeded import UNNEEDED
+from stubserve.flags.values import CloudAddress, UsageError, parse_bool, parse_int, parse_repository
 from stubserve.observability.log_lines import DEFAULT, ISO8601, JSON
 from stubserve.protocols.re2 import compile_re2
 from stubserve.settings import (
@@ -82,20 +82,17 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
         else:
             name, equals, text = word[2:].partition("=")
         flag = by_name.get(name)
-        if flag is None and name not in MISSING and name not in UNNEEDED:
+        if flag is None and name not in UNNEEDED:
             close = difflib.get_close_matches(name, by_name, 1)
             raise UsageError(f"Unexpected argument: {word}" + (f"; did you mean --{close[0]}?" if close else ""))
         if not equals:
-            is_switch = (flag or UNNEEDED[name]).switch if flag or name in UNNEEDED else True
+            is_switch = (flag or UNNEEDED[name]).switch
             if words and not words[0].startswith("--") and (not is_switch or _is_bool(words[0])):
                 text = words.pop(0)
             elif is_switch:
                 text = "true"
             else:
                 raise UsageError(f"option '--{name}' requires an argument")
-        if flag is None and name in MISSING:
-            _check_missing(name, text)
-            continue
         try:
             value = (flag.parse if flag is not None else UNNEEDED[name].check)(text)
         except (UsageError, CacheSettingsError) as wrong:
@@ -141,12 +138,6 @@ def _is_bool(text: str) -> bool:
     except UsageError:
         return False
     return True
-
-
-def _check_missing(name: str, text: str) -> None:
-    part, fine = MISSING[name]
-    if text.lower() not in fine and text not in fine:
-        raise UsageError(f"--{name}={text}: stubserve does not offer {part} yet. Leave the flag out.")
 
 
 def _check(settings: Settings) -> None:
