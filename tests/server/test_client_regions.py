@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+import stat
+import uuid
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor, shared_memory
 
 from tests.client_memory import PAGE, SharedFile
+from tests.privileges import needs_setpriv, unprivileged
 from tests.real_server import Answer, Serving, binary_output, eventually, io_config, write_model
 
 # Writes to its input before it answers with twice what that was.
@@ -509,3 +512,49 @@ def test_without_the_flag(repository: Path) -> None:
         assert (answer.status, answer.error) == (404, "Unable to find system shared memory region: 'in'")
         answer = infer(server, "echo", piece("in", 16), None, [4])
         assert (answer.status, answer.error) == (404, "Unable to find shared memory region: 'in'")
+
+
+def _device(path: Path) -> None:
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))
+    except PermissionError:
+        pytest.skip("only root can make devices")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(_device, id="device"),
+        pytest.param(os.mkdir, id="directory"),
+        pytest.param(os.mkfifo, id="pipe"),
+        pytest.param(lambda path: path.symlink_to("/etc/hostname"), id="link"),
+    ],
+)
+def test_what_is_no_memory_is_not_opened(server: Serving, make: Callable[[Path], None]) -> None:
+    key = f"/stubserve-test-{uuid.uuid4()}"
+    path = Path("/dev/shm" + key)
+    make(path)
+    try:
+        body = json.dumps({"key": key, "byte_size": 64}).encode()
+        answer = server.request("POST", "/v2/systemsharedmemory/region/odd/register", body)
+        assert (answer.status, answer.error) == (500, f"Unable to open shared memory region: '{key}'")
+    finally:
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+@needs_setpriv
+def test_a_file_of_somebody_else_is_not_opened(repository: Path) -> None:
+    write_model(repository, "echo")
+    key = f"/stubserve-test-{uuid.uuid4()}"
+    path = Path("/dev/shm" + key)
+    path.touch(mode=0o600)
+    path.chmod(0o000)
+    server = Serving(repository, "--allow-client-shm")
+    server.command = [*unprivileged(), *server.command]
+    try:
+        with server:
+            body = json.dumps({"key": key, "byte_size": 64}).encode()
+            answer = server.request("POST", "/v2/systemsharedmemory/region/odd/register", body)
+            assert (answer.status, answer.error) == (500, f"Unable to open shared memory region: '{key}'")
+    finally:
+        path.unlink()

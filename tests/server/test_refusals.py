@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
-import pytest
-
+from tests.privileges import needs_setpriv, unprivileged
 from tests.real_server import Serving, refused, write_model
-
-# Root may enter and read everything, unless it has put these down.
-_UNPRIVILEGED = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--inh-caps", "-all"]
-needs_setpriv = pytest.mark.skipif(
-    os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root can read everything, and there is no setpriv"
-)
-
-
-def unprivileged() -> list[str]:
-    return _UNPRIVILEGED if os.geteuid() == 0 else []
 
 
 def write_model_in(environment: Path, repository: Path) -> None:
