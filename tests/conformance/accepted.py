@@ -420,8 +420,6 @@ DECISIONS = (
     Accepted(
         "There are no GPUs here, so that a region of one is refused with the text of a Triton that is built without.",
         ("shared_memory/cuda_register",),
-        400,
-        "failed to register CUDA shared memory region: 'c', GPUs not supported",
     ),
     Accepted(
         "Where there is no GPU, the flag that serves the model on the CPU is named, too.",
