@@ -129,38 +129,6 @@ class AuthSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class HttpSettings:
-    """How HTTP is served."""
-
-    allow: bool = True
-    address: str = "0.0.0.0"
-    port: int = 8000
-    reuse_port: bool = False
-    max_input_size: int = 64 << 20
-    header_forward_pattern: str = ""
-    # Origins of pages that may ask, * for all
-    cors_origins: tuple[str, ...] = ()
-    restricted_apis: tuple[Restricted, ...] = ()
-    use_ssl: bool = False
-    use_ssl_mutual: bool = False
-    server_cert: str = ""
-    server_key: str = ""
-    root_cert: str = ""
-
-    @property
-    def tls(self) -> Tls | None:
-        """None for without; to want clients' certificates means to want TLS."""
-        if not (self.use_ssl or self.use_ssl_mutual):
-            return None
-        return Tls(self.server_cert, self.server_key, self.root_cert, self.use_ssl_mutual)
-
-    @property
-    def restricted(self) -> dict[str, tuple[str, str]]:
-        """All of --http-restricted-api together: kind -> (header, value) that requests must have."""
-        return {kind: required for group in self.restricted_apis for kind, required in group.items()}
-
-
-@dataclass(frozen=True, slots=True)
 class Tls:
     """Paths of PEM files. With `mutual` a client needs a certificate that `root_certificates` vouch for."""
 
@@ -181,7 +149,45 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
-class GrpcSettings:
+class TlsSettings:
+    """What a protocol is told of TLS."""
+
+    use_ssl: bool = False
+    use_ssl_mutual: bool = False
+    server_cert: str = ""
+    server_key: str = ""
+    root_cert: str = ""
+
+    @property
+    def tls(self) -> Tls | None:
+        """None for without; to want clients' certificates means to want TLS."""
+        if not (self.use_ssl or self.use_ssl_mutual):
+            return None
+        return Tls(self.server_cert, self.server_key, self.root_cert, self.use_ssl_mutual)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings(TlsSettings):
+    """How HTTP is served."""
+
+    allow: bool = True
+    address: str = "0.0.0.0"
+    port: int = 8000
+    reuse_port: bool = False
+    max_input_size: int = 64 << 20
+    header_forward_pattern: str = ""
+    # Origins of pages that may ask, * for all
+    cors_origins: tuple[str, ...] = ()
+    restricted_apis: tuple[Restricted, ...] = ()
+
+    @property
+    def restricted(self) -> dict[str, tuple[str, str]]:
+        """All of --http-restricted-api together: kind -> (header, value) that requests must have."""
+        return {kind: required for group in self.restricted_apis for kind, required in group.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcSettings(TlsSettings):
     """How gRPC is served. Times are in milliseconds, None for without limit."""
 
     allow: bool = True
@@ -192,11 +198,6 @@ class GrpcSettings:
     restricted_protocols: tuple[Restricted, ...] = ()
     transport: str = "native"
     compression_level: str = "none"
-    use_ssl: bool = False
-    use_ssl_mutual: bool = False
-    server_cert: str = ""
-    server_key: str = ""
-    root_cert: str = ""
     keepalive_time: int = 7_200_000
     keepalive_timeout: int = 20_000
     keepalive_permit_without_calls: bool = False
@@ -205,13 +206,6 @@ class GrpcSettings:
     max_ping_strikes: int = 2
     max_connection_age: int | None = None
     max_connection_age_grace: int | None = None
-
-    @property
-    def tls(self) -> Tls | None:
-        """None for without; to want clients' certificates means to want TLS."""
-        if not (self.use_ssl or self.use_ssl_mutual):
-            return None
-        return Tls(self.server_cert, self.server_key, self.root_cert, self.use_ssl_mutual)
 
     @property
     def restricted(self) -> dict[str, tuple[str, str]]:

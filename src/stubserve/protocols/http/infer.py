@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from stubserve.errors import ServeError, internal, unsupported
 from stubserve.inference.admission import admit_steps
@@ -123,28 +124,29 @@ class HttpInferCall(Call):
         self, body: bytes | memoryview, block: Block | None, offset: int, rest: RestOfContent | None
     ) -> None:
         try:
-            request, reply_format = await self._decode_in_steps(body, block, offset, rest)
-            self._task = None
-            self._submit(request, reply_format)
-        except asyncio.CancelledError:
-            self._forget()
-            raise
-        except Exception as error:
-            self._forget()
-            self._on_reply(encode_error(as_answer(error, self.model.signature.model)))
+            await self._submit_later(self._decode_in_steps(body, block, offset, rest))
         finally:
             if block is not None:
                 block.drop()
 
     async def _read_strings(self, request: Request, reply_format: ReplyFormat) -> None:
         """Submits a request with many strings in its client's shared memory."""
+        await self._submit_later(self._admit_strings(request, reply_format))
+
+    async def _admit_strings(self, request: Request, reply_format: ReplyFormat) -> tuple[Request, ReplyFormat]:
+        """The request, admitted. Raises ServeError, and then nothing is held."""
         try:
-            try:
-                await self._ingress.offload.run(region_strings.read(request, self._ingress.block))
-                await self._ingress.offload.run(admit_steps(request, self.model.signature))
-            except BaseException:
-                drop_blocks(request.inputs)
-                raise
+            await self._ingress.offload.run(region_strings.read(request, self._ingress.block))
+            await self._ingress.offload.run(admit_steps(request, self.model.signature))
+        except BaseException:
+            drop_blocks(request.inputs)
+            raise
+        return request, reply_format
+
+    async def _submit_later(self, admitting: Coroutine[Any, Any, tuple[Request, ReplyFormat]]) -> None:
+        """Submits a request once it is admitted, or answers why it is not."""
+        try:
+            request, reply_format = await admitting
             self._task = None
             self._submit(request, reply_format)
         except asyncio.CancelledError:
