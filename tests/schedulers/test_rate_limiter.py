@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stubserve.errors import Code, ServeError
@@ -322,6 +322,16 @@ instances_ = st.lists(
 )
 
 
+# An instance is let in, and no longer keeps A from the one behind it.
+@example(
+    instances=[({"A": 1}, 1), ({}, 1), ({"A": 1, "B": 1}, 1), ({"B": 3}, 1)],
+    steps=[(True, 0), (True, 3), (False, 0), (True, 2), (True, 0), (False, 0)],
+)
+# Who waits for B keeps it from an instance that A has become free for.
+@example(
+    instances=[({"B": 2}, 1), ({"B": 3}, 1), ({"A": 3}, 1), ({"A": 1, "B": 1}, 4)],
+    steps=[(True, 0), (True, 2), (True, 1), (True, 3), (False, 1), (False, 0)],
+)
 @settings(max_examples=1000, deadline=None)
 @given(instances_, st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=40))
 def test_random_schedules_are_as_the_rules_have_them(

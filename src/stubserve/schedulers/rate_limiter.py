@@ -260,20 +260,25 @@ class RateLimiter:
         if not self._touched:
             return None
         lines = {line: None for pool in self._touched for line in pool.lines}
-        heads = [head for line in lines if (head := self._head(line)) is not None]
+        # Who waits for something else that these need is only asked what it keeps from them.
+        around = {line: None for one in lines for pool, _ in one.needs for line in pool.lines}
+        heads = [head for line in around if (head := self._head(line)) is not None]
         if len(heads) > 1:
             heads.sort(key=_place)
         kept: set[Pool] = set()
         for _, _, limited in heads:
-            goes = True
+            line = limited.line
+            assert line is not None
+            goes = line in lines
             for pool, count in limited.needs:
                 if pool.free < count or pool in kept:
                     goes = False
             if goes:
-                assert limited.line is not None
-                heapq.heappop(limited.line.heap)
+                heapq.heappop(line.heap)
                 for pool, _ in limited.needs:
                     pool.waiting -= 1
+                    # What it kept from those behind it, and does not need itself, is theirs.
+                    self._touched[pool] = None
                 self._take(limited)
                 return limited
             kept.update([pool for pool, _ in limited.needs])
