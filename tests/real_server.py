@@ -88,7 +88,7 @@ class Serving:
         self.command = [
             sys.executable, "-m", "stubserve", "serve", str(repository),
             "--http-address=127.0.0.1", "--http-port=0", "--grpc-address=127.0.0.1", "--grpc-port=0",
-            "--metrics-port=0", *flags,
+            "--metrics-port=0", *flags, *os.environ.get("STUBSERVE_TEST_FLAGS", "").split(),
         ]  # fmt: skip
         self.environment = {**os.environ, **(environment or {})}
         self.port = 0

@@ -29,6 +29,7 @@ from stubserve.fronts import (
     sagemaker_server,
     vertex_server,
 )
+from stubserve.ingress.workers import Workers
 from stubserve.instances.confinement import ConfinementError
 from stubserve.observability.output import output
 from stubserve.protocols.http.cors import Cors
@@ -107,6 +108,15 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
     stop = Stopping(at_once).asked
     loop = asyncio.get_running_loop()
     reaping = loop.create_task(orphans.reap()) if os.getpid() == 1 else None
+    workers: Workers | None = None
+    if http.workers:
+        try:
+            workers = Workers(server)
+            workers.start()
+            fronts[0][1].give = workers.give
+        except OSError as error:
+            log.error("HTTP workers cannot be started: %s", error)
+            return 1
     serving = [loop.create_task(front.serve([listener])) for _, front, listener in fronts]
     loading = loop.create_task(server.load())
     telling = loop.create_task(tell_progress(server.registry))
@@ -125,6 +135,8 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
         else:
             if server.failed:
                 log.error("%s", failure)
+            if workers is not None:
+                await workers.ready()
             if grpc is not None:
                 log.info("Started GRPCInferenceService at %s:%d", settings.grpc.address, grpc.port)
             for name, _, listener in fronts:
@@ -142,6 +154,8 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
     manager.stopping()
     # Before it is said: a request that comes after that line is none of those.
     connections.open.begin_drain()
+    if workers is not None:
+        await workers.begin_drain()
     log.info("Waiting for in-flight requests to complete.")
     deadline = loop.time() + settings.exit_timeout_secs
     telling = loop.create_task(tell_what_is_waited_for(server, deadline))
@@ -151,10 +165,12 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
     if http.allow:
         fronts[0][1].stop()
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(connections.open.drain(), settings.exit_timeout_secs * _DRAIN_PART)
+            await asyncio.wait_for(_drained(connections, workers), settings.exit_timeout_secs * _DRAIN_PART)
     await server.stop(max(deadline - loop.time(), 0))
     if stopping_grpc is not None:
         await stopping_grpc
+    if workers is not None:
+        await workers.stop()
     for _, front, _ in fronts:
         front.stop()
     await asyncio.gather(*serving)
@@ -164,6 +180,13 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
     if reaping is not None:
         reaping.cancel()
     return exit_code
+
+
+async def _drained(connections: Connections, workers: Workers | None) -> None:
+    """Waits until the requests over HTTP are answered that were under way."""
+    if workers is not None:
+        await workers.drain()
+    await connections.open.drain()
 
 
 def _failure(loading: asyncio.Task[bool]) -> str:

@@ -157,6 +157,11 @@ def _check(settings: Settings) -> None:
     if settings.auth.open_kinds and settings.auth.token_file is None:
         raise UsageError("--auth-open-api says what needs no token, and without --auth-token-file nothing needs one")
     _check_http(settings.http)
+    if settings.http.workers and settings.clients.shm:
+        raise UsageError(
+            "--http-workers and --allow-client-shm cannot be combined yet: clients' regions are registered with one "
+            "process. Leave one of them out."
+        )
     _check_grpc(settings.grpc)
     for name, group in ("http", settings.http), ("grpc", settings.grpc):
         try:
@@ -213,6 +218,10 @@ def _check_clients(clients: ClientSettings) -> None:
 def _check_http(http: HttpSettings) -> None:
     if http.max_input_size <= 0:
         raise UsageError("Error: --http-max-input-size must be greater than 0.")
+    if http.workers < 0:
+        raise UsageError(f"--http-workers must not be negative. Got {http.workers}")
+    if http.workers and not http.allow:
+        raise UsageError("--http-workers are processes that take HTTP connections, which --allow-http=false refuses")
     _check_tls("http", http.tls)
     _check_restricted(http.restricted_apis)
 

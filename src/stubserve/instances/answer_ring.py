@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import collections
 from collections.abc import Callable
+from typing import Any
 
 from stubserve_stub.wire import layout, messages
-from stubserve_stub.wire.messages import WireResponse
 from stubserve_stub.wire.places import InArena
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingBroken, RingWriter
 
@@ -41,8 +41,8 @@ class AnswerRing:
         self._retry: asyncio.TimerHandle | None = None
         self._announced = 0
 
-    def send(self, number: int, final: bool, wire: WireResponse | None) -> None:
-        """An answer to the call of this number, None for nothing but the end."""
+    def send(self, number: int, final: bool, wire: tuple[Any, ...] | None) -> None:
+        """An answer (`messages.WireResponse`) to the call of this number, None for nothing but the end."""
         frees = self._memory.take_frees()
         data, flags = messages.pack_answer(number, final, wire, frees), 0
         if len(data) > MAX_RECORD:

@@ -41,7 +41,7 @@ class Entrance:
     """One listening socket's, on the running loop. `make` makes the protocol of a connection that comes in.
 
     `asks` tells of the first bytes of a connection whether there is something to be done for it already; the
-    beginning of a handshake of `tls` is such.
+    beginning of a handshake of `tls` is such. `give` may take a connection that would come in, and says whether it did.
     """
 
     def __init__(
@@ -51,7 +51,9 @@ class Entrance:
         asks: Callable[[bytes], bool],
         offload: Offload,
         tls: ssl.SSLContext | None = None,
+        give: Callable[[socket.socket], bool] | None = None,
     ) -> None:
+        self._give = give
         self._listener = listener
         self._make = make
         self._asks = asks
@@ -166,6 +168,8 @@ class Entrance:
             self._offload.in_turn(self._next)
 
     def _let_in(self, client: socket.socket) -> None:
+        if self._give is not None and self._give(client):
+            return
         coming = self._loop.create_task(self._come_in(client))
         self._coming.add(coming)
         coming.add_done_callback(self._coming.discard)

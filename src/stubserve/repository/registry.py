@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,8 @@ class Registry:
         self.expected = 0
         # (name, version text) -> what `find` found; dropped whenever a state changes
         self._found: dict[tuple[str, str], ServedModel] = {}
+        # Called whenever a state changes
+        self.watchers: set[Callable[[], None]] = set()
 
     def entry(self, name: str) -> ModelEntry:
         """The model's entry, made if it is not there."""
@@ -89,7 +91,7 @@ class Registry:
     def set_version(
         self, name: str, version: int, state: VersionState, reason: str = "", model: ServedModel | None = None
     ) -> VersionEntry:
-        self._found.clear()
+        self._changed()
         entry = self.entry(name).versions[version] = VersionEntry(version, state, reason, model)
         return entry
 
@@ -102,8 +104,13 @@ class Registry:
 
     def forget(self, name: str) -> None:
         """Forgets a model."""
-        self._found.clear()
+        self._changed()
         self.models.pop(name, None)
+
+    def _changed(self) -> None:
+        self._found.clear()
+        for watcher in self.watchers:
+            watcher()
 
     def has(self, name: str, entry: VersionEntry) -> bool:
         """Whether this is what is known of its version now."""

@@ -91,6 +91,9 @@ class Calls:
         if head is None or head.content_length != len(data) - body_start or head.chunked:
             return False
         connection = self._connection
+        passes_on = self._shared.passes_on
+        if passes_on is not None and passes_on(head):
+            return False
         access = self._shared.access
         if access is not None and not access.admits(head):
             return False

@@ -19,6 +19,7 @@ from stubserve.errors import ServeError
 from stubserve.inference.heap_account import FREE_BYTES, HeapShare
 from stubserve.inference.memory import Block
 from stubserve.protocols.http.calls import Calls
+from stubserve.protocols.http.exchange import PassedOn
 from stubserve.protocols.http.fallback import Fallback
 from stubserve.protocols.http.head import RequestHead
 from stubserve.protocols.http.infer_encode import encode_error
@@ -46,14 +47,16 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._shared = shared
         self._ingress = shared.ingress
         self._server_state = server_state
-        self._make_fallback: Callable[[], Fallback] = functools.partial(
-            Fallback, config, server_state, app_state, _loop
-        )
+        self._make_fallback: Callable[[], PassedOn]
+        if shared.passing_on is None:
+            self._make_fallback = functools.partial(Fallback, config, server_state, app_state, _loop)
+        else:
+            self._make_fallback = functools.partial(shared.passing_on, self._passed_on_answered)
         # Per-connection state
         self.transport: asyncio.Transport
         self._reader = RequestReader(self, shared)
         self._calls = Calls(self, shared)
-        self._fallback: Fallback | None = None
+        self._fallback: PassedOn | None = None
         self.closing = False
         self.write_paused = False
         self._sends_large = False
@@ -176,6 +179,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         if last and self._answered_early:
             self._answered_early = False
             self.done()
+
+    def _passed_on_answered(self, status: int) -> None:
+        if self._shared.log_answers:
+            self._calls.log_answer(status)
 
     def infer(self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None = None) -> None:
         self._calls.infer(body, block, offset, share)

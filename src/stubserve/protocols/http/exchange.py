@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from stubserve.inference.heap_account import HeapShare
@@ -10,6 +11,21 @@ from stubserve.inference.memory import Block
 from stubserve.protocols.http.head import RequestHead
 from stubserve.protocols.http.reply import Reply
 from stubserve.protocols.http.state import ConnectionState
+
+
+class PassedOn(Protocol):
+    """Who serves the requests of a connection that it does not serve itself. It is fed one at a time."""
+
+    def attach(self, transport: asyncio.Transport, on_done: Callable[[], None]) -> None:
+        """Where answers go, and what to call behind each of them."""
+
+    def data_received(self, data: bytes) -> None: ...
+
+    def connection_lost(self, exc: Exception | None) -> None: ...
+
+    def pause_writing(self) -> None: ...
+
+    def resume_writing(self) -> None: ...
 
 
 class Exchange(Protocol):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.http.access import HttpAccess
 from stubserve.protocols.http.cors import Cors
-from stubserve.protocols.http.head import HeadCache
+from stubserve.protocols.http.exchange import PassedOn
+from stubserve.protocols.http.head import HeadCache, RequestHead
 from stubserve.protocols.open_connections import OpenConnections
 from stubserve.protocols.sent_memory import SentMemory
 from stubserve.protocols.serving import Ingress
@@ -40,6 +43,10 @@ class Connections(StallWatch):
         # Whether each request gets a line in the log; each answer, with its status
         self.log_requests = False
         self.log_answers = log_answers
+        # In a process that only takes connections (`ingress`): what is for the owner of the models to answer, and who
+        # passes that on, given whom to tell of the answer's status; in a server's own process None
+        self.passes_on: Callable[[RequestHead], bool] | None = None
+        self.passing_on: Callable[[Callable[[int], None]], PassedOn] | None = None
         self.open = OpenConnections(ingress.idle_timeout_s, ingress.max_connections)
         self.send_watch = SendWatch(ingress.pressure, ingress.send_timeout_s)
 

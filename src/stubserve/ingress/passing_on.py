@@ -1,0 +1,178 @@
+"""What a worker does not do itself: one request after the other goes to the owner as it came, and answers come back.
+
+Each request has a socket pair of its own, whose other end the owner serves like a connection, and closes when it has
+answered. So nobody here has to know where an answer ends, but for one thing: whether it says that the client's
+connection ends with it. Bytes wait for each other as they would without a worker between: who reads slowly is sent
+slowly, and what the owner does not take is not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Callable
+from typing import cast
+
+from stubserve.protocols.http.head import MAX_HEAD_BYTES
+
+_RETRY_S = 0.01
+# More of a request than this does not wait here.
+_MOST_WAITING = 256 * 1024
+_INTERIM = b"HTTP/1.1 1"
+_CLOSES = re.compile(rb"\r\nconnection:[ \t]*close[ \t]*\r\n", re.IGNORECASE).search
+
+
+class PassingOn:
+    """One client's requests to the owner. In the place of uvicorn's protocol (`protocols.http.fallback`).
+
+    `send` gives the owner its end of a socket pair, and raises OSError while it cannot. `on_status` hears of each
+    answer's status.
+    """
+
+    def __init__(self, send: Callable[[socket.socket], None], on_status: Callable[[int], None]) -> None:
+        self._send = send
+        self._on_status = on_status
+        self._loop = asyncio.get_running_loop()
+        # Per-connection state
+        self._client: asyncio.Transport
+        self._on_done: Callable[[], None]
+        self._gone = False
+        # Per-request state
+        self._owner: asyncio.Transport | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._waiting: list[bytes] = []
+        self._head: bytes | None = b""
+        self._closes = False
+
+    # For the client's connection
+
+    def attach(self, transport: asyncio.Transport, on_done: Callable[[], None]) -> None:
+        """The client's transport, and what to call when a request has been answered."""
+        self._client = transport
+        self._on_done = on_done
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a request."""
+        if self._owner is not None:
+            self._owner.write(data)
+            return
+        self._waiting.append(data)
+        if sum(map(len, self._waiting)) > _MOST_WAITING:
+            self._client.pause_reading()
+        if self._connecting is None:
+            self._head = b""
+            self._connecting = self._loop.create_task(self._connect())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone, which its request's other end learns of in the same way."""
+        self._gone = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._owner is not None:
+            self._owner.abort()
+
+    def pause_writing(self) -> None:
+        """The client does not read."""
+        if self._owner is not None:
+            self._owner.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._owner is not None:
+            self._owner.resume_reading()
+
+    # To the owner
+
+    async def _connect(self) -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            while True:
+                try:
+                    self._send(theirs)
+                    break
+                except OSError:
+                    await asyncio.sleep(_RETRY_S)
+        try:
+            await self._loop.create_connection(lambda: _OwnersEnd(self), sock=ours)
+        except OSError:
+            ours.close()
+            self._client.close()
+        except BaseException:
+            ours.close()
+            raise
+
+    def connected(self, transport: asyncio.Transport) -> None:
+        """The owner's end is there."""
+        self._owner = transport
+        self._connecting = None
+        transport.set_write_buffer_limits(high=_MOST_WAITING)
+        waiting, self._waiting = self._waiting, []
+        transport.write(b"".join(waiting))
+        if not transport.get_write_buffer_size():
+            self.owner_has_caught_up()
+
+    def answered(self, data: bytes) -> None:
+        """Bytes of the answer."""
+        if self._head is not None:
+            self._head += data
+            self._read_head()
+        self._client.write(data)
+
+    def _read_head(self) -> None:
+        head = self._head
+        assert head is not None
+        while True:
+            end = head.find(b"\r\n\r\n")
+            if end < 0:
+                self._head = head if len(head) <= MAX_HEAD_BYTES else None
+                return
+            if not head.startswith(_INTERIM):
+                break
+            head = head[end + 4 :]
+        self._closes = _CLOSES(head, 0, end + 2) is not None
+        self._head = None
+        status = head[9:12]
+        if status.isdigit():
+            self._on_status(int(status))
+
+    def ended(self) -> None:
+        """The owner has closed its end: the request is answered, if its answer had a beginning."""
+        unanswered, self._owner = self._head is not None, None
+        if self._gone:
+            return
+        if unanswered or self._closes:
+            self._client.close()
+        else:
+            self._on_done()
+
+    def owner_is_behind(self) -> None:
+        """The owner takes less than the client sends."""
+        if not self._client.is_closing():
+            self._client.pause_reading()
+
+    def owner_has_caught_up(self) -> None:
+        if not self._client.is_closing():
+            self._client.resume_reading()
+
+
+class _OwnersEnd(asyncio.Protocol):
+    """What the transport to the owner tells."""
+
+    def __init__(self, passing: PassingOn) -> None:
+        self._passing = passing
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._passing.connected(cast(asyncio.Transport, transport))
+
+    def data_received(self, data: bytes) -> None:
+        self._passing.answered(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._passing.ended()
+
+    def pause_writing(self) -> None:
+        self._passing.owner_is_behind()
+
+    def resume_writing(self) -> None:
+        self._passing.owner_has_caught_up()

@@ -1,0 +1,248 @@
+"""One worker as the owner has it: its process, its rings, its memory, and the connections that it is given.
+
+A process ends like a stub's (`instances.stub_process`): its death is an event, and what it says that is no message ends
+it. It writes to the server's own output, for it is a part of the server. When the server is gone the kernel ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from stubserve_stub.wire import layout, messages
+from stubserve_stub.wire.budget import ArenaFull
+from stubserve_stub.wire.messages import Message
+from stubserve_stub.wire.ring import SPILLED, RingReader, RingWriter, read_doorbell
+
+from stubserve.environments.environment import Environment
+from stubserve.inference.served_model import ServedModel
+from stubserve.ingress.messages import handlers_of_owner
+from stubserve.ingress.words import CLOSED, STATE
+from stubserve.ingress.worker_calls import WorkerCalls
+from stubserve.instances.answer_ring import AnswerRing
+from stubserve.instances.memory import Memory
+from stubserve.instances.reclaim import Spare
+from stubserve.instances.stub_memory import StubMemory
+from stubserve.instances.stub_process import StubProcess
+
+log = logging.getLogger("stubserve.server")
+
+
+class Owner(Protocol):
+    """What a worker's clients want of the server."""
+
+    memory: Memory
+
+    def find_model(self, name: str, version: str) -> ServedModel: ...
+
+
+@dataclass(frozen=True)
+class _Program(Environment):
+    """A worker in place of a stub. `more` are its further descriptors."""
+
+    more: Sequence[int] = ()
+
+    def command(self, name: str, arena: int, control: int, doorbells: Sequence[int]) -> list[str]:
+        descriptors = map(str, (arena, control, *doorbells, *self.more))
+        return [self.interpreter, "-m", "stubserve.ingress", name, *descriptors]
+
+
+class Worker:
+    """A worker's process. `pass_on` takes the owner's end of a request that is passed on.
+
+    `boot` is what it is told of the settings. `on_death` is called once with the cause. Raises OSError.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        owner: Owner,
+        boot: dict[str, Any],
+        pass_on: Callable[[socket.socket], None],
+        on_death: Callable[[Worker, str], None],
+    ) -> None:
+        self.name = name
+        self.ready = asyncio.Event()
+        self.draining = asyncio.Event()
+        self.drained = asyncio.Event()
+        self.gone = asyncio.Event()
+        self._owner = owner
+        self._pass_on = pass_on
+        self._on_death = on_death
+        self._loop = asyncio.get_running_loop()
+        # How many connections it has been given
+        self._given = 0
+        self._granting: set[asyncio.Task[None]] = set()
+        memory = owner.memory
+        with contextlib.ExitStack() as undo:
+            self._memory = StubMemory(memory.segments, most_unreported=0)
+            undo.callback(self._memory.close)
+            self._descriptors, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.callback(self._descriptors.close)
+            self._descriptors.setblocking(False)
+            outputs = [os.dup(1), os.dup(2)]
+            try:
+                more = (theirs.fileno(), *outputs)
+                self._process = StubProcess(
+                    name,
+                    _Program(interpreter=sys.executable, more=more),
+                    memory.arena.fd,
+                    self._on_message,
+                    self._on_process_death,
+                    inherited=more,
+                )
+            finally:
+                theirs.close()
+                for descriptor in outputs:
+                    os.close(descriptor)
+            undo.pop_all()
+        memory.workers.add(self._memory.index)
+        self._spare = Spare(self._process, self._memory)
+        memory.reclaim.stubs.add(self._spare)
+        segment = memory.arena.segment(self._memory.index)
+        self._words, self._theirs = words, theirs_words = segment.parent_words, segment.stub_words
+        theirs_words[CLOSED] = 0
+        self._reader = RingReader(segment.ring(layout.RESPONSE_RING), words, layout.RESPONSES_READ)
+        ring = RingWriter(
+            segment.ring(layout.ANSWER_RING), theirs_words, layout.ANSWERS_READ, self._process.answer_doorbell
+        )
+        answers = AnswerRing(ring, words, self._memory, memory, self._on_broken_ring)
+        self.calls = WorkerCalls(owner.find_model, self._memory, answers, lambda: words[STATE])
+        self._handlers = handlers_of_owner(self.calls)
+        self._memory.on_many_frees = self._free_soon
+        self._loop.add_reader(self._process.doorbell_in, self._on_doorbell)
+        self._loop.add_reader(self._descriptors.fileno(), self._on_descriptor)
+        self._process.send("boot", segment=self._memory.index, arena=memory.arena.facts(), **boot)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def connections(self) -> int:
+        """About how many it has open."""
+        return self._given - int(self._theirs[CLOSED])
+
+    def give(self, client: socket.socket) -> bool:
+        """Hands a connection over, which the caller closes for itself; False where the worker takes none now."""
+        try:
+            socket.send_fds(self._descriptors, [b"\0"], [client.fileno()])
+        except OSError:
+            return False
+        self._given += 1
+        return True
+
+    def set_state(self, number: int) -> None:
+        """What is known of models in another state of the registry is not good any more."""
+        self._words[STATE] = number
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Sends a control message."""
+        self._process.send(kind, **fields)
+
+    def kill(self) -> None:
+        """Ends the process now."""
+        self._process.kill()
+
+    # What it tells over the control socket
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "need":
+            granting = self._loop.create_task(self._grant(int(message["least"]), int(message["most"])))
+            self._granting.add(granting)
+            granting.add_done_callback(self._granting.discard)
+        elif kind == "returned":
+            self._spare.on_returned(max(int(message["nbytes"]), 0), message["asked"])
+            self._owner.memory.reclaim.on_news()
+        elif kind in ("ready", "draining", "drained"):
+            getattr(self, kind).set()
+        else:
+            raise ValueError(f"a worker says nothing like {kind!r}")
+
+    async def _grant(self, least: int, most: int) -> None:
+        memory = self._owner.memory
+        error, nbytes = "", 0
+        while True:
+            try:
+                nbytes = await memory.reclaim.grant(self._memory.index, least, most)
+            except ArenaFull as full:
+                if least <= memory.limit and memory.make_room():
+                    continue
+                error = f"{full}. {memory.usage()}"
+            break
+        self._process.send("granted", nbytes=nbytes, error=error)
+
+    def _on_descriptor(self) -> None:
+        """A request that is passed on."""
+        try:
+            _, descriptors, _, _ = socket.recv_fds(self._descriptors, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        except OSError:
+            return
+        for descriptor in descriptors:
+            self._pass_on(socket.socket(fileno=descriptor))
+        if not descriptors:
+            self._loop.remove_reader(self._descriptors.fileno())
+
+    # What it tells over its ring
+
+    def _on_doorbell(self) -> None:
+        try:
+            count, _ = read_doorbell(self._process.doorbell_in)
+        except BlockingIOError:
+            return
+        try:
+            messages.deliver(self._handlers, self._reader.take(count, self._decode))
+        except Exception:
+            log.exception("what %s (pid %d) has put into its ring cannot be read", self.name, self.pid)
+            self._loop.remove_reader(self._process.doorbell_in)
+            self._process.condemn("what it has put into its ring is no message")
+        self.calls.schedule()
+
+    def _decode(self, data: memoryview, flags: int) -> Message:
+        if not flags & SPILLED:
+            message: Message = messages.unpack(data)
+            return message
+        place = messages.unpack_spilled(data)
+        block = self._memory.output(place.offset, place.nbytes)
+        try:
+            message = messages.unpack(block.view)
+        finally:
+            block.drop()
+        return message
+
+    def _on_broken_ring(self) -> None:
+        self._process.condemn("what it says of its ring makes no sense")
+
+    def _free_soon(self) -> None:
+        """With an answer, if there is one in this turn of the event loop."""
+        self._loop.call_soon(self._free)
+
+    def _free(self) -> None:
+        if not self.gone.is_set() and self._memory.has_frees:
+            self.calls.free_now()
+
+    def _on_process_death(self, cause: str) -> None:
+        self.gone.set()
+        memory = self._owner.memory
+        self._loop.remove_reader(self._process.doorbell_in)
+        self._loop.remove_reader(self._descriptors.fileno())
+        self._descriptors.close()
+        for granting in self._granting:
+            granting.cancel()
+        memory.reclaim.stubs.discard(self._spare)
+        memory.reclaim.on_news()
+        memory.workers.discard(self._memory.index)
+        self.calls.close()
+        self._process.close_doorbells()
+        self._memory.close()
+        for event in (self.ready, self.draining, self.drained):
+            event.set()
+        self._on_death(self, cause)
