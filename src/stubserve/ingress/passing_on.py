@@ -44,6 +44,8 @@ class PassingOn:
         self._waiting: list[bytes] = []
         self._head: bytes | None = b""
         self._closes = False
+        # Whether the client has to wait until the owner has taken more
+        self._behind = False
 
     # For the client's connection
 
@@ -59,7 +61,7 @@ class PassingOn:
             return
         self._waiting.append(data)
         if sum(map(len, self._waiting)) > _MOST_WAITING:
-            self._client.pause_reading()
+            self.owner_is_behind()
         if self._connecting is None:
             self._head = b""
             self._connecting = self._loop.create_task(self._connect())
@@ -109,7 +111,7 @@ class PassingOn:
         transport.set_write_buffer_limits(high=_MOST_WAITING)
         waiting, self._waiting = self._waiting, []
         transport.write(b"".join(waiting))
-        if not transport.get_write_buffer_size():
+        if transport.get_write_buffer_size() <= _MOST_WAITING:
             self.owner_has_caught_up()
 
     def answered(self, data: bytes) -> None:
@@ -139,6 +141,7 @@ class PassingOn:
     def ended(self) -> None:
         """The owner has closed its end: the request is answered, if its answer had a beginning."""
         unanswered, self._owner = self._head is not None, None
+        self.owner_has_caught_up()
         if self._gone:
             return
         if unanswered or self._closes:
@@ -148,11 +151,13 @@ class PassingOn:
 
     def owner_is_behind(self) -> None:
         """The owner takes less than the client sends."""
-        if not self._client.is_closing():
+        if not self._behind and not self._client.is_closing():
+            self._behind = True
             self._client.pause_reading()
 
     def owner_has_caught_up(self) -> None:
-        if not self._client.is_closing():
+        if self._behind and not self._client.is_closing():
+            self._behind = False
             self._client.resume_reading()
 
 
