@@ -30,7 +30,8 @@ class WorkerMemory(IngressMemory):
         self._control = control
         self._grain = min(_GRAIN, arena.limit // (64 * workers))
         control.handle("give_back", self._give_back)
-        # What the owner is told of that it may free: see `Owner`
+        control.handle("yield", self._yield)
+        # Hears of inputs that the owner has read
         self.on_freed: Callable[[list[int]], None] = lambda offsets: None
 
     def _with_room(self, act: Callable[[int], T], nbytes: int) -> T:
@@ -64,6 +65,13 @@ class WorkerMemory(IngressMemory):
         self.on_freed(message["frees"])
         self.ingress.trim()
         self._return(self._grant.slack, asked=True)
+
+    def _yield(self, message: dict[str, Any]) -> None:
+        """Others need memory, and nobody has any to spare: who is slow gives way."""
+        gave = self.make_room()
+        self.ingress.trim()
+        self._return(self._grant.slack, asked=False)
+        self._control.send("yielded", gave=gave)
 
     def _return(self, nbytes: int, asked: bool) -> None:
         self._grant.slack -= nbytes

@@ -23,13 +23,13 @@ log = logging.getLogger("stubserve.server")
 
 
 class PassedConnection(HttpConnection):
-    """A connection that has one request, and ends with its answer; whether the client's goes on the answer says."""
+    """A connection that has one request. Where the client's may have another, it is shut down and not closed."""
 
     def done(self) -> None:
         super().done()
         if self.state is HEAD:
             self.state = CLOSED
-            self.transport.close()
+            self.transport.write_eof()
 
 
 class PassedConnections:

@@ -1,26 +1,25 @@
 """What a worker does not do itself: one request after the other goes to the owner as it came, and answers come back.
 
-Each request has a socket pair of its own, whose other end the owner serves like a connection, and closes when it has
-answered. So nobody here has to know where an answer ends, but for one thing: whether it says that the client's
-connection ends with it. Bytes wait for each other as they would without a worker between: who reads slowly is sent
-slowly, and what the owner does not take is not read.
+Each request has a socket pair of its own, whose other end the owner serves like a connection. So nobody here has to
+know where an answer ends: behind one that another request can follow the owner shuts down its half of the pair and
+leaves the rest to the worker; where a client's connection is to end, with the answer or in the middle of it, it closes
+all of it, and the two can be told apart (POLLHUP). Bytes wait for each other as they would without a worker: who
+reads slowly is sent slowly, and what the owner does not take is not read.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
+import select
 import socket
 from collections.abc import Callable
 from typing import cast
-
-from stubserve.protocols.http.head import MAX_HEAD_BYTES
 
 _RETRY_S = 0.01
 # More of a request than this does not wait here.
 _MOST_WAITING = 256 * 1024
 _INTERIM = b"HTTP/1.1 1"
-_CLOSES = re.compile(rb"\r\nconnection:[ \t]*close[ \t]*\r\n", re.IGNORECASE).search
+_HEAD_END = b"\r\n\r\n"
 
 
 class PassingOn:
@@ -42,8 +41,7 @@ class PassingOn:
         self._owner: asyncio.Transport | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._waiting: list[bytes] = []
-        self._head: bytes | None = b""
-        self._closes = False
+        self._has_status = False
         # Whether the client has to wait until the owner has taken more
         self._behind = False
 
@@ -63,7 +61,7 @@ class PassingOn:
         if sum(map(len, self._waiting)) > _MOST_WAITING:
             self.owner_is_behind()
         if self._connecting is None:
-            self._head = b""
+            self._has_status = False
             self._connecting = self._loop.create_task(self._connect())
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -116,38 +114,25 @@ class PassingOn:
 
     def answered(self, data: bytes) -> None:
         """Bytes of the answer."""
-        if self._head is not None:
-            self._head += data
-            self._read_head()
         self._client.write(data)
+        if not self._has_status:
+            while data.startswith(_INTERIM):
+                data = data[data.find(_HEAD_END) + len(_HEAD_END) :]
+            status = data[9:12]
+            if status.isdigit():
+                self._has_status = True
+                self._on_status(int(status))
 
-    def _read_head(self) -> None:
-        head = self._head
-        assert head is not None
-        while True:
-            end = head.find(b"\r\n\r\n")
-            if end < 0:
-                self._head = head if len(head) <= MAX_HEAD_BYTES else None
-                return
-            if not head.startswith(_INTERIM):
-                break
-            head = head[end + 4 :]
-        self._closes = _CLOSES(head, 0, end + 2) is not None
-        self._head = None
-        status = head[9:12]
-        if status.isdigit():
-            self._on_status(int(status))
-
-    def ended(self) -> None:
-        """The owner has closed its end: the request is answered, if its answer had a beginning."""
-        unanswered, self._owner = self._head is not None, None
+    def ended(self, finished: bool) -> None:
+        """The owner has answered, or has broken off; then the client's connection ends, too."""
+        self._owner = None
         self.owner_has_caught_up()
         if self._gone:
             return
-        if unanswered or self._closes:
-            self._client.close()
-        else:
+        if finished:
             self._on_done()
+        else:
+            self._client.close()
 
     def owner_is_behind(self) -> None:
         """The owner takes less than the client sends."""
@@ -166,15 +151,25 @@ class _OwnersEnd(asyncio.Protocol):
 
     def __init__(self, passing: PassingOn) -> None:
         self._passing = passing
+        self._transport: asyncio.BaseTransport
+        self._finished = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
         self._passing.connected(cast(asyncio.Transport, transport))
 
     def data_received(self, data: bytes) -> None:
         self._passing.answered(data)
 
+    def eof_received(self) -> bool:
+        """The transport closes itself then."""
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), 0)
+        self._finished = not any(event & select.POLLHUP for _, event in poll.poll(0))
+        return False
+
     def connection_lost(self, exc: Exception | None) -> None:
-        self._passing.ended()
+        self._passing.ended(self._finished)
 
     def pause_writing(self) -> None:
         self._passing.owner_is_behind()

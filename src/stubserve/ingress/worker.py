@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,6 +33,9 @@ from stubserve.instances.stub_memory import StubMemory
 from stubserve.instances.stub_process import StubProcess
 
 log = logging.getLogger("stubserve.server")
+
+# How long it is waited for a worker that is to give memory up.
+_YIELD_S = 1.0
 
 
 class Owner(Protocol):
@@ -55,9 +58,11 @@ class _Program(Environment):
 
 
 class Worker:
-    """A worker's process. `pass_on` takes the owner's end of a request that is passed on.
+    """A worker's process.
 
-    `boot` is what it is told of the settings. `on_death` is called once with the cause. Raises OSError.
+    `pass_on` takes the owner's end of a request that is passed on.
+    `make_room` has other workers give memory up, and says whether one did. `boot` is what the worker is told of the
+    settings. `on_death` is called once with the cause. Raises OSError.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class Worker:
         owner: Owner,
         boot: dict[str, Any],
         pass_on: Callable[[socket.socket], None],
+        make_room: Callable[[Worker], Awaitable[bool]],
         on_death: Callable[[Worker, str], None],
     ) -> None:
         self.name = name
@@ -75,6 +81,8 @@ class Worker:
         self.gone = asyncio.Event()
         self._owner = owner
         self._pass_on = pass_on
+        self._make_room = make_room
+        self._yielding: asyncio.Future[bool] | None = None
         self._on_death = on_death
         self._loop = asyncio.get_running_loop()
         # How many connections it has been given
@@ -143,6 +151,21 @@ class Worker:
         """What is known of models in another state of the registry is not good any more."""
         self._words[STATE] = number
 
+    async def yields(self) -> bool:
+        """Has it give up a client that is slow, for others need the memory; whether there was one."""
+        if self._yielding is None:
+            self._yielding = self._loop.create_future()
+            self.send("yield")
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._yielding), _YIELD_S)
+        except asyncio.TimeoutError:
+            return False
+
+    def _has_yielded(self, gave: bool) -> None:
+        yielding, self._yielding = self._yielding, None
+        if yielding is not None and not yielding.done():
+            yielding.set_result(gave)
+
     def send(self, kind: str, **fields: Any) -> None:
         """Sends a control message."""
         self._process.send(kind, **fields)
@@ -162,6 +185,8 @@ class Worker:
         elif kind == "returned":
             self._spare.on_returned(max(int(message["nbytes"]), 0), message["asked"])
             self._owner.memory.reclaim.on_news()
+        elif kind == "yielded":
+            self._has_yielded(bool(message["gave"]))
         elif kind in ("ready", "draining", "drained"):
             getattr(self, kind).set()
         else:
@@ -174,7 +199,7 @@ class Worker:
             try:
                 nbytes = await memory.reclaim.grant(self._memory.index, least, most)
             except ArenaFull as full:
-                if least <= memory.limit and memory.make_room():
+                if least <= memory.limit and (memory.make_room() or await self._make_room(self)):
                     continue
                 error = f"{full}. {memory.usage()}"
             break
@@ -240,6 +265,7 @@ class Worker:
         memory.reclaim.stubs.discard(self._spare)
         memory.reclaim.on_news()
         memory.workers.discard(self._memory.index)
+        self._has_yielded(False)
         self.calls.close()
         self._process.close_doorbells()
         self._memory.close()

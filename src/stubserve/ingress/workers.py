@@ -86,9 +86,17 @@ class Workers:
         self._started_at[number] = time.monotonic()
         server = self._server
         boot = boot_of(server.settings, server.log_settings.to_dict(), server.grpc_port)
-        worker = Worker(name, server, boot, self._passed.serve, functools.partial(self._on_death, number))
+        on_death = functools.partial(self._on_death, number)
+        worker = Worker(name, server, boot, self._passed.serve, self._make_room, on_death)
         worker.set_state(self._state)
         self._workers[number] = worker
+
+    async def _make_room(self, needy: Worker) -> bool:
+        """Has some worker give up a client that is slow, for another needs the memory; whether one did."""
+        for worker in list(self._workers.values()):
+            if worker is not needy and await worker.yields():
+                return True
+        return False
 
     def _on_death(self, number: int, worker: Worker, cause: str) -> None:
         del self._workers[number]
