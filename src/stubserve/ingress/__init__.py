@@ -25,6 +25,6 @@ What follows from it:
   (`instances.stub_memory`). The worker is started anew; its requests are cancelled like those of clients that left.
 - A worker whose messages make no sense is ended, as a stub is. Workers are trusted to read, not to be right.
 
-`worker_calls`, `worker`, `workers` and `passed_connection` are the owner's; `process`, `line`, `memory`, `catalogue`
+`worker_calls`, `worker`, `workers` and `passed_requests` are the owner's; `process`, `line`, `memory`, `catalogue`
 and `passing_on` the worker's; `messages` is what they say to each other.
 """

@@ -38,6 +38,7 @@ from stubserve.protocols.http.head import RequestHead
 from stubserve.protocols.http.json_process import JsonProcess
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.offload import Offload
+from stubserve.protocols.open_connections import OpenConnection, OpenConnections
 from stubserve.protocols.pressure import Pressure
 from stubserve.protocols.stall import Pace
 from stubserve.protocols.tls import HANDSHAKE_S, tls_context
@@ -80,14 +81,20 @@ class WorkerIngress:
         return cast(ServedModel, self._catalogue.find(name, version) or self._catalogue.latest(name, version))
 
 
-class WorkerConnection(HttpConnection):
-    """A client's connection; `words` are the worker's."""
+class CountedConnections(OpenConnections):
+    """A worker's connections, which tell the owner how many have been closed, in `words`."""
 
-    words: Any
+    def __init__(self, words: Any, idle_timeout_s: float, most: int) -> None:
+        super().__init__(idle_timeout_s, most)
+        self._words = words
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self.words[CLOSED] += 1
+    def forget(self, connection: OpenConnection) -> None:
+        super().forget(connection)
+        self.count()
+
+    def count(self) -> None:
+        """One has been closed."""
+        self._words[CLOSED] += 1
 
 
 def run(
@@ -134,6 +141,7 @@ async def _serve(
     cors = Cors(http.cors_origins) if http.cors_origins else None
     access = http_access(http.restricted, tokens, auth.open_kinds)
     connections = Connections(ingress, cors, settings.logging.access, access)
+    connections.open = open_ = CountedConnections(segment.stub_words, ingress.idle_timeout_s, ingress.max_connections)
     connections.passes_on = ingress.passes_on
     descriptors.setblocking(False)
 
@@ -142,8 +150,8 @@ async def _serve(
 
     connections.passing_on = functools.partial(PassingOn, send)
     loop = asyncio.get_running_loop()
-    clients = Clients(connections, descriptors, None if http.tls is None else tls_context(http.tls, ["http/1.1"]))
-    WorkerConnection.words = segment.stub_words
+    tls = None if http.tls is None else tls_context(http.tls, ["http/1.1"])
+    clients = Clients(connections, open_, descriptors, tls)
     over = asyncio.Event()
 
     def follow_log_settings(message: dict[str, Any]) -> None:
@@ -173,11 +181,18 @@ async def _serve(
 class Clients:
     """Takes the connections that the owner hands over."""
 
-    def __init__(self, connections: Connections, descriptors: socket.socket, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        open_: CountedConnections,
+        descriptors: socket.socket,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        self._open = open_
         self._descriptors = descriptors
         self._tls = tls
         config: Any = None  # for uvicorn's protocol, which is not here
-        self._make = functools.partial(WorkerConnection, connections, config, ServerState(), {})
+        self._make = functools.partial(HttpConnection, connections, config, ServerState(), {})
         self._loop = asyncio.get_running_loop()
         self._coming: set[asyncio.Task[None]] = set()
         self.draining: asyncio.Task[None] | None = None
@@ -204,4 +219,4 @@ class Clients:
             )
         except OSError:
             client.close()
-            WorkerConnection.words[CLOSED] += 1
+            self._open.count()

@@ -9,7 +9,7 @@ import socket
 import time
 from typing import Any
 
-from stubserve.ingress.passed_connection import PassedConnections
+from stubserve.ingress.passed_requests import PassedRequests
 from stubserve.ingress.settings import boot_of
 from stubserve.ingress.worker import Worker
 from stubserve.instances.restart import RestartPolicy
@@ -30,7 +30,7 @@ class Workers:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._count = server.settings.http.workers
-        self._passed = PassedConnections(server)
+        self._passed = PassedRequests(server)
         self._workers: dict[int, Worker] = {}
         self._policies = [RestartPolicy(_NO_LIMIT) for _ in range(self._count)]
         self._started_at: dict[int, float] = {}

@@ -247,6 +247,10 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.state = CLOSED
             self.transport.close()
             return
+        if self._shared.have_one_request:
+            self.state = CLOSED
+            self.transport.write_eof()
+            return
         self.state = HEAD
         reader = self._reader
         if (reader.pending or reader.paused) and not self.write_paused:

@@ -47,6 +47,9 @@ class Connections(StallWatch):
         # passes that on, given whom to tell of the answer's status; in a server's own process None
         self.passes_on: Callable[[RequestHead], bool] | None = None
         self.passing_on: Callable[[Callable[[int], None]], PassedOn] | None = None
+        # In the owner, whether these are such requests: each connection has one, and is shut down behind its answer
+        # where the client's connection may have another, in place of being closed
+        self.have_one_request = False
         self.open = OpenConnections(ingress.idle_timeout_s, ingress.max_connections)
         self.send_watch = SendWatch(ingress.pressure, ingress.send_timeout_s)
 

@@ -15,24 +15,13 @@ from stubserve.protocols.http.app import create_app
 from stubserve.protocols.http.connection import HttpConnection
 from stubserve.protocols.http.cors import Cors
 from stubserve.protocols.http.shared import Connections
-from stubserve.protocols.http.state import CLOSED, HEAD
 from stubserve.protocols.open_connections import OpenConnections
 from stubserve.server import Server
 
 log = logging.getLogger("stubserve.server")
 
 
-class PassedConnection(HttpConnection):
-    """A connection that has one request. Where the client's may have another, it is shut down and not closed."""
-
-    def done(self) -> None:
-        super().done()
-        if self.state is HEAD:
-            self.state = CLOSED
-            self.transport.write_eof()
-
-
-class PassedConnections:
+class PassedRequests:
     """Serves them. What a client's connection is allowed, and what is logged of it, is the worker's business."""
 
     def __init__(self, server: Server) -> None:
@@ -40,11 +29,12 @@ class PassedConnections:
         app = create_app(server, cors_origins=origins)
         shared = Connections(server, Cors(origins) if origins else None, False, server.http_access)
         shared.open = OpenConnections(0)
+        shared.have_one_request = True
         config = uvicorn.Config(
             app, ws="none", lifespan="off", access_log=False, log_config=None, server_header=False, date_header=False
         )
         config.load()
-        self._make: Any = functools.partial(PassedConnection, shared, config, ServerState(), {})
+        self._make: Any = functools.partial(HttpConnection, shared, config, ServerState(), {})
         self._coming: set[asyncio.Task[Any]] = set()
 
     def serve(self, request: socket.socket) -> None:
