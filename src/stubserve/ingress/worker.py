@@ -121,7 +121,7 @@ class Worker:
         ring = RingWriter(
             segment.ring(layout.ANSWER_RING), theirs_words, layout.ANSWERS_READ, self._process.answer_doorbell
         )
-        answers = AnswerRing(ring, words, self._memory, memory, self._on_broken_ring)
+        answers = AnswerRing(ring, words, self._memory, memory, self._on_broken_ring, together=True)
         self.calls = WorkerCalls(owner.find_model, self._memory, answers, lambda: words[STATE])
         self._handlers = handlers_of_owner(self.calls)
         self._memory.on_many_frees = self._free_soon

@@ -25,12 +25,21 @@ _RETRY_S = 0.001
 class AnswerRing:
     """One stub's. `words` are the parent's in its segment, `memory` its accounts, `shared` the server's memory.
 
-    `on_broken` is called when the stub has written over its side of the ring: nothing can be sent to it any more.
+    Answers are announced at once, or where they go `together`, at the end of the event loop's turn. `on_broken` is
+    called when the stub has written over its side of the ring: nothing can be sent to it any more.
     """
 
     def __init__(
-        self, ring: RingWriter, words: memoryview, memory: StubMemory, shared: Memory, on_broken: Callable[[], None]
+        self,
+        ring: RingWriter,
+        words: memoryview,
+        memory: StubMemory,
+        shared: Memory,
+        on_broken: Callable[[], None],
+        together: bool = False,
     ) -> None:
+        self._together = together
+        self._announcement_is_due = False
         self._ring = ring
         self._words = words
         self._memory = memory
@@ -40,6 +49,7 @@ class AnswerRing:
         self._overflow: collections.deque[tuple[bytes, int]] = collections.deque()
         self._retry: asyncio.TimerHandle | None = None
         self._announced = 0
+        self._closed = False
 
     def send(self, number: int, final: bool, wire: tuple[Any, ...] | None) -> None:
         """An answer (`messages.WireResponse`) to the call of this number, None for nothing but the end."""
@@ -60,10 +70,15 @@ class AnswerRing:
             self._overflow.append((data, flags))
             self._try_again_later()
             return
-        self._announce()
+        if not self._together:
+            self._announce()
+        elif not self._announcement_is_due:
+            self._announcement_is_due = True
+            asyncio.get_running_loop().call_soon(self._announce_together)
 
     def close(self) -> None:
         """The stub is gone."""
+        self._closed = True
         if self._retry is not None:
             self._retry.cancel()
         self._overflow.clear()
@@ -75,6 +90,11 @@ class AnswerRing:
             # It waits for this, so it would wait for ever. Whoever has given the answer has no part in it.
             self._on_broken()
             return False
+
+    def _announce_together(self) -> None:
+        self._announcement_is_due = False
+        if not self._closed:
+            self._announce()
 
     def _announce(self) -> None:
         self._announced += self._ring.announce()
