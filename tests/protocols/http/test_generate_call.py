@@ -21,7 +21,7 @@ class Quick:
 
     tracing = ModelTracing()
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, at_once: bool = False) -> None:
         request.on_response(request, Response(error=invalid("no")))
 
 

@@ -68,8 +68,12 @@ class GrpcInferCall(inference.Call):
         forwarded: Mapping[str, str] | None,
         block: Block | None,
         offset: int,
+        at_once: bool = False,
     ) -> None:
-        """Decodes, checks and submits. Raises ServeError or Malformed, or ends in responses."""
+        """Decodes, checks and submits. Raises ServeError or Malformed, or ends in responses.
+
+        With `at_once` the response may come before this returns.
+        """
         start_ns = time.monotonic_ns()
         signature = self.model.signature
         request, self.reply_format = decode(
@@ -93,7 +97,7 @@ class GrpcInferCall(inference.Call):
             self._task.add_done_callback(functools.partial(self._admitted, request))
             return
         try:
-            self.submit(request)
+            self.submit(request, at_once=at_once)
         except ServeError:
             self._drop_share()
             raise
@@ -203,7 +207,7 @@ class ModelInfer:
             if model.signature.decoupled:
                 raise unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
             self._infer = GrpcInferCall(envelope, model, self._on_response, self._on_refusal, self._call.metadata)
-            self._infer.start(data, self._ingress, self._forwarded, block, offset)
+            self._infer.start(data, self._ingress, self._forwarded, block, offset, at_once=True)
         except ServeError as error:
             self._fail(error)
         except Malformed as malformed:
