@@ -370,9 +370,7 @@ instances_ = st.lists(
     steps=[("want", 0), ("want", 2), ("want", 1), ("want", 3), ("end", 1), ("end", 0)],
 )
 @settings(max_examples=1000, deadline=None)
-@given(
-    instances_, st.lists(st.tuples(st.sampled_from(["want", "end", "go on"]), st.integers(0, 5)), max_size=40)
-)
+@given(instances_, st.lists(st.tuples(st.sampled_from(["want", "end", "go on"]), st.integers(0, 5)), max_size=40))
 def test_random_schedules_are_as_the_rules_have_them(
     instances: list[tuple[dict[str, int], int]], steps: list[tuple[str, int]]
 ) -> None:

@@ -204,8 +204,9 @@ def test_hits_that_come_while_their_model_is_loaded_anew_and_unloaded(tmp_path: 
         finally:
             over.set()
     assert all("counts" in error for error in errors)
-    # What one load has said is said no more when the next has been.
-    assert all(one == sorted(one) for one in found)
+    # What one load has said is said no more when the next has been; several may compute their first answer.
+    loads = [[number // 100 for number in one] for one in found]
+    assert all(one == sorted(one) for one in loads)
 
 
 def test_a_full_cache_goes_on(tmp_path: Path) -> None:
