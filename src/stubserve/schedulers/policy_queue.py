@@ -31,7 +31,7 @@ from stubserve.inference.request import Request
 from stubserve.schedulers.fair_shares import FairShares
 
 FULL = "Exceeds maximum queue size"
-GAVE_WAY = f"{FULL}: the place went to a client that has fewer requests waiting (--fair-queues)"
+GAVE_WAY = "Exceeds maximum queue size: the place went to a client that has fewer requests waiting (--fair-queues)"
 
 # A heap smaller than this is not worth rebuilding.
 _SMALL_HEAP = 64
