@@ -42,7 +42,7 @@ def is_quick(request: Request) -> bool:
 def key_of(identity: bytes, outputs: list[str], request: Request, hashed: bool = True) -> bytes:
     """The key, 32 bytes; `outputs` are all that the model has, in order, which a request that names none wants.
 
-    Where it need not be `hashed` it may be longer. Raises ValueError where a parameter has no bytes. Runs in any thread.
+    Where it need not be `hashed` it may be longer. Raises ValueError for a parameter without bytes. Runs in any thread.
     """
     inputs: list[object] = []
     for tensor in request.inputs:
