@@ -99,7 +99,7 @@ class Model:
     def __init__(self, name: str) -> None:
         self.signature = signature(name)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, at_once: bool = False) -> None:
         asyncio.get_running_loop().call_soon(self._answer, request)
 
     def cancel(self, request: Request) -> None:
@@ -148,6 +148,7 @@ class Ingress:
     send_timeout_s = 60.0
     idle_timeout_s = 60.0
     max_connections = 0
+    fair_queues = None
 
     def __init__(self) -> None:
         self.models = {name: Model(name) for name in CONFIGS}

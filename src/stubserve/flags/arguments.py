@@ -17,11 +17,11 @@ from stubserve.flags.table import FLAGS
 from stubserve.flags.unneeded import UNNEEDED
 from stubserve.flags.values import CloudAddress, UsageError, parse_bool, parse_int, parse_repository
 from stubserve.observability.log_lines import DEFAULT, ISO8601, JSON
+from stubserve.protocols.fair_queues import OFF, TOKEN
 from stubserve.protocols.re2 import compile_re2
 from stubserve.settings import (
     EXPLICIT,
     NONE,
-    OPENTELEMETRY,
     POLL,
     AuthSettings,
     ClientSettings,
@@ -36,9 +36,9 @@ from stubserve.settings import (
     SageMakerSettings,
     Settings,
     Tls,
-    TracingSettings,
     VertexSettings,
 )
+from stubserve.tracing_settings import OPENTELEMETRY, TracingSettings
 
 _GROUPS: dict[str, Callable[..., Any]] = {
     "repository": RepositorySettings,
@@ -157,6 +157,11 @@ def _check(settings: Settings) -> None:
     if settings.auth.open_kinds and settings.auth.token_file is None:
         raise UsageError("--auth-open-api says what needs no token, and without --auth-token-file nothing needs one")
     _check_http(settings.http)
+    if settings.http.workers and settings.clients.fair_queues != OFF:
+        raise UsageError(
+            f"--http-workers and --fair-queues={settings.clients.fair_queues} cannot be combined yet: the server does "
+            "not see whose requests a worker sends. Leave one of them out."
+        )
     if settings.http.workers and settings.clients.shm:
         raise UsageError(
             "--http-workers and --allow-client-shm cannot be combined yet: clients' regions are registered with one "
@@ -179,6 +184,8 @@ def _check(settings: Settings) -> None:
         )
     if tracing.mode != OPENTELEMETRY and tracing.levels and not tracing.file:
         raise UsageError("--trace-config level needs a file for traces: --trace-config triton,file=<path>")
+    if settings.clients.fair_queues == TOKEN and settings.auth.token_file is None:
+        raise UsageError("--fair-queues=token needs --auth-token-file: else anybody may make up tokens")
     _check_ports(settings)
     try:
         settings.cache.check()

@@ -3,7 +3,8 @@
 Every way in (HTTP, gRPC, `generate`, a model that calls another) makes a call of it. Guarantees:
 
 - `submit` returns, and then responses come until one is final; or it raises, and then nothing of the request is left:
-  its inputs' memory is dropped, the call has forgotten it, and no response will come;
+  its inputs' memory is dropped, the call has forgotten it, and no response will come. Only who says that it is ready
+  for that (`at_once`) may be answered before it returns;
 - what it raises is a ServeError. Anything else is a fault of the server's: it is logged, and refused as INTERNAL;
 - `respond` hears nothing after the final response, and nothing after the call was given up, so nobody is answered
   twice;
@@ -16,6 +17,7 @@ A base class: its two attributes and three methods cost a request one Python cal
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable
 
 from stubserve.errors import ServeError, internal
 from stubserve.inference.admission import admit
@@ -28,9 +30,12 @@ log = logging.getLogger("stubserve.inference")
 
 
 class Call:
-    """A call to `model`. `request` is the one that is under way, None before and after."""
+    """A call to `model`. `request` is the one that is under way, None before and after.
 
-    __slots__ = ("model", "request")
+    `client` is who asks, where clients are told apart.
+    """
+
+    __slots__ = ("client", "model", "request")
 
     # Whose requests these are, for traces: "HTTP" or "GRPC" those of clients, empty the server's own
     protocol = ""
@@ -38,6 +43,7 @@ class Call:
     def __init__(self, model: ServedModel) -> None:
         self.model = model
         self.request: Request | None = None
+        self.client: Hashable = None
 
     def admit(self, request: Request) -> None:
         """Checks a request against the model; `submit` need not be called first. Raises ServeError as `submit` does."""
@@ -46,12 +52,15 @@ class Call:
         except Exception as raised:
             raise self._refused(request, raised) from None
 
-    def submit(self, request: Request, together: bool = False) -> None:
+    def submit(self, request: Request, together: bool = False, at_once: bool = False) -> None:
         """Checks a request if that has not been done, and queues it; its `on_response` is this call's.
 
-        `together` says that the caller polls the model when it has queued all that it has. Raises ServeError.
+        `together` says that the caller polls the model when it has queued all that it has; `at_once` that an answer
+        which is there already may come before this returns. Raises ServeError.
         """
         self.request = request
+        if self.client is not None:
+            request.client = self.client
         sampler = self.model.tracing.sampler
         if sampler is not None and self.protocol:
             request.trace = sampler.sample(self)
@@ -63,7 +72,7 @@ class Call:
             if together:
                 self.model.enqueue(request)
             else:
-                self.model.submit(request)
+                self.model.submit(request, at_once)
         except Exception as raised:
             raise self._refused(request, raised) from None
 

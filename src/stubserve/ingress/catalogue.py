@@ -67,8 +67,8 @@ class RemoteModel:
     def signature(self) -> Signature:
         return self.described.signature
 
-    def submit(self, request: Request) -> None:
-        """Raises ServeError."""
+    def submit(self, request: Request, at_once: bool = False) -> None:
+        """Raises ServeError. No answer comes before this returns."""
         context = None if self._contexts is None else self._contexts.take()
         self._line.submit(request, self.name, self.version, self.number, context)
 

@@ -30,6 +30,7 @@ from stubserve.observability import logs
 from stubserve.observability.output import output
 from stubserve.protocols.access import KINDS
 from stubserve.protocols.arrival import Arrivals
+from stubserve.protocols.fair_queues import FairQueues
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.access import http_access
 from stubserve.protocols.http.connection import HttpConnection
@@ -50,7 +51,9 @@ _PR_SET_PDEATHSIG = 1
 class WorkerIngress:
     """What connections find here of a server (`protocols.serving.Ingress`)."""
 
+    # What needs these is not combined with workers.
     regions = None
+    fair_queues: FairQueues | None = None
 
     def __init__(self, settings: WorkerSettings, memory: WorkerMemory, catalogue: Catalogue) -> None:
         http, clients = settings.http, settings.clients

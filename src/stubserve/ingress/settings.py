@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stubserve.settings import OPENTELEMETRY, AuthSettings, ClientSettings, HttpSettings, LoggingSettings, Settings
+from stubserve.settings import AuthSettings, ClientSettings, HttpSettings, LoggingSettings, Settings
+from stubserve.tracing_settings import OPENTELEMETRY
 
 
 class WorkerSettings(NamedTuple):

@@ -76,6 +76,10 @@ class AnswerRing:
             self._announcement_is_due = True
             asyncio.get_running_loop().call_soon(self._announce_together)
 
+    def say_whether_alone(self, alone: bool) -> None:
+        """Whether nobody is at work but those whom the stub waits for; its next call may go by it."""
+        self._words[layout.WAITS_ALONE] = alone
+
     def close(self) -> None:
         """The stub is gone."""
         self._closed = True

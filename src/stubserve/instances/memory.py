@@ -81,9 +81,9 @@ class IngressMemory:
 class Memory(IngressMemory):
     """The server's shared memory: the arena, its ledger, ingress's allocator, and the pool of segments for stubs.
 
-    `batches_in_flight` counts what all stubs together are busy with. Where ingress finds no room, stubs are
-    asked for what they do not use (`reclaim`), before `make_room`. `workers` are the segments of further ingress
-    processes.
+    `stubs_at_work` counts the stubs that execute a batch, and do not wait for a request of their model. Where ingress
+    finds no room, stubs are asked for what they do not use (`reclaim`), before `make_room`. `workers` are the segments
+    of further ingress processes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -92,7 +92,7 @@ class Memory(IngressMemory):
         super().__init__(arena, Allocator(arena, 0, retain=min(128 << 20, limit // 8), skip=layout.GUARD_BYTES))
         self.segments = SegmentPool(self.arena, self.ledger)
         self.reclaim = Reclaim(self.ledger)
-        self.batches_in_flight = 0
+        self.stubs_at_work = 0
         self.workers: set[int] = set()
 
     def spare(self, nbytes: int) -> Block | None:

@@ -7,12 +7,22 @@ import struct
 from typing import Any
 
 import pytest
-from stubserve_stub.wire.datatypes import BY_NAME
+from hypothesis import given
+from hypothesis import strategies as st
+from stubserve_stub.wire.datatypes import BY_NAME, DataType
 
 from stubserve.errors import Code, ServeError, not_found
 from stubserve.inference.request import Response
+from stubserve.inference.steps import finish
 from stubserve.inference.tensor import Tensor
-from stubserve.protocols.http.infer_encode import encode, encode_error
+from stubserve.protocols.http.infer_encode import (
+    encode,
+    encode_error,
+    encode_steps,
+    is_large,
+    json_array,
+    json_array_steps,
+)
 from stubserve.protocols.http.reply import Reply
 from stubserve.protocols.reply_format import ReplyFormat, Slot
 from tests.inference.models import echo, request
@@ -48,6 +58,16 @@ def data(kind: str, layout: str, *values: Any) -> str:
     return rest.removesuffix("}]}")
 
 
+KINDS = [kind for kind in BY_NAME.values() if kind.itemsize and kind.name not in ("FP16", "BF16")]
+
+
+@given(st.sampled_from(KINDS), st.integers(0, 64), st.data())
+def test_few_numbers_are_written_as_many_are(kind: DataType, count: int, source: st.DataObject) -> None:
+    content = source.draw(st.binary(min_size=count * kind.itemsize, max_size=count * kind.itemsize))
+    tensor = Tensor("OUT", kind.number, (count,), content)
+    assert json_array(tensor) == b"".join(json_array_steps(tensor))
+
+
 def test_json() -> None:
     assert text(out("FP32", [1, 2], struct.pack("<2f", 0.5, 7))) == (
         '{"model_name":"f","model_version":"3",'
@@ -66,6 +86,16 @@ def test_id_and_parameters() -> None:
         '{"id":"a\\"\\u0007","model_name":"f","model_version":"3",'
         '"parameters":{"a":1,"b":true,"c":"x\\"","d":1.0,"e":Infinity},"outputs":[]}'
     )
+
+
+@pytest.mark.parametrize("piece", ["a", 'a"\\\x07é', "\udcff🙂"])
+def test_a_long_id_is_written_in_steps_as_a_short_one_is_at_once(piece: str) -> None:
+    asked, answer, model = request(id=piece * 100_000), Response([]), echo("f", "FP32", "-1")
+    assert is_large(asked, answer, ALL_JSON, None)
+    kept: list[int] = []
+    parts = finish(encode_steps(asked, answer, model, ALL_JSON, kept.append)).parts
+    assert b"".join(parts) == b"".join(encode(asked, answer, model, ALL_JSON).parts)
+    assert sum(kept) >= len(asked.id)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,14 @@ There is one call at a time.
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable
 
 from stubserve.errors import ServeError, internal
 from stubserve.inference.heap_account import HeapShare
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
+from stubserve.protocols.access import AUTHORIZATION
+from stubserve.protocols.fair_queues import peer_name
 from stubserve.protocols.http.exchange import Exchange
 from stubserve.protocols.http.generate import GenerateCall
 from stubserve.protocols.http.head import RequestHead
@@ -77,7 +80,7 @@ class Calls:
                 self._forget_repeat()
                 return False
             connection.state = BUSY
-            repeat.submit(repeat.read(self._shared.scratch_view))
+            repeat.submit(repeat.read(self._shared.scratch_view), at_once=True)
         except ServeError as error:
             self._fail(error)
         except Exception:
@@ -100,9 +103,9 @@ class Calls:
         if head.infer is not None:
             connection.head = head
             connection.state = BUSY
-            call = self.infer(data[body_start:], None, 0)
-            if call is not None:
-                self._learn(call, head, data, body_start)
+            started = self._infer(data[body_start:], None, 0, None, True)
+            if started is not None:
+                self._learn(*started, head, data, body_start)
             return True
         if head.generate is None or not self._can_generate(head):
             return False
@@ -111,12 +114,12 @@ class Calls:
         self._generate(data[body_start:], *head.generate)
         return True
 
-    def _learn(self, call: HttpInferCall, head: RequestHead, data: bytes, body_start: int) -> None:
+    def _learn(self, call: HttpInferCall, request: Request, head: RequestHead, data: bytes, body_start: int) -> None:
         """Remembers the front of a request, and, where it is that of the one before, all but its tensors."""
         front = front_of(head, data, body_start)
         plain = self._ingress.http_forwarding is None and self._shared.cors is None
         if front and front == self._front and plain:
-            self._repeat = repeat = repeat_of(call, head, front, len(data), self._on_repeated)
+            self._repeat = repeat = repeat_of(call, request, head, front, len(data), self._on_repeated)
             self.repeated_length = 0 if repeat is None else repeat.length
         self._front = front
 
@@ -135,10 +138,14 @@ class Calls:
 
     # Any request
 
-    def infer(
-        self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None = None
-    ) -> HttpInferCall | None:
-        """Starts the call of the connection's head, as `Exchange.infer`. None where it is answered already."""
+    def infer(self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None = None) -> None:
+        """Starts the call of the connection's head, as `Exchange.infer`."""
+        self._infer(body, block, offset, share, False)
+
+    def _infer(
+        self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None, at_once: bool
+    ) -> tuple[HttpInferCall, Request] | None:
+        """As `infer`; `at_once` says that nothing else waits on this connection. None where nothing is submitted."""
         head = self._connection.head
         assert head.infer is not None
         if self._shared.log_requests:
@@ -152,8 +159,10 @@ class Calls:
                 raise
             call = HttpInferCall(model, head, self._ingress, self._on_reply)
             self._call = call
-            call.start(body, block, offset, share)
-            return call
+            if self._ingress.fair_queues is not None:
+                call.client = self._client()
+            request = call.start(body, block, offset, share, at_once)
+            return None if request is None else (call, request)
         except ServeError as error:
             self._fail(error)
         except Exception:
@@ -169,11 +178,23 @@ class Calls:
             found = self._ingress.find_model(model, version)
             call = GenerateCall(found, self._ingress, False, self._on_generated, context)
             self._call = call
+            if self._ingress.fair_queues is not None:
+                call.client = self._client()
             call.start(body)
         except ServeError as error:
             self._fail(error)
         except Exception:
             self._fail(self._unexpected())
+
+    def _client(self) -> Hashable:
+        """Who asks, where clients are told apart."""
+        ways = self._ingress.fair_queues
+        assert ways is not None
+        connection = self._connection
+        return ways.client_of(self._peer(), lambda: connection.head.values(AUTHORIZATION))
+
+    def _peer(self) -> str:
+        return peer_name(self._connection.transport.get_extra_info("peername"))
 
     def log_request(self) -> None:
         """Logs the connection's request."""
@@ -183,10 +204,8 @@ class Calls:
     def log_answer(self, status: int) -> None:
         """Logs the connection's request with the status of its answer, as uvicorn does for the other routes."""
         head = self._connection.head
-        peer = self._connection.transport.get_extra_info("peername")
-        client = f"{peer[0]}:{peer[1]}" if peer else ""
         method, target = head.method.decode("latin-1"), head.target.decode("latin-1")
-        access_log.info('%s - "%s %s HTTP/1.1" %d', client, method, target, status)
+        access_log.info('%s - "%s %s HTTP/1.1" %d', self._peer(), method, target, status)
 
     # Answers
 
