@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stubserve.errors import ServeError
@@ -205,7 +205,20 @@ RULES = st.builds(
 )
 
 
+# Two instances that are idle, of which the second gets the first request, and a sequence in the backlog
+SECOND_BEFORE_FIRST = (
+    bytes(16)
+    + b"\x00\x01\x02\x00\x00\x01\x02\x80"
+    + b"x\x00\x00\x00" * 4
+    + b"\xf0\x00\x00\x00\x00\x01\x00\x00\x00\x10\x07\x00\x00\xd4\x07\x00\x00\x02\x00\x80"
+)
+# A sequence waits for a slot behind the last request of another, and both are cancelled
+BOTH_CANCELLED = bytes.fromhex("4e5f4f03e1ebc9b9705aa555233d9fbb0025df7ce1dc40aa00c34c5de1988dea05c058da")
+
+
 @settings(deadline=None, max_examples=10_000, database=None)
+@example(Rules(True, 4, 3, 9, 0.5, (), 11, False), 2, BOTH_CANCELLED)
+@example(Rules(False, 2, 1, 0, 0.0, (), 4, False), 1, SECOND_BEFORE_FIRST)
 @given(RULES, st.integers(0, 2), st.binary(min_size=40, max_size=160))
 def test_the_sequence_batcher_follows_its_rules_whatever_happens(rules: Rules, instances: int, events: bytes) -> None:
     both = Both(rules)
