@@ -33,6 +33,7 @@ _HOSTS = {
     "metrics.allow": "",
     "grpc": "there is no gRPC in an ASGI host",
     "metrics": "there is no port of metrics in an ASGI host",
+    "clients.fair_queues": "",
     "clients": "an ASGI host reads and writes the sockets itself",
     "http.allow": "an ASGI host serves HTTP itself",
     "http.address": "an ASGI host listens itself",

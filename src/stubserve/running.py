@@ -104,13 +104,13 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
         server.grpc_port = grpc.port
     manager = ServiceManager()
     manager.watch()
-    stop = Stopping(at_once).asked
+    signals = Stopping(at_once)
     loop = asyncio.get_running_loop()
     reaping = loop.create_task(orphans.reap()) if os.getpid() == 1 else None
     serving = [loop.create_task(front.serve([listener])) for _, front, listener in fronts]
     loading = loop.create_task(server.load())
     telling = loop.create_task(tell_progress(server.registry))
-    stopping = loop.create_task(stop.wait())
+    stopping = loop.create_task(signals.asked.wait())
     exit_code = 0
     await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
     telling.cancel()
@@ -140,6 +140,14 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
     if exit_code == 0:
         await stopping
     manager.stopping()
+    # First of all, so that nobody is sent here any more; open connections can ask as long as they are open.
+    server.leaves = True
+    if settings.exit_delay_secs and server.loaded and not signals.impatient:
+        log.info(
+            "not ready any more; all else goes on for %d s (--exit-delay-secs), so that load balancers see it",
+            settings.exit_delay_secs,
+        )
+        await asyncio.sleep(settings.exit_delay_secs)
     # Before it is said: a request that comes after that line is none of those.
     connections.open.begin_drain()
     log.info("Waiting for in-flight requests to complete.")

@@ -24,6 +24,7 @@ from stubserve.observability.tracing import Destination, Tracing
 from stubserve.protocols.access import KINDS
 from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.client_regions import ClientRegions
+from stubserve.protocols.fair_queues import OFF, FairQueues
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.access import http_access
 from stubserve.protocols.http.json_process import JsonProcess
@@ -75,11 +76,15 @@ class Server:
         self._sheds = settings.shed_on_memory_pressure
         self._memory_pressure = MemoryPressure(self._sheds)
         self.max_connections: int = settings.clients.max_connections
+        ways = settings.clients.fair_queues
+        self.fair_queues = None if ways == OFF else FairQueues(ways)
         self.grpc_port = 0
         self.offload = Offload()
         self.large_json = JsonProcess(self.memory.block)
         self.loaded = False
         self.failed = False
+        # Whether it is about to stop, and whether it has
+        self.leaves = False
         self.exiting = False
         custom = MetricRegistry(RESERVED)
         measured = settings.metrics
@@ -173,7 +178,7 @@ class Server:
 
     async def ready(self) -> bool:
         """Whether the server is ready in the sense of /v2/health/ready."""
-        if not self.loaded:
+        if not self.loaded or self.leaves:
             return False
         if not self.settings.strict_readiness:
             return True

@@ -82,6 +82,8 @@ class InstanceSettings:
     # After how long without a request instances end until the next, 0 for never; whether they begin like that
     sleep_after_secs: float = 0.0
     start_asleep: bool = False
+    # How many requests may wait at a model whose configuration does not say; 0 for any number
+    max_queue_size: int = 0
     # What stubs are and may: whom they run as ("": as the server), bytes of their own memory (0: no limit), Landlock
     stub_user: str = ""
     stub_memory_limit: int = 0
@@ -118,6 +120,8 @@ class ClientSettings:
     max_connections: int = 0
     # Whether clients may have the server use their shared memory
     shm: bool = False
+    # By what clients are told apart who shall have a fair part of a full queue: off, connection, address, token
+    fair_queues: str = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +383,8 @@ class Settings:
     exit_on_error: bool = True
     strict_readiness: bool = True
     exit_timeout_secs: int = 30
+    # How long after SIGTERM all goes on but readiness
+    exit_delay_secs: int = 0
     # Whether requests to models are refused for a while when the kernel tells that memory is short
     shed_on_memory_pressure: bool = False
     # For who writes models: see `for_development`

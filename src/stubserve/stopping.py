@@ -27,10 +27,14 @@ _ENDED_BY_SIGINT = 128 + signal.SIGINT
 
 
 class Stopping:
-    """Hears the signals. `at_once` gives back what must not be left when the process is ended."""
+    """Hears the signals. `at_once` gives back what must not be left when the process is ended.
+
+    Who presses ctrl-C is `impatient`; SIGTERM comes from who starts and stops servers.
+    """
 
     def __init__(self, at_once: Callable[[], None]) -> None:
         self.asked = asyncio.Event()
+        self.impatient = False
         self._at_once = at_once
         self._asked_at = 0.0
         loop = asyncio.get_running_loop()
@@ -40,6 +44,7 @@ class Stopping:
     def _on_signal(self, number: int) -> None:
         if not self.asked.is_set():
             self._asked_at = time.monotonic()
+            self.impatient = number == signal.SIGINT
             self.asked.set()
         elif number == signal.SIGINT and time.monotonic() - self._asked_at > _SAME_S:
             self._end()

@@ -6,8 +6,12 @@ import gc
 import weakref
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stubserve.errors import Code, ServeError
+from stubserve.inference.request import Request
+from stubserve.schedulers.default import DefaultScheduler
 from stubserve.schedulers.fifo_queue import FifoQueue
 from stubserve.schedulers.policy_queue import PolicyQueue, PriorityLevels, QueuePolicy
 
@@ -257,3 +261,130 @@ def test_a_long_timeout_does_not_keep_served_requests_alive(leave):
     gc.collect()
     # A bound, not a figure: without it all 1000 stay for an hour.
     assert len(alive) <= 100
+
+
+def of_client(client: object, id: object) -> Request:
+    r = request(id)
+    r.client = client
+    return r
+
+
+def test_who_has_most_in_a_full_queue_gives_his_newest():
+    queue = queue_of(QueuePolicy(max_queue_size=4))
+    push(queue, 0, *(of_client("flood", n) for n in range(4)))
+    push(queue, 1, of_client("quiet", "a"))
+    assert ids(list(queue)) == ["0", "1", "2", "a"]
+    push(queue, 2, of_client("quiet", "b"))
+    assert ids(list(queue)) == ["0", "1", "a", "b"]
+    for client, id in (("quiet", "c"), ("flood", 4)):
+        with pytest.raises(ServeError, match=r"^\[request id: \w] Exceeds maximum queue size$"):
+            push(queue, 3, of_client(client, id))
+    gone = queue.expire(10 * US)
+    assert [(r.id, e.code, e.retry_after_s) for r, e in gone] == [
+        ("3", Code.UNAVAILABLE, 1),
+        ("2", Code.UNAVAILABLE, 1),
+    ]
+    assert gone[0][1].message.startswith("[request id: 3] Exceeds maximum queue size: the place went to a client")
+    # A third one: the part of each is less now.
+    push(queue, 4, of_client("third", "x"))
+    assert sorted(ids(list(queue))) in (["0", "a", "b", "x"], ["0", "1", "a", "x"])
+
+
+def test_who_has_no_client_neither_takes_nor_gives():
+    queue = queue_of(QueuePolicy(max_queue_size=3))
+    push(queue, 0, request(1), request(2), of_client("a", 3))
+    for newcomer in (request("n"), of_client("a", "n"), of_client("b", "n")):
+        with pytest.raises(ServeError):
+            push(queue, 1, newcomer)
+    assert expire(queue, 2) == []
+
+
+def test_levels_are_full_each_for_itself():
+    queue = queue_of(QueuePolicy(max_queue_size=2), QueuePolicy(max_queue_size=2))
+    low = [of_client("flood", n) for n in range(2)]
+    for r in low:
+        r.priority = 2
+    push(queue, 0, *low)
+    for n in "ab":
+        r = of_client("flood", n)
+        r.priority = 1
+        push(queue, 0, r)
+    newcomer = of_client("quiet", "q")
+    newcomer.priority = 2
+    push(queue, 0, newcomer)
+    assert ids(list(queue)) == ["a", "b", "0", "q"]
+
+
+def test_shares_are_forgotten_when_the_queue_is_half_empty():
+    queue = queue_of(QueuePolicy(max_queue_size=4))
+    push(queue, 0, *(of_client("a", n) for n in range(4)))
+    push(queue, 0, of_client("b", "b"))
+    (level,) = queue._order
+    assert level.shares is not None
+    assert ids(queue.take(1)) == ["0"]
+    assert level.shares is not None
+    queue.take(1)
+    assert level.shares is None
+    assert ids(list(queue)) == ["2", "b"]
+
+
+def test_what_gave_way_is_drained_with_the_rest():
+    scheduler = DefaultScheduler(max_queue_size=2)
+    for r in (of_client("a", 1), of_client("a", 2), of_client("b", 3)):
+        scheduler.enqueue(r, 0)
+    assert sorted(ids(scheduler.drain())) == ["1", "2", "3"]
+    assert scheduler.poll(1).answer == []
+
+
+class _Literal:
+    """The rule in the slow and literal way."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.waiting: list[Request] = []
+        self.gone: list[Request] = []
+
+    def count(self, client: object) -> int:
+        return sum(r.client == client for r in self.waiting)
+
+    def push(self, newcomer: Request) -> bool:
+        if len(self.waiting) >= self.size:
+            clients = [r.client for r in self.waiting if r.client is not None]
+            most = max(map(self.count, clients), default=0)
+            if newcomer.client is None or self.count(newcomer.client) + 1 >= most:
+                return False
+        self.waiting.append(newcomer)
+        return True
+
+
+@given(
+    size=st.integers(1, 6),
+    events=st.lists(st.one_of(st.sampled_from([None, "a", "b", "c", "d"]), st.integers(0, 3)), max_size=60),
+)
+def test_random_clients_are_treated_by_the_rule(size, events):
+    queue = queue_of(QueuePolicy(max_queue_size=size))
+    literal = _Literal(size)
+    for number, event in enumerate(events):
+        if isinstance(event, int):
+            taken = queue.take(event)
+            assert taken == literal.waiting[:event]
+            del literal.waiting[:event]
+            continue
+        newcomer = of_client(event, number)
+        newcomer.queue_start_ns = 0
+        if not literal.push(newcomer):
+            with pytest.raises(ServeError):
+                queue.push(newcomer)
+            continue
+        queue.push(newcomer)
+        for displaced, _ in queue.expire(1):
+            # One of those with most, and the newest of its client
+            client = displaced.client
+            assert client is not None
+            others = [r for r in literal.waiting if r is not newcomer]
+            counts = [sum(r.client == one for r in others) for one in {r.client for r in others} - {None}]
+            assert sum(r.client == client for r in others) == max(counts)
+            assert [r for r in others if r.client == client][-1] is displaced
+            literal.waiting.remove(displaced)
+        assert list(queue) == literal.waiting
+        assert len(queue) <= size

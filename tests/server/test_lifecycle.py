@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ from grpc import RpcError, StatusCode
 from tritonclient.grpc import service_pb2
 
 from tests.real_server import Serving, binary_output, binary_request, write_model
-from tests.server.grpc_calls import connected
+from tests.server.grpc_calls import Grpc, connected, request
 
 TALKATIVE = """
     import os
@@ -394,6 +395,7 @@ def test_an_open_connection_is_served_until_the_requests_under_way_are_answered(
         server.wait_for("executing")
         server.process.send_signal(signal.SIGTERM)
         server.wait_for("Waiting for in-flight requests")
+        assert asked(idle, "/v2/health/ready") == 400
         path, body, headers = binary_request("echo", np.zeros(4, np.float32))
         for _ in range(2):
             idle.request("POST", path, body, headers)
@@ -403,3 +405,41 @@ def test_an_open_connection_is_served_until_the_requests_under_way_are_answered(
         assert server.stop() == 0
         busy.close()
         idle.close()
+
+
+def asked(connection: http.client.HTTPConnection, path: str) -> int:
+    """The status of a question on an open connection."""
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
+def test_readiness_goes_first_and_all_else_goes_on_for_a_while(tmp_path: Path) -> None:
+    """With --exit-delay-secs load balancers see it; whoever presses ctrl-C does not wait for them."""
+    write_model(tmp_path, "echo")
+
+    def is_ready(grpc: Grpc) -> bool:
+        return bool(grpc.stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=60).ready)
+
+    with Serving(tmp_path, "--exit-delay-secs=3600") as server:
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(60) == 0
+    with Serving(tmp_path, "--exit-delay-secs=3600") as server, connected(server) as grpc:
+        open_before = server.connect()
+        assert asked(open_before, "/v2/health/ready") == 200
+        assert is_ready(grpc)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for("not ready any more; all else goes on for 3600 s")
+        assert asked(open_before, "/v2/health/ready") == server.get("/v2/health/ready").status == 400
+        assert not is_ready(grpc)
+        assert server.get("/v2/health/live").status == 200
+        with connected(server) as another:
+            assert not is_ready(another)
+            assert len(another.infer(request()).raw_output_contents) == 1
+        assert server.infer_array("echo", np.zeros(4, np.float32)).status == 200
+        # Who is in a hurry now does not wait for it.
+        time.sleep(0.4)  # the same ctrl-C may come twice
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(60) == 128 + signal.SIGINT
+        open_before.close()

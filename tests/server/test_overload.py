@@ -8,11 +8,15 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ..real_server import Serving, eventually, io_config, write_model
+from tests.server.grpc_calls import connected as connected_by_grpc
+from tests.server.grpc_calls import request as grpc_request
+
+from ..real_server import Serving, binary_request, eventually, io_config, write_model
 
 # Answers when the file `go` is in its folder.
 WAITING = """
@@ -72,6 +76,48 @@ def test_a_full_queue_says_when_to_come_again(repository: Path) -> None:
             thread.join(60)
         assert sorted(set(statuses)) == [200, 503]
         (repository / "waiting" / "go").unlink()
+
+
+def refusals(calls: list[Any]) -> list[str]:
+    """The texts of those that have failed so far."""
+    return [call.details() for call in calls if call.done() and call.exception() is not None]
+
+
+@pytest.mark.parametrize("way", ["address", "connection", "token"])
+def test_a_client_that_floods_a_model_gives_way_to_others(tmp_path: Path, way: str) -> None:
+    """One client has filled the queue; another gets in all the same, by the place of the first one's newest."""
+    write_model(tmp_path / "models", "waiting", WAITING)
+    flood_token, quiet_token = "flood-0123456789abcdef", "quiet-0123456789abcdef"
+    (tmp_path / "tokens").write_text(f"{flood_token}\n{quiet_token}\n")
+    path, body, headers = binary_request("waiting", np.ones(4, np.float32))
+    flags = [f"--fair-queues={way}", "--max-queue-size=3"]
+    with contextlib.ExitStack() as stack:
+        if way == "token":
+            flags.append(f"--auth-token-file={tmp_path}/tokens")
+        serving = stack.enter_context(Serving(tmp_path / "models", *flags))
+        stub = stack.enter_context(connected_by_grpc(serving)).stub
+        metadata = (("authorization", f"Bearer {flood_token}"),) if way == "token" else ()
+        request = grpc_request("waiting", [1.0, 2.0])
+        flood: list[Any] = []
+        authorized = {"Authorization": f"Bearer {flood_token}"}
+
+        def full() -> bool:
+            flood.append(stub.ModelInfer.future(request, metadata=metadata, timeout=60))
+            text = serving.metrics(headers=authorized).body.decode()
+            return 'pending_request_count{model="waiting",version="1"} 3' in text
+
+        eventually(full)
+        source = ("127.0.0.2", 0) if way == "address" else None
+        connection = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=60, source_address=source)
+        stack.callback(connection.close)
+        connection.request("POST", path, body, {**headers, "Authorization": f"Bearer {quiet_token}"})
+        eventually(lambda: any("the place went to" in text for text in refusals(flood)))
+        (tmp_path / "models" / "waiting" / "go").touch()
+        assert connection.getresponse().status == 200
+        eventually(lambda: all(call.done() for call in flood))
+        texts = refusals(flood)
+    assert sum("the place went to a client that has fewer requests waiting" in text for text in texts) == 1
+    assert sum(text.endswith("Exceeds maximum queue size") for text in texts) == len(texts) - 1
 
 
 @contextlib.contextmanager

@@ -61,8 +61,8 @@ LOOKS = 10
 GONE_WITHIN_S = 10.0
 # A parent's memory is warm when it has served for a while; a life's growth beyond that is a leak.
 GROWTH_MIB = 32.0
-# A stub's further segments come when they are first needed.
-SPARE = {"/memfd:stubserve (deleted)": 5}
+# A stub's further segments come when they are first needed, and a model's alarm when a request first has to wait.
+SPARE = {"/memfd:stubserve (deleted)": 5, "anon_inode:[timerfd]": 4}
 MIB = 1 << 20
 
 

@@ -148,6 +148,7 @@ class Ingress:
     send_timeout_s = 60.0
     idle_timeout_s = 60.0
     max_connections = 0
+    fair_queues = None
 
     def __init__(self) -> None:
         self.models = {name: Model(name) for name in CONFIGS}

@@ -17,6 +17,7 @@ from stubserve.flags.table import FLAGS
 from stubserve.flags.unneeded import UNNEEDED
 from stubserve.flags.values import CloudAddress, UsageError, parse_bool, parse_int, parse_repository
 from stubserve.observability.log_lines import DEFAULT, ISO8601, JSON
+from stubserve.protocols.fair_queues import TOKEN
 from stubserve.protocols.re2 import compile_re2
 from stubserve.settings import (
     EXPLICIT,
@@ -174,6 +175,8 @@ def _check(settings: Settings) -> None:
         )
     if tracing.mode != OPENTELEMETRY and tracing.levels and not tracing.file:
         raise UsageError("--trace-config level needs a file for traces: --trace-config triton,file=<path>")
+    if settings.clients.fair_queues == TOKEN and settings.auth.token_file is None:
+        raise UsageError("--fair-queues=token needs --auth-token-file: else anybody may make up tokens")
     _check_ports(settings)
     try:
         settings.cache.check()

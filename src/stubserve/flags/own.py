@@ -7,6 +7,8 @@ from pathlib import Path
 from stubserve.flags.flag import Flag
 from stubserve.flags.values import (
     parse_bool,
+    parse_count,
+    parse_fair_queues,
     parse_gpu_fallback,
     parse_int,
     parse_kinds,
@@ -78,6 +80,13 @@ OWN = (
         "Shared memory for tensors, as 8G or in bytes (half of the machine's memory).",
     ),
     Flag(
+        "exit-delay-secs",
+        "exit_delay_secs",
+        parse_count,
+        "Seconds after SIGTERM in which the server says that it is not ready and serves all the same, before "
+        "--exit-timeout-secs begin (0).",
+    ),
+    Flag(
         "shed-on-memory-pressure",
         "shed_on_memory_pressure",
         parse_bool,
@@ -126,6 +135,19 @@ OWN = (
         "clients.max_connections",
         parse_int,
         "Connections of HTTP, and as many of gRPC; 0: as many as there are descriptors, less 64 (0).",
+    ),
+    Flag(
+        "max-queue-size",
+        "instances.max_queue_size",
+        parse_count,
+        "Requests that may wait at a model that sets no max_queue_size, but for sequences; 0: no limit (0).",
+    ),
+    Flag(
+        "fair-queues",
+        "clients.fair_queues",
+        parse_fair_queues,
+        "Who comes to a full queue takes the place of the client that has most in it. A client is a connection, an "
+        "address or a token; off: who comes is refused (off).",
     ),
     Flag("grpc-transport", "grpc.transport", str, "native, or grpcio for gRPC through its C core: slower (native)."),
     Flag(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stubserve.protocols.access import KINDS, RESTRICTED_KINDS
+from stubserve.protocols.fair_queues import WAYS
 
 
 class UsageError(Exception):
@@ -23,6 +24,13 @@ def parse_bool(text: str) -> bool:
     if value in ("false", "off", "0"):
         return False
     raise UsageError(f"invalid value for bool option: {text}")
+
+
+def parse_fair_queues(text: str) -> str:
+    """How clients are told apart. Raises UsageError."""
+    if text not in WAYS:
+        raise UsageError(f"clients are told apart by one of {', '.join(WAYS)}. Got {text}")
+    return text
 
 
 def parse_int(text: str) -> int:

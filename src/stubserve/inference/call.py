@@ -16,6 +16,7 @@ A base class: its two attributes and three methods cost a request one Python cal
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable
 
 from stubserve.errors import ServeError, internal
 from stubserve.inference.admission import admit
@@ -28,9 +29,12 @@ log = logging.getLogger("stubserve.inference")
 
 
 class Call:
-    """A call to `model`. `request` is the one that is under way, None before and after."""
+    """A call to `model`. `request` is the one that is under way, None before and after.
 
-    __slots__ = ("model", "request")
+    `client` is who asks, where clients are told apart.
+    """
+
+    __slots__ = ("client", "model", "request")
 
     # Whose requests these are, for traces: "HTTP" or "GRPC" those of clients, empty the server's own
     protocol = ""
@@ -38,6 +42,7 @@ class Call:
     def __init__(self, model: ServedModel) -> None:
         self.model = model
         self.request: Request | None = None
+        self.client: Hashable = None
 
     def admit(self, request: Request) -> None:
         """Checks a request against the model; `submit` need not be called first. Raises ServeError as `submit` does."""
@@ -52,6 +57,8 @@ class Call:
         `together` says that the caller polls the model when it has queued all that it has. Raises ServeError.
         """
         self.request = request
+        if self.client is not None:
+            request.client = self.client
         sampler = self.model.tracing.sampler
         if sampler is not None and self.protocol:
             request.trace = sampler.sample(self)

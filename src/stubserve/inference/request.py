@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from stubserve.errors import Code, ServeError
@@ -74,7 +74,8 @@ class Request:
     the leading dimension, at least 1, for statistics and batching; for models without batching it is 1.
     `parameters` are those that are not reserved by the protocol, or None. `admitted` is set once `admission.admit` has
     found nothing wrong. `regions` is None but for a request that refers to shared memory of its client: then it says
-    which outputs are to be written there.
+    which outputs are to be written there. `client` is who asks, where clients are told apart (`--fair-queues`); None
+    otherwise, and for requests that models make.
 
     Times are CLOCK_MONOTONIC nanoseconds, 0 until they happen; statistics, metrics and traces derive from them.
 
@@ -92,6 +93,7 @@ class Request:
         "admitted",
         "batch_size",
         "cancelled",
+        "client",
         "compute_end_ns",
         "compute_infer_end_ns",
         "compute_input_end_ns",
@@ -138,6 +140,7 @@ class Request:
         self.requested_outputs = requested_outputs
         self.batch_size = batch_size
         self.regions: dict[str, RegionPlace] | None = None
+        self.client: Hashable = None
         # Where it stands
         self.on_response = on_response
         self.admitted = False

@@ -10,6 +10,7 @@ from stubserve.inference.request import Request
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.signature import Signature
 from stubserve.protocols.arrival import Arrivals
+from stubserve.protocols.fair_queues import FairQueues
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.offload import Offload
 from stubserve.protocols.placement import BodyPlacer, Regions, Store
@@ -31,7 +32,8 @@ class LargeJson(Protocol):
 class Ingress(Protocol):
     """The server: finds models, gives memory of the arena, and counts what is kept outside of it.
 
-    `grpc_port` is 0 where gRPC is not served, `regions` None where clients may not use shared memory.
+    `grpc_port` is 0 where gRPC is not served, `regions` None where clients may not use shared memory, `fair_queues`
+    where they are not told apart.
     """
 
     max_input_size: int
@@ -44,6 +46,7 @@ class Ingress(Protocol):
     idle_timeout_s: float
     max_connections: int
     offload: Offload
+    fair_queues: FairQueues | None
 
     @property
     def large_json(self) -> LargeJson: ...

@@ -114,7 +114,8 @@ class Loader:
             validate(config)
             await asyncio.to_thread(check_initial_states, config, folder.path)
             labels = await asyncio.to_thread(read_labels, folder, config)
-            model = instance_model(name, version, config, to_json_dict(config), labels, self._limiter)
+            most = self._settings.max_queue_size
+            model = instance_model(name, version, config, to_json_dict(config), labels, self._limiter, most)
             model.tracing = self._tracing(name)
             model.latencies = self._latencies(config)
             if self._cache is not None and self._cache.is_shared:

@@ -164,7 +164,7 @@ class DynamicBatcher(QueueingScheduler):
 
     @property
     def plain(self) -> bool:
-        return self._policies is None
+        return self._policies is None or self._policies.priorities.in_order
 
     def _may_be_closed(self) -> bool:
         """Whether it is worth looking for a closed batch at the front of a queue that is not empty.

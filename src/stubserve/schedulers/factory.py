@@ -17,11 +17,14 @@ from stubserve.schedulers.sequence.direct import DirectBatcher
 from stubserve.schedulers.sequence.oldest import OldestBatcher
 
 
-def create_scheduler(config: Any) -> Scheduler:
-    """The scheduler for a completed and validated `ModelConfig` message. Raises ServeError UNSUPPORTED."""
+def create_scheduler(config: Any, max_queue_size: int = 0) -> Scheduler:
+    """The scheduler for a completed and validated `ModelConfig` message. Raises ServeError UNSUPPORTED.
+
+    `max_queue_size` holds where the configuration has no limit, but for sequences; 0 stands for none.
+    """
     choice = config.WhichOneof("scheduling_choice")
     if choice is None:
-        return DefaultScheduler()
+        return DefaultScheduler(max_queue_size)
     hold_until = from_environment(HOLD_VARIABLE)
     if choice == "sequence_batching":
         scheduler = _sequence_scheduler(config, hold_until)
@@ -30,12 +33,15 @@ def create_scheduler(config: Any) -> Scheduler:
     if choice != "dynamic_batching":
         raise unsupported(f"model '{config.name}' is configured with '{choice}', which stubserve does not offer yet")
     batching = config.dynamic_batching
+    priorities = PriorityLevels.from_config(batching)
+    if max_queue_size:
+        priorities = priorities.bounded(max_queue_size)
     return DynamicBatcher(
         config.max_batch_size,
         batching.preferred_batch_size,
         batching.max_queue_delay_microseconds,
         Grouping.from_config(config),
-        PriorityLevels.from_config(batching),
+        priorities,
         hold_until,
     )
 

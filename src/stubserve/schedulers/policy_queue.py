@@ -23,11 +23,15 @@ import itertools
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stubserve.errors import ServeError, overloaded, unavailable
 from stubserve.inference.request import Request
+from stubserve.schedulers.fair_shares import FairShares
+
+FULL = "Exceeds maximum queue size"
+GAVE_WAY = "Exceeds maximum queue size: the place went to a client that has fewer requests waiting (--fair-queues)"
 
 # A heap smaller than this is not worth rebuilding.
 _SMALL_HEAP = 64
@@ -86,6 +90,21 @@ class PriorityLevels:
     def policy_of(self, level: int) -> QueuePolicy:
         return self.policies.get(level, self.policy)
 
+    def bounded(self, max_queue_size: int) -> PriorityLevels:
+        """The same, with this limit for the levels that have none."""
+
+        def limited(policy: QueuePolicy) -> QueuePolicy:
+            return policy if policy.max_queue_size else replace(policy, max_queue_size=max_queue_size)
+
+        policies = {level: limited(policy) for level, policy in self.policies.items()}
+        return replace(self, policy=limited(self.policy), policies=policies)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether requests leave in the order of their arrival, and none for its age: limits may be all there is."""
+        policies = (self.policy, *self.policies.values())
+        return self.count <= 1 and not any(policy.default_timeout_us for policy in policies)
+
     @property
     def plain(self) -> bool:
         """Whether a `FifoQueue` does the same."""
@@ -96,7 +115,7 @@ class PriorityLevels:
 class _Level:
     """The requests of one priority."""
 
-    __slots__ = ("delayed", "number", "policy", "unexpired")
+    __slots__ = ("delayed", "number", "policy", "shares", "unexpired")
 
     def __init__(self, number: int, policy: QueuePolicy) -> None:
         self.number = number
@@ -104,6 +123,15 @@ class _Level:
         # Each request with its deadline, 0 for none
         self.unexpired: OrderedDict[Request, int] = OrderedDict()
         self.delayed: OrderedDict[Request, None] = OrderedDict()
+        # Who has how much of it, from when it is full until it is half empty
+        self.shares: FairShares | None = None
+
+    def has_left(self, request: Request) -> None:
+        """A request is not in either line any more."""
+        if self.shares is not None:
+            self.shares.remove(request)
+            if len(self) <= self.policy.max_queue_size // 2:
+                self.shares = None
 
     def __len__(self) -> int:
         return len(self.unexpired) + len(self.delayed)
@@ -115,7 +143,7 @@ class _Level:
 class PolicyQueue:
     """The requests that wait under policies. Iteration is in service order and must not overlap with a change."""
 
-    __slots__ = ("_deadlines", "_levels", "_live_deadlines", "_order", "_serial", "_size", "priorities")
+    __slots__ = ("_deadlines", "_displaced", "_levels", "_live_deadlines", "_order", "_serial", "_size", "priorities")
 
     def __init__(self, priorities: PriorityLevels) -> None:
         self.priorities = priorities
@@ -127,13 +155,15 @@ class PolicyQueue:
         self._deadlines: list[tuple[int, int, Request, _Level]] = []
         self._live_deadlines = 0
         self._serial = itertools.count()
+        # Who had to give way, until `expire` hands them out
+        self._displaced: list[Request] = []
 
     def push(self, request: Request) -> None:
         """Queues a request as of its `queue_start_ns`. Raises ServeError UNAVAILABLE if its level is full."""
         level = self._level(request)
         policy = level.policy
         if policy.max_queue_size and len(level) >= policy.max_queue_size:
-            raise overloaded(request.id_prefix + "Exceeds maximum queue size")
+            self._make_room(level, request)
         timeout_us = policy.default_timeout_us
         if policy.allow_timeout_override and 0 < request.timeout_us < timeout_us:
             timeout_us = request.timeout_us
@@ -143,6 +173,8 @@ class PolicyQueue:
             heapq.heappush(self._deadlines, (deadline_ns, next(self._serial), request, level))
             self._live_deadlines += 1
         level.unexpired[request] = deadline_ns
+        if level.shares is not None:
+            level.shares.add(request)
         self._size += 1
 
     def remove(self, request: Request) -> bool:
@@ -156,6 +188,7 @@ class PolicyQueue:
             del level.delayed[request]
         else:
             return False
+        level.has_left(request)
         self._size -= 1
         return True
 
@@ -167,16 +200,22 @@ class PolicyQueue:
                 request, deadline_ns = level.unexpired.popitem(last=False)
                 self._forget_deadline(deadline_ns)
                 taken.append(request)
+                level.has_left(request)
             while level.delayed and len(taken) < count:
-                taken.append(level.delayed.popitem(last=False)[0])
+                request = level.delayed.popitem(last=False)[0]
+                taken.append(request)
+                level.has_left(request)
             if len(taken) == count:
                 break
         self._size -= len(taken)
         return taken
 
     def expire(self, now_ns: int) -> list[tuple[Request, ServeError]]:
-        """Moves what ran out of time behind its level, or removes and returns it, as the level's policy says."""
-        rejected: list[tuple[Request, ServeError]] = []
+        """Moves what ran out of time behind its level, or removes and returns it, as the level's policy says.
+
+        Returns those who had to give way, too.
+        """
+        rejected = [(request, overloaded(request.id_prefix + GAVE_WAY)) for request in self.take_displaced()]
         heap = self._deadlines
         while heap and heap[0][0] <= now_ns:
             deadline_ns, _, request, level = heapq.heappop(heap)
@@ -188,8 +227,14 @@ class PolicyQueue:
                 level.delayed[request] = None
             else:
                 self._size -= 1
+                level.has_left(request)
                 rejected.append((request, unavailable("Request timeout expired")))
         return rejected
+
+    def take_displaced(self) -> list[Request]:
+        """Removes and returns those who had to give way, in place of `expire`."""
+        displaced, self._displaced = self._displaced, []
+        return displaced
 
     def next_deadline_ns(self) -> int | None:
         """When `expire` has something to do at the earliest."""
@@ -205,6 +250,18 @@ class PolicyQueue:
 
     def __len__(self) -> int:
         return self._size
+
+    def _make_room(self, level: _Level, newcomer: Request) -> None:
+        """Has somebody leave a full level. Raises ServeError where it is the newcomer who has to go."""
+        gives_way: Request | None = None
+        if newcomer.client is not None:
+            if level.shares is None:
+                level.shares = FairShares([*level.unexpired, *level.delayed])
+            gives_way = level.shares.gives_way(newcomer)
+        if gives_way is None:
+            raise overloaded(newcomer.id_prefix + FULL)
+        self.remove(gives_way)
+        self._displaced.append(gives_way)
 
     def _level(self, request: Request) -> _Level:
         number = self.priorities.level_of(request.priority)

@@ -51,6 +51,8 @@ class QueueingScheduler(Scheduler):
     def drain(self) -> list[Request]:
         drained = self._queue.take(len(self._queue)) + self._cancelled
         self._cancelled.clear()
+        if isinstance(self._queue, PolicyQueue):
+            drained += self._queue.take_displaced()
         return drained
 
     @property

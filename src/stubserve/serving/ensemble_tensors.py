@@ -103,6 +103,7 @@ def step_request(inputs: Mapping[str, FlowTensor], parent: Request, signature: S
         tensors, nobody, parent.id, sequence[0], sequence[1], parent.priority, parent.timeout_us, parent.parameters,
         asked,
     )  # fmt: skip
+    request.client = parent.client
     if parent.regions is not None:
         # What it was given may lie in its client's shared memory; what it answers is the ensemble's to put there.
         request.regions = {}

@@ -134,9 +134,13 @@ def instance_model(
     rendered_config: dict[str, Any],
     labels: dict[str, list[str]],
     limiter: RateLimiter | None = None,
+    max_queue_size: int = 0,
 ) -> InstanceModel:
-    """The kind of model that a completed and validated configuration asks for. Raises ServeError UNSUPPORTED."""
-    scheduler = create_scheduler(config)
+    """The kind of model that a completed and validated configuration asks for. Raises ServeError UNSUPPORTED.
+
+    `max_queue_size` is the server's own limit, as `create_scheduler` has it.
+    """
+    scheduler = create_scheduler(config, max_queue_size)
     if isinstance(scheduler, SequenceBatcher):
         return SequenceModel(name, version, config, rendered_config, labels, scheduler, limiter=limiter)
     return InstanceModel(name, version, config, rendered_config, labels, scheduler, limiter=limiter)

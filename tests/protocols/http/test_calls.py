@@ -104,6 +104,7 @@ def serve() -> tuple[Model, HttpConnection, Transport, Connections]:
         send_timeout_s=0,
         idle_timeout_s=0,
         max_connections=0,
+        fair_queues=None,
         store=memory.store,
         block=memory.block,
     )

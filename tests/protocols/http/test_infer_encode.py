@@ -11,8 +11,9 @@ from stubserve_stub.wire.datatypes import BY_NAME
 
 from stubserve.errors import Code, ServeError, not_found
 from stubserve.inference.request import Response
+from stubserve.inference.steps import finish
 from stubserve.inference.tensor import Tensor
-from stubserve.protocols.http.infer_encode import encode, encode_error
+from stubserve.protocols.http.infer_encode import encode, encode_error, encode_steps, is_large
 from stubserve.protocols.http.reply import Reply
 from stubserve.protocols.reply_format import ReplyFormat, Slot
 from tests.inference.models import echo, request
@@ -66,6 +67,16 @@ def test_id_and_parameters() -> None:
         '{"id":"a\\"\\u0007","model_name":"f","model_version":"3",'
         '"parameters":{"a":1,"b":true,"c":"x\\"","d":1.0,"e":Infinity},"outputs":[]}'
     )
+
+
+@pytest.mark.parametrize("piece", ["a", 'a"\\\x07é', "\udcff🙂"])
+def test_a_long_id_is_written_in_steps_as_a_short_one_is_at_once(piece: str) -> None:
+    asked, answer, model = request(id=piece * 100_000), Response([]), echo("f", "FP32", "-1")
+    assert is_large(asked, answer, ALL_JSON, None)
+    kept: list[int] = []
+    parts = finish(encode_steps(asked, answer, model, ALL_JSON, kept.append)).parts
+    assert b"".join(parts) == b"".join(encode(asked, answer, model, ALL_JSON).parts)
+    assert sum(kept) >= len(asked.id)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import urllib.parse
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -59,6 +60,12 @@ def _status_of(error: BaseException) -> tuple[int, str]:
     return error.code.grpc_status, error.message
 
 
+def _peer_of(context: Any) -> str:
+    """Of "ipv4:127.0.0.1:50000", or "ipv6:%5B::1%5D:50000", what others have."""
+    address = urllib.parse.unquote(context.peer()).partition(":")[2]
+    return address.replace("[", "").replace("]", "")
+
+
 class _UnaryCall:
     """A unary RPC; its answer is a future."""
 
@@ -67,6 +74,10 @@ class _UnaryCall:
     def __init__(self, context: Any) -> None:
         self._context = context
         self.answer: asyncio.Future[bytes | tuple[int, str]] = asyncio.get_running_loop().create_future()
+
+    @property
+    def peer(self) -> str:
+        return _peer_of(self._context)
 
     def metadata(self) -> Metadata:
         metadata: Metadata = self._context.invocation_metadata()
@@ -122,6 +133,10 @@ class _StreamCall:
         self._slow = False
 
     # For the service
+
+    @property
+    def peer(self) -> str:
+        return _peer_of(self._context)
 
     def metadata(self) -> Metadata:
         metadata: Metadata = self._context.invocation_metadata()

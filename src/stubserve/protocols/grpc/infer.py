@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 from stubserve.errors import ServeError, internal, unsupported
 from stubserve.inference import call as inference
@@ -17,11 +17,13 @@ from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.steps import Steps
 from stubserve.protocols import region_strings
+from stubserve.protocols.access import AUTHORIZATION
+from stubserve.protocols.fair_queues import FairQueues
 from stubserve.protocols.grpc.envelope import Envelope, split
 from stubserve.protocols.grpc.infer_decode import decode, takes_long
 from stubserve.protocols.grpc.infer_encode import Encoder, Parts, encode, encode_steps
 from stubserve.protocols.grpc.infer_encode import takes_long as takes_long_to_encode
-from stubserve.protocols.grpc.transport import Keep, Metadata, Rpc
+from stubserve.protocols.grpc.transport import Keep, Metadata, Rpc, values_of
 from stubserve.protocols.grpc.wire import Malformed
 from stubserve.protocols.offload import LARGE_BYTES
 from stubserve.protocols.reply_format import ReplyFormat
@@ -185,6 +187,11 @@ def held_blocks(response: Response) -> list[Block]:
     return [tensor.span.block for tensor in response.outputs if tensor.span is not None]
 
 
+def client_of(call: Rpc, ways: FairQueues) -> Hashable:
+    """Who asks, where clients are told apart."""
+    return ways.client_of(call.peer, lambda: values_of(call.metadata(), AUTHORIZATION))
+
+
 class ModelInfer:
     """The handler of a ModelInfer RPC."""
 
@@ -202,8 +209,12 @@ class ModelInfer:
             model = self._ingress.find_model(envelope.model_name, envelope.model_version)
             if model.signature.decoupled:
                 raise unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
-            self._infer = GrpcInferCall(envelope, model, self._on_response, self._on_refusal, self._call.metadata)
-            self._infer.start(data, self._ingress, self._forwarded, block, offset)
+            infer = self._infer = GrpcInferCall(
+                envelope, model, self._on_response, self._on_refusal, self._call.metadata
+            )
+            if self._ingress.fair_queues is not None:
+                infer.client = client_of(self._call, self._ingress.fair_queues)
+            infer.start(data, self._ingress, self._forwarded, block, offset)
         except ServeError as error:
             self._fail(error)
         except Malformed as malformed:

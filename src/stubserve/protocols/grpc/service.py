@@ -16,7 +16,7 @@ from stubserve.protocols.grpc.infer import ModelInfer
 from stubserve.protocols.grpc.management import METHODS, SERVICE, ManagementRpcs
 from stubserve.protocols.grpc.messages import service_pb2
 from stubserve.protocols.grpc.stream import ModelStreamInfer
-from stubserve.protocols.grpc.transport import MAX_MESSAGE_BYTES, Handler, Metadata, Method, Rpc
+from stubserve.protocols.grpc.transport import MAX_MESSAGE_BYTES, Handler, Method, Rpc, values_of
 from stubserve.protocols.grpc.unary import Unary
 from stubserve.protocols.grpc.wellknown import HEALTH, REFLECTION
 from stubserve.protocols.management import ServerFacts
@@ -145,9 +145,5 @@ def rpc_access(
 
 
 def _guarded(method: Method, access: Access, kind: str, call: Rpc) -> Handler:
-    refusal = access.refusal(kind, functools.partial(_values_of, call.metadata()))
+    refusal = access.refusal(kind, functools.partial(values_of, call.metadata()))
     return method.open(call) if refusal is None else Refused(call, refusal)
-
-
-def _values_of(metadata: Metadata, name: str) -> list[bytes]:
-    return [value if isinstance(value, bytes) else value.encode() for key, value in metadata if key == name]

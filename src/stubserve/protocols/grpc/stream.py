@@ -24,7 +24,7 @@ from stubserve.inference.memory import Block
 from stubserve.inference.request import Response
 from stubserve.inference.steps import Steps
 from stubserve.protocols.grpc.envelope import Envelope, split
-from stubserve.protocols.grpc.infer import GrpcInferCall, Work, held_blocks
+from stubserve.protocols.grpc.infer import GrpcInferCall, Work, client_of, held_blocks
 from stubserve.protocols.grpc.infer_encode import Parts, encode_empty_final, encode_in_stream, encode_stream_error
 from stubserve.protocols.grpc.transport import OK, UNAVAILABLE, Keep, Rpc
 from stubserve.protocols.grpc.wire import Malformed
@@ -78,6 +78,8 @@ class ModelStreamInfer:
         try:
             model = self._ingress.find_model(envelope.model_name, envelope.model_version)
             infer = GrpcInferCall(envelope, model, self._on_response, self._on_refusal, self._call.metadata)
+            if self._ingress.fair_queues is not None:
+                infer.client = client_of(self._call, self._ingress.fair_queues)
             turn = None if model.signature.decoupled else _Turn()
             self._under_way[infer] = turn
             if turn is not None:

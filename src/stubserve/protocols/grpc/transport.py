@@ -31,9 +31,19 @@ Parts = Sequence["bytes | memoryview"]
 Metadata = Sequence[tuple[str, "str | bytes"]]
 
 
+def values_of(metadata: Metadata, name: str) -> list[bytes]:
+    """The values of a key, which is in lower case."""
+    return [value if isinstance(value, bytes) else value.encode() for key, value in metadata if key == name]
+
+
 class Rpc(Protocol):
     """One RPC, as the service answers it. After `reply` or `finish` nothing further may be sent; cancelled calls
     swallow everything."""
+
+    @property
+    def peer(self) -> str:
+        """The client's `<address>:<port>`."""
+        ...
 
     def metadata(self) -> Metadata:
         """What the client sent along, keys in lower case."""

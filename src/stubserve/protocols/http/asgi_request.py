@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from stubserve.errors import ServeError, invalid
 from stubserve.inference.served_model import ServedModel
+from stubserve.protocols.access import AUTHORIZATION
+from stubserve.protocols.fair_queues import peer_name
 from stubserve.protocols.http.infer_encode import encode_error
 from stubserve.protocols.management import ServerFacts
+
+
+def client_of(server: ServerFacts, request: Request) -> Hashable:
+    """Who asks; None where clients are not told apart."""
+    ways = server.fair_queues
+    if ways is None:
+        return None
+    return ways.client_of(peer_name(request.scope.get("client")), lambda: values_of(request, AUTHORIZATION))
 
 
 def find_model(server: ServerFacts, request: Request) -> ServedModel:

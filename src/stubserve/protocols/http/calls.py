@@ -10,11 +10,14 @@ There is one call at a time.
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable
 
 from stubserve.errors import ServeError, internal
 from stubserve.inference.heap_account import HeapShare
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
+from stubserve.protocols.access import AUTHORIZATION
+from stubserve.protocols.fair_queues import peer_name
 from stubserve.protocols.http.exchange import Exchange
 from stubserve.protocols.http.generate import GenerateCall
 from stubserve.protocols.http.head import RequestHead
@@ -149,6 +152,8 @@ class Calls:
                 raise
             call = HttpInferCall(model, head, self._ingress, self._on_reply)
             self._call = call
+            if self._ingress.fair_queues is not None:
+                call.client = self._client()
             call.start(body, block, offset, share)
             return call
         except ServeError as error:
@@ -166,11 +171,23 @@ class Calls:
             found = self._ingress.find_model(model, version)
             call = GenerateCall(found, self._ingress, False, self._on_generated, context)
             self._call = call
+            if self._ingress.fair_queues is not None:
+                call.client = self._client()
             call.start(body)
         except ServeError as error:
             self._fail(error)
         except Exception:
             self._fail(self._unexpected())
+
+    def _client(self) -> Hashable:
+        """Who asks, where clients are told apart."""
+        ways = self._ingress.fair_queues
+        assert ways is not None
+        connection = self._connection
+        return ways.client_of(self._peer(), lambda: connection.head.values(AUTHORIZATION))
+
+    def _peer(self) -> str:
+        return peer_name(self._connection.transport.get_extra_info("peername"))
 
     def log_request(self) -> None:
         """Logs the connection's request."""
@@ -180,10 +197,8 @@ class Calls:
     def log_answer(self, status: int) -> None:
         """Logs the connection's request with the status of its answer, as uvicorn does for the other routes."""
         head = self._connection.head
-        peer = self._connection.transport.get_extra_info("peername")
-        client = f"{peer[0]}:{peer[1]}" if peer else ""
         method, target = head.method.decode("latin-1"), head.target.decode("latin-1")
-        access_log.info('%s - "%s %s HTTP/1.1" %d', client, method, target, status)
+        access_log.info('%s - "%s %s HTTP/1.1" %d', self._peer(), method, target, status)
 
     # Answers
 

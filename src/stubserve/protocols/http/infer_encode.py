@@ -116,9 +116,8 @@ def encode_steps(
     text.add(b"{")
     if request.id:
         text.add(b'"id":"')
-        id = request.id.encode("utf-8", "surrogateescape")
-        for at in range(0, len(id), _STRING_BYTES):
-            text.add(json_text.string_of_bytes(id[at : at + _STRING_BYTES])[1:-1])
+        for at in range(0, len(request.id), _STRING_BYTES):
+            text.add(json_text.string(request.id[at : at + _STRING_BYTES])[1:-1])
             yield None
         text.add(b'",')
     text.add(_model(signature.model, signature.version))

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from stubserve.errors import ServeError, invalid
 from stubserve.inference.memory import Block
-from stubserve.protocols.http.asgi_request import body_of, find_model
+from stubserve.protocols.http.asgi_request import body_of, client_of, find_model
 from stubserve.protocols.http.body import place, refusal
 from stubserve.protocols.http.generate import EventStream, GenerateCall, generate
 from stubserve.protocols.http.head import RequestHead
@@ -70,6 +70,7 @@ class InferRoute:
         def start(body: bytes | memoryview, block: Block | None, offset: int) -> HttpInferCall:
             model = find_model(self._server, request)  # it may have been loaded anew meanwhile
             call = HttpInferCall(model, head, self._server, lambda reply: answer.set_result(_copied(reply)))
+            call.client = client_of(self._server, request)
             call.start(body, block, offset)
             return call
 
@@ -107,6 +108,7 @@ class GenerateRoute:
             model = find_model(self._server, request)  # it may have been loaded anew meanwhile
             headers = request.headers
             call = GenerateCall(model, self._server, self._streamed, context=lambda: headers.get("traceparent"))
+            call.client = client_of(self._server, request)
             if len(body) > LARGE_BYTES:
                 await call.start_in_steps(body)
             else:

@@ -78,6 +78,7 @@ class Repeat(Call):
         on_repeated: Callable[[Request, Response], None],
     ) -> None:
         super().__init__(call.model)
+        self.client = call.client
         self.head = head
         self.length = length
         self._front = front

@@ -26,6 +26,7 @@ from time import perf_counter
 from typing import cast
 
 from stubserve.errors import ServeError
+from stubserve.protocols.fair_queues import peer_name
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.fields import MAX_FIELDS, MAX_LIST_BYTES
 from stubserve.protocols.grpc.http2.frames import ConnectionFault, StreamFault
@@ -79,6 +80,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.take_idle_frame = self._idling.take_frame
         self._data_bytes = 0
         self.bytes_received = 0
+        self._peer: str | None = None
         self._watched = False
         # Its end
         self._age: asyncio.TimerHandle | None = None
@@ -206,6 +208,12 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._fail(frames.ENHANCE_YOUR_CALM, "the preface or a header block did not arrive completely")
 
     # For streams
+
+    @property
+    def peer(self) -> str:
+        if self._peer is None:
+            self._peer = peer_name(self._transport.get_extra_info("peername"))
+        return self._peer
 
     def compression(self, method: Method, head: RpcHead) -> str | None:
         """The encoding of a stream's answers, None for none."""

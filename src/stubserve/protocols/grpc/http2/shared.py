@@ -24,6 +24,11 @@ class StreamOwner(Outlet, Hashable, Protocol):
     small_room: SmallRoom
     stall_watch: StallWatch
 
+    @property
+    def peer(self) -> str:
+        """The client's `<address>:<port>`."""
+        ...
+
     def compression(self, method: Method, head: RpcHead) -> str | None:
         """The encoding of a stream's answers, None for none."""
         ...

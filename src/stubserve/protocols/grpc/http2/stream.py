@@ -179,6 +179,10 @@ class Stream:
 
     # What the service says
 
+    @property
+    def peer(self) -> str:
+        return self._connection.peer
+
     def metadata(self) -> Metadata:
         return self._head.metadata
 

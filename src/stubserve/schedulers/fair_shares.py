@@ -1,0 +1,91 @@
+"""Whose request leaves a full queue: that of the client which has most in it.
+
+A queue with a limit refuses who comes when it is full, as upstream does. A client that asks more than the model
+computes keeps it full, so that everybody else is refused, however little they ask. Where clients are told apart
+(`--fair-queues`) the place goes by need instead: who comes to a full queue gets the place of the newest request of
+whoever has most waiting there, unless that is himself, or would be with one more. This is known from routers as
+"longest queue drop".
+
+Guarantees:
+- while a queue is not full nothing changes: who waits is served in the order of arrival, also later on, because only
+  the newest of somebody leave;
+- with n clients that all want more than they get, each has the n-th part of the places, and so of the model;
+- one who has a place less than his part, or fewer, is never refused. How long he waits is bounded by the queue's
+  limit;
+- a client that is alone is served and refused exactly as without the flag.
+
+Who has no client (requests that models make, and warm-up) neither takes a place from anybody nor gives one.
+
+A queue that never fills up costs nothing: shares are counted from the moment at which it is full, by one look at all
+that wait, until it is half empty. Meanwhile a request costs O(1) on its way in and out: clients are in groups of those
+that have the same number waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+from stubserve.inference.request import Request
+
+
+class FairShares:
+    """Who has which requests in one queue; those that wait now in their order."""
+
+    __slots__ = ("_groups", "_most", "_of")
+
+    def __init__(self, waiting: Iterable[Request]) -> None:
+        # The requests of a client, the newest last; and the clients that have so many, for the largest number `_most`
+        # and below
+        self._of: dict[Hashable, dict[Request, None]] = {}
+        self._groups: dict[int, dict[Hashable, None]] = {}
+        self._most = 0
+        for request in waiting:
+            self.add(request)
+
+    def add(self, request: Request) -> None:
+        """A request waits from now on."""
+        client = request.client
+        if client is None:
+            return
+        requests = self._of.get(client)
+        if requests is None:
+            requests = self._of[client] = {}
+        requests[request] = None
+        count = len(requests)
+        self._move(client, count - 1, count)
+        self._most = max(self._most, count)
+
+    def remove(self, request: Request) -> None:
+        """A request that waited has left."""
+        client = request.client
+        requests = self._of.get(client)
+        if requests is None or request not in requests:
+            return
+        del requests[request]
+        count = len(requests)
+        self._move(client, count + 1, count)
+        if self._most not in self._groups:
+            self._most -= 1
+        if not requests:
+            del self._of[client]
+
+    def gives_way(self, newcomer: Request) -> Request | None:
+        """Who leaves so that the newcomer may stay; None where it is the newcomer who goes."""
+        client = newcomer.client
+        if client is None:
+            return None
+        own = self._of.get(client)
+        # With one more he must not have as much as the one who would lose one.
+        if (0 if own is None else len(own)) + 1 >= self._most:
+            return None
+        heaviest = next(iter(self._groups[self._most]))
+        return next(reversed(self._of[heaviest]))
+
+    def _move(self, client: Hashable, before: int, after: int) -> None:
+        if before:
+            group = self._groups[before]
+            del group[client]
+            if not group:
+                del self._groups[before]
+        if after:
+            self._groups.setdefault(after, {})[client] = None
