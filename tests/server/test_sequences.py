@@ -17,6 +17,7 @@ from tritonclient.grpc import service_pb2
 from tests.real_server import Answer, Serving, eventually, write_model
 
 from .grpc_calls import connected
+from .side_by_side import check_sums
 
 # Adds up what each of its sequences has sent.
 ADDER = """
@@ -166,18 +167,7 @@ def test_a_sequence_keeps_its_slot_and_the_others_are_empty(serving: Serving) ->
 @pytest.mark.parametrize("model", ["adder", "oldest"])
 def test_many_sequences_at_once(serving: Serving, model: str) -> None:
     """More than there are slots: each runs as it would alone."""
-    found: dict[int, list[int]] = {}
-
-    def run(number: int) -> None:
-        flags = ["start", *[""] * 8, "end"]
-        found[number] = total(*(add(serving, model, 100 + number, number, flag) for flag in flags))
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(1, 13)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {number: [number * step for step in range(1, 11)] for number in range(1, 13)}
+    check_sums(lambda number, flag: total(add(serving, model, 100 + number, number, flag))[0], range(1, 13), 10)
 
 
 def test_who_is_idle_for_too_long_makes_room(serving: Serving) -> None:
