@@ -31,6 +31,7 @@ from stubserve.serving.dispatcher import Dispatcher
 from stubserve.serving.draining import Draining
 from stubserve.serving.instance_set import InstanceSet
 from stubserve.serving.limited_dispatcher import LimitedDispatcher
+from stubserve.serving.resource_wait import ResourceWait
 from stubserve.serving.sleep import Sleep
 
 log = logging.getLogger("stubserve.model")
@@ -272,7 +273,17 @@ class InstanceModel(AnsweringModel):
     def takers(self, request: Request | None) -> Sequence[Waiter]:
         if request is not None and self._cache is not None:
             request = self._cache.leader_of(request)
-        return self._instances.takers(request)
+        return self._instances.takers(request, None if self._limits is None else self._seen)
+
+    def _seen(self, instance: Instance, waiter: Waiter) -> Waiter:
+        """An instance that shares resources, as one that waits for those who hold what it lacks."""
+        assert self._limits is not None
+        resource, holders = self._limits.in_the_way(instance)
+        waiters = [holder.waiter for holder in holders if isinstance(holder, Instance)]
+        held_by = [one for one in waiters if one is not None]
+        if not held_by or len(held_by) < len(waiters):
+            return waiter
+        return ResourceWait(waiter, resource, held_by)
 
     # Readiness and the end
 

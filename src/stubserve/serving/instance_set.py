@@ -98,9 +98,18 @@ class InstanceSet:
         total = sum(instance.memory() for instance in self.everyone)
         return [{"type": "CPU", "id": 0, "byte_size": total}] if total else []
 
-    def takers(self, request: Request | None) -> Sequence[Waiter]:
-        """Who executes a request or, while nobody does, who may: now, when restarted, or finishing what it has."""
-        waiters = [waiter for instance in self.everyone if (waiter := instance.waiter) is not None]
+    def takers(
+        self, request: Request | None, seen: Callable[[Instance, Waiter], Waiter] | None = None
+    ) -> Sequence[Waiter]:
+        """Who executes a request or, while nobody does, who may: now, when restarted, or finishing what it has.
+
+        `seen` tells as what an instance's waiter is to be seen.
+        """
+        waiters = [
+            waiter if seen is None else seen(instance, waiter)
+            for instance in self.everyone
+            if (waiter := instance.waiter) is not None
+        ]
         if request is not None and request.compute_start_ns:
             running = [waiter for waiter in waiters if waiter.has(request)]
             if running:
