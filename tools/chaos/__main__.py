@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 import uuid
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -178,7 +179,7 @@ def live(
             rest(world, clients, troubles)
             if not until_free(server.http_port):
                 world.fault(f"{PROBE_BYTES >> 20} MiB of the shared memory's {SHM_LIMIT} cannot be had any more")
-            settle(server.pid, life)
+            settle(server, life)
             life.rss.append(process.memory_info().rss / MIB)
         world.go.set()
         time.sleep(min(1.0, life_s / 4))
@@ -231,11 +232,22 @@ def until_free(port: int) -> bool:
     return False
 
 
-def settle(pid: int, life: Life) -> None:
-    """Waits until the parent has closed what it no longer needs, and notes what it has."""
-    now = remains.descriptors(pid)
+def all_serve(server: Server) -> bool:
+    """Whether no instance is being started anew."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=ANSWER_WITHIN_S) as answer:
+        lines = answer.read().decode().splitlines()
+    return all(line.endswith(" 1") for line in lines if line.startswith("stubserve_instance_ready{"))
+
+
+def settle(server: Server, life: Life) -> None:
+    """Waits until all stubs are back and the parent has closed what it no longer needs, and notes what it has."""
     for _ in range(LOOKS):
-        before, now = now, remains.descriptors(pid)
+        if all_serve(server):
+            break
+        time.sleep(1.0)
+    now = remains.descriptors(server.pid)
+    for _ in range(LOOKS):
+        before, now = now, remains.descriptors(server.pid)
         # The first time there is nothing to compare with; what does not change for a second is at rest.
         if now == before and (not life.descriptors or now.total() <= life.descriptors[0].total()):
             break
