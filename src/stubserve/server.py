@@ -38,7 +38,8 @@ from stubserve.repository.loading import Loader
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.response_cache.factory import create_cache
 from stubserve.schedulers.rate_limiter import create_limiter
-from stubserve.settings import EXPLICIT, NONE, OPENTELEMETRY, POLL, Settings, TracingSettings
+from stubserve.settings import EXPLICIT, NONE, POLL, Settings
+from stubserve.tracing_settings import OPENTELEMETRY, TracingSettings
 
 log = logging.getLogger("stubserve.server")
 

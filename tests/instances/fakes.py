@@ -90,7 +90,7 @@ class Model:
         # Whether, and with what answer, its `is_ready` is asked before each call
         self.readiness: asyncio.Future[str] | None = None
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, at_once: bool = False) -> None:
         self.enqueue(request)
         self.poll()
 

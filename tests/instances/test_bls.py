@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from stubserve_stub.wire import messages
+from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.places import InArena, InRegion, Lent, Shared
 
 from stubserve.errors import internal
@@ -341,23 +341,50 @@ class BlockedCall:
 
 
 @on_a_loop
-async def test_a_blocking_call_keeps_the_batch_from_counting_as_busy() -> None:
+async def test_a_stub_that_waits_for_a_call_is_not_at_work() -> None:
     target = Model()
     with Stub({"target": target}) as stub:
         stub.execute(stub.request())
-        assert stub.memory.batches_in_flight == 1
+        assert stub.memory.stubs_at_work == 1
         await stub.call(1, blocking=True)
         await stub.call(2)
-        assert stub.memory.batches_in_flight == 0
+        assert stub.memory.stubs_at_work == 0
         assert [call.number for call in stub.work.waits_for()] == [1]
         await stub.say(messages.pack_call_blocks(2))
         await stub.say(messages.pack_call_blocks(2))
         assert [call.number for call in stub.work.waits_for()] == [1, 2]
         target.answer(target.requests[0], Response([small()]))
-        assert stub.memory.batches_in_flight == 0
+        assert stub.memory.stubs_at_work == 0
         target.answer(target.requests[1], Response([small()]))
-        assert stub.memory.batches_in_flight == 1
+        assert stub.memory.stubs_at_work == 1
         assert not stub.work.waits_for()
+
+
+@on_a_loop
+async def test_a_batch_that_lies_ready_for_a_stub_that_waits_keeps_nobody_from_looking() -> None:
+    with Stub({"target": Model()}) as stub:
+        words = stub.memory.arena.segment(stub.outputs.index).parent_words
+        stub.execute(stub.request())
+        stub.execute(stub.request())
+        assert stub.memory.stubs_at_work == 1
+        await stub.call(1, blocking=True)
+        assert stub.memory.stubs_at_work == 0
+        assert words[layout.WAITS_ALONE] == 1
+
+
+@on_a_loop
+async def test_a_stub_that_waits_while_others_are_at_work_does_not_look() -> None:
+    target = Model()
+    with Stub({"target": target}) as stub:
+        words = stub.memory.arena.segment(stub.outputs.index).parent_words
+        stub.execute(stub.request())
+        await stub.call(1, blocking=True)
+        assert words[layout.WAITS_ALONE] == 1
+        target.answer(target.requests[0], Response([small()]))
+        stub.memory.stubs_at_work += 1
+        await stub.call(2, blocking=True)
+        assert words[layout.WAITS_ALONE] == 0
+        stub.memory.stubs_at_work -= 1
 
 
 @on_a_loop
@@ -369,7 +396,7 @@ async def test_a_blocking_call_to_oneself_is_refused() -> None:
         await stub.call(1, blocking=True)
         assert "can never run" in await error_of(stub)
         assert target.requests == []
-        assert stub.memory.batches_in_flight == 1
+        assert stub.memory.stubs_at_work == 1
 
 
 @on_a_loop
@@ -392,7 +419,7 @@ async def test_a_chain_that_closes_when_a_call_turns_out_to_block() -> None:
         # What the target still says is nobody's any more.
         target.answer(request, Response([output(stub)]))
         assert not stub.ingress_bytes
-        assert stub.memory.batches_in_flight == 1
+        assert stub.memory.stubs_at_work == 1
 
 
 # The end
@@ -412,7 +439,7 @@ async def test_calls_of_a_dead_stub_are_cancelled_and_leave_no_memory() -> None:
         unfinished, _ = stub.end()
         assert unfinished == [own]
         assert target.cancelled == [second]
-        assert stub.memory.batches_in_flight == 0
+        assert stub.memory.stubs_at_work == 0
         drop_blocks(own.inputs)
         target.answer(second, Response(error=internal("cancelled")))
         assert not stub.ingress_bytes

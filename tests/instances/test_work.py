@@ -39,7 +39,7 @@ async def test_a_result_answers_each_request_of_its_batch() -> None:
         assert first.outcome == second.outcome == SUCCESS
         assert (first.compute_input_end_ns, first.compute_infer_end_ns) == (1, 1 + 10**9)
         assert stub.work.is_empty
-        assert stub.memory.batches_in_flight == 0
+        assert stub.memory.stubs_at_work == 0
 
 
 @on_a_loop
@@ -568,9 +568,9 @@ async def test_death_tells_what_ran_and_what_was_open() -> None:
         number = stub.execute(answered, None, running)
         stub.execute(other)
         await stub.respond(number, 0, None)
-        assert stub.memory.batches_in_flight == 2
+        assert stub.memory.stubs_at_work == 1
         assert stub.end() == ([running, other], [open_])
-        assert stub.memory.batches_in_flight == 0
+        assert stub.memory.stubs_at_work == 0
         assert stub.work.is_empty
 
 

@@ -165,6 +165,50 @@ def test_a_model_that_is_loaded_anew_does_not_say_what_it_said_before(tmp_path: 
         assert "counts" in gone.error
 
 
+def test_hits_that_come_while_their_model_is_loaded_anew_and_unloaded(tmp_path: Path) -> None:
+    folder = write_counts(tmp_path)
+    over = threading.Event()
+    path, body, headers = binary_request("counts", SMALL)
+
+    def go_on(server: Serving, found: list[int]) -> str:
+        """Asks the same on one connection until the answer is an error; `found` are the numbers, each once."""
+        with contextlib.closing(server.connect()) as connection:
+            while not over.is_set():
+                connection.request("POST", path, body, headers)
+                reply = connection.getresponse()
+                content = reply.read()
+                if reply.status != 200:
+                    return content.decode()
+                number = int(np.frombuffer(content[-SMALL.nbytes :], np.float32)[0])
+                if not found or found[-1] != number:
+                    found.append(number)
+        return ""
+
+    with (
+        Serving(tmp_path, "--cache-config=local,size=1M", "--model-control-mode=explicit", "--load-model=*") as server,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        assert ask(server) == 1
+        found: list[list[int]] = [[] for _ in range(4)]
+        clients = [pool.submit(go_on, server, one) for one in found]
+        try:
+            source = (folder / "1" / "model.py").read_text()
+            for first in (0, 100, 200):
+                (folder / "1" / "model.py").write_text(source.replace("executed = 0", f"executed = {first}"))
+                if first:
+                    assert server.request("POST", "/v2/repository/models/counts/load").status == 200
+                    assert ask(server) > first
+                eventually(lambda first=first: all(one and one[-1] > first for one in found))
+            assert server.request("POST", "/v2/repository/models/counts/unload").status == 200
+            errors = [client.result(60) for client in clients]
+        finally:
+            over.set()
+    assert all("counts" in error for error in errors)
+    # What one load has said is said no more when the next has been; several may compute their first answer.
+    loads = [[number // 100 for number in one] for one in found]
+    assert all(one == sorted(one) for one in loads)
+
+
 def test_a_full_cache_goes_on(tmp_path: Path) -> None:
     write_counts(tmp_path)
     with Serving(tmp_path, "--cache-config=local,size=64K") as server:

@@ -130,6 +130,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield serving
 
 
+@pytest.mark.timeout(SECONDS + 120)
 def test_every_route_withstands_anything(serving: Serving) -> None:
     chance = Chance(SEED)
     process = psutil.Process(serving.process.pid)

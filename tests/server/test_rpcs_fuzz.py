@@ -130,6 +130,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield serving
 
 
+@pytest.mark.timeout(SECONDS + 120)
 def test_every_rpc_withstands_anything(serving: Serving) -> None:
     chance = Chance(SEED)
     methods = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods

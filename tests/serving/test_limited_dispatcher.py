@@ -4,11 +4,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from stubserve.errors import internal
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
 from stubserve.model_config.parse import parse_text
 from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.default import DefaultScheduler
+from stubserve.schedulers.depth import QUICK_IN_A_ROW
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.schedulers.factory import create_scheduler
 from stubserve.schedulers.rate_limiter import RateLimiter
@@ -61,12 +66,19 @@ class Model:
         self.dispatcher.poll()
         return requests
 
-    def done(self, which: int = 0) -> None:
+    def done(self, which: int = 0, works: int = 1, took_ns: int = 1_000_000) -> None:
         executor = self.executors[which]
-        work = executor.works.pop(0)
-        for request in work.requests:
-            request.compute_input_end_ns, request.compute_infer_end_ns = 0, 1_000_000
-        self.dispatcher.work_done(executor, [work])
+        done, executor.works = executor.works[:works], executor.works[works:]
+        for work in done:
+            for request in work.requests:
+                request.compute_input_end_ns, request.compute_infer_end_ns = 0, took_ns
+        self.dispatcher.work_done(executor, done)
+
+    def warm_up(self) -> None:
+        """Has its instance be one that is always quick."""
+        for number in range(QUICK_IN_A_ROW):
+            self.ask(f"warm-up {number}")
+            self.done(took_ns=1000)
 
     @property
     def batches(self) -> list[list[list[str]]]:
@@ -264,5 +276,161 @@ def test_the_oldest_strategy_and_iterations_share_resources_too() -> None:
         assert (oldest.batches, loop.batches) == ([[]], [[["x"]]])
         loop.done()
         assert oldest.batches == [[["b"]]]
+
+    run(scenario)
+
+
+# Ahead of time
+
+
+def test_a_quick_instance_has_work_ahead_while_nobody_else_waits() -> None:
+    async def scenario() -> None:
+        limits = Limits()
+        one, two = limits.model(DefaultScheduler(), 1), limits.model(DefaultScheduler(), 1)
+        one.warm_up()
+        two.warm_up()
+        one.ask("a", "b", "c")
+        assert one.batches == [[["a"], ["b"], ["c"]]]
+        one.done(took_ns=1000)
+        one.ask("d")
+        assert one.batches == [[["b"], ["c"], ["d"]]]
+        # From now on it gets nothing more, and gives back when it has executed what it has.
+        two.ask("x", "y")
+        one.ask("e", "f")
+        for left in ([["c"], ["d"]], [["d"]]):
+            one.done(took_ns=1000)
+            assert (one.batches, two.batches) == ([left], [[]])
+        one.done(took_ns=1000)
+        assert (one.batches, two.batches) == ([[]], [[["x"]]])
+        # Both want to go on, so they take turns.
+        two.done(took_ns=1000)
+        assert (one.batches, two.batches) == ([[["e"]]], [[]])
+        one.done(took_ns=1000)
+        two.done(took_ns=1000)
+        assert (one.batches, two.batches) == ([[["f"]]], [[]])
+        one.done(took_ns=1000)
+        assert limits.held == 0
+
+    run(scenario)
+
+
+def test_results_that_come_together_end_what_an_instance_holds() -> None:
+    async def scenario() -> None:
+        limits = Limits()
+        one, two = limits.model(DefaultScheduler(), 1), limits.model(DefaultScheduler(), 1)
+        one.warm_up()
+        one.ask("a", "b", "c")
+        one.done(works=3, took_ns=1000)
+        assert limits.held == 0
+        two.ask("x")
+        one.ask("d")
+        assert (one.batches, two.batches) == ([[]], [[["x"]]])
+        two.done()
+        assert one.batches == [[["d"]]]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("took_ns", [300_000, 5_000_000])
+def test_a_slower_instance_has_nothing_ahead(took_ns: int) -> None:
+    async def scenario() -> None:
+        limits = Limits()
+        model = limits.model(DefaultScheduler(), 1)
+        for _ in range(QUICK_IN_A_ROW + 2):
+            model.ask("a", "b")
+            assert model.batches == [[["a"]]]
+            model.done(took_ns=took_ns)
+            assert model.batches == [[["b"]]]
+            model.done(took_ns=took_ns)
+
+    run(scenario)
+
+
+def test_an_instance_that_is_retired_keeps_its_resources_until_all_that_it_has_is_executed() -> None:
+    async def scenario() -> None:
+        limits = Limits()
+        one, two = limits.model(DefaultScheduler(), 1), limits.model(DefaultScheduler(), 1)
+        one.warm_up()
+        one.ask("a", "b", "c")
+        one.executors[0].takes_work = False
+        one.dispatcher.leave(one.executors[0], finishing=True)
+        two.ask("x")
+        one.done(took_ns=1000)
+        one.dispatcher.leave(one.executors[0], finishing=True)
+        one.done(took_ns=1000)
+        assert two.batches == [[]]
+        one.done(took_ns=1000)
+        assert two.batches == [[["x"]]]
+
+    run(scenario)
+
+
+def test_an_instance_that_dies_with_work_ahead_gives_back_at_once() -> None:
+    async def scenario() -> None:
+        limits = Limits()
+        one, two = limits.model(DefaultScheduler(), 1), limits.model(DefaultScheduler(), 1)
+        one.warm_up()
+        one.ask("a", "b")
+        two.ask("x")
+        one.executors[0].takes_work = False
+        one.dispatcher.leave(one.executors[0], finishing=True)
+        one.dispatcher.leave(one.executors[0])
+        assert two.batches == [[["x"]]]
+
+    run(scenario)
+
+
+def test_an_instance_that_refuses_what_it_is_given_ahead_goes_on() -> None:
+    async def scenario() -> None:
+        limits = Limits()
+        model = limits.model(DefaultScheduler(), 1)
+        model.warm_up()
+        model.ask("a")
+        model.executors[0].refuses = internal("no room")
+        model.ask("b")
+        assert [id for id, _, _ in model.answers.got] == ["b"]
+        model.executors[0].refuses = None
+        model.ask("c")
+        assert model.batches == [[["a"], ["c"]]]
+        model.done(took_ns=1000, works=2)
+        await asyncio.sleep(0)
+        assert limits.held == 0
+
+    run(scenario)
+
+
+steps_ = st.lists(st.tuples(st.sampled_from(["ask", "ask", "done", "all done"]), st.integers(0, 2)), max_size=60)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(1, 3), min_size=2, max_size=3), st.booleans(), steps_)
+def test_whoever_has_work_ahead_lets_others_in_and_nothing_is_forgotten(
+    counts: list[int], batching: bool, steps: list[tuple[str, int]]
+) -> None:
+    async def scenario() -> None:
+        limits = Limits()
+        models = [limits.model(DynamicBatcher(4) if batching else DefaultScheduler(), count) for count in counts]
+        for model in models:
+            model.warm_up()
+        asked = executed = 0
+        for step, number in [*steps, *(("all done", which) for _ in range(200) for which in range(len(models)))]:
+            which = number % len(models)
+            works = [len(model.executors[0].works) for model in models]
+            somebody_waits = any(not has and one.dispatcher.queued for has, one in zip(works, models, strict=True))
+            if step == "ask":
+                models[which].ask(f"r {asked}")
+                asked += 1
+            elif works[which]:
+                done = 1 if step == "done" else works[which]
+                executed += sum(len(work.requests) for work in models[which].executors[0].works[:done])
+                models[which].done(works=done, took_ns=1000)
+                works[which] -= done
+            held = sum(count for count, one in zip(counts, models, strict=True) if one.executors[0].works)
+            assert held == limits.held <= max(counts)
+            for had, model in zip(works, models, strict=True):
+                if had and somebody_waits:  # who has given everything back may have been let in anew
+                    assert len(model.executors[0].works) == had
+        assert executed == asked
+        assert limits.held == 0
 
     run(scenario)

@@ -23,8 +23,8 @@ from .servers import Program, Server, peers_environment, stubserve, triton
 
 CONNECTIONS = 16
 IDS = 2000
-_CACHE = "response_cache { enable: true }\n"
-_LIMIT = (
+CACHE = "response_cache { enable: true }\n"
+LIMIT = (
     'instance_group [ { kind: KIND_CPU count: 1 rate_limiter { resources [ { name: "R" count: 1 } ] priority: 1 } } ]\n'
 )
 
@@ -40,8 +40,8 @@ def main() -> None:
         sys.exit("wrk is not installed: apt-get install wrk")
     with tempfile.TemporaryDirectory(prefix="bench-cached-") as folder:
         workspace = Path(folder)
-        write_models(workspace / "cached", _CACHE)
-        write_models(workspace / "limited", _LIMIT)
+        write_models(workspace / "cached", CACHE)
+        write_models(workspace / "limited", LIMIT)
         for program, models, loads in runs(options.python, not options.alone):
             with Server(program, workspace / models, workspace / "log") as server:
                 for name in loads:
@@ -93,7 +93,7 @@ def measure(program: Program, server: Server, workspace: Path, name: str, rounds
         payloads.send(server.http_port, sample)
         wrk.write_script(script, sample)
     else:
-        wrk.write_verbatim(script, [_with_id(sample, number) for number in range(IDS)])
+        wrk.write_verbatim(script, [with_id(sample, number) for number in range(IDS)])
     processes = server.processes()
     wrk.run_script(server.http_port, script, CONNECTIONS, 1, path, shortest)
     rates, costs = [], []
@@ -106,7 +106,7 @@ def measure(program: Program, server: Server, workspace: Path, name: str, rounds
     print(f"{program.name:24} {name:5} {rate:10.0f} requests/s {cost:8.1f} µs of the parent", flush=True)
 
 
-def _with_id(payload: Payload, number: int) -> bytes:
+def with_id(payload: Payload, number: int) -> bytes:
     """The request with an id of its own in its JSON."""
     length = int(payload.headers["Inference-Header-Content-Length"])
     json = b'{"id":"request %06d",' % number + payload.body[1:length]

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -51,6 +52,8 @@ class Program:
     only_onnx: bool = False
     # What allows clients to share memory with it, where that is not so anyway
     region_flags: tuple[str, ...] = ()
+    # What it needs beside --cache-config
+    cache_flags: tuple[str, ...] = ()
 
     @property
     def kserve(self) -> bool:
@@ -90,7 +93,8 @@ def triton() -> Program:
     environment = {**os.environ, "PATH": f"{venv}/bin:{os.environ['PATH']}"}
     # A checkout's stub/ on the path would take the place of Triton's own triton_python_backend_utils.
     environment.pop("PYTHONPATH", None)
-    return Program("triton", tuple(arguments), f"{venv}/bin/python3", environment, onnx=False)
+    caches = (f"--cache-directory={home}/caches",)
+    return Program("triton", tuple(arguments), f"{venv}/bin/python3", environment, onnx=False, cache_flags=caches)
 
 
 def stubserve(python: Path) -> Program:
@@ -163,7 +167,7 @@ class Server:
     def _wait_until_ready(self, deadline: float) -> None:
         while time.monotonic() < deadline:
             self.require_alive()
-            connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=5)
+            connection = self._connection(5)
             try:
                 connection.request("GET", self._program.ready_path)
                 if connection.getresponse().status == 200:
@@ -233,8 +237,15 @@ class Server:
         """What is answered to `fields` as JSON; raises ServerError for any status but 200."""
         return self._exchange("POST", path, json.dumps(fields))
 
+    def _connection(self, timeout: float) -> http.client.HTTPConnection:
+        if "--http-use-ssl=true" in self._program.arguments:
+            # A certificate made for the measurement, which nobody vouches for
+            unchecked = ssl._create_unverified_context()
+            return http.client.HTTPSConnection("127.0.0.1", self.http_port, timeout=timeout, context=unchecked)
+        return http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=timeout)
+
     def _exchange(self, method: str, path: str, body: str | None = None) -> bytes:
-        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=60)
+        connection = self._connection(60)
         try:
             connection.request(method, path, body)
             response = connection.getresponse()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import onnx_loads, sequence_loads, shared_memory, text_loads, torch_loads, varied_loads, wrk
+from . import onnx_loads, options, sequence_loads, shared_memory, text_loads, torch_loads, varied_loads, wrk
 from .payloads import Form
 from .pipelines import PipelineLoad, StepCost
 from .scrapes import Scrapes
@@ -41,6 +41,7 @@ def all_workloads() -> list[Workload]:
         GrpcLoad("4 MiB", 1 << 20, 1),
         GrpcLoad("4 MiB", 1 << 20, 4),
         *shared_memory.all_loads(),
+        *(options.all_loads() if wrk.available() else []),
         GrpcStreams(1),
         GrpcStreams(16),
         EventStreams(1),

@@ -6,7 +6,7 @@ stubserve's alone decides: at most so much, or at least, whichever is better.
 
 from __future__ import annotations
 
-from . import onnx_loads, text_loads, varied_loads
+from . import onnx_loads, options, text_loads, varied_loads
 from .pipelines import STEP_P50
 from .scrapes import SCRAPE, Scrapes
 from .streaming import CALLS, RESPONSES
@@ -37,6 +37,10 @@ TARGETS: dict[tuple[str, Metric], float] = {
     ("shared memory, perf_analyzer gRPC, 4 MiB, 4 in flight", RATE): 3,
     ("shared memory, HTTP, 4 MiB, 4 connections", RATE): 5,
     ("shared memory, gRPC, 4 MiB, 4 connections", RATE): 5,
+    ("cache hits, 16 connections", RATE): 3,
+    ("cache hits, other ids, 16 connections", RATE): 3,
+    ("cache hits, gRPC, 16 connections", RATE): 3,
+    ("rate limiter, 16 connections", RATE): 2,
     ("decoupled, 1 gRPC stream", RESPONSES): 1,
     ("decoupled, 16 gRPC streams", RESPONSES): 1,
     ("decoupled, 1 event stream", RESPONSES): 1,
@@ -61,5 +65,9 @@ TARGETS: dict[tuple[str, Metric], float] = {
 BOUNDS: dict[tuple[str, Metric], float] = {
     ("ensemble, one step more, 1 connection", STEP_P50): 60,
     (Scrapes.name, SCRAPE): 50,
+    ("cost of tracing at 1 %", options.COST): 2,
+    ("cost of tokens, restricted APIs and limits", options.COST): 3,
+    ("cost of tokens, restricted APIs and limits, heads differ", options.COST): 3,
+    ("cost of TLS", options.SHARE): 0.6,
     **{(load.name, onnx_loads.SHARE): 0.9 for load in [*onnx_loads.all_loads(), *text_loads.all_loads()]},
 }

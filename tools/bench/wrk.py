@@ -116,17 +116,23 @@ def write_verbatim(script: Path, requests: Sequence[bytes]) -> None:
     script.write_text(text + DONE.format(mark=MARK))
 
 
-def run(port: int, script: Path, payload: Payload, connections: int, seconds: int) -> Load:
+def run(port: int, script: Path, payload: Payload, connections: int, seconds: int, scheme: str = "http") -> Load:
     """Posts `payload` over `connections` connections from one thread; raises LoadError unless all went well."""
-    return run_script(port, script, connections, seconds, payload.path, payload.shortest_answer)
+    return run_script(port, script, connections, seconds, payload.path, payload.shortest_answer, scheme)
 
 
 def run_script(
-    port: int, script: Path, connections: int, seconds: int, path: str = "/", shortest_answer: int = 0
+    port: int,
+    script: Path,
+    connections: int,
+    seconds: int,
+    path: str = "/",
+    shortest_answer: int = 0,
+    scheme: str = "http",
 ) -> Load:
     """Sends what the script says over `connections` connections from one thread. Raises LoadError as `parse` does."""
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "30s", "-s", str(script)]
-    command.append(f"http://127.0.0.1:{port}{path}")
+    command.append(f"{scheme}://127.0.0.1:{port}{path}")
     finished = subprocess.run(command, capture_output=True, text=True)
     if finished.returncode != 0:
         raise LoadError(f"wrk exited with {finished.returncode}: {finished.stderr[-500:]}")

@@ -99,7 +99,7 @@ class Model:
     def __init__(self, name: str) -> None:
         self.signature = signature(name)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, at_once: bool = False) -> None:
         asyncio.get_running_loop().call_soon(self._answer, request)
 
     def cancel(self, request: Request) -> None:

@@ -22,7 +22,6 @@ from stubserve.protocols.re2 import compile_re2
 from stubserve.settings import (
     EXPLICIT,
     NONE,
-    OPENTELEMETRY,
     POLL,
     AuthSettings,
     ClientSettings,
@@ -37,9 +36,9 @@ from stubserve.settings import (
     SageMakerSettings,
     Settings,
     Tls,
-    TracingSettings,
     VertexSettings,
 )
+from stubserve.tracing_settings import OPENTELEMETRY, TracingSettings
 
 _GROUPS: dict[str, Callable[..., Any]] = {
     "repository": RepositorySettings,

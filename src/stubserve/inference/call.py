@@ -3,7 +3,8 @@
 Every way in (HTTP, gRPC, `generate`, a model that calls another) makes a call of it. Guarantees:
 
 - `submit` returns, and then responses come until one is final; or it raises, and then nothing of the request is left:
-  its inputs' memory is dropped, the call has forgotten it, and no response will come;
+  its inputs' memory is dropped, the call has forgotten it, and no response will come. Only who says that it is ready
+  for that (`at_once`) may be answered before it returns;
 - what it raises is a ServeError. Anything else is a fault of the server's: it is logged, and refused as INTERNAL;
 - `respond` hears nothing after the final response, and nothing after the call was given up, so nobody is answered
   twice;
@@ -51,10 +52,11 @@ class Call:
         except Exception as raised:
             raise self._refused(request, raised) from None
 
-    def submit(self, request: Request, together: bool = False) -> None:
+    def submit(self, request: Request, together: bool = False, at_once: bool = False) -> None:
         """Checks a request if that has not been done, and queues it; its `on_response` is this call's.
 
-        `together` says that the caller polls the model when it has queued all that it has. Raises ServeError.
+        `together` says that the caller polls the model when it has queued all that it has; `at_once` that an answer
+        which is there already may come before this returns. Raises ServeError.
         """
         self.request = request
         if self.client is not None:
@@ -70,7 +72,7 @@ class Call:
             if together:
                 self.model.enqueue(request)
             else:
-                self.model.submit(request)
+                self.model.submit(request, at_once)
         except Exception as raised:
             raise self._refused(request, raised) from None
 

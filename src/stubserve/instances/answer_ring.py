@@ -62,6 +62,10 @@ class AnswerRing:
             return
         self._announce()
 
+    def say_whether_alone(self, alone: bool) -> None:
+        """Whether nobody is at work but those whom the stub waits for; its next call may go by it."""
+        self._words[layout.WAITS_ALONE] = alone
+
     def close(self) -> None:
         """The stub is gone."""
         if self._retry is not None:

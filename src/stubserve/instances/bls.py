@@ -177,9 +177,10 @@ class StubCalls:
             call.cancel()
 
     def _wait(self) -> None:
-        """One more call holds up the stub's batch; while there are any, the batch keeps nobody's core busy."""
+        """One more call holds up the stub's batch; while there are any, the stub is not at work."""
         if not self._blocking:
-            self._shared.batches_in_flight -= 1
+            self._shared.stubs_at_work -= 1
+            self._answers.say_whether_alone(self._shared.stubs_at_work == 0)
         self._blocking += 1
 
     def _forget(self, call: StubCall) -> None:
@@ -188,7 +189,7 @@ class StubCalls:
         if call.blocking:
             self._blocking -= 1
             if not self._blocking:
-                self._shared.batches_in_flight += 1
+                self._shared.stubs_at_work += 1
 
     # There
 

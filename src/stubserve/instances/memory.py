@@ -22,9 +22,9 @@ T = TypeVar("T")
 class Memory:
     """The server's shared memory: the arena, its ledger, ingress's allocator, and the pool of segments for stubs.
 
-    `batches_in_flight` counts what all stubs together are busy with. Where ingress finds no room, stubs are
-    asked for what they do not use (`reclaim`); then `make_room` is to take some from whom it may, again and again,
-    until there is room or it says that there is nobody.
+    `stubs_at_work` counts the stubs that execute a batch, and do not wait for a request of their model. Where ingress
+    finds no room, stubs are asked for what they do not use (`reclaim`); then `make_room` is to take some from whom it
+    may, again and again, until there is room or it says that there is nobody.
     """
 
     def __init__(self, limit: int) -> None:
@@ -32,7 +32,7 @@ class Memory:
         self.arena = Arena.create(self.ledger)
         self.segments = SegmentPool(self.arena, self.ledger)
         self.reclaim = Reclaim(self.ledger)
-        self.batches_in_flight = 0
+        self.stubs_at_work = 0
         self.ingress = Allocator(self.arena, 0, retain=min(128 << 20, limit // 8), skip=layout.GUARD_BYTES)
         self.heap = HeapAccount(self)
         self.make_room: Callable[[], bool] = lambda: False

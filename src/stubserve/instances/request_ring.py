@@ -57,7 +57,7 @@ class RequestRing:
         when there is no memory for the message, the stub has not got the batch.
         """
         # Whether the stub may look for the next one (`stubserve_stub.runtime.patience`)
-        alone = len(requests) == 1 and self._memory.batches_in_flight == 0 and not _is_large(requests[0])
+        alone = len(requests) == 1 and self._memory.stubs_at_work == 0 and not _is_large(requests[0])
         self._words[layout.ALONE] = alone
         if len(message) <= (MAX_RECORD if in_flight < _CROWDED else _CROWDED_RECORD):
             self._write(message, 0)

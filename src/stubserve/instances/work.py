@@ -131,8 +131,9 @@ class StubWork:
             self._outputs.keep_frees(frees)  # this message will not tell the stub of them, so the next one must
             raise
         # Only now: whoever gets an exception answers the requests.
+        if not in_flight:
+            memory.stubs_at_work += 1
         in_flight[number] = Batch(work, spilled)
-        memory.batches_in_flight += 1
         if self.watch.is_asleep:
             self.watch.wake()
         if announced:
@@ -199,7 +200,8 @@ class StubWork:
             unfinished.extend(batch.unanswered())
             batch.drop()
         open_ = self._open.clear()
-        self._memory.batches_in_flight -= len(self._in_flight)
+        if self._in_flight:
+            self._memory.stubs_at_work -= 1
         self._in_flight.clear()
         return unfinished, open_
 
@@ -278,7 +280,8 @@ class StubWork:
         finished, left = read_result(had, start_ns, end_ns, entries, error, self._outputs, self._process.name)
         # Until here the message may turn out to be none, and the batch must be found by `end`.
         del self._in_flight[batch]
-        self._memory.batches_in_flight -= 1
+        if not self._in_flight:
+            self._memory.stubs_at_work -= 1
         rescheduled = []
         for index, entry in left:
             request = had.work.slots[index]

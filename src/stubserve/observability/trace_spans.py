@@ -25,7 +25,7 @@ from stubserve import __version__
 from stubserve.inference.trace import Trace
 from stubserve.observability.trace_file import timestamps
 from stubserve.observability.trace_queue import Item, TraceQueue
-from stubserve.settings import TracingSettings
+from stubserve.tracing_settings import TracingSettings
 
 _COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
 _OUTER = ("HTTP_", "GRPC_", "INFER_RESPONSE")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from stubserve.inference.trace import Asking, ModelTracing, Parent, Trace
-from stubserve.settings import OPENTELEMETRY, TIMESTAMPS, TracingSettings
+from stubserve.tracing_settings import OPENTELEMETRY, TIMESTAMPS, TracingSettings
 
 TENSORS, OFF = "TENSORS", "OFF"
 LEVELS = (TIMESTAMPS, TENSORS)

@@ -18,6 +18,9 @@ Guarantees:
 - a resource is never given out beyond its amount. Where the amount falls, because a model was unloaded, running
   instances keep what they have.
 
+An instance that is never without work for long may hold its resources for several executions, as long as nobody waits
+for any of them: `may_go_on` tells, and each execution counts (`runs`), as if it had given them back in between.
+
 Costs. Where nobody waits, a request takes and gives back counts of its resources. Those who wait stand in *lines*, one
 for each set of needs, which are heaps by tag: a look at who is next costs O(log n) in who waits for the same, and is
 repeated only for lines that share the resources that have become free.
@@ -70,7 +73,7 @@ class _Line:
 class Limited:
     """An instance that asks for resources. `let_in` is called when it holds them without having got them at once."""
 
-    __slots__ = ("instance", "let_in", "line", "needs", "number", "priority", "since", "state", "tag")
+    __slots__ = ("instance", "let_in", "line", "needs", "number", "priority", "ran", "since", "state", "tag")
 
     def __init__(self, instance: Hashable, let_in: Callable[[Limited], None], priority: int) -> None:
         self.instance = instance
@@ -82,6 +85,8 @@ class Limited:
         # What it has had, and from which tag on it runs now
         self.tag = 0
         self.since = 0
+        # Whether it has executed, or begun to, since it has its resources
+        self.ran = False
         # Which place in its line is its own
         self.number = 0
 
@@ -94,8 +99,8 @@ class Limited:
 class RateLimiter:
     """All resources of a server. `given` are the amounts that the operator set, by (name, device or None for all).
 
-    Whoever has been told `acquire` is true, or is let in, calls `finish` when it has executed, or `give_back` if it had
-    nothing to execute; and `settle` when everything is as it is to be.
+    Whoever has been told `acquire` is true, or is let in, says `runs` for what it is given, and calls `finish` when it
+    has executed, or `give_back` if it had nothing to execute; and `settle` when everything is as it is to be.
     """
 
     def __init__(self, given: Mapping[tuple[str, int | None], int] | None = None) -> None:
@@ -206,6 +211,23 @@ class RateLimiter:
                 self._touched[pool] = None
         return False
 
+    def may_go_on(self, limited: Limited) -> bool:
+        """Whether an instance has its resources and nobody waits for any of them."""
+        if limited.state != _HOLDING:
+            return False
+        return all(not pool.waiting and pool.free >= 0 for pool, _ in limited.needs)
+
+    def runs(self, limited: Limited) -> None:
+        """An instance that has its resources is given something to execute, the first time what it got them for."""
+        if not limited.ran:
+            limited.ran = True
+            return
+        tag = limited.tag
+        for pool, _ in limited.needs:
+            if pool.tag > tag:
+                tag = pool.tag
+        self._count(limited, tag)
+
     def finish(self, limited: Limited) -> None:
         """An instance has executed, or waits no longer."""
         state, limited.state = limited.state, _IDLE
@@ -221,7 +243,7 @@ class RateLimiter:
 
     def give_back(self, limited: Limited) -> None:
         """An instance had nothing to execute: it has had nothing."""
-        if limited.state == _HOLDING:
+        if limited.state == _HOLDING and not limited.ran:
             limited.tag = limited.since
         self.finish(limited)
 
@@ -247,10 +269,18 @@ class RateLimiter:
 
     def _take(self, limited: Limited) -> None:
         limited.state = _HOLDING
-        limited.tag = limited.since + limited.priority
+        limited.ran = False
         for pool, count in limited.needs:
             pool.free -= count
-            pool.tag = limited.since
+        self._count(limited, limited.since)
+
+    @staticmethod
+    def _count(limited: Limited, tag: int) -> None:
+        """Counts an execution of an instance, from a tag on."""
+        limited.since = tag
+        limited.tag = tag + limited.priority
+        for pool, _ in limited.needs:
+            pool.tag = tag
 
     def _next(self) -> Limited | None:
         """Who is let in next; None where nobody can be, and then nothing is left to be looked at."""

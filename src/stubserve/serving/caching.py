@@ -1,12 +1,12 @@
 """The response cache as one model version uses it: which requests are answered from it, and what it is given.
 
 Guarantees:
-- a request that is answered from the cache touches neither scheduler nor instance. Its answer goes out with the next
-  `poll`, in the model's order of answers where it keeps one (`preserve_ordering`);
+- a request that is answered from the cache touches neither scheduler nor instance. Its answer goes out at once where
+  whoever asks is ready for that, else with the next `poll`, and in the model's order of answers where it keeps one
+  (`preserve_ordering`);
 - whatever is wrong with the store is a miss: the request goes on as if there were no cache. A request whose key takes
   long, or whose store is elsewhere, waits meanwhile, and can be cancelled;
-- only successful, whole responses are kept, and a copy of them, made before anybody else may write to what was
-  answered: at once where it is small, else in a thread, from memory that is shared until then;
+- only successful, whole responses are kept (`keeper`);
 - a request that refers to shared memory of its client goes past the cache: what its model reads there may be other than
   what its key was made of, and others would get the answer;
 - a model that is loaded anew has other keys, so nothing that its predecessor said is served.
@@ -32,18 +32,19 @@ from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.latencies import Latencies
 from stubserve.inference.request import CANCELLED, Request, Response
 from stubserve.inference.statistics import ModelStatistics
-from stubserve.response_cache.entry import Entry, fill, lent, with_room
+from stubserve.response_cache.entry import Entry, lent
 from stubserve.response_cache.key import is_quick, key_of
 from stubserve.response_cache.store import ResponseCache
+from stubserve.serving.keeper import Keeper
 
 log = logging.getLogger("stubserve.cache")
-
-# Larger answers are copied in a thread.
-_QUICK_COPY_BYTES = 256 * 1024
 
 
 class Answers(Protocol):
     """Who passes answers on, and counts requests that are to be answered."""
+
+    @property
+    def keeps_order(self) -> bool: ...
 
     def expect(self, request: Request) -> None: ...
 
@@ -104,9 +105,10 @@ class ModelCache:
         # Fixed
         self._name = name
         self._identity = identity
-        self._outputs = outputs
+        self._outputs = sorted(outputs)
         self._cache = cache
         self._local = cache.local
+        self._keeper = Keeper(name, cache)
         self._answers = answers
         self._statistics = statistics
         self._queue = queue
@@ -123,16 +125,19 @@ class ModelCache:
         # With coalescing: what runs, by its key, and for whose answer a request waits
         self._running: dict[bytes, _Miss] = {}
         self._followed: dict[Request, _Miss] = {}
-        self._told_of_size = False
 
     # Requests
 
-    def enqueue(self, request: Request) -> None:
-        """Takes a request: it will be answered from the cache, or is queued. Raises ServeError as the queue does."""
+    def enqueue(self, request: Request, at_once: bool = False) -> bool:
+        """Takes a request: it will be answered from the cache, or is queued. Raises ServeError as the queue does.
+
+        With `at_once` what is found in no time is answered before this returns, unless other answers have to go out
+        before it. Whether it is answered.
+        """
         if request.regions is not None:
             self._queue(request)
             self._answers.expect(request)
-            return
+            return False
         request.queue_start_ns = asked_ns = self._clock()
         local = self._local
         if local is None or not is_quick(request):
@@ -140,23 +145,28 @@ class ModelCache:
             task = self._loop.create_task(self._look_elsewhere(request, asked_ns))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            return
+            return False
         try:
-            key = key_of(self._identity, self._outputs, request)
+            key = key_of(self._identity, self._outputs, request, False)
         except ValueError:  # a parameter that nobody could look up
             self._queue(request)
             self._answers.expect(request)
-            return
+            return False
         entry = local.get(key)
-        took_ns = self._clock() - asked_ns
+        now_ns = self._clock()
+        took_ns = now_ns - asked_ns
         if entry is not None:
             self._answers.expect(request)
+            if at_once and not self._answers.keeps_order:
+                self._answer(request, entry.response(), asked_ns, took_ns, now_ns)
+                return True
             self._hits.append(_Hit(request, entry.response(), asked_ns, took_ns))
         elif not self._follow(key, request, asked_ns, took_ns):
             self._begin(request, key, took_ns)
             self._answers.expect(request)
         else:
             self._answers.expect(request)
+        return False
 
     def cancel(self, request: Request) -> None:
         """The client of a request is gone, which is marked as cancelled."""
@@ -182,12 +192,15 @@ class ModelCache:
         if self._hits:
             hits, self._hits = self._hits, []
             for hit in hits:
-                now_ns = self._clock()
-                self._statistics.record_hit(hit.request, hit.asked_ns, hit.took_ns, now_ns)
-                if self.latencies is not None:
-                    self.latencies.on_hit(hit.asked_ns - hit.request.queue_start_ns, hit.took_ns)
-                self._answers.pass_on(hit.request, hit.response)
+                self._answer(hit.request, hit.response, hit.asked_ns, hit.took_ns, self._clock())
         self._run()
+
+    def _answer(self, request: Request, response: Response, asked_ns: int, took_ns: int, now_ns: int) -> None:
+        """Passes on a hit."""
+        self._statistics.record_hit(request, asked_ns, took_ns, now_ns)
+        if self.latencies is not None:
+            self.latencies.on_hit(asked_ns - request.queue_start_ns, took_ns)
+        self._answers.pass_on(request, response)
 
     # Looking elsewhere
 
@@ -196,7 +209,7 @@ class ModelCache:
         key: bytes | None = None
         entry: Entry | None = None
         try:
-            if is_quick(request):
+            if is_quick(request):  # the store is elsewhere
                 key = key_of(self._identity, self._outputs, request)
             else:
                 key = await asyncio.to_thread(key_of, self._identity, self._outputs, request)
@@ -279,7 +292,9 @@ class ModelCache:
         answered: list[_Hit] = []
         if response.error is None and response.final and not response.empty:
             try:
-                answered = self._keep(miss, response, followers)
+                given = lent(response)
+                answered = [_Hit(one, given.response(), asked, took) for one, (asked, took) in followers.items()]
+                self._keeper.keep(miss.key, given)
             except Exception:
                 log.exception("an answer of model '%s' could not be put into the response cache", self._name)
         took_ns = miss.looked_up_ns + self._clock() - began_ns
@@ -306,54 +321,3 @@ class ModelCache:
                 begun.followers.update(followers)
                 self._followed.update(dict.fromkeys(followers, begun))
                 return
-
-    def _keep(self, miss: _Miss, response: Response, followers: dict[Request, tuple[int, int]]) -> list[_Hit]:
-        """Puts a response into the store; what those who wait for it are answered with."""
-        given = lent(response)
-        answered = [_Hit(one, given.response(), asked, took) for one, (asked, took) in followers.items()]
-        local = self._local
-        if local is None:
-            self._cache.send(miss.key, given)
-            return answered
-        if not local.takes(given.size):
-            self._tell_of_size(given.size, local.limit)
-            given.drop()
-            return answered
-        if not given.in_arena:
-            local.put(miss.key, given)
-            return answered
-        kept = with_room(given, self._cache.spare)
-        if kept is None:
-            given.drop()
-        elif given.nbytes <= _QUICK_COPY_BYTES:
-            fill(kept, given)
-            given.drop()
-            local.put(miss.key, kept)
-        else:
-            task = self._loop.create_task(self._keep_large(miss.key, kept, given))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        return answered
-
-    async def _keep_large(self, key: bytes, kept: Entry, given: Entry) -> None:
-        copied = False
-        try:
-            await asyncio.to_thread(fill, kept, given)
-            copied = True
-        finally:
-            given.drop()
-            if copied and self._local is not None:
-                self._local.put(key, kept)
-            else:
-                kept.drop()
-
-    def _tell_of_size(self, size: int, limit: int) -> None:
-        if not self._told_of_size:
-            self._told_of_size = True
-            log.warning(
-                "an answer of model '%s' takes %d bytes in the response cache, which has %d in all: such answers are "
-                "not kept. Give --cache-config=local,size= more, or take response_cache out of its config.pbtxt.",
-                self._name,
-                size,
-                limit,
-            )

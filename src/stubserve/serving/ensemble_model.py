@@ -93,9 +93,12 @@ class EnsembleModel(AnsweringModel):
 
     # Requests
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, at_once: bool = False) -> None:
         """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
-        self.enqueue(request)
+        if self._cache is None:
+            self.enqueue(request)
+        elif self._cache.enqueue(request, at_once):
+            return
         if not self._poll_is_due:
             self._poll_is_due = True
             self._loop.call_soon(self.poll)

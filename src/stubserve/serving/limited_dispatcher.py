@@ -6,8 +6,13 @@ has none for it after all (its requests were cancelled, or wait for a batch to f
 back and is parked again. So no model keeps resources for nothing, and a batch is never formed before it can run.
 
 What was handed out keeps its resources until it has been executed, also when its instance is retired meanwhile; when
-the stub dies they are free at once. Nothing is handed out ahead of time (`depth`): that would be beyond the limit.
-Instances that ask for nothing are dispatched as ever.
+the stub dies they are free at once. Instances that ask for nothing are dispatched as ever.
+
+**Ahead of time.** While nobody else waits for any of what an instance holds, it keeps that from one execution to the
+next, and may have work ahead of time as others have (`depth`), each counted as an execution of its own. As soon as
+somebody waits it is given nothing more: what it was offered and has not had is withdrawn, and it gives its resources
+back when it has executed what it has. That is a millisecond of work at most, because only quick instances are given
+anything ahead here: a slower one would keep the other waiting for longer than it could gain.
 """
 
 from __future__ import annotations
@@ -40,6 +45,10 @@ class LimitedDispatcher(Dispatcher):
         self._limited: dict[Executor, Limited] = {}
         # Those that could execute something, by what they ask for, the longest idle first
         self._parked: dict[tuple[object, int], dict[Limited, None]] = {}
+        # The instance that holds its resources and may be given more
+        self._ahead: Limited | None = None
+        # Those that get no more work, and how much they still have
+        self._finishing: dict[Limited, int] = {}
         # While it is being decided who executes what: whether to decide once more
         self._deciding = False
         self._decide_again = False
@@ -56,6 +65,9 @@ class LimitedDispatcher(Dispatcher):
         """An instance is gone for good."""
         limited = self._limited.pop(instance, None)
         if limited is not None:
+            if self._ahead is limited:
+                self._ahead = None
+            self._finishing.pop(limited, None)
             self._unpark(limited)
             self._limiter.remove(limited)
             self._limiter.settle()
@@ -64,11 +76,16 @@ class LimitedDispatcher(Dispatcher):
 
     def leave(self, instance: Executor, finishing: bool = False) -> None:
         limited = self._limited.get(instance)
-        executes = finishing and self._depth.works(instance) > 0
+        works = self._depth.works(instance) if finishing else 0
         super().leave(instance, finishing)
         if limited is not None:
+            if self._ahead is limited:
+                self._ahead = None
             self._unpark(limited)
-            if not executes:
+            if works:
+                self._finishing[limited] = works
+            elif not finishing or limited not in self._finishing:
+                self._finishing.pop(limited, None)
                 self._limiter.finish(limited)
                 self._limiter.settle()
 
@@ -78,15 +95,28 @@ class LimitedDispatcher(Dispatcher):
             super().work_done(instance, works)
             return
         serves = self._depth.serves(instance)
+        done = 0
         try:
             for work in works:
+                done += 1
                 if self.has_slots:
                     self._scheduler.work_done(instance, work)
                 self._depth.done(instance, work)
         except Exception:
             self._recover()
         if self._depth.works(instance):
+            if serves and instance.takes_work and self._limiter.may_go_on(limited):
+                self._say_room(limited)
+                if self._deciding or not self._rests or self._scheduler.queued:
+                    self.poll()
             return
+        if self._finishing:
+            left = self._finishing.pop(limited, done) - done
+            if left > 0:
+                self._finishing[limited] = left
+                return
+        if self._ahead is limited:
+            self._withdraw()
         self._limiter.finish(limited)
         if serves and instance.takes_work:
             self._park(limited)
@@ -107,6 +137,9 @@ class LimitedDispatcher(Dispatcher):
         limited = self._limited.get(instance)
         if limited is None:
             super()._offer(instance, works, closed, ripe_after_ns)
+            return
+        if self._depth.works(instance):  # it has refused what it was given ahead of time
+            self._say_room(limited)
             return
         # It is there, with its slots if it has any, but cannot be given anything.
         self._scheduler.instance_idle(instance)
@@ -136,8 +169,10 @@ class LimitedDispatcher(Dispatcher):
             offered = offered or self._acquire()
             while True:
                 self._decide_again = False
+                if self._ahead is not None and not self._limiter.may_go_on(self._ahead):
+                    self._withdraw()
                 for limited in offered:
-                    self._scheduler.instance_idle(limited.instance)
+                    self._say_room(limited)
                 super().poll()
                 if not self._taken(offered) and not self._decide_again:
                     return
@@ -162,6 +197,29 @@ class LimitedDispatcher(Dispatcher):
                     break  # one is as good as the other; with slots each has requests of its own
         return found
 
+    def _hand_out(self, run: Sequence[tuple[Executor, Work]], now_ns: int) -> None:
+        for instance, _ in run:
+            limited = self._limited.get(instance)
+            if limited is not None:
+                self._limiter.runs(limited)
+        super()._hand_out(run, now_ns)
+
+    def _say_room(self, limited: Limited) -> None:
+        """Tells the scheduler how much may be given to an instance that holds its resources."""
+        instance = limited.instance
+        works, closed, ripe_after_ns = self._depth.room(instance)
+        if ripe_after_ns or not self._limiter.may_go_on(limited):
+            works, closed = (0 if self._depth.works(instance) else 1), 0
+        elif works + closed > 1 or not works:
+            self._ahead = limited
+        self._scheduler.instance_idle(instance, works, closed)
+
+    def _withdraw(self) -> None:
+        """What was offered ahead of time, and is not taken, is not to be had any more."""
+        assert self._ahead is not None
+        self._scheduler.instance_idle(self._ahead.instance, 0)
+        self._ahead = None
+
     def _park(self, limited: Limited) -> None:
         self._parked.setdefault((limited.line, limited.priority), {})[limited] = None
 
@@ -181,6 +239,8 @@ class LimitedDispatcher(Dispatcher):
                 self._unpark(limited)
                 taken = True
             else:
+                if self._ahead is limited:
+                    self._ahead = None
                 self._scheduler.instance_idle(limited.instance, 0)
                 self._limiter.give_back(limited)
         return taken

@@ -25,6 +25,7 @@ from stubserve_stub.wire import strings
 Buffer = Union[bytes, bytearray, memoryview, "np.ndarray[Any, Any]"]
 
 _TABLE = 256
+_pack_length = struct.Struct("<I").pack
 _unpack_length = struct.Struct("<I").unpack_from
 _READERS = [struct.Struct("<{}sI".format(length)).unpack_from for length in range(_TABLE)]
 
@@ -34,6 +35,10 @@ def encode(array: "np.ndarray[Any, Any]") -> bytes:
 
     Raises UnicodeEncodeError for text with lone surrogates, and what an object's `__str__` raises.
     """
+    if array.size == 1:
+        alone = array.item()
+        if type(alone) is bytes:
+            return _pack_length(len(alone)) + alone
     elements: List[Any] = array.reshape(-1).tolist()
     if list(map(type, elements)).count(bytes) != len(elements):
         elements = [element if type(element) is bytes else str(element).encode() for element in elements]
@@ -52,6 +57,12 @@ def decode(blob: Buffer) -> List[bytes]:
     if rows is not None:
         uniform: List[bytes] = rows.tolist()
         return uniform
+    return _walk(data)
+
+
+def _walk(data: bytes) -> List[bytes]:
+    """The elements of at least four bytes of data, one after the other."""
+    end = len(data)
     (length,) = _unpack_length(data)
     elements: List[bytes] = []
     append = elements.append
@@ -82,8 +93,15 @@ def decode(blob: Buffer) -> List[bytes]:
 def decode_array(blob: Buffer) -> "np.ndarray[Any, Any]":
     """The elements of a blob as a writable one-dimensional array of objects. Raises as `decode` does."""
     data = blob if isinstance(blob, bytes) else bytes(blob)
+    size = len(data)
+    if size < 4:
+        return object_array(decode(data))
+    if size == 4 + _unpack_length(data)[0]:
+        array = np.empty(1, np.object_)
+        array[0] = data[4:]
+        return array
     rows = strings.of_one_length(data)
-    return object_array(decode(data)) if rows is None else rows.astype(np.object_)
+    return object_array(_walk(data)) if rows is None else rows.astype(np.object_)
 
 
 def object_array(elements: Sequence[bytes]) -> "np.ndarray[Any, Any]":

@@ -50,8 +50,8 @@ class Channel:
         self.memory = OutputMemory(arena)
         self.place, self.free = self.memory.place, self.memory.free
         self._log_levels = theirs[layout.LOG_LEVELS : layout.LOG_LEVELS + 1]
-        self._patience = Patience(theirs, layout.ANNOUNCED)
-        self._answer_patience = Patience(theirs, layout.ANSWERED)
+        self._patience = Patience(theirs, layout.ANNOUNCED, layout.ALONE)
+        self._answer_patience = Patience(theirs, layout.ANSWERED, layout.WAITS_ALONE)
         self.sending = threading.RLock()
         # What the main thread does after a poke, besides
         self.on_poke: Callable[[], None] = lambda: None

@@ -16,7 +16,10 @@ there is only one core to use, or a quota of less than two, looking would keep t
 
 The same for the answer to a request of the model's own (BLS), while the main thread waits for it, and in the stub of
 the model that was called. Then three take turns: two stubs, and the server between them. So each look offers its core
-to the others, and on 2 cores the server finds one that is awake.
+to the others, and on 2 cores the server finds one that is awake. A stub that waits for such an answer is not at work,
+however many batches lie ready for it: of a model that calls others, or a chain of them, one request runs at a time, and
+who is asked by it is alone although a queue of clients waits in front. So the server tells of each waiting whether
+anybody else was at work, and the next one goes by that.
 
 Costs: two looks at the clock, and at most LONGEST_NS of one core, per lone request of a client that asks at short
 intervals. An idle server costs nothing, nor do clients that take their time. Measured on 2 cores, one connection, 16
@@ -30,8 +33,6 @@ from __future__ import annotations
 import os
 import time
 from typing import Callable
-
-from stubserve_stub.wire import layout
 
 # For how long a stub looks at least, if it looks
 LEAST_NS = 300_000
@@ -58,11 +59,17 @@ def usable_cores() -> float:
 
 
 class Patience:
-    """Looks for announcements in word `counter` of the header page `words`. `clock` is CLOCK_MONOTONIC in ns."""
+    """Looks for announcements in word `counter` of the header page `words`, if word `alone` says that it may.
 
-    def __init__(self, words: memoryview, counter: int, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    `clock` is CLOCK_MONOTONIC in ns.
+    """
+
+    def __init__(
+        self, words: memoryview, counter: int, alone: int, clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
         self._words = words
         self._counter = counter
+        self._alone = alone
         self._clock = clock
         self._taken = 0
         self._worth_it = usable_cores() >= 2
@@ -73,7 +80,7 @@ class Patience:
     def look(self) -> None:
         """Returns when there is an announcement to take, or when it is time to sleep."""
         words = self._words
-        if not self._worth_it or not words[layout.ALONE]:
+        if not self._worth_it or not words[self._alone]:
             self._since_ns = 0
             return
         clock = self._clock

@@ -59,9 +59,10 @@ class Transport:
 
 
 class Model:
-    """Echoes what was submitted when it is told to, or fails as the test says."""
+    """Echoes what was submitted when it is told to, or, with `knows`, before `submit` returns; or fails."""
 
     version = 1
+    knows = False
 
     tracing = ModelTracing()
 
@@ -71,10 +72,12 @@ class Model:
         self.answer_fault = False
         self.submitted: list[Request] = []
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, at_once: bool = False) -> None:
         if self.fault is not None:
             raise self.fault
         self.submitted.append(request)
+        if self.knows and at_once:
+            self.answer()
 
     def answer(self) -> None:
         request = self.submitted.pop()
@@ -118,8 +121,9 @@ def serve() -> tuple[Model, HttpConnection, Transport, Connections]:
 class Asking:
     """A client of one connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, knows: bool = False) -> None:
         self.model, self.connection, self.transport, self._shared = serve()
+        self.model.knows = knows
 
     def ask(self, *values: float, **options: Any) -> tuple[int, bytes]:
         """Sends these values, and answers."""
@@ -135,7 +139,8 @@ class Asking:
         return status, body[-4 * len(values) :] if status == 200 else body
 
 
-def test_a_request_with_the_front_of_the_one_before_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("knows", [False, True])
+def test_a_request_with_the_front_of_the_one_before_is_recognised(monkeypatch: pytest.MonkeyPatch, knows: bool) -> None:
     read = []
     as_it_is = Repeat.read
 
@@ -146,7 +151,7 @@ def test_a_request_with_the_front_of_the_one_before_is_recognised(monkeypatch: p
     monkeypatch.setattr(Repeat, "read", counted)
 
     async def run() -> None:
-        asking = Asking()
+        asking = Asking(knows)
         # The head has to be known, and then the front to come twice.
         for number, recognised in enumerate([0, 0, 0, 1, 2, 3]):
             assert asking.ask(number, 5) == (200, np.array([number, 5], np.float32).tobytes())

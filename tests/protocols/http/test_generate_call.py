@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from math import prod
 from typing import Any, cast
+
+import pytest
+from stubserve_stub.wire.datatypes import BY_NAME
 
 from stubserve.errors import invalid
 from stubserve.inference.heap_account import HeapAccount
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
+from stubserve.inference.steps import finish
+from stubserve.inference.tensor import Tensor
 from stubserve.inference.trace import ModelTracing
 from stubserve.model_config.proto import ModelConfig
-from stubserve.protocols.http.generate import GenerateCall, generate
+from stubserve.protocols.http.generate import GenerateCall, document_steps, encode_document, generate
+from tests.inference.models import echo, request
 
 
 class Quick:
@@ -21,7 +29,7 @@ class Quick:
 
     tracing = ModelTracing()
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, at_once: bool = False) -> None:
         request.on_response(request, Response(error=invalid("no")))
 
 
@@ -40,3 +48,15 @@ def test_a_client_that_goes_when_its_answer_is_there() -> None:
         return bytes((await generate(call)).body)
 
     assert asyncio.run(call()) == b""
+
+
+@pytest.mark.parametrize("output", ["OUT", "A", "id", "model_name", "model_version", "100%", "%(id)b", '"', "größe"])
+@pytest.mark.parametrize("id", ["", "7", '%s"'])
+@pytest.mark.parametrize("shape", [(1,), (2, 1), (0,)])
+def test_one_output_is_written_at_once_as_in_steps(output: str, id: str, shape: tuple[int, ...]) -> None:
+    model = echo("m%s", "FP32", "-1")
+    response = Response([Tensor(output, BY_NAME["FP32"].number, shape, bytes(4 * prod(shape)))])
+    asked = request(id=id)
+    whole = encode_document(asked, response, model)
+    assert whole == finish(document_steps(asked, response, model, lambda nbytes: None))
+    assert output in json.loads(whole)

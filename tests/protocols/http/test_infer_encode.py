@@ -7,13 +7,22 @@ import struct
 from typing import Any
 
 import pytest
-from stubserve_stub.wire.datatypes import BY_NAME
+from hypothesis import given
+from hypothesis import strategies as st
+from stubserve_stub.wire.datatypes import BY_NAME, DataType
 
 from stubserve.errors import Code, ServeError, not_found
 from stubserve.inference.request import Response
 from stubserve.inference.steps import finish
 from stubserve.inference.tensor import Tensor
-from stubserve.protocols.http.infer_encode import encode, encode_error, encode_steps, is_large
+from stubserve.protocols.http.infer_encode import (
+    encode,
+    encode_error,
+    encode_steps,
+    is_large,
+    json_array,
+    json_array_steps,
+)
 from stubserve.protocols.http.reply import Reply
 from stubserve.protocols.reply_format import ReplyFormat, Slot
 from tests.inference.models import echo, request
@@ -47,6 +56,16 @@ def data(kind: str, layout: str, *values: Any) -> str:
     head, _, rest = written.partition(f'"datatype":"{kind}","shape":[{len(values)}],"data":')
     assert head == '{"model_name":"f","model_version":"3","outputs":[{"name":"OUT",'
     return rest.removesuffix("}]}")
+
+
+KINDS = [kind for kind in BY_NAME.values() if kind.itemsize and kind.name not in ("FP16", "BF16")]
+
+
+@given(st.sampled_from(KINDS), st.integers(0, 64), st.data())
+def test_few_numbers_are_written_as_many_are(kind: DataType, count: int, source: st.DataObject) -> None:
+    content = source.draw(st.binary(min_size=count * kind.itemsize, max_size=count * kind.itemsize))
+    tensor = Tensor("OUT", kind.number, (count,), content)
+    assert json_array(tensor) == b"".join(json_array_steps(tensor))
 
 
 def test_json() -> None:

@@ -22,7 +22,7 @@ class Stub:
         self.now_ns = TICK_NS
         # What happens when the clock says so
         self.at: tuple[int, Callable[[], None]] | None = None
-        self.patience = Patience(self.words, layout.ANNOUNCED, self._clock)
+        self.patience = Patience(self.words, layout.ANNOUNCED, layout.ALONE, self._clock)
 
     def _clock(self) -> int:
         self.now_ns += TICK_NS

@@ -70,8 +70,12 @@ class GrpcInferCall(inference.Call):
         forwarded: Mapping[str, str] | None,
         block: Block | None,
         offset: int,
+        at_once: bool = False,
     ) -> None:
-        """Decodes, checks and submits. Raises ServeError or Malformed, or ends in responses."""
+        """Decodes, checks and submits. Raises ServeError or Malformed, or ends in responses.
+
+        With `at_once` the response may come before this returns.
+        """
         start_ns = time.monotonic_ns()
         signature = self.model.signature
         request, self.reply_format = decode(
@@ -95,7 +99,7 @@ class GrpcInferCall(inference.Call):
             self._task.add_done_callback(functools.partial(self._admitted, request))
             return
         try:
-            self.submit(request)
+            self.submit(request, at_once=at_once)
         except ServeError:
             self._drop_share()
             raise
@@ -214,7 +218,7 @@ class ModelInfer:
             )
             if self._ingress.fair_queues is not None:
                 infer.client = client_of(self._call, self._ingress.fair_queues)
-            infer.start(data, self._ingress, self._forwarded, block, offset)
+            infer.start(data, self._ingress, self._forwarded, block, offset, at_once=True)
         except ServeError as error:
             self._fail(error)
         except Malformed as malformed:

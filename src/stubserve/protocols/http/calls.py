@@ -80,7 +80,7 @@ class Calls:
                 self._forget_repeat()
                 return False
             connection.state = BUSY
-            repeat.submit(repeat.read(self._shared.scratch_view))
+            repeat.submit(repeat.read(self._shared.scratch_view), at_once=True)
         except ServeError as error:
             self._fail(error)
         except Exception:
@@ -100,9 +100,9 @@ class Calls:
         if head.infer is not None:
             connection.head = head
             connection.state = BUSY
-            call = self.infer(data[body_start:], None, 0)
-            if call is not None:
-                self._learn(call, head, data, body_start)
+            started = self._infer(data[body_start:], None, 0, None, True)
+            if started is not None:
+                self._learn(*started, head, data, body_start)
             return True
         if head.generate is None or not self._can_generate(head):
             return False
@@ -111,12 +111,12 @@ class Calls:
         self._generate(data[body_start:], *head.generate)
         return True
 
-    def _learn(self, call: HttpInferCall, head: RequestHead, data: bytes, body_start: int) -> None:
+    def _learn(self, call: HttpInferCall, request: Request, head: RequestHead, data: bytes, body_start: int) -> None:
         """Remembers the front of a request, and, where it is that of the one before, all but its tensors."""
         front = front_of(head, data, body_start)
         plain = self._ingress.http_forwarding is None and self._shared.cors is None
         if front and front == self._front and plain:
-            self._repeat = repeat = repeat_of(call, head, front, len(data), self._on_repeated)
+            self._repeat = repeat = repeat_of(call, request, head, front, len(data), self._on_repeated)
             self.repeated_length = 0 if repeat is None else repeat.length
         self._front = front
 
@@ -135,10 +135,14 @@ class Calls:
 
     # Any request
 
-    def infer(
-        self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None = None
-    ) -> HttpInferCall | None:
-        """Starts the call of the connection's head, as `Exchange.infer`. None where it is answered already."""
+    def infer(self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None = None) -> None:
+        """Starts the call of the connection's head, as `Exchange.infer`."""
+        self._infer(body, block, offset, share, False)
+
+    def _infer(
+        self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None, at_once: bool
+    ) -> tuple[HttpInferCall, Request] | None:
+        """As `infer`; `at_once` says that nothing else waits on this connection. None where nothing is submitted."""
         head = self._connection.head
         assert head.infer is not None
         if self._shared.log_requests:
@@ -154,8 +158,8 @@ class Calls:
             self._call = call
             if self._ingress.fair_queues is not None:
                 call.client = self._client()
-            call.start(body, block, offset, share)
-            return call
+            request = call.start(body, block, offset, share, at_once)
+            return None if request is None else (call, request)
         except ServeError as error:
             self._fail(error)
         except Exception:

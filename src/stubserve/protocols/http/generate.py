@@ -51,7 +51,8 @@ _NOT_ONE = (
 class GenerateCall(Call):
     """One call. `start` raises ServeError, or responses come in until `complete`; `news` is set with each.
 
-    `on_complete` is called then, unless the client has gone. `context` gives the `traceparent` of its request.
+    Or `on_complete` is called then, unless the client has gone; there is no `news` in that case. `context` gives the
+    `traceparent` of its request.
     """
 
     protocol = "HTTP"
@@ -82,7 +83,7 @@ class GenerateCall(Call):
         self.status = 0
         self.complete = False
         self.gone = False
-        self.news = asyncio.Event()
+        self.news: asyncio.Event | None = None if on_complete is not None else asyncio.Event()
 
     def trace_context(self) -> str | None:
         return self._context()
@@ -126,12 +127,14 @@ class GenerateCall(Call):
         self._texts.drop()
         if self._encoding is not None:
             self._encoding.cancel()
-        self.news.set()
+        if self.news is not None:
+            self.news.set()
         super().cancel()
 
     def take(self) -> bytes:
         """All events that have come since the last call."""
-        self.news.clear()
+        if self.news is not None:
+            self.news.clear()
         data = b"".join(self._pending)
         self._pending.clear()
         self._pending_bytes = 0
@@ -223,7 +226,8 @@ class GenerateCall(Call):
             self.status = self.status or (200 if error is None else 400)
         elif response.final:
             self.status = self.status or 200
-        self.news.set()
+        if self.news is not None:
+            self.news.set()
         if self.complete and self._on_complete is not None and not self.gone:
             self._on_complete(self)
 
@@ -249,11 +253,32 @@ def encode_document(request: Request, response: Response, signature: Signature) 
 
     An output of one element is that element.
     """
+    outputs = response.outputs
+    if len(outputs) == 1 and not response.parameters:
+        # As nearly all are
+        tensor = outputs[0]
+        array = json_array(tensor)
+        value = array[1:-1] if prod(tensor.shape) == 1 else array
+        id = json_text.string(request.id) if request.id else b""
+        return _form(signature.model, signature.version, tensor.name, bool(id)) % {b"value": value, b"id": id}
     members = _members(request, response, signature)
-    for tensor in response.outputs:
+    for tensor in outputs:
         array = json_array(tensor)
         members[tensor.name] = array[1:-1] if prod(tensor.shape) == 1 else array
     return _joined(members)
+
+
+@functools.lru_cache(maxsize=1024)
+def _form(model: str, version: int, output: str, has_id: bool) -> bytes:
+    """A response with one output, with places for its value and the request's id."""
+    members = _fixed_members(model, version)
+    members = {name: value.replace(b"%", b"%%") for name, value in members.items()}
+    if has_id:
+        members["id"] = b"%(id)b"
+    members[output] = b"%(value)b"
+    return b"{%b}" % b",".join(
+        [b"%b:%b" % (_string(name).replace(b"%", b"%%"), members[name]) for name in sorted(members)]
+    )
 
 
 def document_steps(request: Request, response: Response, signature: Signature, keep: Keep) -> Steps[bytes]:
@@ -272,7 +297,7 @@ def document_steps(request: Request, response: Response, signature: Signature, k
 
 def _members(request: Request, response: Response, signature: Signature) -> dict[str, bytes]:
     """All but the outputs."""
-    members = {"model_name": _string(signature.model), "model_version": b'"%d"' % signature.version}
+    members = _fixed_members(signature.model, signature.version)
     if request.id:
         members["id"] = json_text.string(request.id)
     for name, value in (response.parameters or {}).items():
@@ -280,6 +305,10 @@ def _members(request: Request, response: Response, signature: Signature) -> dict
             raise unsupported("Response parameter of type 'TRITONSERVER_PARAMETER_BYTES' is not currently supported")
         members[name] = json_text.scalar(value)
     return members
+
+
+def _fixed_members(model: str, version: int) -> dict[str, bytes]:
+    return {"model_name": _string(model), "model_version": b'"%d"' % version}
 
 
 def _joined(members: dict[str, bytes]) -> bytes:
@@ -301,9 +330,11 @@ def _string(text: str) -> bytes:
 
 async def generate(call: GenerateCall) -> HttpResponse:
     """The one answer of a started call."""
+    news = call.news
+    assert news is not None
     while not call.complete and not call.gone:
-        call.news.clear()
-        await call.news.wait()
+        news.clear()
+        await news.wait()
     response = HttpResponse(b"" if call.gone else call.answer(), call.status or 200, media_type=JSON)
     # In chunks, as upstream.
     del response.headers["content-length"]
@@ -321,10 +352,12 @@ class EventStream(HttpResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = self._call
+        news = call.news
+        assert news is not None
         try:
             while not call.status and not call.gone:
-                call.news.clear()
-                await call.news.wait()
+                news.clear()
+                await news.wait()
             await send({"type": "http.response.start", "status": call.status or 200, "headers": self.raw_headers})
             complete = False
             while not complete and not call.gone:
@@ -338,6 +371,6 @@ class EventStream(HttpResponse):
                         await send({"type": "http.response.body", "body": piece, "more_body": not last})
                     call.caught_up()
                 else:
-                    await call.news.wait()
+                    await news.wait()
         finally:
             self._watching.cancel()

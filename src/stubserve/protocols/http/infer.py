@@ -55,10 +55,18 @@ class HttpInferCall(Call):
         self._task: asyncio.Task[None] | None = None
         self._share: HeapShare | None = None
 
-    def start(self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None = None) -> None:
+    def start(
+        self,
+        body: bytes | memoryview,
+        block: Block | None,
+        offset: int,
+        share: HeapShare | None = None,
+        at_once: bool = False,
+    ) -> Request | None:
         """Decodes, checks and submits. `body` is complete; if it lies in the arena, in `block` at arena `offset`.
 
-        If it is counted in the heap's account, in `share`, which belongs to the call from now on.
+        If it is counted in the heap's account, in `share`, which belongs to the call from now on. With `at_once` the
+        answer may come before this returns. Gives the request; None where that takes longer.
         """
         head = self._head
         self._share = share
@@ -74,12 +82,13 @@ class HttpInferCall(Call):
                 if block is not None:
                     block.hold()
                 self._task = asyncio.ensure_future(self._start_in_steps(body, block, offset, rest))
-                return
+                return None
             request, reply_format = self._decode(body, block, offset)
             if request.regions is not None and region_strings.are_left(request):
                 self._task = asyncio.ensure_future(self._read_strings(request, reply_format))
-                return
-            self._submit(request, reply_format)
+                return None
+            self._submit(request, reply_format, at_once)
+            return request
         except BaseException:
             self._forget()
             raise
@@ -184,7 +193,7 @@ class HttpInferCall(Call):
             raise
         return request, reply_format
 
-    def _submit(self, request: Request, reply_format: ReplyFormat) -> None:
+    def _submit(self, request: Request, reply_format: ReplyFormat, at_once: bool = False) -> None:
         """Raises ServeError, and then nothing is held."""
         request.on_response = self.on_response
         request.request_start_ns = self._start_ns
@@ -199,7 +208,7 @@ class HttpInferCall(Call):
         except BaseException:
             self.give_up(request)
             raise
-        self.submit(request)
+        self.submit(request, at_once=at_once)
 
     def _forget(self) -> None:
         """Nothing of the request is kept any longer."""

@@ -6,7 +6,7 @@ outputs are not copied; the reply's parts are views of where they lie.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from math import prod
 from struct import Struct
@@ -33,6 +33,10 @@ from stubserve.protocols.offload import LARGE_BYTES
 from stubserve.protocols.reply_format import ReplyFormat, Slot
 
 _LENGTH = Struct("<I")
+# Up to so many numbers become Python's own by `struct`, in less time than numpy takes to begin.
+_FEW = 64
+# By type number, how struct reads one
+_FORMATS = {1: "?", 2: "B", 3: "H", 4: "I", 5: "Q", 6: "b", 7: "h", 8: "i", 9: "q", 11: "f", 12: "d"}
 _FLOATS = frozenset((11, 12))
 
 # A larger output that becomes text, classes or compressed is encoded in steps. Numbers become up to five times as long.
@@ -236,6 +240,9 @@ def json_array(tensor: Tensor) -> bytes:
     elements = _check_for_json(tensor)
     if tensor.datatype == BYTES:
         return json_text.strings(_elements(tensor, elements))
+    if elements <= _FEW:
+        values = _unpacker(tensor.datatype, elements)(tensor.buffer)
+        return json_text.few_floats(values) if tensor.datatype in _FLOATS else orjson.dumps(values)
     return _numbers(tensor.datatype, np.frombuffer(tensor.buffer, BY_NUMBER[tensor.datatype].numpy))
 
 
@@ -270,6 +277,11 @@ def _check_for_json(tensor: Tensor) -> int:
     if tensor.datatype != BYTES and tensor.nbytes != elements * kind.itemsize:
         raise _size_error(tensor)
     return elements
+
+
+@lru_cache(maxsize=1024)
+def _unpacker(datatype: int, elements: int) -> Callable[[bytes | memoryview], tuple[Any, ...]]:
+    return Struct(f"{elements}{_FORMATS[datatype]}").unpack
 
 
 def _numbers(datatype: int, values: np.ndarray[Any, Any]) -> bytes:

@@ -74,6 +74,14 @@ def floats(values: np.ndarray[Any, Any]) -> bytes:
     return b"[%b]" % b",".join(map(double, values.tolist()))
 
 
+def few_floats(values: tuple[float, ...]) -> bytes:
+    """As `floats`, of Python's own."""
+    text = orjson.dumps(values)
+    if b"e" not in text and b"n" not in text:
+        return text
+    return b"[%b]" % b",".join(map(double, values))
+
+
 def integers(values: np.ndarray[Any, Any]) -> bytes:
     """An array of whole numbers, of any of numpy's integer types, in one dimension, wherever in memory it begins."""
     if values.size <= _FEW:

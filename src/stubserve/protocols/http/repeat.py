@@ -39,14 +39,18 @@ def front_of(head: RequestHead, data: bytes, body_start: int) -> bytes:
 
 
 def repeat_of(
-    call: HttpInferCall, head: RequestHead, front: bytes, length: int, on_repeated: Callable[[Request, Response], None]
+    call: HttpInferCall,
+    request: Request,
+    head: RequestHead,
+    front: bytes,
+    length: int,
+    on_repeated: Callable[[Request, Response], None],
 ) -> Repeat | None:
-    """The repeat of a request of `length` bytes that is under way; None where its kind is not recognised.
+    """The repeat of a call's request, which had `length` bytes in all; None where its kind is not recognised.
 
     `on_repeated` is called with each request and its response.
     """
-    request = call.request
-    if request is None or not request.inputs or not head.keep_alive or head.content_encoding is not None:
+    if not request.inputs or not head.keep_alive or head.content_encoding is not None:
         return None
     if request.regions is not None:
         return None
