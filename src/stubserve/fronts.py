@@ -149,7 +149,7 @@ def grpc_server(server: Server) -> GrpcTransport:
 
     settings = server.settings.grpc
     access = rpc_access(settings.restricted, server.tokens, server.settings.auth.open_kinds)
-    service = Service(server, settings.header_forward_pattern, access)
+    service = Service(server, settings.header_forward_pattern, access, server.settings.logging.access)
     if settings.transport == "grpcio":
         from stubserve.protocols.grpc.aio_transport import AioTransport
 

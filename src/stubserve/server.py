@@ -13,7 +13,7 @@ from stubserve.instances.confinement import confinement
 from stubserve.instances.janitor import Janitor
 from stubserve.instances.memory import Memory
 from stubserve.instances.services import Services
-from stubserve.observability import logs
+from stubserve.observability import logs, server_metrics
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.memory_pressure import MemoryPressure
@@ -90,8 +90,10 @@ class Server:
         custom = MetricRegistry(RESERVED)
         measured = settings.metrics
         machine = MachineMetrics(measured.interval_ms / 1000, measured.allow_cpu)
+        # Requests that were refused because memory was short
+        self._shed = 0
         self.metrics = ServerMetrics(
-            self._registry.serving, measured.latencies, machine, custom, self.memory, self.cache
+            self._registry.serving, measured.latencies, machine, custom, self.memory, self._readings(), self.cache
         )
         self.status = ServerStatus(
             self.name, self.version, self._registry.models.values, self.memory, self.log_settings.last_errors
@@ -174,6 +176,7 @@ class Server:
         if self.failed:
             raise _not_started()
         if self._sheds and self._memory_pressure.is_high:
+            self._shed += 1
             raise overloaded("memory is short on this machine; try again later (--shed-on-memory-pressure)")
         return self._registry.find(name, version)
 
@@ -196,6 +199,18 @@ class Server:
                 ):
                     return False
         return True
+
+    def _readings(self) -> server_metrics.Readings:
+        """What is counted of the server as a whole."""
+        tokens = self.tokens
+        return {
+            server_metrics.PRESSURE: lambda: float(self._memory_pressure.is_high),
+            server_metrics.SHED: lambda: self._shed,
+            server_metrics.TRACES_LOST: lambda: self.tracing.lost,
+            server_metrics.LOG_LINES_LOST: self.log_settings.lines_lost,
+            server_metrics.TOKEN_READS: lambda: 0 if tokens is None else tokens.epoch - 1,
+            server_metrics.TOKEN_FAILURES: lambda: 0 if tokens is None else tokens.failures,
+        }
 
     def _make_room(self) -> bool:
         """Makes room in shared memory for a request; False where nobody has any to give."""

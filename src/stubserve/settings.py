@@ -284,7 +284,7 @@ class LoggingSettings:
     error: bool = True
     format: str = "default"
     file: str = ""
-    # Whether each HTTP request gets a line, with the status of its answer
+    # Whether each HTTP request, and each gRPC call, gets a line with the status of its answer
     access: bool = False
 
 

@@ -75,3 +75,12 @@ MODELS = (
     _model("iterating_oldest", "oldest { max_candidate_sequences: 4 } iterative_sequence: true", program="iterating"),
     _model("oldest_id_string", "oldest { max_candidate_sequences: 2 }", _control("ID", "CORRID", "data_type: TYPE_STRING")),
 )  # fmt: skip
+
+# Each case that holds requests back has a model of its own: that is so once after a load.
+HELD = (
+    *(_model(f"direct_{number}", "direct { }") for number in range(4)),
+    *(_model(f"oldest_{number}", "oldest { max_candidate_sequences: 4 }") for number in range(3)),
+    *(_model(f"pair_{number}", "direct { }", more="max_batch_size: 2\n") for number in range(3)),
+    _model("two_candidates", "oldest { max_candidate_sequences: 2 }"),
+    Model("seq_dynamic", _IO + _FOUR + "dynamic_batching { }\n", "sequences"),
+)

@@ -73,6 +73,7 @@ SETUPS = {
     # Each case loads its model: real Triton dies where warm-ups fail while others run.
     "warm_up": (batch_models.WARM, ("--strict-readiness=false", "--model-control-mode=explicit")),
     "shared_memory": (_some(("echo_fp32",)), ("--strict-readiness=false",)),
+    **dict.fromkeys(("held", "held_backlog", "backlog_alone"), (sequence_models.HELD, ("--strict-readiness=false",))),
     "sequences": (sequence_models.MODELS + state_models.MODELS, ("--strict-readiness=false",)),
     "cached": (cache_models.CACHED, ("--strict-readiness=false", "--cache-config=local,size=1048576")),
     **{
@@ -126,6 +127,14 @@ SETUPS = {
 
 # The models of a second repository
 SECOND = dict.fromkeys(("namespaces", "duplicates", "unchanged"), repository_models.SECOND)
+
+
+# What is set in a server's environment besides
+VARIABLES = {
+    "held": {"TRITONSERVER_DELAY_SCHEDULER": "3"},
+    "held_backlog": {"TRITONSERVER_DELAY_SCHEDULER": "2", "TRITONSERVER_BACKLOG_DELAY_SCHEDULER": "2"},
+    "backlog_alone": {"TRITONSERVER_BACKLOG_DELAY_SCHEDULER": "2"},
+}
 
 
 class StartError(Exception):
@@ -194,7 +203,7 @@ def running(name: str, setup: str) -> Iterator[Server]:
             if name == "stubserve":
                 # On without a word in 2.51, off in 2.73 and here.
                 flags = (*flags, "--allow-client-shm=true")
-        server = _start(name, root, log, flags)
+        server = _start(name, root, log, flags, VARIABLES.get(setup, {}))
         try:
             _await_ready(server, "/v2" if setup.startswith("nowhere") else "/v2/health/ready")
             yield server
@@ -205,7 +214,7 @@ def running(name: str, setup: str) -> Iterator[Server]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _start(name: str, root: Path, log: Path, flags: tuple[str, ...]) -> Server:
+def _start(name: str, root: Path, log: Path, flags: tuple[str, ...], variables: dict[str, str]) -> Server:
     http, grpc, metrics = _free_ports(3)
     command = [
         *_command(name),
@@ -224,7 +233,7 @@ def _start(name: str, root: Path, log: Path, flags: tuple[str, ...]) -> Server:
             stdout=sink,
             stderr=subprocess.STDOUT,
             # What a server keeps between two runs it must make anew.
-            env={**os.environ, "XDG_CACHE_HOME": str(log.parent / "cache")},
+            env={**os.environ, **variables, "XDG_CACHE_HOME": str(log.parent / "cache")},
             start_new_session=True,
         )
     return Server(name, process, http, grpc, root, log)

@@ -93,3 +93,23 @@ def test_text_goes_the_same_way(pipe: tuple[int, int]) -> None:
         handler.emit(logging.LogRecord("x", logging.INFO, "", 0, "naïve \udcff", (), None))
     assert os.read(reading, 100) == b"na\\xefve \\udcff\n"
     output.close()
+
+
+def test_what_a_full_disk_does_not_take_is_counted_and_said(
+    pipe: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, and only when something can be written again."""
+    _, writing = pipe
+    full = os.open("/dev/full", os.O_WRONLY)
+    output = Output()
+    logging.getLogger("stubserve.log").propagate = True
+    with caplog.at_level(logging.WARNING, "stubserve.log"):
+        for _ in range(3):
+            output.write(full, b"one\ntwo\n")
+        output.close()
+        assert (output.lines_lost, caplog.records) == (6, [])
+        output.write(writing, b"goes\n")
+        output.write(writing, b"on\n")
+        output.close()
+    assert caplog.messages == ["6 lines of the log are missing here: No space left on device"]
+    os.close(full)

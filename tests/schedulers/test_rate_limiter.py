@@ -100,6 +100,19 @@ def test_devices_have_resources_of_their_own_and_share_those_that_are_global() -
     assert party.running == ["own_0", "own_1", "shared_1"]
 
 
+def test_who_holds_what_an_instance_lacks() -> None:
+    party = Party()
+    for name in "abc":
+        party.add(name, R1, ("G", True, 1))
+    a, b = party.instances["a"], party.instances["b"]
+    assert party.limiter.in_the_way(b) == ("", [])
+    party.want("a", "b")
+    assert party.limiter.in_the_way(b) == ("G", ["a"])
+    assert party.limiter.in_the_way(a) == ("", [])
+    party.end("a")
+    assert party.limiter.in_the_way(a) == ("G", ["b"])
+
+
 @pytest.mark.parametrize(
     ("priorities", "expected"),
     [((1, 1), (60, 60)), ((1, 2), (80, 40)), ((2, 1), (40, 80)), ((3, 9), (90, 30)), ((0, 1), (60, 60))],

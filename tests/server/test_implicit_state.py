@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tests import onnx_models
 from tests.real_server import Answer, Serving, eventually, write_model
 
 from .grpc_calls import connected
+from .side_by_side import check_sums
 from .test_sequences import message
 
 # The new sum is the old one and what is sent; a negative number has it fail in some way.
@@ -201,18 +201,7 @@ def test_each_sequence_has_its_own_state(serving: Serving, model: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_many_sequences_at_once(serving: Serving, model: str) -> None:
     """More than there are slots: each runs as it would alone."""
-    found: dict[int, list[int]] = {}
-
-    def run(number: int) -> None:
-        flags = ["start", *[""] * 8, "end"]
-        found[number] = total(*(add(serving, model, 100 + number, number, flag) for flag in flags))
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(1, 13)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {number: [number * step for step in range(1, 11)] for number in range(1, 13)}
+    check_sums(lambda number, flag: total(add(serving, model, 100 + number, number, flag))[0], range(1, 13), 10)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -301,17 +290,9 @@ def test_batches_of_sequences(tmp_path: Path) -> None:
     with Serving(tmp_path) as server:
         server.wait_until_ready()
         for model in BACKENDS:
-            found: dict[int, list[int]] = {}
-
-            def run(number: int, model: str = model, found: dict[int, list[int]] = found) -> None:
-                found[number] = total(*(add(server, model, number, number, flag) for flag in ("start", "", "end")))
-
-            threads = [threading.Thread(target=run, args=(number,)) for number in range(1, 5)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert found == {number: [number, 2 * number, 3 * number] for number in range(1, 5)}
+            check_sums(
+                lambda number, flag, model=model: total(add(server, model, number, number, flag))[0], range(1, 5), 3
+            )
             statistics = server.statistics(model)
             assert (statistics["inference_count"], statistics["execution_count"]) == (12, 3)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
+import resource
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -15,11 +17,13 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from grpc import RpcError
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from tests.real_server import Answer, Serving, binary_request, write_model
+from tests.real_server import Answer, Serving, binary_request, eventually, write_model
 from tests.server.grpc_calls import connected
+from tests.server.grpc_calls import request as grpc_request
 
 TALKS = """
     import triton_python_backend_utils as pb_utils
@@ -352,6 +356,86 @@ def test_each_answer_has_a_line_where_that_is_wanted(tmp_path: Path) -> None:
         server.wait_for(r'127\.0\.0\.1:\d+ - \\"GET /v2/health/ready\?deep=1 HTTP/1\.1\\" 200')
         server.metrics()
         server.wait_for(r'\\"GET /metrics HTTP/1\.1\\" 200')
+
+
+@pytest.mark.parametrize("transport", ["native", "grpcio"])
+def test_each_call_has_a_line_where_that_is_wanted(tmp_path: Path, transport: str) -> None:
+    source = """
+        import time
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                print("executing", flush=True)
+                while not requests[0].is_cancelled():
+                    time.sleep(0.01)
+                return [pb_utils.InferenceResponse([]) for _ in requests]
+    """
+    write_model(tmp_path, "echo")
+    write_model(tmp_path, "waits", source)
+
+    def line(method: str, rest: str) -> str:
+        return rf'127\.0\.0\.1:\d+ - \\"/inference\.GRPCInferenceService/{method} HTTP/2\\" {rest}'
+
+    with Serving(tmp_path, "--access-log", f"--grpc-transport={transport}") as server, connected(server) as grpc:
+        message = grpc_request("echo")
+        answer = grpc.infer(message)
+        took = rf'\d+\.\d\d ms, {message.ByteSize()} bytes in, {answer.ByteSize()} out"'
+        server.wait_for(line("ModelInfer", f"OK model='echo' {took}"))
+        grpc.refusal(grpc_request("no\nbody"))
+        server.wait_for(line("ModelInfer", r"\w+ model='no\\+nbody' \S+ ms, \d+ bytes in, 0 out"))
+        assert grpc.stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=60).live
+        server.wait_for(line("ServerLive", r"OK \d+\.\d\d ms, 0 bytes in, 2 out"))
+        assert len(grpc.stream(message, message, message)) == 3
+        in_all = 3 * message.ByteSize()
+        server.wait_for(line("ModelStreamInfer", rf"OK model='echo' \S+ ms, {in_all} bytes in, \d+ out"))
+        call = grpc.stub.ModelInfer.future(grpc_request("waits"), timeout=60)
+        server.wait_for("executing")
+        call.cancel()
+        server.wait_for(line("ModelInfer", r"CANCELLED model='waits' \S+ ms, \d+ bytes in, 0 out"))
+        with pytest.raises(RpcError):
+            grpc.stub.ModelInfer(grpc_request("waits"), timeout=0.5)
+        server.wait_for(line("ModelInfer", r"DEADLINE_EXCEEDED( model='waits')? \S+ ms, \d+ bytes in, 0 out"))
+
+
+def test_a_log_file_on_a_full_disk(tmp_path: Path) -> None:
+    """Lines are lost and counted, and it is said where it can be; when there is room again the log goes on."""
+    write_model(tmp_path / "models", "talks", TALKS)
+    file = tmp_path / "log"
+    file.touch()
+    server = Serving(tmp_path / "models", f"--log-file={file}", "--access-log")
+    server.start()
+    try:
+        found = eventually(lambda: re.search(r"Started Metrics Service at \S+:(\d+)", file.read_text()))
+        http_port = re.search(r"Started HTTPService at \S+:(\d+)", file.read_text())
+        assert http_port is not None
+        server.port = int(http_port[1])
+        metrics = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
+        # Long enough for a part of a line
+        full = file.stat().st_size + 10
+        _, most = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (full, most))
+        for number in range(5):
+            assert server.infer_array("talks", np.array([number], np.float32)).status == 200
+        server.wait_for("cannot be written, its lines are lost until it can be: ")
+
+        def lost() -> int:
+            metrics.request("GET", "/metrics")
+            text = metrics.getresponse().read().decode()
+            return int(float(re.findall(r"^stubserve_log_lines_lost_total (\S+)$", text, re.M)[0]))
+
+        assert eventually(lambda: lost() >= 5)
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (most, most))
+        assert server.infer_array("talks", np.array([77], np.float32)).status == 200
+        eventually(lambda: "warn 77" in file.read_text())
+        metrics.close()
+    finally:
+        server.stop()
+    lines = file.read_text().splitlines()
+    assert len([line for line in lines if "lines of the log are missing here: " in line]) == 1
+    # What was cut in two has a line of its own, and nothing else is amiss.
+    assert len([line for line in lines if not line.endswith('"')]) <= 1
+    assert server.output.count("cannot be written") == 1
 
 
 def test_a_log_may_be_json(tmp_path: Path) -> None:

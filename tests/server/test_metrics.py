@@ -126,6 +126,12 @@ FAMILIES = {
     "stubserve_instance_requests": ("gauge", INSTANCE),
     "stubserve_instance_executing_seconds": ("gauge", INSTANCE),
     "stubserve_batch_size": ("histogram", {*MODEL, "le"}),
+    "stubserve_memory_pressure": ("gauge", set()),
+    "stubserve_requests_shed_total": ("counter", set()),
+    "stubserve_traces_lost_total": ("counter", set()),
+    "stubserve_log_lines_lost_total": ("counter", set()),
+    "stubserve_token_file_reads_total": ("counter", set()),
+    "stubserve_token_file_failures_total": ("counter", set()),
     "stubserve_arena_limit_bytes": ("gauge", set()),
     "stubserve_arena_committed_bytes": ("gauge", {"owner"}),
 }

@@ -135,3 +135,37 @@ def test_a_limiter_that_is_off_is_told_of(tmp_path: Path) -> None:
     with Serving(tmp_path) as server:
         server.wait_for("model 'limited': 'rate_limiter' has no effect without --rate-limit=execution_count")
         assert server.infer_array("limited", ONE).status == 200
+
+
+CALLS = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            call = pb_utils.InferenceRequest(
+                model_name="%s", requested_output_names=["OUTPUT0"], inputs=[requests[0].inputs()[0]]
+            )
+            answer = call.exec()
+            if answer.has_error():
+                return [pb_utils.InferenceResponse(error=answer.error())]
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", answer.output_tensors()[0].as_numpy())])]
+"""
+
+
+def test_a_call_that_waits_for_what_its_caller_holds_is_refused(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    write_model(models, "called", NOTES, io_config(extra=limits()))
+    write_model(models, "between", CALLS % "called", io_config())
+    write_model(models, "caller", CALLS % "between", io_config(extra=limits()))
+    write_model(models, "other", CALLS % "called", io_config(extra=limits('name: "S" count: 1')))
+    environment = {"NOTES": str(tmp_path / "notes")}
+    with Serving(models, "--rate-limit=execution_count", environment=environment) as server:
+        server.wait_until_ready()
+        assert server.infer_array("other", ONE).status == 200
+        refused = server.infer_array("caller", ONE)
+        assert (refused.status, server.infer_array("between", ONE).status) == (500, 200)
+        assert refused.error.endswith(
+            "waits for an instance that waits for it: between_0 -> called_0_0 (which needs the resource 'R') -> "
+            "caller_0_0 -> between_0. There has to be more of the resource, or a model must not need one that it "
+            "shares with its callers."
+        )

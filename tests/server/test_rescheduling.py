@@ -1,4 +1,4 @@
-"""Requests that a model executes again and again: `iterative_sequence`."""
+"""Requests that a model executes again and again: `iterative_sequence`, also with implicit state."""
 
 from __future__ import annotations
 
@@ -51,12 +51,57 @@ CONFIG = """
     sequence_batching { iterative_sequence: true }
 """
 
+# Counts its executions in a state; a request for 7 is answered too much for an execution that is not the last.
+REMEMBERING = """
+    import json
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            config = json.loads(args["model_config"])
+            self.decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
+            self.in_place = config["sequence_batching"]["state"][0]["use_same_buffer_for_input_output"]
+
+        def execute(self, requests):
+            responses = [self.step(request) for request in requests]
+            return None if self.decoupled else responses
+
+        def step(self, request):
+            wanted, done = (pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in ("IN", "DONE"))
+            if self.in_place:
+                done += 1
+            else:
+                done = done + 1
+            outputs = [pb_utils.Tensor("NOW_DONE", done)]
+            again = done[0, 0] < wanted[0, 0]
+            if again:
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            if self.decoupled or not again or wanted[0, 0] == 7:
+                outputs.append(pb_utils.Tensor("OUT", done[:, :1].copy()))
+            response = pb_utils.InferenceResponse(outputs)
+            if self.decoupled:
+                request.get_response_sender().send(response, 0 if again else 1)
+            return response
+"""
+
+
+def remembering(more: str = "", strategy: str = "direct { }", dims: int = 1) -> str:
+    state = 'state { input_name: "DONE" output_name: "NOW_DONE" data_type: TYPE_INT32 dims: [ %d ] %s }'
+    iterative = f"{strategy} iterative_sequence: true {state % (dims, more)}"
+    return CONFIG.replace("iterative_sequence: true", iterative)
+
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "once", MODEL, CONFIG)
     write_model(repository, "streamed", MODEL, CONFIG + "model_transaction_policy { decoupled: true }")
+    write_model(repository, "remembering", REMEMBERING, remembering())
+    write_model(repository, "remembering_oldest", REMEMBERING, remembering(strategy="oldest { }"))
+    in_place = remembering("use_same_buffer_for_input_output: true", dims=10_000)
+    write_model(repository, "remembering_in_place", REMEMBERING, in_place)
+    decoupled = "model_transaction_policy { decoupled: true }"
+    write_model(repository, "remembering_streamed", REMEMBERING, remembering() + decoupled)
     with Serving(repository) as server:
         server.wait_until_ready()
         yield server
@@ -90,3 +135,43 @@ def test_a_request_of_a_client_s_sequence_is_all_of_it(serving: Serving) -> None
     assert begun.json()["outputs"][0]["data"] == [3]
     on = serving.infer_json("once", [tensor], parameters={"sequence_id": 3, "sequence_end": True})
     assert (on.status, "must specify the START flag" in on.error) == (400, True)
+
+
+@pytest.mark.parametrize("model", ["remembering", "remembering_oldest", "remembering_in_place"])
+def test_a_state_lasts_from_one_execution_to_the_next(serving: Serving, model: str) -> None:
+    found: list[int] = []
+
+    def run(count: int) -> None:
+        answer = serving.request("POST", f"/v2/models/{model}/generate", json.dumps({"IN": count}).encode())
+        found.append(answer.json()["OUT"])
+
+    threads = [threading.Thread(target=run, args=(count,)) for count in range(20, 26)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == list(range(20, 26))
+
+
+def test_a_state_ends_with_its_request_whatever_its_flags_say(serving: Serving) -> None:
+    tensor = {"name": "IN", "datatype": "INT32", "shape": [1, 1], "data": [5]}
+    flags = {"sequence_id": 3, "sequence_start": True, "sequence_end": True}
+    for _ in range(2):
+        answer = serving.infer_json("remembering", [tensor], parameters=flags)
+        assert answer.json()["outputs"][0]["data"] == [5]
+
+
+def test_new_states_in_a_stream_of_responses(serving: Serving) -> None:
+    answer = serving.request("POST", "/v2/models/remembering_streamed/generate_stream", b'{"IN": 30}')
+    events = answer.body.split(b"\n\n")[:-1]
+    assert [json.loads(event.removeprefix(b"data: "))["OUT"] for event in events] == list(range(1, 31))
+
+
+def test_only_new_states_may_be_answered_before_the_last_execution(serving: Serving) -> None:
+    tensor = {"name": "IN", "datatype": "INT32", "shape": [1, 1], "data": [7]}
+    answer = serving.infer_json("remembering", [tensor])
+    assert (answer.status, answer.error) == (
+        500,
+        "model 'remembering' has answered output 'OUT' for a request that it wants to execute again; only new states "
+        "may be answered then",
+    )

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-from tests.real_server import Answer, Serving, write_model
+from tests.real_server import Answer, Serving, eventually, write_model
 
 from .grpc_calls import connected
+from .side_by_side import check_sums
 
 # Adds up what each of its sequences has sent.
 ADDER = """
@@ -166,18 +167,7 @@ def test_a_sequence_keeps_its_slot_and_the_others_are_empty(serving: Serving) ->
 @pytest.mark.parametrize("model", ["adder", "oldest"])
 def test_many_sequences_at_once(serving: Serving, model: str) -> None:
     """More than there are slots: each runs as it would alone."""
-    found: dict[int, list[int]] = {}
-
-    def run(number: int) -> None:
-        flags = ["start", *[""] * 8, "end"]
-        found[number] = total(*(add(serving, model, 100 + number, number, flag) for flag in flags))
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(1, 13)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {number: [number * step for step in range(1, 11)] for number in range(1, 13)}
+    check_sums(lambda number, flag: total(add(serving, model, 100 + number, number, flag))[0], range(1, 13), 10)
 
 
 def test_who_is_idle_for_too_long_makes_room(serving: Serving) -> None:
@@ -292,3 +282,36 @@ def test_sequences_end_on_the_version_that_they_began_on(tmp_path: Path) -> None
         assert total(add(server, "adder", 1, 1, "end"), add(server, "adder", 3, 1, "end")) == [3, 200]
         gone = add(server, "adder", 1, 1)
         assert "must specify the START flag" in gone.error
+
+
+def test_sequences_stay_where_they_are_while_instances_change(tmp_path: Path) -> None:
+    def resize(server: Serving, count: int) -> None:
+        text = config(batch=1, more=f"instance_group [ {{ count: {count} kind: KIND_CPU }} ]")
+        (tmp_path / "adder" / "config.pbtxt").write_text(text)
+        # As with Triton, which waits for no sequence either
+        assert server.request("POST", "/v2/repository/models/adder/load", b"{}").status == 200
+
+    write_model(tmp_path, "adder", ADDER, config(batch=1, more="instance_group [ { count: 2 kind: KIND_CPU } ]"))
+    with Serving(tmp_path, "--model-control-mode=explicit", "--load-model=adder") as server:
+        server.wait_until_ready()
+        pids = [seen(add(server, "adder", number, 1, "start"))["pid"] for number in (1, 2)]
+        resize(server, 1)
+        assert server.stub_pids() == sorted(pids)
+        assert [seen(add(server, "adder", number, 1))["pid"] for number in (1, 2)] == pids
+        # The one that stays has no slot free; the other has one soon, and takes nobody in.
+        found: list[dict[str, Any]] = []
+        waits = threading.Thread(target=lambda: found.append(seen(add(server, "adder", 3, 10, "start"))))
+        waits.start()
+        assert total(*(add(server, "adder", number, 1, "end") for number in (1, 2))) == [3, 3]
+        waits.join()
+        eventually(lambda: server.stub_pids() == [found[0]["pid"]])
+        resize(server, 2)
+        assert total(add(server, "adder", 3, 10), add(server, "adder", 4, 1, "start")) == [20, 1]
+        resize(server, 1)
+        # The last stays. Whose instance dies while it leaves is told so, and the instance does not come back.
+        os.kill(found[0]["pid"], signal.SIGKILL)
+        server.wait_for("It was about to go, and is not restarted")
+        assert "has ended because its instance" in add(server, "adder", 3, 1).error
+        assert total(add(server, "adder", 4, 1, "end"), add(server, "adder", 5, 7, "both")) == [2, 7]
+        assert len(server.stub_pids()) == 1
+        assert server.statistics("adder")["inference_count"] == 11

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -308,12 +309,26 @@ def test_a_collector_that_is_no_help_costs_requests_nothing(kind: str, repositor
         assert server.process.returncode == 0
 
 
-def test_a_full_disk_costs_traces_and_nothing_else(repository: Path) -> None:
+def test_a_full_disk_costs_traces_and_nothing_else(repository: Path, tmp_path: Path) -> None:
+    """And what is traced when there is room again is written."""
     write_models(repository)
-    with Serving(repository, *tracing("level=TIMESTAMPS", "rate=1", "triton,file=/dev/full")) as server:
+    file = tmp_path / "traces.json"
+
+    def written() -> int:
+        return len(traces(file.read_text() or "[]")) if file.exists() else 0
+
+    with Serving(repository, *tracing("level=TIMESTAMPS", "rate=1", f"triton,file={file}")) as server:
         ask(server)
-        server.wait_for("traces are lost: .*No space left on device")
+        eventually(lambda: written() == 1)
+        _, most = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (file.stat().st_size + 10, most))
         ask(server)
+        server.wait_for("1 traces are lost: .*File too large")
+        assert written() == 1
+        assert b"stubserve_traces_lost_total 1\n" in server.metrics().body
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (most, most))
+        ask(server)
+        eventually(lambda: written() == 2)
 
 
 def test_wrong_settings_are_refused(repository: Path) -> None:

@@ -37,8 +37,12 @@ CLIENTS: list[tuple[type[Client], int]] = [
     (http_clients.Json, 2),
     (http_clients.Calls, 2),
     (http_clients.Events, 2),
+    (http_clients.Sums, 4),
+    (http_clients.Keeps, 2),
     (http_clients.Vanishing, 2),
     (grpc_clients.Unary, 2),
+    (grpc_clients.UnarySums, 2),
+    (grpc_clients.StreamedSums, 2),
     (grpc_clients.Streams, 2),
     (grpc_clients.Cancelling, 1),
 ]

@@ -18,7 +18,7 @@ from tools.siege.attack import GRPC_PREFACE
 from tools.siege.grpc_attacks import call
 
 from .http_clients import SIZES
-from .world import ANSWER_WITHIN_S, Client, Refused, World, Wrong
+from .world import ANSWER_WITHIN_S, Client, Refused, Steps, World, Wrong
 
 # How a call ends that was under way when the server was.
 LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
@@ -133,6 +133,55 @@ class CountedStreams(Streams):
     """The same through an ensemble behind a model that streams."""
 
     model, factor = "counted", -1
+
+
+class UnarySums(GrpcClient):
+    """Sequences; the answer to each step is the sum of all so far."""
+
+    model = "sums"
+
+    def __init__(self, world: World, seed: int) -> None:
+        super().__init__(world, seed)
+        self.steps = Steps(self.name if seed % 2 else 2000 + seed, seed)
+
+    def step(self) -> Any:
+        value, begins, ends = self.steps.next()
+        request = service_pb2.ModelInferRequest(model_name=self.model)
+        request.inputs.add(name="X", datatype="INT32", shape=[1, 1])
+        request.raw_input_contents.append(value.to_bytes(4, "little"))
+        for name, given in self.steps.parameters(begins, ends).items():
+            field = {bool: "bool_param", int: "int64_param", str: "string_param"}[type(given)]
+            setattr(request.parameters[name], field, given)
+        return request
+
+    def check(self, response: Any) -> None:
+        self.steps.check(int.from_bytes(response.raw_output_contents[0], "little", signed=True))
+
+    def call(self) -> None:
+        self.check(self.stub.ModelInfer(self.step(), timeout=ANSWER_WITHIN_S))
+
+
+class StreamedSums(UnarySums):
+    """Some steps on each stream, so that sequences go on from one to the next."""
+
+    model = "keeps"
+
+    def __init__(self, world: World, seed: int) -> None:
+        super().__init__(world, seed)
+        self.steps.id = self.name if seed % 2 else 3000 + seed
+
+    def call(self) -> None:
+        requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        answers = self.stub.ModelStreamInfer(iter(requests.get, None), timeout=ANSWER_WITHIN_S)
+        try:
+            for _ in range(self.random.choice([1, 4, 20])):
+                requests.put(self.step())
+                answer = next(answers, None)
+                if answer is None or answer.error_message:
+                    raise Refused(f"in a stream: {'it ended' if answer is None else answer.error_message}")
+                self.check(answer.infer_response)
+        finally:
+            requests.put(None)
 
 
 class Cancelling(Client):

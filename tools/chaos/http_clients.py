@@ -10,7 +10,7 @@ import socket
 
 import numpy as np
 
-from .world import ANSWER_WITHIN_S, Client, Refused, World, Wrong
+from .world import ANSWER_WITHIN_S, Client, Refused, Steps, World, Wrong
 
 SIZES = [1, 16, 500, 20_000, 300_000]
 
@@ -104,6 +104,29 @@ class Json(HttpClient):
         answer = json.loads(read(self.post("/v2/models/works/infer", json.dumps(document).encode())))
         if answer["outputs"][0]["data"] != [2 * value + 1 for value in x] or answer["id"] != self.name:
             raise Wrong(f"works({x[:3]} x {len(x)}) = {str(answer)[:200]}")
+
+
+class Sums(HttpClient):
+    """Sequences; the answer to each step is the sum of all so far."""
+
+    model = "sums"
+
+    def __init__(self, world: World, seed: int) -> None:
+        super().__init__(world, seed)
+        self.steps = Steps(self.name if seed % 2 else 1000 + seed, seed)
+
+    def ask(self) -> None:
+        value, begins, ends = self.steps.next()
+        tensor = {"name": "X", "datatype": "INT32", "shape": [1, 1], "data": [value]}
+        document = {"inputs": [tensor], "parameters": self.steps.parameters(begins, ends)}
+        answer = json.loads(read(self.post(f"/v2/models/{self.model}/infer", json.dumps(document).encode())))
+        self.steps.check(answer["outputs"][0]["data"][0])
+
+
+class Keeps(Sums):
+    """The same with implicit state, and the oldest strategy."""
+
+    model = "keeps"
 
 
 class Events(HttpClient):

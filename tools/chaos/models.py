@@ -171,6 +171,67 @@ ensemble_scheduling {
 }
 """
 
+# The sum of what a sequence has sent, kept in a dictionary. One that it does not know is none of its own.
+SUMS = """\
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        return [self.add(request) for request in requests]
+
+    def add(self, request):
+        key = request.correlation_id()
+        if request.flags() & 1:
+            self.sums[key] = 0
+        if key not in self.sums:
+            return self.answer(-1)
+        self.sums[key] += int(pb_utils.get_input_tensor_by_name(request, "X").as_numpy()[0, 0])
+        return self.answer(self.sums.pop(key) if request.flags() & 2 else self.sums[key])
+
+    def answer(self, sum):
+        return pb_utils.InferenceResponse([pb_utils.Tensor("SUM", np.array([[sum]], np.int32))])
+"""
+
+# The same with implicit state, of which most does not fit into a message.
+KEEPS = """\
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.add(request) for request in requests]
+
+    def add(self, request):
+        x, state = (pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in ("X", "OLD"))
+        state += x
+        same = (state == state[0, 0]).all()
+        sum = state[:, :1] if same else 0 * x - 1
+        return pb_utils.InferenceResponse([pb_utils.Tensor("SUM", sum.copy()), pb_utils.Tensor("NEW", state)])
+"""
+KEEPS_STATE = """\
+  state {
+    input_name: "OLD" output_name: "NEW" data_type: TYPE_INT32 dims: [ 5000 ]
+    initial_state { name: "zeros" data_type: TYPE_INT32 dims: [ 5000 ] zero_data: true }
+  }
+"""
+# A sequence that nobody goes on with is soon over, and what a load replaces is soon gone.
+SUMS_CONFIG = """\
+backend: "python"
+max_batch_size: 4
+input [ { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "SUM" data_type: TYPE_INT32 dims: [ 1 ] } ]
+sequence_batching {
+  max_sequence_idle_microseconds: 2000000
+  %s
+}
+instance_group [ { count: 2 kind: KIND_CPU } ]
+"""
+
 
 def write(repository: Path) -> None:
     write_configured(repository, "negates", NEGATES, NEGATES_CONFIG)
@@ -181,6 +242,8 @@ def write(repository: Path) -> None:
     write_configured(repository, "works", WORKS, WORKS_CONFIG)
     write_configured(repository, "counts", COUNTS, COUNTS_CONFIG)
     write_configured(repository, "calls", CALLS, CALLS_CONFIG)
+    write_configured(repository, "sums", SUMS, SUMS_CONFIG % "direct { }")
+    write_configured(repository, "keeps", KEEPS, SUMS_CONFIG % f"oldest {{ max_candidate_sequences: 4 }} {KEEPS_STATE}")
 
 
 def works_with(instances: int) -> str:
@@ -193,6 +256,21 @@ def works_with(instances: int) -> str:
             "input": [{"name": "X", **tensor}],
             "output": [{"name": "Y", **tensor}],
             "dynamic_batching": {},
+            "instance_group": [{"count": instances, "kind": "KIND_CPU"}],
+        }
+    )
+
+
+def sums_with(instances: int, turn: int) -> str:
+    """The configuration of `sums` with as many instances; one of another `turn` is loaded anew."""
+    return json.dumps(
+        {
+            "backend": "python",
+            "max_batch_size": 4,
+            "input": [{"name": "X", "data_type": "TYPE_INT32", "dims": [1]}],
+            "output": [{"name": "SUM", "data_type": "TYPE_INT32", "dims": [1]}],
+            "sequence_batching": {"direct": {}, "max_sequence_idle_microseconds": 2_000_000},
+            "parameters": {"turn": {"string_value": str(turn)}},
             "instance_group": [{"count": instances, "kind": "KIND_CPU"}],
         }
     )

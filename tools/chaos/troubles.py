@@ -17,7 +17,7 @@ from . import models
 from .world import ANSWER_WITHIN_S, World
 
 # In this order: ensembles come when their members are there.
-MODELS = ["works", "counts", "calls", "negates", "subtracts", "chain", "fork", "counted"]
+MODELS = ["works", "sums", "keeps", "counts", "calls", "negates", "subtracts", "chain", "fork", "counted"]
 INSTANCES = 2
 # Loads wait for the queue of what they replace, and for each other.
 LOADED_WITHIN_S = 2 * ANSWER_WITHIN_S
@@ -30,6 +30,7 @@ class Troubles:
         self.tally: Counter[str] = Counter()
         self._world = world
         self._random = random.Random(seed)
+        self._turn = 0
         self._kinds: list[Callable[[int], None]] = (
             [self.kill_a_stub]
             if kills
@@ -39,6 +40,8 @@ class Troubles:
                 *[self.load_anew] * 2,
                 self.take_away,
                 *[self.resize] * 2,
+                *[self.resize_sums] * 2,
+                self.load_sums_anew,
             ]
         )
 
@@ -65,11 +68,21 @@ class Troubles:
         self.load(model)
 
     def resize(self, pid: int) -> None:
-        self.load("works", _with_instances(self._random.choice([1, 2, 3])))
+        self.load("works", _config(models.works_with(self._random.choice([1, 2, 3]))))
+
+    def resize_sums(self, pid: int) -> None:
+        """Its sequences stay where they are."""
+        self.load("sums", _config(models.sums_with(self._random.choice([1, 2, 3]), self._turn)))
+
+    def load_sums_anew(self, pid: int) -> None:
+        """Its sequences go on with what was there before."""
+        self._turn += 1
+        self.load("sums", _config(models.sums_with(INSTANCES, self._turn)))
 
     def calm_down(self) -> None:
         """All models as they were at first. A plain load would keep the configuration that came with the last one."""
-        self.load("works", _with_instances(INSTANCES))
+        self.load("works", _config(models.works_with(INSTANCES)))
+        self.load("sums", _config(models.sums_with(INSTANCES, self._turn)))
         for model in MODELS:
             self.load(model)
 
@@ -103,8 +116,8 @@ class Troubles:
         return response.status
 
 
-def _with_instances(count: int) -> dict[str, object]:
-    return {"parameters": {"config": models.works_with(count)}}
+def _config(text: str) -> dict[str, object]:
+    return {"parameters": {"config": text}}
 
 
 def _is_stub(process: psutil.Process) -> bool:

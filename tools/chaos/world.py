@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 import threading
@@ -55,6 +56,34 @@ class World:
     def ran_since(self, began: float) -> bool:
         """Whether this process has run all the time since then."""
         return self.stood_still < began and time.monotonic() - self.seen <= STANDS_STILL_S
+
+
+class Steps:
+    """One client's sequences, one after the other. Whatever fails ends the sequence, and the next step begins anew."""
+
+    def __init__(self, id: int | str, seed: int) -> None:
+        self.id = id
+        self._random = random.Random(seed)
+        self._sum: int | None = None
+        self._expected = 0
+        self._ends = False
+
+    def next(self) -> tuple[int, bool, bool]:
+        """What to send, and whether it is the first and the last."""
+        value, begins = self._random.randrange(1000), self._sum is None
+        self._ends = self._random.random() < 0.1
+        self._expected = value + (self._sum or 0)
+        self._sum = None
+        return value, begins, self._ends
+
+    def check(self, answered: int) -> None:
+        """Raises Wrong unless that is the sum of what has been sent."""
+        if answered != self._expected:
+            raise Wrong(f"sequence {self.id!r}: {answered} instead of {self._expected}")
+        self._sum = None if self._ends else answered
+
+    def parameters(self, begins: bool, ends: bool) -> dict[str, int | str | bool]:
+        return {"sequence_id": self.id, "sequence_start": begins, "sequence_end": ends}
 
 
 class Client(threading.Thread):

@@ -124,8 +124,8 @@ FIELDS: dict[str, dict[str, str]] = {
         "direct": "A sequence has a place of its own in every batch. The default.",
         "oldest": "The oldest requests of an instance's sequences are batched.",
         "max_sequence_idle_microseconds": "After how long without a request a sequence is over. A second, where it is 0. No effect with `iterative_sequence`.",
-        "control_input": "Inputs that tell the model where in its sequence a request is. Refused with `iterative_sequence`.",
-        "state": "Tensors that are kept for a sequence from one request to the next (implicit state). Refused with `iterative_sequence`.",
+        "control_input": "Inputs that tell the model where in its sequence a request is.",
+        "state": "Tensors that are kept for a sequence from one request to the next (implicit state).",
         "iterative_sequence": "A request executes again and again until its model lets it go.",
     },
     "ModelSequenceBatching.StrategyDirect": {

@@ -10,6 +10,7 @@ from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.latencies import Latencies
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.steps import finish
+from stubserve.observability import server_metrics
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.metrics import RESERVED, ServerMetrics
@@ -84,7 +85,14 @@ def _printed() -> str:
     everything = LatencySettings(histogram_latencies=True, summary_latencies=True)
     cache: Any = SimpleNamespace(local=LocalStore(1 << 20))
     memory: Any = SimpleNamespace(limit=0, held=lambda: dict.fromkeys(("requests", "heap", "stubs"), 0))
+    readings = dict.fromkeys(server_metrics.FAMILIES, lambda: 0.0)
     text = ServerMetrics(
-        lambda: [cast(Any, model)], everything, MachineMetrics(2.0, True), MetricRegistry(RESERVED), memory, cache
+        lambda: [cast(Any, model)],
+        everything,
+        MachineMetrics(2.0, True),
+        MetricRegistry(RESERVED),
+        memory,
+        readings,
+        cache,
     ).text()
     return finish(text)

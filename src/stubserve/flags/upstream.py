@@ -275,7 +275,13 @@ UPSTREAM = (
     Flag("log-warning", "logging.warning", parse_bool, "Log warnings (true).", switch=True),
     Flag("log-error", "logging.error", parse_bool, "Log errors (true).", switch=True),
     Flag("log-format", "logging.format", str, "default, ISO8601 or json (default)."),
-    Flag("access-log", "logging.access", parse_bool, "Log each HTTP request and its status (false).", switch=True),
+    Flag(
+        "access-log",
+        "logging.access",
+        parse_bool,
+        "Log each HTTP request and gRPC call, and its status (false).",
+        switch=True,
+    ),
     Flag("log-file", "logging.file", str, "Append the log to this file."),
     Flag(
         "trace-config",

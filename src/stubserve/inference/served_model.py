@@ -132,11 +132,18 @@ class Waiter(Protocol):
         """The calls that keep it from finishing what it executes; empty if it goes on by itself."""
 
 
+class Takers(Protocol):
+    """What a call goes to: a model, as far as it matters who could answer."""
+
+    def takers(self, request: Request | None) -> Sequence[Waiter]:
+        """As of a `ServedModel`."""
+
+
 class BlockingCall(Protocol):
-    """A call that its caller waits for."""
+    """A call that its caller waits for, or whatever else it cannot go on without."""
 
     @property
-    def model(self) -> ServedModel: ...
+    def model(self) -> Takers: ...
 
     @property
     def request(self) -> Request | None: ...

@@ -320,7 +320,10 @@ def _not_ready(name: str, reason: str) -> ServeError:
 
 
 def _circle(name: str, chain: list[str]) -> ServeError:
+    way_out = f"Give model '{name}' more instances, or end the recursion sooner."
+    if any("the resource '" in one for one in chain):
+        way_out = "There has to be more of the resource, or a model must not need one that it shares with its callers."
     return internal(
         f"the request to model '{name}' can never run, because every instance that could take it waits for an instance "
-        f"that waits for it: {' -> '.join(chain)}. Give model '{name}' more instances, or end the recursion sooner."
+        f"that waits for it: {' -> '.join(chain)}. {way_out}"
     )

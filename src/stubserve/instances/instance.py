@@ -87,6 +87,8 @@ class Instance:
         self._owner = owner
         self._ready_at: float | None = None
         self._restart: asyncio.Task[None] | None = None
+        # Whether it is started anew when it dies
+        self._wanted = True
         # While it leaves: set when it has nothing more to do
         self._drained: asyncio.Event | None = None
 
@@ -190,6 +192,12 @@ class Instance:
             error,
         )
 
+    def part(self) -> None:
+        """Goes on with what belongs to it, and with batches of that, until `drain`; is not restarted."""
+        self._wanted = False
+        if self._restart is not None:
+            self._restart.cancel()
+
     def drain(self) -> None:
         """Takes no batch any more, and is not restarted."""
         self.state = InstanceState.DRAINING
@@ -247,8 +255,10 @@ class Instance:
                 self._owner.on_death(self, error, unfinished, open_)
             return
         self.last_error = error.message
-        delay = self.policy.next_delay(self._ready_at, time.monotonic())
-        if delay is None:
+        delay = self.policy.next_delay(self._ready_at, time.monotonic()) if self._wanted else None
+        if not self._wanted:
+            log.error("%s It was about to go, and is not restarted.", error)
+        elif delay is None:
             log.error("%s It has died too often and is not restarted.", error)
         else:
             log.error("%s It is restarted in %.1f s.", error, delay)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from stubserve.observability.last_errors import LastErrors
+from stubserve.observability.log_file import LogFile
 from stubserve.observability.log_lines import DEFAULT, ISO8601, LogFormatter
 from stubserve.observability.output import QueuedStream, output
 from stubserve.settings import LoggingSettings
@@ -37,6 +38,8 @@ class LogSettings:
         # One for each place that is written to
         self.formatters: list[LogFormatter] = []
         self.last_errors = LastErrors()
+        # None where the log goes to the standard output and error
+        self.log_file: LogFile | None = None
         self.watchers: set[Callable[[], None]] = set()
         self._values: dict[str, Any] = {
             "log_file": settings.file,
@@ -55,6 +58,10 @@ class LogSettings:
     def verbose(self) -> bool:
         """Whether what only matters to who looks closely is logged."""
         return bool(self._values["log_verbose_level"] > 0)
+
+    def lines_lost(self) -> int:
+        """How many lines of the log, and of what models print, could not be written."""
+        return output.lines_lost + (0 if self.log_file is None else self.log_file.lost)
 
     def model_levels(self) -> int:
         """The levels that are logged of models' lines, as bits by their numbers in the stub's `LogLevel`."""
@@ -86,8 +93,8 @@ def configure(settings: LoggingSettings) -> LogSettings:
     handlers: list[logging.Handler]
     colored = [False, False]
     if settings.file:
-        # As on stderr, what UTF-8 cannot say (names of files may be any bytes) must not cost the line.
-        handlers = [logging.FileHandler(settings.file, encoding="utf-8", errors="backslashreplace")]
+        log_settings.log_file = LogFile(settings.file, output)
+        handlers = [log_settings.log_file]
     else:
         out = logging.StreamHandler(QueuedStream(sys.stdout, output))
         out.addFilter(_BelowWarning())

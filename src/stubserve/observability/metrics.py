@@ -9,17 +9,19 @@ from collections.abc import Callable, Iterable
 
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.steps import Steps
-from stubserve.observability import cache_metrics, machine_metrics, model_metrics, own_metrics
+from stubserve.observability import cache_metrics, machine_metrics, model_metrics, own_metrics, server_metrics
 from stubserve.observability.custom_metrics import GAUGE, MetricRegistry
 from stubserve.observability.exposition import Exposition
 from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.own_metrics import SharedMemory
+from stubserve.observability.server_metrics import Readings
 from stubserve.response_cache.store import ResponseCache
 from stubserve.settings import LatencySettings
 
 RESERVED = {
     **model_metrics.FAMILIES,
     **own_metrics.FAMILIES,
+    **server_metrics.FAMILIES,
     **dict.fromkeys((*machine_metrics.FAMILIES, *cache_metrics.FAMILIES), GAUGE),
 }
 
@@ -27,7 +29,7 @@ RESERVED = {
 class ServerMetrics:
     """`models()` gives the models that serve; `memory` is their shared memory, `custom` the metrics that they make.
 
-    `cache` is the response cache where there is one.
+    `cache` is the response cache where there is one, `readings` read what is counted of the server as a whole.
     """
 
     def __init__(
@@ -37,8 +39,10 @@ class ServerMetrics:
         machine: MachineMetrics,
         custom: MetricRegistry,
         memory: SharedMemory,
+        readings: Readings,
         cache: ResponseCache | None = None,
     ) -> None:
+        self._readings = readings
         self._models = models
         self._options = options
         self._machine = machine
@@ -56,6 +60,7 @@ class ServerMetrics:
         if self._cache is not None and self._cache.local is not None and self._options.counter_latencies:
             cache_metrics.expose(self._cache.local, exposition)
         own_metrics.expose_memory(self._memory, exposition)
+        server_metrics.expose(self._readings, exposition)
         self._machine.expose(exposition)
         for family in self._custom.families():
             text = exposition.family(family.name, family.kind, family.description)

@@ -6,7 +6,9 @@ a queue, for its own lines and for what stubs write to stderr, and nobody but th
 - one source (a stub, or the server's own log) may have up to SOURCE_BYTES in it. Who can be made to wait asks `is_full`
   first and goes on reading later, so a model that floods its stderr gets as fast as the log is read, and no faster;
 - where nothing has been written for STUCK_S nobody waits any more: what does not fit is dropped, and a line says how
-  much of whom, once there is room again.
+  much of whom, once there is room again;
+- what cannot be written, because it goes to a disk that is full, is lost. The first line that can be is followed by one
+  that says how many are missing.
 
 Order is kept among all that goes through here. What is queued when the server ends is written then (`finish`).
 """
@@ -14,7 +16,7 @@ Order is kept among all that goes through here. What is queued when the server e
 from __future__ import annotations
 
 import collections
-import contextlib
+import errno
 import logging
 import os
 import select
@@ -40,6 +42,10 @@ class Output:
         self._queue: collections.deque[tuple[int, str, bytes]] = collections.deque()
         self._waiting: collections.Counter[str] = collections.Counter()
         self._dropped: collections.Counter[str] = collections.Counter()
+        # Lines that were dropped or could not be written, ever; of the latter those of which nothing has told, and why
+        self.lines_lost = 0
+        self._unwritten = 0
+        self._why = ""
         self._thread: threading.Thread | None = None
         # When something was written last, or the queue began to fill; None while there is nothing to write
         self._began: float | None = None
@@ -49,6 +55,7 @@ class Output:
         with self._news:
             if self._waiting[source] + len(data) > SOURCE_BYTES + _LARGEST_WRITE:
                 self._dropped[source] += len(data)
+                self.lines_lost += data.count(b"\n")
                 return
             self._waiting[source] += len(data)
             self._queue.append((descriptor, source, data))
@@ -79,15 +86,27 @@ class Output:
             with self._news:
                 self._news.wait_for(lambda: self._queue)
                 descriptor, source, data = self._queue.popleft()
-            with contextlib.suppress(OSError):  # closed by whoever read it
+            unwritten = lost = 0
+            try:
                 self._write(descriptor, data)
+                unwritten, self._unwritten = self._unwritten, 0
+            except OSError as error:
+                # A reader that has closed its pipe does not want it.
+                if error.errno != errno.EPIPE:
+                    lost = data.count(b"\n")
+                    self._unwritten += lost
+                    self._why = error.strerror or str(error)
             with self._news:
+                self.lines_lost += lost
                 self._began = time.monotonic() if self._queue else None
                 self._waiting[source] -= len(data)
                 if not self._waiting[source]:
                     del self._waiting[source]
                 dropped, self._dropped = self._dropped, collections.Counter()
                 self._news.notify_all()
+            if unwritten:
+                # Only after something could be written, so that this line does not beget the next.
+                log.warning("%d lines of the log are missing here: %s", unwritten, self._why)
             for name, nbytes in dropped.items():
                 log.warning("%d bytes that %s wrote were dropped: the log is not read fast enough", nbytes, name)
 

@@ -37,6 +37,9 @@ class TraceRules:
 class Destination(Protocol):
     """Where trees of traces go. Nothing here waits or raises, on any thread."""
 
+    # How many traces were lost, ever
+    dropped: int
+
     def put(self, tree: Sequence[Trace], tracer: Tracer) -> None: ...
 
     def retire(self, tracer: Tracer) -> None:
@@ -101,6 +104,11 @@ class Tracing:
             found = self._models[model] = ModelTracing()
             self._apply(model)
         return found
+
+    @property
+    def lost(self) -> int:
+        """How many traces could not be written."""
+        return 0 if self._destination is None else self._destination.dropped
 
     def close(self) -> None:
         """The end: what has been traced is written."""
@@ -169,6 +177,8 @@ class Tracing:
 
 class _Nowhere:
     """The destination of what nobody wants."""
+
+    dropped = 0
 
     def put(self, tree: Sequence[Trace], tracer: Tracer) -> None:
         pass

@@ -49,6 +49,8 @@ class Tokens:
         self._path = path
         self._kinds = kinds
         self.epoch = 1
+        # How often it has changed and could not be used
+        self.failures = 0
         self._file = ChangingFiles([str(path)])
         self._digests = read_tokens(path, kinds)
         # By what clients sent: the tokens that were right
@@ -61,6 +63,7 @@ class Tokens:
         try:
             self._digests = read_tokens(self._path, self._kinds)
         except TokenFileError as error:
+            self.failures += 1
             log.error("the tokens stay as they were: %s", error)
             return
         self._right = {}

@@ -32,9 +32,6 @@ log = logging.getLogger("stubserve.repository")
 # What is said of a model that is configured for GPUs and served without
 RUNS_ON_CPU = "instances for GPUs run on the CPU, as --gpu-fallback=cpu says"
 
-# Sequences stay with their instances, so these do not go while the model serves.
-_BOUND_TO_INSTANCES = "sequence_batching"
-
 
 class Told(Protocol):
     """Who hears what comes of a load: the model's repository agents. Nothing of it raises anything."""
@@ -95,7 +92,7 @@ class Candidate:
         the folders of other versions.
         """
         old, new = served.contents, self.contents
-        if old is None or new is None or self.agents is not None or self.config.HasField(_BOUND_TO_INSTANCES):
+        if old is None or new is None or self.agents is not None:
             return False
         return (
             old.versions.get(str(version)) == new.versions.get(str(version))

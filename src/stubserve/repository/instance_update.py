@@ -42,7 +42,7 @@ class InstanceUpdate:
     def commit(self, stop_timeout_s: float) -> list[asyncio.Task[None]]:
         """Lets it be so. Instances that go finish what they have, and then have `stop_timeout_s` to finalize.
 
-        The tasks are done when these are gone.
+        The tasks are done when those of them are gone that a load waits for.
         """
         return self.model.change_instances(self.instances, self.config, to_json_dict(self.config), stop_timeout_s)
 

@@ -48,11 +48,6 @@ def create_scheduler(config: Any, max_queue_size: int = 0) -> Scheduler:
 
 def _sequence_scheduler(config: Any, hold_until: int) -> SequenceBatcher:
     batching = config.sequence_batching
-    if batching.iterative_sequence and batching.state:
-        raise unsupported(
-            f"model '{config.name}' is configured with 'iterative_sequence' and 'state', which stubserve does not "
-            "offer together yet"
-        )
     controls = Controls(config)
     idle_us = batching.max_sequence_idle_microseconds
     grouping = Grouping.from_config(config) if config.max_batch_size > 1 else None

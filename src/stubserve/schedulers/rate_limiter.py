@@ -45,14 +45,14 @@ _IDLE, _WAITING, _HOLDING = range(3)
 class Pool:
     """One resource: on one device, or shared. `free` may be below zero when less of it is there than was given out."""
 
-    __slots__ = ("asked", "free", "key", "lines", "tag", "total", "waiting")
+    __slots__ = ("askers", "free", "key", "lines", "tag", "total", "waiting")
 
     def __init__(self, key: tuple[str, int | None]) -> None:
         self.key = key
         self.total = 0
         self.free = 0
-        # What instances ask for, one number for each
-        self.asked: list[int] = []
+        # Who asks for it, and for how much
+        self.askers: dict[Limited, int] = {}
         # Who waits for it: lines, and how many instances in them
         self.lines: list[_Line] = []
         self.waiting = 0
@@ -116,7 +116,7 @@ class RateLimiter:
 
     def check(self, demands: Iterable[tuple[Sequence[Demand], int]]) -> None:
         """Raises ServeError INVALID_ARG where an instance, (what it asks for, its device), could never run."""
-        asked: dict[tuple[str, int | None], int] = {key: max(pool.asked) for key, pool in self._pools.items()}
+        asked: dict[tuple[str, int | None], int] = {key: max(pool.askers.values()) for key, pool in self._pools.items()}
         for wanted, at in demands:
             for name, shared, count in wanted:
                 if count:
@@ -145,7 +145,7 @@ class RateLimiter:
             pool = self._pools.get(key)
             if pool is None:
                 pool = self._pools[key] = Pool(key)
-            pool.asked.append(count)
+            pool.askers[limited] = count
             self._resize(pool)
             found.append((pool, count))
         limited.needs = tuple(sorted(found, key=lambda need: repr(need[0].key)))
@@ -164,11 +164,11 @@ class RateLimiter:
         self.finish(limited)
         limited.line = None
         needs, limited.needs = limited.needs, ()
-        for pool, count in needs:
-            pool.asked.remove(count)
-            if pool.asked:
+        for pool, _ in needs:
+            del pool.askers[limited]
+            if pool.askers:
                 self._resize(pool)
-        gone = [pool for pool, _ in needs if not pool.asked]
+        gone = [pool for pool, _ in needs if not pool.askers]
         for pool in gone:
             del self._pools[pool.key]
             self._touched.pop(pool, None)
@@ -260,6 +260,17 @@ class RateLimiter:
         finally:
             self._settling = False
 
+    def in_the_way(self, limited: Limited) -> tuple[str, list[Hashable]]:
+        """The first resource that an instance lacks to execute now, and who holds some of it; empty if it lacks none.
+
+        At least one of these has to give back. Looks at all who ask for the same.
+        """
+        if not limited.holds:
+            for pool, count in limited.needs:
+                if pool.free < count:
+                    return pool.key[0], [other.instance for other in pool.askers if other.holds]
+        return "", []
+
     @property
     def usage(self) -> dict[tuple[str, int | None], tuple[int, int]]:
         """By resource: how much is held, and how much there is."""
@@ -336,7 +347,7 @@ class RateLimiter:
 
     def _resize(self, pool: Pool) -> None:
         limit = self._limit(*pool.key)
-        total = max(pool.asked) if limit is None else limit
+        total = max(pool.askers.values()) if limit is None else limit
         pool.free += total - pool.total
         if total > pool.total and pool.waiting:
             self._touched[pool] = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from stubserve.errors import Code, ServeError, internal, unavailable
@@ -31,6 +31,7 @@ from stubserve.serving.dispatcher import Dispatcher
 from stubserve.serving.draining import Draining
 from stubserve.serving.instance_set import InstanceSet
 from stubserve.serving.limited_dispatcher import LimitedDispatcher
+from stubserve.serving.resource_wait import ResourceWait
 from stubserve.serving.sleep import Sleep
 
 log = logging.getLogger("stubserve.model")
@@ -233,24 +234,32 @@ class InstanceModel(AnsweringModel):
     ) -> list[asyncio.Task[None]]:
         """Is served by `instances` from now on: those that are new join, those left out are retired.
 
-        The tasks are done when the latter are gone.
+        The tasks are done when those of the latter are gone that a load waits for.
         """
         self.config, self.rendered_config = config, rendered_config
         joining, leaving = self._instances.change(instances)
         for instance in joining:
             if instance.state is InstanceState.READY:
                 self.on_ready(instance)
-        for instance in leaving:
-            self._dispatcher.leave(instance, finishing=True)
-        tasks = [self.retire(instance, stop_timeout_s) for instance in leaving]
+        tasks = [task for instance in leaving for task in self._let_go(instance, stop_timeout_s)]
         if self._sleep is not None and self._sleep.asleep:
             self._sleep.wake()
         self._refuse_if_down()
         return tasks
 
-    def retire(self, instance: Instance, stop_timeout_s: float) -> asyncio.Task[None]:
-        """Has an instance finish what it executes, however long it takes, then finalize and end, as a task."""
-        task = self._instances.retire(instance, stop_timeout_s)
+    def _let_go(self, instance: Instance, stop_timeout_s: float) -> Sequence[asyncio.Task[None]]:
+        """An instance that serves is not wanted any more. The task, if there is one, is done when it is gone."""
+        self._dispatcher.leave(instance, finishing=True)
+        return (self.retire(instance, stop_timeout_s),)
+
+    def retire(
+        self, instance: Instance, stop_timeout_s: float, until: Callable[[], Awaitable[None]] | None = None
+    ) -> asyncio.Task[None]:
+        """Has an instance finish what it executes, however long it takes, then finalize and end, as a task.
+
+        It still takes work `until` this is over, where it is given.
+        """
+        task = self._instances.retire(instance, stop_timeout_s, until)
         if self._limits is not None:
             task.add_done_callback(lambda _: self.unlimit((instance,)))
         return task
@@ -267,7 +276,17 @@ class InstanceModel(AnsweringModel):
     def takers(self, request: Request | None) -> Sequence[Waiter]:
         if request is not None and self._cache is not None:
             request = self._cache.leader_of(request)
-        return self._instances.takers(request)
+        return self._instances.takers(request, None if self._limits is None else self._seen)
+
+    def _seen(self, instance: Instance, waiter: Waiter) -> Waiter:
+        """An instance that shares resources, as one that waits for those who hold what it lacks."""
+        assert self._limits is not None
+        resource, holders = self._limits.in_the_way(instance)
+        waiters = [holder.waiter for holder in holders if isinstance(holder, Instance)]
+        held_by = [one for one in waiters if one is not None]
+        if not held_by or len(held_by) < len(waiters):
+            return waiter
+        return ResourceWait(waiter, resource, held_by)
 
     # Readiness and the end
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from stubserve.inference.request import Request
@@ -37,10 +37,19 @@ class InstanceSet:
             [instance for instance in before if instance not in members],
         )
 
-    def retire(self, instance: Instance, stop_timeout_s: float) -> asyncio.Task[None]:
-        """Has an instance finish what it executes, however long it takes, then finalize and end, as a task."""
-        instance.drain()
-        task = self._retiring[instance] = asyncio.get_running_loop().create_task(self._end(instance, stop_timeout_s))
+    def retire(
+        self, instance: Instance, stop_timeout_s: float, until: Callable[[], Awaitable[None]] | None = None
+    ) -> asyncio.Task[None]:
+        """Has an instance finish what it executes, however long it takes, then finalize and end, as a task.
+
+        It still takes work `until` this is over, where it is given.
+        """
+        if until is None:
+            instance.drain()
+        else:
+            instance.part()
+        task = asyncio.get_running_loop().create_task(self._end(instance, stop_timeout_s, until))
+        self._retiring[instance] = task
         task.add_done_callback(lambda _: self._retiring.pop(instance))
         return task
 
@@ -89,16 +98,30 @@ class InstanceSet:
         total = sum(instance.memory() for instance in self.everyone)
         return [{"type": "CPU", "id": 0, "byte_size": total}] if total else []
 
-    def takers(self, request: Request | None) -> Sequence[Waiter]:
-        """Who executes a request or, while nobody does, who may: now, when restarted, or finishing what it has."""
-        waiters = [waiter for instance in self.everyone if (waiter := instance.waiter) is not None]
+    def takers(
+        self, request: Request | None, seen: Callable[[Instance, Waiter], Waiter] | None = None
+    ) -> Sequence[Waiter]:
+        """Who executes a request or, while nobody does, who may: now, when restarted, or finishing what it has.
+
+        `seen` tells as what an instance's waiter is to be seen.
+        """
+        waiters = [
+            waiter if seen is None else seen(instance, waiter)
+            for instance in self.everyone
+            if (waiter := instance.waiter) is not None
+        ]
         if request is not None and request.compute_start_ns:
             running = [waiter for waiter in waiters if waiter.has(request)]
             if running:
                 return running
         return waiters
 
-    async def _end(self, instance: Instance, stop_timeout_s: float) -> None:
+    async def _end(
+        self, instance: Instance, stop_timeout_s: float, until: Callable[[], Awaitable[None]] | None
+    ) -> None:
+        if until is not None:
+            await until()
+            instance.drain()
         await instance.drained()
         try:
             await instance.stop(stop_timeout_s)

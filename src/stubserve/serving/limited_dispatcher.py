@@ -18,7 +18,7 @@ anything ahead here: a slower one would keep the other waiting for longer than i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from stubserve.inference.work import Work
 from stubserve.schedulers.base import Scheduler
@@ -71,6 +71,11 @@ class LimitedDispatcher(Dispatcher):
             self._unpark(limited)
             self._limiter.remove(limited)
             self._limiter.settle()
+
+    def in_the_way(self, instance: Hashable) -> tuple[str, Sequence[Hashable]]:
+        """The resource that an instance waits for, and the instances of which one has to give back first, if any."""
+        limited = self._limited.get(instance)  # type: ignore[call-overload]  # instances are all that there is
+        return ("", ()) if limited is None else self._limiter.in_the_way(limited)
 
     # Instances
 

@@ -5,17 +5,22 @@ takes over from it: a request of a sequence that runs there, and not here, is pa
 ended or has been idle for too long; only then the old instances go. New sequences begin on the new ones. That takes
 equal inputs and outputs: with others the old model is replaced at once, and its sequences have to begin anew.
 
+Where only its instances change, those that are not wanted any more keep the sequences that they have, to the end of
+each, and get no new ones; those that stay are not disturbed.
+
 It also does not fall asleep while a sequence is under way.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from stubserve.inference.request import SEQUENCE_START, Request
+from stubserve.instances.instance import Instance
 from stubserve.schedulers.factory import create_scheduler
 from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
@@ -43,6 +48,9 @@ class SequenceModel(InstanceModel):
         self._successor: SequenceModel | None = None
         self._quiet = asyncio.Event()
         scheduler.when_quiet = self._quiet.set
+        # Instances that leave, until the last of their sequences has ended
+        self._leaving: dict[Hashable, asyncio.Event] = {}
+        scheduler.when_vacant = self._on_vacant
 
     def takes_over_from(self, former: SequenceModel) -> None:
         """Passes on the requests of sequences that run there, where both understand the same requests."""
@@ -73,6 +81,24 @@ class SequenceModel(InstanceModel):
         super().cancel(request)
         if self._former is not None:
             self._former.cancel(request)
+
+    def _let_go(self, instance: Instance, stop_timeout_s: float) -> Sequence[asyncio.Task[None]]:
+        if not self._sequences.close_instance(instance):
+            return super()._let_go(instance, stop_timeout_s)
+        self._leaving[instance] = asyncio.Event()
+        self.retire(instance, stop_timeout_s, functools.partial(self._end_sequences, instance))
+        # As upstream a load waits for no sequence.
+        return ()
+
+    async def _end_sequences(self, instance: Instance) -> None:
+        """Waits until the sequences of an instance that leaves have ended; it then gets no more work."""
+        await self._leaving[instance].wait()
+        del self._leaving[instance]
+        self._dispatcher.leave(instance, finishing=True)
+        self._refuse_if_down()
+
+    def _on_vacant(self, instance: Hashable) -> None:
+        self._leaving[instance].set()
 
     @property
     def in_use(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence
 
 from stubserve_stub.api import parameters as params
 from stubserve_stub.api.responses import InferenceResponse
@@ -58,16 +58,27 @@ def encode_step(
     in_regions: Optional[SlotOutputs] = None,
 ) -> WireResponse:
     """As `encode_response`; what it has of the states of its request's sequence is kept, `partly` if need be."""
-    if step is None or not step.sequence or response._error is not None:
-        return encode_response(response, requested, placer, in_regions)
-    answered = {tensor._name: tensor._payload() for tensor in response._output_tensors}
+    if step is not None and step.sequence and response._error is None:
+        failure = _failure(step.keep, response, placer, partly)
+        if failure is not None:
+            return failure
+    return encode_response(response, requested, placer, in_regions)
+
+
+def encode_states(response: InferenceResponse, placer: Any, step: Step) -> Optional[WireResponse]:
+    """Keeps the new states, all that a request answers which executes again; the error if they cannot be kept."""
+    return _failure(step.keep_only, response, placer) if step.sequence else None
+
+
+def _failure(keep: Callable[..., None], response: InferenceResponse, *how: Any) -> Optional[WireResponse]:
+    """The error where the states in a response cannot be kept."""
     try:
-        step.keep(answered, placer, partly)
+        keep({tensor._name: tensor._payload() for tensor in response._output_tensors}, *how)
     except Refusal as refusal:
         return failed(str(refusal), refusal.code)
     except ArenaFull as full:
         return no_memory(full)
-    return encode_response(response, requested, placer, in_regions)
+    return None
 
 
 def encode_tensor(tensor: Tensor, placer: Any) -> WireTensor:

@@ -26,7 +26,7 @@ from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets, wire_tensor
 from stubserve_stub.runtime.region_batch import SlotOutputs
-from stubserve_stub.runtime.states import States, Step, has_states, specs_of
+from stubserve_stub.runtime.states import States, Step, has_states, keep_states
 from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.arena import ArenaFull
@@ -105,9 +105,7 @@ class NativeBackend(Backend):
                 "model instance '{}' is configured with implicit state (sequence_batching.state), which the backend "
                 "'{}' does not keep".format(instance.name, self.config.get("backend"))
             )
-        specs = specs_of(self.config, instance.arguments["model_repository"])
-        states = self._states = States(self.config["name"], specs, self.host.channel)
-        self.host.control.handle("over", lambda message: states.over(message["sequences"]))
+        self._states = keep_states(self.config, instance.arguments["model_repository"], self.host)
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         """The response to each request. What it raises is the answer to all of them."""

@@ -12,6 +12,8 @@ had, so what comes late for one that is over can do no harm.
   fails in whatever way leaves the states as they were, and the sequence may go on from there, as upstream.
 - The request with END leaves nothing. A sequence that ends without one (`over`) is told by the parent, on the control
   thread. With the process everything is gone.
+- With `iterative_sequence` a request executes many times and END means nothing: what its sequence has is kept from one
+  execution to the next, until the parent tells that it is over.
 
 Memory. A model that was given the state itself (`in_place`) may keep a view of it; then the block is freed when that
 has died and a further batch comes.
@@ -28,6 +30,7 @@ import numpy as np
 
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.runtime.host import Host
 from stubserve_stub.runtime.outputs import own_offsets, wire_tensor
 from stubserve_stub.wire.arena import ArenaFull, address_of
 from stubserve_stub.wire.datatypes import BY_NUMBER
@@ -62,6 +65,17 @@ class StateSpec(NamedTuple):
 def has_states(config: Mapping[str, Any]) -> bool:
     """Whether a configuration, as JSON has it, asks for implicit state."""
     return bool((config.get("sequence_batching") or {}).get("state"))
+
+
+def keep_states(config: Mapping[str, Any], model_dir: str, host: Host) -> States:
+    """The states of an instance whose configuration asks for them; the parent can tell of sequences that are over.
+
+    Raises Refusal for a file that cannot be read.
+    """
+    iterative = bool(config["sequence_batching"].get("iterative_sequence"))
+    states = States(config["name"], specs_of(config, model_dir), host.channel, iterative)
+    host.control.handle("over", lambda message: states.over(message["sequences"]))
+    return states
 
 
 def specs_of(config: Mapping[str, Any], model_dir: str) -> List[StateSpec]:
@@ -105,10 +119,14 @@ def _nbytes(datatype: int, shape: Sequence[int]) -> int:
 
 
 class States:
-    """The states of all sequences of one instance. Safe on any thread."""
+    """The states of all sequences of one instance. Safe on any thread.
 
-    def __init__(self, model: str, specs: Sequence[StateSpec], channel: Channel) -> None:
+    Where they are `iterative` no request is known to be the last of its sequence.
+    """
+
+    def __init__(self, model: str, specs: Sequence[StateSpec], channel: Channel, iterative: bool = False) -> None:
         self.model = model
+        self._last = 0 if iterative else SEQUENCE_END
         self.specs = specs
         self.outputs = [spec.output for spec in specs]
         self._channel = channel
@@ -126,7 +144,7 @@ class States:
             if self._lingering:
                 self._sweep()
             steps = [
-                Step(self, sequence, self._given(sequence, flag), bool(flag & SEQUENCE_END))
+                Step(self, sequence, self._given(sequence, flag), bool(flag & self._last))
                 for sequence, flag in zip(sequences, flags)
             ]
         for step in steps:
@@ -252,6 +270,16 @@ class Step:
             raise
         states._replace(self.sequence, new, placer)
         self.tensors = new
+
+    def keep_only(self, answered: Mapping[str, Answered], placer: Any) -> None:
+        """As `keep`, `partly`, for a request that executes again: it has nothing else to answer yet."""
+        others = [name for name in answered if name not in self._states.outputs]
+        if others:
+            raise Refusal(
+                "model '{}' has answered output '{}' for a request that it wants to execute again; only new states "
+                "may be answered then".format(self._states.model, others[0])
+            )
+        self.keep(answered, placer, partly=True)
 
     def end(self) -> None:
         """Its request has been executed, well or not."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..messages import infer_request, stream
 from ..messages import tensor as grpc_tensor
-from ..request import Case, Concurrent, Exchange, case, infer, post, tensor
+from ..request import Case, Concurrent, Exchange, Rpc, case, infer, post, tensor
 from ..sequence_models import CONTROL_VALUES, ID_TYPES
 
 # No two cases share a sequence.
@@ -233,4 +233,32 @@ _CASES: tuple[Case, ...] = (
     case("sequences/stream_negative", stream(message("uncontrolled", -5, BOTH))),
 )  # fmt: skip
 
-CASES: tuple[Case, ...] = tuple(replace(one, server="sequences") for one in _CASES)
+
+def _starts(model: str, numbers: list[int], *more: bytes) -> Rpc:
+    return stream(*(message(model, number, START) for number in numbers), *more)
+
+
+def _ends(model: str, numbers: list[int]) -> Rpc:
+    return stream(*(message(model, number, END) for number in numbers), one_by_one=True)
+
+
+def _held(name: str, model: str, *steps: Exchange | Rpc, server: str = "held") -> Case:
+    return case(f"sequences/{server}_{name}", *steps, server=server, stats=f"seq_{model}")
+
+
+# Batches of what TRITONSERVER_DELAY_SCHEDULER and TRITONSERVER_BACKLOG_DELAY_SCHEDULER keep back, once after a load
+_HELD: tuple[Case, ...] = (
+    _held("three", "direct_0", _starts("direct_0", [1, 2, 3]), _ends("direct_0", [1, 2, 3])),
+    _held("four", "direct_1", _starts("direct_1", [1, 2, 3, 4]), _ends("direct_1", [1, 2, 3, 4])),
+    _held("of_one_sequence", "direct_2", _starts("direct_2", [1], message("direct_2", 1), message("direct_2", 1, END))),
+    _held("only_once", "direct_3", _starts("direct_3", [1, 2, 3]), _ends("direct_3", [1, 2, 3]), *life("direct_3", 2, 4)),
+    _held("oldest_three", "oldest_0", _starts("oldest_0", [1, 2, 3]), _ends("oldest_0", [1, 2, 3])),
+    _held("oldest_only_once", "oldest_1", _starts("oldest_1", [1, 2, 3]), _ends("oldest_1", [1, 2, 3]), *life("oldest_1", 2, 4)),
+    _held("dynamic_three", "dynamic", stream(*(message("dynamic", number) for number in (1, 2, 3))), ask("dynamic", 4)),
+    _held("ends", "pair_1", stream(*(message("pair_1", number, BOTH) for number in (1, 2, 3, 4))), server="held_backlog"),
+    _held("one_goes_on", "pair_0", stream(*(message("pair_0", number, START) for number in (1, 2)), message("pair_0", 3, BOTH), message("pair_0", 4, BOTH), message("pair_0", 1, END), message("pair_0", 2, END)), server="held_backlog"),
+    _held("begins", "pair_0", *life("pair_0", 2, 1), server="backlog_alone"),
+    _held("oldest_begins", "two_candidates", *life("two_candidates", 2, 1), server="backlog_alone"),
+)  # fmt: skip
+
+CASES: tuple[Case, ...] = (*(replace(one, server="sequences") for one in _CASES), *_HELD)

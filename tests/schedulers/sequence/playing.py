@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 from stubserve.errors import ServeError
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
@@ -17,17 +18,24 @@ from ..requests import MS, request
 FLAGS = {"start": SEQUENCE_START, "end": SEQUENCE_END, "both": SEQUENCE_START | SEQUENCE_END, "": 0}
 
 
-def scheduler_of(
-    strategy: str, max_batch_size: int = 4, idle_ms: int = 1000, controls: str = "", dims: str = "1", more: str = ""
-) -> Scheduler:
-    """The scheduler of a model "m" that is configured so."""
+def config_of(
+    strategy: str, max_batch_size: int = 4, idle_ms: int = 1000, dims: str = "1", controls: str = "", more: str = ""
+) -> Any:
+    """The configuration of a model "m"."""
     text = f"""
         name: "m" backend: "python" max_batch_size: {max_batch_size} {more}
         input {{ name: "IN" data_type: TYPE_INT32 dims: [{dims}] }}
         output {{ name: "OUT" data_type: TYPE_INT32 dims: [1] }}
         sequence_batching {{ {strategy} max_sequence_idle_microseconds: {idle_ms * 1000} {controls} }}
     """
-    return create_scheduler(normalise(parse_text(text, "config.pbtxt"), "m", None))
+    return normalise(parse_text(text, "config.pbtxt"), "m", None)
+
+
+def scheduler_of(
+    strategy: str, max_batch_size: int = 4, idle_ms: int = 1000, controls: str = "", dims: str = "1", more: str = ""
+) -> Scheduler:
+    """The scheduler of such a model."""
+    return create_scheduler(config_of(strategy, max_batch_size, idle_ms, dims, controls, more))
 
 
 def step(

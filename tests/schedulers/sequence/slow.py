@@ -55,6 +55,9 @@ class Slow:
         self.rules = rules
         self.slots: list[OneSlot] = []
         self.idle: list[int] = []
+        # Idle instances in the order in which something came for them, or they became idle: so the direct strategy has
+        # them run, and who runs first may have a slot free for the backlog first
+        self.due: list[int] = []
         # In the order in which they began; all that are not over
         self.sequences: list[OneSequence] = []
         self.lost: dict[int | str, int] = {}
@@ -132,7 +135,7 @@ class Slow:
     def join(self, instance: int) -> None:
         new = [OneSlot(instance, index) for index in range(self.rules.slots)]
         self.slots += new
-        self.idle.append(instance)
+        self.idles(instance)
 
     def done(self, instance: int, requests: list[Request]) -> None:
         for request in requests:
@@ -142,7 +145,12 @@ class Slow:
                     if self.rules.iterative and slot.sequence is not None and not slot.sequence.requests:
                         slot.sequence.open = False
                     self.stir(slot)
+        self.idles(instance)
+
+    def idles(self, instance: int) -> None:
         self.idle.append(instance)
+        if instance not in self.due:
+            self.due.append(instance)
 
     def reschedule(self, request: Request, now_ms: int) -> None:
         """An iterative model wants to execute a request again."""
@@ -156,8 +164,8 @@ class Slow:
                     self.cut(slot.sequence, 0)
 
     def lose(self, instance: int) -> None:
-        if instance in self.idle:
-            self.idle.remove(instance)
+        self.idle = [one for one in self.idle if one != instance]
+        self.due = [one for one in self.due if one != instance]
         for slot in [slot for slot in self.slots if slot.instance == instance]:
             self.slots.remove(slot)
             for entry in [entry for entry in self.candidates if entry[1] is slot]:
@@ -177,8 +185,11 @@ class Slow:
 
     def stir(self, slot: OneSlot) -> None:
         has = slot.sequence.requests if slot.sequence is not None else []
-        if has and slot.candidate is None and slot not in self.stirred:
-            self.stirred.append(slot)
+        if has and slot.candidate is None:
+            if slot not in self.stirred:
+                self.stirred.append(slot)
+            if slot.instance in self.idle and slot.instance not in self.due:
+                self.due.append(slot.instance)
 
     def free(self, slot: OneSlot, now_ms: int) -> None:
         """The sequence of a slot has left it."""
@@ -215,7 +226,8 @@ class Slow:
 
     def direct(self, now_ms: int) -> list[tuple[int, list[str | None]]]:
         runs: list[tuple[int, list[str | None]]] = []
-        for instance in list(self.idle):
+        due, self.due = self.due, []
+        for instance in due:
             slots = [slot for slot in self.slots if slot.instance == instance]
             ready = [slot for slot in slots if slot.sequence is not None and slot.sequence.requests]
             if not ready:
@@ -224,6 +236,7 @@ class Slow:
             oldest_ms = min(one.queue_start_ns for one in heads) // MS
             share = len(ready) / len(slots) + 1e-6
             if self.rules.delay_ms and self.rules.utilization > share and now_ms - oldest_ms < self.rules.delay_ms:
+                self.due.append(instance)
                 continue
             self.idle.remove(instance)
             shape = heads[0].inputs[0].shape

@@ -341,6 +341,32 @@ def test_a_candidate_that_is_cancelled_before_it_runs_ends_its_sequence() -> Non
     assert play.batches == [["a1"], ["c1"]]
 
 
+def test_a_slot_is_free_once_when_its_sequence_has_ended_in_two_ways() -> None:
+    """It was idle for too long while its request waited, and then that request was cancelled."""
+    waits = "oldest { max_candidate_sequences: 2 max_queue_delay_microseconds: 9000 }"
+    play = Play(scheduler_of(waits, 2, idle_ms=4), busy_ms=2)
+    first = step("a1", 1, "start")
+    play.enqueue(0, first)
+    play.cancel(5, first)
+    play.enqueue(6, step("b1", 2, "start"), step("c1", 3, "start"))
+    # Both slots are taken; when that of sequence 3 is free at 10 ms, the fourth shares a batch with the second.
+    play.enqueue(9, step("d1", 4, "both"), step("b2", 2))
+    play.until()
+    assert play.log == [(6, "i", ["b1", "c1"]), (10, "i", ["b2", "d1"])]
+
+
+def test_a_slot_is_free_when_both_who_had_it_and_who_waited_for_it_are_cancelled() -> None:
+    play = Play(scheduler_of("oldest { max_candidate_sequences: 1 max_queue_delay_microseconds: 9000 }", 2))
+    last, next_ = step("a1", 1, "both"), step("b1", 2, "start")
+    play.enqueue(0, last)
+    play.enqueue(1, next_)
+    play.cancel(2, next_)
+    play.cancel(3, last)
+    play.enqueue(4, step("c1", 3, "both"))
+    play.until()
+    assert play.log == [(13, "i", ["c1"])]
+
+
 def test_a_cancelled_end_leaves_the_next_sequence_alone() -> None:
     play = Play(scheduler_of("oldest { max_candidate_sequences: 2 }", 1))
     last = step("b1", 2, "both")

@@ -52,6 +52,19 @@ def live(stub: StubMemory) -> int:
     return stub.channel.memory.live_blocks
 
 
+def test_where_requests_iterate_only_the_server_ends_a_sequence(stub: StubMemory) -> None:
+    states = States("m", specs_of({"sequence_batching": {"state": [state()]}}, ""), stub.channel, iterative=True)
+    first = one(states, 7, SEQUENCE_START | SEQUENCE_END)
+    first.keep_only({}, stub.channel)
+    with pytest.raises(Refusal, match="has answered output 'Y' for a request that it wants to execute again"):
+        first.keep_only({"Y": floats(1, 1), "S_NEW": floats(1, 1)}, stub.channel)
+    first.keep_only({"S_NEW": floats(3, LARGE)}, stub.channel)
+    first.end()
+    assert numbers(states, one(states, 7)) == [3.0] * LARGE
+    states.over([7])
+    assert (states.sequences, live(stub)) == (0, 0)
+
+
 @pytest.mark.parametrize("size", [1, LARGE])
 def test_what_is_kept_is_given_to_the_next_step(stub: StubMemory, size: int) -> None:
     states = states_of(stub, state())

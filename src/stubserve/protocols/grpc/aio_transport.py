@@ -23,6 +23,8 @@ from stubserve.inference.steps import Steps, finish
 from stubserve.protocols.grpc.service import Service
 from stubserve.protocols.grpc.transport import (
     CANCELLATION_LINE,
+    CANCELLED,
+    DEADLINE_EXCEEDED,
     MAX_MESSAGE_BYTES,
     OK,
     REQUEST_LINE,
@@ -66,6 +68,12 @@ def _peer_of(context: Any) -> str:
     return address.replace("[", "").replace("]", "")
 
 
+def _ended(context: Any) -> int:
+    """How a call has ended that its handler did not end."""
+    left = context.time_remaining()
+    return CANCELLED if left is None or left > 0 else DEADLINE_EXCEEDED
+
+
 class _UnaryCall:
     """A unary RPC; its answer is a future."""
 
@@ -78,6 +86,10 @@ class _UnaryCall:
     @property
     def peer(self) -> str:
         return _peer_of(self._context)
+
+    @property
+    def ended(self) -> int | None:
+        return _ended(self._context)
 
     def metadata(self) -> Metadata:
         metadata: Metadata = self._context.invocation_metadata()
@@ -137,6 +149,10 @@ class _StreamCall:
     @property
     def peer(self) -> str:
         return _peer_of(self._context)
+
+    @property
+    def ended(self) -> int | None:
+        return _ended(self._context)
 
     def metadata(self) -> Metadata:
         metadata: Metadata = self._context.invocation_metadata()

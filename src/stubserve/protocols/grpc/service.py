@@ -11,6 +11,7 @@ from stubserve.errors import ServeError
 from stubserve.inference.memory import Block
 from stubserve.protocols.access import Access
 from stubserve.protocols.forwarding import HeaderForwarding
+from stubserve.protocols.grpc.access_log import LoggedCall
 from stubserve.protocols.grpc.digest import digest
 from stubserve.protocols.grpc.infer import ModelInfer
 from stubserve.protocols.grpc.management import METHODS, SERVICE, ManagementRpcs
@@ -52,17 +53,22 @@ class Refused:
 
 
 class Service:
-    """The RPCs of one server. `access` says who may use which; None for everybody."""
+    """The RPCs of one server. `access` says who may use which; None for everybody.
+
+    With `logs_calls` each has a line in the log when it is over.
+    """
 
     def __init__(
         self,
         server: ServerFacts,
         forward_pattern: str = "",
         access: Access | None = None,
+        logs_calls: bool = False,
     ) -> None:
         self._server = server
         self._forwarding = HeaderForwarding(forward_pattern) if forward_pattern else None
         self._access = access
+        self._logs_calls = logs_calls
         self._endless: weakref.WeakSet[_Endless] = weakref.WeakSet()
         rpcs = ManagementRpcs(server)
         self.methods: dict[str, Method] = {}
@@ -91,6 +97,8 @@ class Service:
         access = self._access
         if access is not None and access.guards(kind):
             method = method._replace(open=functools.partial(_guarded, method, access, kind))
+        if self._logs_calls:
+            method = method._replace(open=functools.partial(LoggedCall, method, path))
         self.methods[path] = method
 
     def _forwarded(self, call: Rpc) -> dict[str, str] | None:

@@ -45,6 +45,11 @@ class Rpc(Protocol):
         """The client's `<address>:<port>`."""
         ...
 
+    @property
+    def ended(self) -> int | None:
+        """The status with which it has ended, whoever ended it; None while it goes on."""
+        ...
+
     def metadata(self) -> Metadata:
         """What the client sent along, keys in lower case."""
         ...

@@ -51,6 +51,7 @@ class SequenceBatcher(Scheduler):
         "_answers",
         "_auto_ids",
         "_backlog",
+        "_closing",
         "_departures",
         "_executing",
         "_hold",
@@ -62,6 +63,7 @@ class SequenceBatcher(Scheduler):
         "_waiting_in",
         "keeps_states",
         "when_quiet",
+        "when_vacant",
     )
 
     has_slots = True
@@ -90,6 +92,9 @@ class SequenceBatcher(Scheduler):
         self._now_ns = 0
         # Called when a poll has left no sequence that further requests belong to
         self.when_quiet: Callable[[], None] | None = None
+        # Instances that are closed and have sequences, and what is called with each that has none any more
+        self._closing: set[Instance] = set()
+        self.when_vacant: Callable[[Instance], None] | None = None
 
     # The strategy
 
@@ -238,7 +243,10 @@ class SequenceBatcher(Scheduler):
 
     def _release(self, slot: Slot) -> None:
         """A slot is free: the backlog's next has it from now on. Only within a poll, which knows the time."""
-        waiting = self._backlog.take() if self._slots.is_open(slot.instance) else None
+        if self._closing and slot.instance in self._closing:
+            self._departures.add(slot)  # its last request may still be about to execute
+            return
+        waiting = self._backlog.take()
         if waiting is None:
             self._slots.give_back(slot)
             return
@@ -280,9 +288,13 @@ class SequenceBatcher(Scheduler):
         self._idles(instance)
         self._departures.instance_idle(instance)
 
-    def close_instance(self, instance: Instance) -> None:
-        """No sequence begins on this instance any more; those that are there go on."""
+    def close_instance(self, instance: Instance) -> bool:
+        """No sequence begins on this instance any more; those that are there go on. Whether there are any."""
         self._slots.close(instance)
+        if self._slots.is_vacant(instance):
+            return False
+        self._closing.add(instance)
+        return True
 
     def instance_gone(self, instance: Instance) -> None:
         slots = self._slots.leave(instance)
@@ -317,6 +329,8 @@ class SequenceBatcher(Scheduler):
             if self.keeps_states:
                 self._over.append((slot.instance, slot.number))
             self._slots.give_back(slot)
+        if self._closing:
+            self._tell_vacant()
         while backlog and (free := self._slots.take()) is not None:
             self._release(free)
         if not self._hold.holds(len(self._waiting_in), len(backlog)):
@@ -329,6 +343,13 @@ class SequenceBatcher(Scheduler):
         decision.wake_by(backlog.next_deadline_ns())
         decision.wake_by(self._active.next_check_ns())
         return decision
+
+    def _tell_vacant(self) -> None:
+        """Tells of closed instances that have no sequence any more, or are gone."""
+        for instance in [one for one in self._closing if self._slots.is_vacant(one)]:
+            self._closing.remove(instance)
+            if self.when_vacant is not None:
+                self.when_vacant(instance)
 
     def drain(self) -> list[Request]:
         drained = [request for request, _ in self._answers]

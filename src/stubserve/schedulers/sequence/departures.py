@@ -9,22 +9,28 @@ from stubserve.schedulers.sequence.slot import Slot
 
 
 class Departures:
-    """The slots that they leave. Each is looked at once, and again whenever its instance has executed something."""
+    """The slots that they leave. Each is looked at once, and again whenever its instance has executed something.
+
+    A slot may be added again before its instance is idle. So it is kept whose departure each is: a slot that has been
+    free in the meantime, and may be another sequence's by now, is left alone.
+    """
 
     __slots__ = ("_later", "_leaving")
 
     def __init__(self) -> None:
-        self._leaving: dict[Slot, None] = {}
+        # With the numbers of their sequences
+        self._leaving: dict[Slot, int] = {}
         # By instance those of which something still executed
-        self._later: dict[Instance, list[Slot]] = {}
+        self._later: dict[Instance, dict[Slot, int]] = {}
 
     def add(self, slot: Slot) -> None:
         """A slot has nothing left to hand out, and nothing will come."""
-        self._leaving[slot] = None
+        self._leaving[slot] = slot.number
 
     def instance_idle(self, instance: Instance) -> None:
         if self._later:
-            self._leaving.update(dict.fromkeys(self._later.pop(instance, ())))
+            for slot, number in self._later.pop(instance, {}).items():
+                self._leaving.setdefault(slot, number)
 
     def instance_gone(self, instance: Instance) -> None:
         self._later.pop(instance, None)
@@ -34,12 +40,12 @@ class Departures:
         if not self._leaving:
             return []
         free = []
-        for slot in self._leaving:
-            if slot.gone:
+        for slot, number in self._leaving.items():
+            if slot.gone or slot.number != number:
                 continue
             if at_rest(slot):
                 free.append(slot)
             else:
-                self._later.setdefault(slot.instance, []).append(slot)
+                self._later.setdefault(slot.instance, {})[slot] = number
         self._leaving.clear()
         return free

@@ -107,9 +107,11 @@ class OldestBatcher(SequenceBatcher):
         slot, number, _ = self._candidates.pop(request)
         slot.running = None
         if slot.number != number:
-            # It was the last of its sequence, and the slot may be the next one's already.
+            # It was the last of its sequence, and the slot may be the next one's already, which may be over itself.
             if slot.queue:
                 self._filled(slot)
+            elif slot.number:
+                self._end(slot)
             return []
         behind = self._empty(slot)
         if not behind:

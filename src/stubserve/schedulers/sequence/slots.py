@@ -12,7 +12,7 @@ from stubserve.schedulers.sequence.slot import Slot
 class _Row:
     """The slots of one instance, of which those with the highest indexes are made when they are first needed."""
 
-    __slots__ = ("closed", "instance", "joined", "slots")
+    __slots__ = ("closed", "instance", "joined", "slots", "taken")
 
     def __init__(self, instance: Instance, joined: int) -> None:
         self.instance = instance
@@ -20,6 +20,8 @@ class _Row:
         self.slots: list[Slot] = []
         # No further sequence is to begin here
         self.closed = False
+        # How many slots are not free
+        self.taken = 0
 
 
 class Slots:
@@ -67,6 +69,11 @@ class Slots:
         row = self._rows.get(instance)
         return row is not None and not row.closed
 
+    def is_vacant(self, instance: Instance) -> bool:
+        """Whether no slot of an instance is taken, if it has any."""
+        row = self._rows.get(instance)
+        return row is None or not row.taken
+
     def of(self, instance: Instance) -> Sequence[Slot]:
         """Those slots of an instance that were ever used, by index."""
         row = self._rows.get(instance)
@@ -84,14 +91,17 @@ class Slots:
                 row.slots.append(slot)
                 if index + 1 < self._each:
                     heapq.heappush(free, (index + 1, joined, row, None))
+            row.taken += 1
             return slot
         return None
 
     def give_back(self, slot: Slot) -> None:
         """A slot is free again."""
         slot.number = 0
-        if self.is_open(slot.instance):
-            heapq.heappush(self._free, (slot.index, slot.joined, self._rows[slot.instance], slot))
+        row = self._rows[slot.instance]
+        row.taken -= 1
+        if not row.closed:
+            heapq.heappush(self._free, (slot.index, slot.joined, row, slot))
 
     def __contains__(self, instance: Instance) -> bool:
         return instance in self._rows

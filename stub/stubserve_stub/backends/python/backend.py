@@ -13,6 +13,7 @@ import weakref
 from typing import Any, Dict, List, Optional, Sequence
 
 from stubserve_stub.api import bls, logger, metrics, model_control, shared_memory, utils
+from stubserve_stub.api.constants import REQUEST_RELEASE_RESCHEDULE
 from stubserve_stub.api.questions import Questions
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender, Senders
@@ -24,7 +25,7 @@ from stubserve_stub.backends.python.output_check import OutputCheck
 from stubserve_stub.runtime.calls import Calls
 from stubserve_stub.runtime.failure import describe
 from stubserve_stub.runtime.host import Host
-from stubserve_stub.runtime.states import States, has_states, specs_of
+from stubserve_stub.runtime.states import States, has_states, keep_states
 from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.messages import Entry
@@ -86,9 +87,7 @@ class PythonBackend(Backend):
     def _keep_states(self, instance: InstanceFacts) -> None:
         config = json.loads(instance.arguments["model_config"])
         if has_states(config):
-            specs = specs_of(config, instance.arguments["model_repository"])
-            states = self._states = States(config["name"], specs, self.host.channel)
-            self.host.control.handle("over", lambda message: states.over(message["sequences"]))
+            self._states = keep_states(config, instance.arguments["model_repository"], self.host)
 
     def is_ready(self) -> bool:
         return self._model.is_ready()
@@ -138,6 +137,8 @@ class PythonBackend(Backend):
         """Compares what a batch is answered with the configuration."""
         assert self._check is not None
         for request, response in zip(received.requests, responses):
+            if request._release_flags & REQUEST_RELEASE_RESCHEDULE:
+                continue  # at most its new states
             inputs = request._inputs
             rows = inputs[0]._shape[0] if inputs and len(inputs[0]._shape) else None
             self._check.look(response, request._requested_output_names, rows)

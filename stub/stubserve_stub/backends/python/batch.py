@@ -13,7 +13,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 import numpy as np
 
 from stubserve_stub.api.constants import REQUEST_RELEASE_RESCHEDULE
-from stubserve_stub.api.encoding import encode_step
+from stubserve_stub.api.encoding import encode_states, encode_step
 from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender, Senders
@@ -137,6 +137,9 @@ class ModelBatch:
         if request._release_flags & REQUEST_RELEASE_RESCHEDULE:
             if response is None:
                 return self._rescheduled(request)
+            if response._error is None and step is not None:
+                failure = encode_states(response, self._memory, step)
+                return self._rescheduled(request) if failure is None else failure
             if response._error is None:
                 raise ContractBroken(
                     "Expected a None object in the execute function return list for reschduled request, "

@@ -25,6 +25,7 @@ from stubserve.protocols.grpc.http2.outbox import Outbox
 from stubserve.protocols.grpc.http2.shared import StreamOwner
 from stubserve.protocols.grpc.transport import (
     CANCELLATION_LINE,
+    CANCELLED,
     DEADLINE_EXCEEDED,
     INTERNAL,
     OK,
@@ -145,7 +146,7 @@ class Stream:
         running = self._status is None
         if running:
             log.debug(CANCELLATION_LINE, self._head.path)
-            self._status = (OK, "")
+            self._status = (CANCELLED, "")
         handler = self._handler
         self._release()
         self._connection.forget(self)
@@ -182,6 +183,10 @@ class Stream:
     @property
     def peer(self) -> str:
         return self._connection.peer
+
+    @property
+    def ended(self) -> int | None:
+        return None if self._status is None else self._status[0]
 
     def metadata(self) -> Metadata:
         return self._head.metadata

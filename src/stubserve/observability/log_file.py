@@ -1,0 +1,84 @@
+"""The log in a file (`--log-file`), on a disk that may be full.
+
+A line that cannot be written is lost, and nothing else happens: whoever logs hears nothing of it. The first one is told
+on the standard error, with the reason; and when the file takes lines again, the first of them says how many are
+missing. A line of which only a part was written is ended before the next one, so that two never become one.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sys
+import time
+
+from stubserve.observability.output import Output
+
+# Where a disk is full and not full in turns, it is not said each time.
+_SAY_AGAIN_S = 60.0
+
+
+class LogFile(logging.Handler):
+    """Appends to the file `path`; `lost` is how many lines are missing in it. Raises OSError if it cannot be opened.
+
+    What is wrong with it goes to the standard error, by `output`.
+    """
+
+    def __init__(self, path: str, output: Output) -> None:
+        super().__init__()
+        self._path = path
+        self._output = output
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self.lost = 0
+        # How many of these the file does not tell of yet, and why they are
+        self._untold = 0
+        self._why = ""
+        # Whether the file ends in a part of a line
+        self._cut = False
+        self._said_at = float("-inf")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            data = self._line(record)
+        except Exception:
+            self.handleError(record)
+            return
+        if self._untold:
+            data = self._line(self._about(f"{self._untold} lines of the log are missing here: {self._why}")) + data
+        if self._cut:
+            data = b"\n" + data
+        try:
+            written = os.write(self._descriptor, data)
+        except OSError as error:
+            self._lose(error.strerror or str(error))
+            return
+        if written < len(data):
+            self._cut = True
+            self._lose(os.strerror(errno.ENOSPC))
+        else:
+            self._cut = False
+            self._untold = 0
+
+    def close(self) -> None:
+        super().close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        # As on stderr, what UTF-8 cannot say (names of files may be any bytes) must not cost the line.
+        return self.format(record).encode("utf-8", "backslashreplace") + b"\n"
+
+    def _lose(self, why: str) -> None:
+        self.lost += 1
+        self._untold += 1
+        self._why = why
+        now = time.monotonic()
+        if now - self._said_at >= _SAY_AGAIN_S:
+            self._said_at = now
+            text = f"--log-file={self._path} cannot be written, its lines are lost until it can be: {why}"
+            self._output.write(sys.stderr.fileno(), self._line(self._about(text)))
+
+    def _about(self, text: str) -> logging.LogRecord:
+        return logging.LogRecord("stubserve.log", logging.WARNING, __file__, 0, text, (), None)

@@ -1,0 +1,177 @@
+"""The access log of gRPC (`--access-log`): a line for each call when it is over, as HTTP has one for each request.
+
+    127.0.0.1:40514 - "/inference.GRPCInferenceService/ModelInfer HTTP/2" OK model='echo' 0.81 ms, 84 bytes in, 90 out
+
+The model is the one that the call's first message names, if it does. The time is that from the call's beginning to its
+end, the bytes are those of its messages.
+
+It stands between the service and the transport: the handler of the one, and the call of the other. So both transports
+have the same lines, and where nobody wants them there is nothing in between.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from stubserve.errors import ServeError
+from stubserve.inference.memory import Block
+from stubserve.inference.steps import Steps
+from stubserve.protocols.grpc.transport import CANCELLED, OK, Handler, Keep, Metadata, Method, Parts, Rpc
+from stubserve.protocols.grpc.wire import LENGTH, Malformed, read_tag, read_varint, skip
+
+log = logging.getLogger("stubserve.access")
+
+_NAMES = (
+    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+    "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
+    "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+)  # fmt: skip
+# The number of the field that names the model, of the messages that do
+_MODEL_FIELDS = {
+    **dict.fromkeys(("ModelInfer", "ModelStreamInfer", "ModelReady", "ModelMetadata", "ModelConfig"), 1),
+    **dict.fromkeys(("ModelStatistics",), 1),
+    **dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting"), 2),
+}
+_MOST_FIELDS = 32
+_LONGEST_NAME = 256
+
+_Work = Callable[[Keep], Steps[Parts]]
+
+
+class LoggedCall:
+    """A call of the RPC at `path`: for its transport the handler that `method` opens, for that handler the call."""
+
+    __slots__ = ("_began_ns", "_call", "_handler", "_model", "_over", "_path", "_received", "_sent")
+
+    def __init__(self, method: Method, path: str, call: Rpc) -> None:
+        self._path = path
+        self._call = call
+        self._began_ns = time.monotonic_ns()
+        self._model = ""
+        self._received = self._sent = 0
+        self._over = False
+        # None when the call is over: handler and call know each other
+        self._handler: Handler | None = None
+        handler = method.open(self)
+        if not self._over:
+            self._handler = handler
+
+    # For the transport
+
+    def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
+        self._received += len(data)
+        if not self._model:
+            self._model = model_of(self._path, data)
+        if self._handler is not None:
+            self._handler.on_message(data, block, offset)
+
+    def on_half_close(self) -> None:
+        if self._handler is not None:
+            self._handler.on_half_close()
+
+    def on_writable(self) -> None:
+        if self._handler is not None:
+            self._handler.on_writable()
+
+    def on_cancel(self) -> None:
+        handler = self._handler
+        ended = self._call.ended
+        self._end(CANCELLED if ended is None else ended)
+        if handler is not None:
+            handler.on_cancel()
+
+    # For the handler
+
+    @property
+    def peer(self) -> str:
+        return self._call.peer
+
+    @property
+    def ended(self) -> int | None:
+        return self._call.ended
+
+    def metadata(self) -> Metadata:
+        return self._call.metadata()
+
+    def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
+        self._count(parts)
+        self._call.reply(parts, blocks)
+        self._end(OK)
+
+    def reply_in_steps(self, work: _Work, blocks: Sequence[Block]) -> None:
+        self._call.reply_in_steps(lambda keep: self._made(work, keep, ends=True), blocks)
+
+    def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
+        self._count(parts)
+        return self._call.send(parts, blocks)
+
+    def send_in_steps(self, work: _Work, blocks: Sequence[Block]) -> bool:
+        return self._call.send_in_steps(lambda keep: self._made(work, keep), blocks)
+
+    def finish(self, status: int, message: str = "") -> None:
+        self._call.finish(status, message)
+        self._end(status)
+
+    def pause_reading(self) -> None:
+        self._call.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._call.resume_reading()
+
+    # The line
+
+    def _made(self, work: _Work, keep: Keep, ends: bool = False) -> Steps[Parts]:
+        """What the work makes, counted."""
+        status = CANCELLED
+        try:
+            parts = yield from work(keep)
+            self._count(parts)
+            status = OK
+            return parts
+        except ServeError as error:
+            status = error.code.grpc_status
+            raise
+        finally:
+            if ends:
+                self._end(status)
+
+    def _count(self, parts: Parts) -> None:
+        self._sent += sum(map(len, parts))
+
+    def _end(self, status: int) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._handler = None
+        log.info(
+            '%s - "%s HTTP/2" %s%s %.2f ms, %d bytes in, %d out',
+            self._call.peer,
+            self._path,
+            _NAMES[status] if 0 <= status < len(_NAMES) else status,
+            f" model={self._model!r}" if self._model else "",
+            (time.monotonic_ns() - self._began_ns) / 1e6,
+            self._received,
+            self._sent,
+        )
+
+
+def model_of(path: str, message: bytes | memoryview) -> str:
+    """The model that a message to an RPC names; empty where it names none, or is malformed."""
+    wanted = _MODEL_FIELDS.get(path.rpartition("/")[2])
+    if wanted is None:
+        return ""
+    at = 0
+    try:
+        for _ in range(_MOST_FIELDS):
+            if at >= len(message):
+                break
+            tag, at = read_tag(message, at)
+            if tag == wanted << 3 | LENGTH:
+                length, at = read_varint(message, at)
+                return str(message[at : at + min(length, _LONGEST_NAME)], "utf-8", "replace")
+            at = skip(message, at, tag & 7)
+    except (Malformed, IndexError):
+        pass
+    return ""

@@ -1,0 +1,31 @@
+"""The pictures in the docs: small, all of them shown, and made by a script that lets nothing of a machine through."""
+
+from __future__ import annotations
+
+import getpass
+import re
+from pathlib import Path
+
+import pytest
+
+from tools.screenshots import MOST_BYTES, PICTURES, refuse_what_is_ours
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_each_is_small_and_shown() -> None:
+    pictures = {path.name for path in (DOCS / "images").iterdir()}
+    assert pictures == {f"{name}.png" for name, *_ in PICTURES}
+    shown = {name for page in DOCS.rglob("*.md") for name in re.findall(r"images/([\w-]+\.png)", page.read_text())}
+    assert shown == pictures
+    for name in pictures:
+        data = (DOCS / "images" / name).read_bytes()
+        assert data.startswith(b"\x89PNG")
+        assert len(data) <= MOST_BYTES
+
+
+def test_what_tells_of_a_machine_is_refused(tmp_path: Path) -> None:
+    refuse_what_is_ours('{"name": "classifier"}', tmp_path)
+    for secret in (f"{tmp_path}/models/1/model.py", f"by {getpass.getuser()} himself"):
+        with pytest.raises(SystemExit, match="which is this machine's"):
+            refuse_what_is_ours(secret, tmp_path)
