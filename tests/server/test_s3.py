@@ -6,12 +6,16 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
+import numpy as np
 import pytest
 
-from tests.real_server import Serving, eventually, write_model
+from tests.environments.made import MODEL, TELLS
+from tests.real_server import Serving, binary_output, eventually, io_config, write_model
 from tests.s3_store import KEYS, S3Store
 from tests.server.ensembles import load, run, unload, values
+from tests.server.test_environments import small_archive, versions
 from tests.server.test_model_control import NUMBER
 
 pytest.importorskip("s3fs")
@@ -148,3 +152,52 @@ def test_wrong_credentials(tmp_path: Path) -> None:
             r"repository '.*/closed/models' cannot be read: .*Access Key Id.*Credentials come from AWS_ACCESS_KEY_ID",
             str(caught.value),
         )
+
+
+# A backend in Python whose models are files of numbers beside their configuration.
+TIMES = """
+    import json, os
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            path = os.path.join(args["model_repository"], args["model_version"], "factor.json")
+            with open(path) as file:
+                self.factor = json.load(file)
+
+        def execute(self, requests):
+            return [
+                pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy() * self.factor)])
+                for request in requests
+            ]
+"""
+
+
+def test_environments_and_backends_in_python(bucket: Bucket, tmp_path: Path) -> None:
+    """An archive beside the model, fetched once and extracted once; a model whose backend lies on this machine."""
+    home, name = bucket.home, bucket.name
+    config = TELLS.format("$$TRITON_MODEL_DIRECTORY/env.tar.gz", "")
+    bucket.store.put_folder(name, "models/packed", write_model(home, "packed", MODEL, config))
+    bucket.store.put(name, "models/packed/env.tar.gz", small_archive(tmp_path).read_bytes())
+    bucket.store.put(name, "models/times/config.pbtxt", io_config().replace('"python"', '"times"').encode())
+    bucket.store.put(name, "models/times/1/factor.json", b"3")
+    write_model(tmp_path / "backends", "times", TIMES)
+    (tmp_path / "backends" / "times" / "1" / "model.py").rename(tmp_path / "backends" / "times" / "model.py")
+    flags = (
+        f"--backend-directory={tmp_path / 'backends'}",
+        f"--environment-cache={tmp_path / 'environments'}",
+        EXPLICIT,
+    )
+    with bucket.serving(*flags, "--load-model=*") as server:
+        prefix = Path(versions(server, "packed")[2])
+        assert prefix.parent == tmp_path / "environments"
+        assert binary_output(server.infer_array("times", np.array([2], np.float32))).tolist() == [6]
+        # Another file of numbers: the environment is neither fetched nor extracted again.
+        bucket.store.put(name, "models/times/1/factor.json", b"4")
+        bucket.store.put(name, "models/packed/1/model.py", (dedent(MODEL) + "\n# changed\n").encode())
+        assert [load(server, model).status for model in ("times", "packed")] == [200, 200]
+        assert binary_output(server.infer_array("times", np.array([2], np.float32))).tolist() == [8]
+        assert Path(versions(server, "packed")[2]) == prefix
+        server.wait_for_all("Extracting Python execution env", 1)
+        assert bucket.store.gets(f"/{name}/models/packed/env.tar.gz") == 1
