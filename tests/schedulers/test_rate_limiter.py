@@ -8,7 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stubserve.errors import Code, ServeError
-from stubserve.schedulers.rate_limiter import Demand, Limited, RateLimiter, create_limiter
+from stubserve.schedulers.rate_limiter import RateLimiter, create_limiter
+from stubserve.schedulers.resources import Demand, Limited
 
 
 class Party:

@@ -29,71 +29,13 @@ repeated only for lines that share the resources that have become free.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from stubserve.errors import ServeError, invalid
-
-# Name, whether all devices share it, how much
-Demand = tuple[str, bool, int]
+from stubserve.schedulers.resources import HOLDING, IDLE, WAITING, Demand, Limited, Line, Pool
 
 # Modes, as the flag spells them
 OFF, EXECUTION_COUNT = "off", "execution_count"
-
-_IDLE, _WAITING, _HOLDING = range(3)
-
-
-class Pool:
-    """One resource: on one device, or shared. `free` may be below zero when less of it is there than was given out."""
-
-    __slots__ = ("askers", "free", "key", "lines", "tag", "total", "waiting")
-
-    def __init__(self, key: tuple[str, int | None]) -> None:
-        self.key = key
-        self.total = 0
-        self.free = 0
-        # Who asks for it, and for how much
-        self.askers: dict[Limited, int] = {}
-        # Who waits for it: lines, and how many instances in them
-        self.lines: list[_Line] = []
-        self.waiting = 0
-        # The tag of who was let in last
-        self.tag = 0
-
-
-class _Line:
-    """Instances that wait for the same, the lowest tag first: (tag, number, instance). Some have gone meanwhile."""
-
-    __slots__ = ("heap", "needs")
-
-    def __init__(self, needs: tuple[tuple[Pool, int], ...]) -> None:
-        self.needs = needs
-        self.heap: list[tuple[int, int, Limited]] = []
-
-
-class Limited:
-    """An instance that asks for resources. `let_in` is called when it holds them without having got them at once."""
-
-    __slots__ = ("instance", "let_in", "line", "needs", "number", "priority", "ran", "since", "state", "tag")
-
-    def __init__(self, instance: Hashable, let_in: Callable[[Limited], None], priority: int) -> None:
-        self.instance = instance
-        self.let_in = let_in
-        self.priority = priority or 1
-        self.needs: tuple[tuple[Pool, int], ...] = ()
-        self.line: _Line | None = None
-        self.state = _IDLE
-        # What it has had, and from which tag on it runs now
-        self.tag = 0
-        self.since = 0
-        # Whether it has executed, or begun to, since it has its resources
-        self.ran = False
-        # Which place in its line is its own
-        self.number = 0
-
-    @property
-    def holds(self) -> bool:
-        """Whether it has its resources."""
-        return self.state == _HOLDING
 
 
 class RateLimiter:
@@ -106,7 +48,7 @@ class RateLimiter:
     def __init__(self, given: Mapping[tuple[str, int | None], int] | None = None) -> None:
         self._given = dict(given or {})
         self._pools: dict[tuple[str, int | None], Pool] = {}
-        self._lines: dict[tuple[tuple[Pool, int], ...], _Line] = {}
+        self._lines: dict[tuple[tuple[Pool, int], ...], Line] = {}
         self._number = 0
         # Resources that may have become free, and whether somebody is being let in at the moment
         self._touched: dict[Pool, None] = {}
@@ -151,7 +93,7 @@ class RateLimiter:
         limited.needs = tuple(sorted(found, key=lambda need: repr(need[0].key)))
         line = self._lines.get(limited.needs)
         if line is None:
-            line = self._lines[limited.needs] = _Line(limited.needs)
+            line = self._lines[limited.needs] = Line(limited.needs)
             for pool, _ in limited.needs:
                 pool.lines.append(line)
         limited.line = line
@@ -201,7 +143,7 @@ class RateLimiter:
         line = limited.line
         if line is None:
             return False
-        limited.state = _WAITING
+        limited.state = WAITING
         self._number += 1
         limited.number = self._number
         heapq.heappush(line.heap, (tag, self._number, limited))
@@ -213,7 +155,7 @@ class RateLimiter:
 
     def may_go_on(self, limited: Limited) -> bool:
         """Whether an instance has its resources and nobody waits for any of them."""
-        if limited.state != _HOLDING:
+        if limited.state != HOLDING:
             return False
         return all(not pool.waiting and pool.free >= 0 for pool, _ in limited.needs)
 
@@ -230,11 +172,11 @@ class RateLimiter:
 
     def finish(self, limited: Limited) -> None:
         """An instance has executed, or waits no longer."""
-        state, limited.state = limited.state, _IDLE
-        if state == _IDLE:
+        state, limited.state = limited.state, IDLE
+        if state == IDLE:
             return
         for pool, count in limited.needs:
-            if state == _HOLDING:
+            if state == HOLDING:
                 pool.free += count
             else:
                 pool.waiting -= 1
@@ -243,7 +185,7 @@ class RateLimiter:
 
     def give_back(self, limited: Limited) -> None:
         """An instance had nothing to execute: it has had nothing."""
-        if limited.state == _HOLDING and not limited.ran:
+        if limited.state == HOLDING and not limited.ran:
             limited.tag = limited.since
         self.finish(limited)
 
@@ -279,7 +221,7 @@ class RateLimiter:
     # Inside
 
     def _take(self, limited: Limited) -> None:
-        limited.state = _HOLDING
+        limited.state = HOLDING
         limited.ran = False
         for pool, count in limited.needs:
             pool.free -= count
@@ -326,11 +268,11 @@ class RateLimiter:
         self._touched.clear()
         return None
 
-    def _head(self, line: _Line) -> tuple[int, int, Limited] | None:
+    def _head(self, line: Line) -> tuple[int, int, Limited] | None:
         heap = line.heap
         while heap:
             _, number, limited = heap[0]
-            if limited.state == _WAITING and limited.number == number:
+            if limited.state == WAITING and limited.number == number:
                 return heap[0]
             heapq.heappop(heap)
         return None

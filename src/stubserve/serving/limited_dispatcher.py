@@ -22,7 +22,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from stubserve.inference.work import Work
 from stubserve.schedulers.base import Scheduler
-from stubserve.schedulers.rate_limiter import Demand, Limited, RateLimiter
+from stubserve.schedulers.rate_limiter import RateLimiter
+from stubserve.schedulers.resources import Demand, Limited
 from stubserve.serving.alarm import Alarm
 from stubserve.serving.dispatcher import Answers, Dispatcher, Executor
 

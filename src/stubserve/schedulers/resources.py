@@ -1,0 +1,65 @@
+"""What the rate limiter keeps: resources, who asks for them, and in which lines they wait (see `rate_limiter`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+# Name, whether all devices share it, how much
+Demand = tuple[str, bool, int]
+
+# Where an instance stands
+IDLE, WAITING, HOLDING = range(3)
+
+
+class Pool:
+    """One resource: on one device, or shared. `free` may be below zero when less of it is there than was given out."""
+
+    __slots__ = ("askers", "free", "key", "lines", "tag", "total", "waiting")
+
+    def __init__(self, key: tuple[str, int | None]) -> None:
+        self.key = key
+        self.total = 0
+        self.free = 0
+        # Who asks for it, and for how much
+        self.askers: dict[Limited, int] = {}
+        # Who waits for it: lines, and how many instances in them
+        self.lines: list[Line] = []
+        self.waiting = 0
+        # The tag of who was let in last
+        self.tag = 0
+
+
+class Line:
+    """Instances that wait for the same, the lowest tag first: (tag, number, instance). Some have gone meanwhile."""
+
+    __slots__ = ("heap", "needs")
+
+    def __init__(self, needs: tuple[tuple[Pool, int], ...]) -> None:
+        self.needs = needs
+        self.heap: list[tuple[int, int, Limited]] = []
+
+
+class Limited:
+    """An instance that asks for resources. `let_in` is called when it holds them without having got them at once."""
+
+    __slots__ = ("instance", "let_in", "line", "needs", "number", "priority", "ran", "since", "state", "tag")
+
+    def __init__(self, instance: Hashable, let_in: Callable[[Limited], None], priority: int) -> None:
+        self.instance = instance
+        self.let_in = let_in
+        self.priority = priority or 1
+        self.needs: tuple[tuple[Pool, int], ...] = ()
+        self.line: Line | None = None
+        self.state = IDLE
+        # What it has had, and from which tag on it runs now
+        self.tag = 0
+        self.since = 0
+        # Whether it has executed, or begun to, since it has its resources
+        self.ran = False
+        # Which place in its line is its own
+        self.number = 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has its resources."""
+        return self.state == HOLDING
