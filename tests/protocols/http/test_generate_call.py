@@ -18,7 +18,8 @@ from stubserve.inference.steps import finish
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.trace import ModelTracing
 from stubserve.model_config.proto import ModelConfig
-from stubserve.protocols.http.generate import GenerateCall, document_steps, encode_document, generate
+from stubserve.protocols.http.generate import GenerateCall, generate
+from stubserve.protocols.http.generate_encode import document_steps, encode_document
 from tests.inference.models import echo, request
 
 

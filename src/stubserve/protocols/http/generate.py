@@ -9,30 +9,25 @@ responses. When more than PENDING_BYTES wait for a client that reads too slowly,
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from math import prod
 
 from starlette.responses import Response as HttpResponse
 from starlette.types import Receive, Scope, Send
 
-from stubserve.errors import ServeError, internal, unsupported
+from stubserve.errors import ServeError, internal
 from stubserve.inference.admission import admit_steps
 from stubserve.inference.call import Call
 from stubserve.inference.heap_account import FREE_BYTES, kept_by
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
-from stubserve.inference.signature import Signature
-from stubserve.inference.steps import Steps
 from stubserve.inference.tensor import drop_blocks
 from stubserve.protocols.http import json_text
-from stubserve.protocols.http.compression import Keep
 from stubserve.protocols.http.generate_decode import decode_generate
-from stubserve.protocols.http.infer_encode import LARGE_OUTPUT, is_long_text, json_array, json_array_steps
+from stubserve.protocols.http.generate_encode import document_steps, encode_document, is_large
 from stubserve.protocols.http.reply import JSON, Reply
 from stubserve.protocols.placement import BodyPlacer
 from stubserve.protocols.serving import Ingress
@@ -164,7 +159,7 @@ class GenerateCall(Call):
             self.respond(request, Response(response.outputs, response.parameters, final=False))
         if response.final:
             self._share.drop()
-        if self._waiting or (_is_large(response) and not self.gone):
+        if self._waiting or (is_large(response) and not self.gone):
             blocks = [tensor.block.hold() for tensor in response.outputs if tensor.block is not None]
             self._waiting.append((request, response, blocks))
             request.pause()
@@ -246,86 +241,6 @@ class GenerateCall(Call):
         self._pending_bytes += len(document)
         if self._pending_bytes > PENDING_BYTES:
             request.pause()
-
-
-def encode_document(request: Request, response: Response, signature: Signature) -> bytes:
-    """A response as a flat JSON object, members in alphabetical order. Raises ServeError for what JSON cannot say.
-
-    An output of one element is that element.
-    """
-    outputs = response.outputs
-    if len(outputs) == 1 and not response.parameters:
-        # As nearly all are
-        tensor = outputs[0]
-        array = json_array(tensor)
-        value = array[1:-1] if prod(tensor.shape) == 1 else array
-        id = json_text.string(request.id) if request.id else b""
-        return _form(signature.model, signature.version, tensor.name, bool(id)) % {b"value": value, b"id": id}
-    members = _members(request, response, signature)
-    for tensor in outputs:
-        array = json_array(tensor)
-        members[tensor.name] = array[1:-1] if prod(tensor.shape) == 1 else array
-    return _joined(members)
-
-
-@functools.lru_cache(maxsize=1024)
-def _form(model: str, version: int, output: str, has_id: bool) -> bytes:
-    """A response with one output, with places for its value and the request's id."""
-    members = _fixed_members(model, version)
-    members = {name: value.replace(b"%", b"%%") for name, value in members.items()}
-    if has_id:
-        members["id"] = b"%(id)b"
-    members[output] = b"%(value)b"
-    return b"{%b}" % b",".join(
-        [b"%b:%b" % (_string(name).replace(b"%", b"%%"), members[name]) for name in sorted(members)]
-    )
-
-
-def document_steps(request: Request, response: Response, signature: Signature, keep: Keep) -> Steps[bytes]:
-    """As `encode_document`, in steps; calls `keep(nbytes)` with what is made."""
-    members = _members(request, response, signature)
-    for tensor in response.outputs:
-        pieces: list[bytes] = []
-        for piece in json_array_steps(tensor):
-            keep(len(piece))
-            pieces.append(piece)
-            yield None
-        array = b"".join(pieces)
-        members[tensor.name] = array[1:-1] if prod(tensor.shape) == 1 else array
-    return _joined(members)
-
-
-def _members(request: Request, response: Response, signature: Signature) -> dict[str, bytes]:
-    """All but the outputs."""
-    members = _fixed_members(signature.model, signature.version)
-    if request.id:
-        members["id"] = json_text.string(request.id)
-    for name, value in (response.parameters or {}).items():
-        if not isinstance(value, str | bool | int | float):
-            raise unsupported("Response parameter of type 'TRITONSERVER_PARAMETER_BYTES' is not currently supported")
-        members[name] = json_text.scalar(value)
-    return members
-
-
-def _fixed_members(model: str, version: int) -> dict[str, bytes]:
-    return {"model_name": _string(model), "model_version": b'"%d"' % version}
-
-
-def _joined(members: dict[str, bytes]) -> bytes:
-    return b"{%b}" % b",".join([b"%b:%b" % (_string(name), members[name]) for name in sorted(members)])
-
-
-def _is_large(response: Response) -> bool:
-    # A plain loop: this is asked of every event of a stream, which has mostly one output.
-    for tensor in response.outputs:  # noqa: SIM110
-        if tensor.nbytes > LARGE_OUTPUT and is_long_text(tensor):
-            return True
-    return False
-
-
-@functools.lru_cache(maxsize=4096)
-def _string(text: str) -> bytes:
-    return json_text.string(text)
 
 
 async def generate(call: GenerateCall) -> HttpResponse:
