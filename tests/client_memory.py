@@ -16,7 +16,7 @@ class SharedFile:
 
     def __init__(self, content: np.ndarray | bytes | int) -> None:
         data = bytes(content) if isinstance(content, int) else memoryview(content).cast("B")
-        self.name = f"stubserve-test-{uuid.uuid4().hex}"
+        self.name = f"region-of-a-test-{uuid.uuid4().hex}"
         self.key = "/" + self.name
         self.path = "/dev/shm/" + self.name
         self.nbytes = len(data)

@@ -531,7 +531,7 @@ def _device(path: Path) -> None:
     ],
 )
 def test_what_is_no_memory_is_not_opened(server: Serving, make: Callable[[Path], None]) -> None:
-    key = f"/stubserve-test-{uuid.uuid4()}"
+    key = f"/region-of-a-test-{uuid.uuid4()}"
     path = Path("/dev/shm" + key)
     make(path)
     try:
@@ -545,7 +545,7 @@ def test_what_is_no_memory_is_not_opened(server: Serving, make: Callable[[Path],
 @needs_setpriv
 def test_a_file_of_somebody_else_is_not_opened(repository: Path) -> None:
     write_model(repository, "echo")
-    key = f"/stubserve-test-{uuid.uuid4()}"
+    key = f"/region-of-a-test-{uuid.uuid4()}"
     path = Path("/dev/shm" + key)
     path.touch(mode=0o600)
     path.chmod(0o000)

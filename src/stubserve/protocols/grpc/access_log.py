@@ -43,11 +43,13 @@ _Work = Callable[[Keep], Steps[Parts]]
 class LoggedCall:
     """A call of the RPC at `path`: for its transport the handler that `method` opens, for that handler the call."""
 
-    __slots__ = ("_began_ns", "_call", "_handler", "_model", "_over", "_path", "_received", "_sent")
+    __slots__ = ("_began_ns", "_call", "_handler", "_model", "_over", "_path", "_received", "_sent", "peer")
 
     def __init__(self, method: Method, path: str, call: Rpc) -> None:
         self._path = path
         self._call = call
+        # While there is one: when its time is over gRPC's C core does not know it any more
+        self.peer = call.peer
         self._began_ns = time.monotonic_ns()
         self._model = ""
         self._received = self._sent = 0
@@ -83,10 +85,6 @@ class LoggedCall:
             handler.on_cancel()
 
     # For the handler
-
-    @property
-    def peer(self) -> str:
-        return self._call.peer
 
     @property
     def ended(self) -> int | None:
@@ -147,7 +145,7 @@ class LoggedCall:
         self._handler = None
         log.info(
             '%s - "%s HTTP/2" %s%s %.2f ms, %d bytes in, %d out',
-            self._call.peer,
+            self.peer,
             self._path,
             _NAMES[status] if 0 <= status < len(_NAMES) else status,
             f" model={self._model!r}" if self._model else "",
