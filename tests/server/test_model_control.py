@@ -804,3 +804,16 @@ def test_what_changes_on_disk_is_served(repository: Path) -> None:
         assert server.get("/v2/models/second").status == 404
         assert controlled.rows("second") == []
         assert server.get("/v2/health/ready").status == 200
+
+
+def test_models_stay_while_their_polled_repository_is_away(repository: Path) -> None:
+    write_model(repository, "first", NUMBER.format(1, 1))
+    with Serving(repository, "--model-control-mode=poll", "--repository-poll-secs=1") as server:
+        away = repository.rename(repository.with_name("away"))
+        server.wait_for("cannot look for changes: failed to open directory .*: No such file or directory")
+        assert binary_output(server.infer_array("first", np.zeros(1, np.float32))).tolist() == [1]
+        assert server.get("/v2/health/ready").status == 200
+        write_model(away, "second", NUMBER.format(2, 2))
+        away.rename(repository)
+        server.wait_for("successfully loaded 'second'")
+        assert binary_output(server.infer_array("first", np.zeros(1, np.float32))).tolist() == [1]
