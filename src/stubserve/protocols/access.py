@@ -58,6 +58,11 @@ class Access:
         """Whether there is anything to ask about this kind."""
         return kind in self._restricted or (self._tokens is not None and kind not in self._open_kinds)
 
+    def names(self, kind: str) -> frozenset[str]:
+        """The names of the headers that decide it, in lower case."""
+        names = [self._restricted[kind][0]] if kind in self._restricted else []
+        return frozenset((*names, AUTHORIZATION) if self._tokens is not None else names)
+
     def refusal(self, kind: str, values: Values) -> ServeError | None:
         """Why a request with these headers may not use an API of this kind."""
         tokens = self._tokens

@@ -139,3 +139,30 @@ def test_any_heads_one_after_the_other(seen: list[bytes]) -> None:
     cache = HeadCache()
     for data in seen:
         assert outcome(cache.get, data) == outcome(parse_head, data)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(HEADS, min_size=2, max_size=12),
+    st.sampled_from([("x",), ("x", "x-y"), ("connection",), ("host", "x"), ("accept-encoding",)]),
+)
+def test_a_head_tells_all_its_credentials_however_it_was_read(seen: list[bytes], names: tuple[str, ...]) -> None:
+    cache = HeadCache(names)
+    for data in seen:
+        try:
+            head = cache.get(data)
+        except BadRequest:
+            continue
+        told = [field.partition(b":") for field in head.credentials]
+        wanted = [(name, value) for name, value in head.headers if name.lower().decode() in names]
+        assert [(name, value.lstrip(b" \t")) for name, _, value in told] == wanted
+        assert all_of(head) | {"credentials": ()} == all_of(parse_head(data))
+
+
+def test_a_known_head_tells_credentials_that_are_new() -> None:
+    cache = HeadCache(["x-key"])
+    cache.get(text_of(*USUAL, b"X-Key: a"))
+    for lines in ([b"X-Key: a"], [b"X-Key:b"], [b"X-Key: b", b"X-Key: a"], []):
+        head = cache.known(text_of(*lines, *USUAL))
+        assert head is not None
+        assert head.credentials == tuple(lines)

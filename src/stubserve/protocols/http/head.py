@@ -13,6 +13,7 @@ The memory is bounded by count and by the size of what it keeps.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from urllib.parse import unquote
 
 import httptools
@@ -24,7 +25,7 @@ _CACHED_HEAD_BYTES = 1024
 _KNOWN_LINES = 1024
 
 # What a line of a head is, as far as it matters: one of those below, or of no account
-_PLAIN, _HOST_LINE, _ACCEPT_ENCODING, _CONTENT_LENGTH, _HEADER_LENGTH = range(5)
+_PLAIN, _HOST_LINE, _ACCEPT_ENCODING, _CONTENT_LENGTH, _HEADER_LENGTH, _CREDENTIAL = range(6)
 _KINDS = {
     b"host": _HOST_LINE,
     b"accept-encoding": _ACCEPT_ENCODING,
@@ -69,9 +70,9 @@ class RequestHead:
         "chunked",
         "content_encoding",
         "content_length",
+        "credentials",
         "expects_continue",
         "generate",
-        "granted",
         "header_length",
         "infer",
         "keep_alive",
@@ -97,8 +98,8 @@ class RequestHead:
         self.generate: tuple[str, str] | None = None
         self.header_length: bytes | None = None
         self.accept_encoding: bytes | None = None
-        # The epoch of the rules by which it may use inference, 0 where that was not asked
-        self.granted = 0
+        # The fields by which it is told who asks, as they came, where a memory of heads was asked to say that
+        self.credentials: tuple[bytes, ...] = ()
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -215,9 +216,16 @@ def parse_head(data: bytes) -> RequestHead:
 
 
 class HeadCache:
-    """Parsed heads by their bytes, and the lines and names of header fields that they were made of."""
+    """Parsed heads by their bytes, and the lines and names of header fields that they were made of.
 
-    def __init__(self) -> None:
+    `credentials` are names of fields, in lower case, that heads are to tell by themselves (`RequestHead.credentials`).
+    """
+
+    def __init__(self, credentials: Collection[str] = ()) -> None:
+        self._credentials = frozenset(name.encode() for name in credentials)
+        self._kinds = {**dict.fromkeys(self._credentials, _CREDENTIAL), **_KINDS}
+        # A line is of one kind, so where it should be of two nothing is known by its lines.
+        self._learns = self._credentials.isdisjoint(_KINDS)
         self._heads: dict[bytes, RequestHead] = {}
         # By request lines, any head with that one; by other lines, and by names of which any value may come, their kind
         self._routes: dict[bytes, RequestHead] = {}
@@ -234,11 +242,14 @@ class HeadCache:
         head = self.known(data)
         if head is None:
             head = parse_head(data)
+            if self._credentials:
+                fields = head.headers
+                head.credentials = tuple(b"%b: %b" % one for one in fields if one[0].lower() in self._credentials)
             if len(data) <= _CACHED_HEAD_BYTES:
                 if len(self._heads) >= _CACHED_HEADS:
                     self._heads.clear()
                 self._heads[data] = head
-                if head.infer is not None or head.generate is not None:
+                if self._learns and (head.infer is not None or head.generate is not None):
                     self._learn(data, head)
         return head
 
@@ -256,6 +267,7 @@ class HeadCache:
         head._lines = fields = lines[1:-2]
         kinds = self._lines
         hosts = lengths = 0
+        credentials = []
         for line in fields:
             kind = kinds.get(line, -1)
             if not kind:
@@ -272,10 +284,16 @@ class HeadCache:
                     return None
                 elif kind == _HEADER_LENGTH:
                     head.header_length = value
+                elif kind == _CREDENTIAL:
+                    credentials.append(line)
             elif kind == _HOST_LINE:
                 hosts += 1
+            elif kind == _CREDENTIAL:
+                credentials.append(line)
             else:
                 head.accept_encoding = _field(line)[1]
+        if credentials:
+            head.credentials = tuple(credentials)
         return head if hosts == 1 and lengths <= 1 else None
 
     def _learn(self, data: bytes, head: RequestHead) -> None:
@@ -291,10 +309,10 @@ class HeadCache:
                 memory.clear()
         self._routes[route] = head
         for line, (name, lower, _) in zip(lines, fields, strict=True):
-            kind = _KINDS.get(lower, _PLAIN)
+            kind = self._kinds.get(lower, _PLAIN)
             if kind in (_CONTENT_LENGTH, _HEADER_LENGTH):
                 self._names[name] = kind
             else:
                 self._lines[line] = kind
-                if kind == _PLAIN and lower not in _NEVER_KNOWN:
+                if kind in (_PLAIN, _CREDENTIAL) and lower not in _NEVER_KNOWN:
                     self._names[name] = kind
