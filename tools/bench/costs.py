@@ -54,7 +54,7 @@ _SAMPLES = 2000
 
 
 class Asking(Protocol):
-    """How a server is asked. `figure` is what is measured, of which more is better for a rate, and less for a cost."""
+    """How a server is asked. `metric` is COST or SHARE."""
 
     metric: Metric
 
@@ -63,7 +63,7 @@ class Asking(Protocol):
 
 
 class HttpInStep:
-    """HTTP, always the same request, or with heads that differ. `metric` is COST."""
+    """HTTP, always the same request, or with heads that differ."""
 
     metric = COST
 
@@ -77,7 +77,7 @@ class HttpInStep:
 
 
 class GrpcCalls:
-    """gRPC: processor time, or the rate where `metric` is SHARE."""
+    """gRPC, for either."""
 
     def __init__(self, folder: Path, metric: Metric) -> None:
         self.metric = metric
@@ -87,7 +87,6 @@ class GrpcCalls:
         request.raw_input_contents.append(payloads.float_bytes(FLOATS))
         body = request.SerializeToString()
         self._message.write_bytes(b"\0" + len(body).to_bytes(4, "big") + body)
-        self._rates: list[float] = []
 
     def turn(self, server: Server, secure: bool) -> float:
         if self.metric is SHARE:
@@ -137,8 +136,12 @@ def four(option: Option, asking: Asking, servers: Sequence[Server]) -> float:
     spent: tuple[list[float], list[float]] = ([], [])
     for which in WITHOUT_WITH:
         spent[which].append(asking.turn(servers[which], option.secure and which == 1))
-    without, with_it = map(sum, spent)
-    return without / with_it if asking.metric is SHARE else (with_it / without - 1) * 100
+    return compared(asking.metric, *spent)
+
+
+def compared(metric: Metric, without: Sequence[float], with_it: Sequence[float]) -> float:
+    """The figure of the times that requests took."""
+    return sum(without) / sum(with_it) if metric is SHARE else (sum(with_it) / sum(without) - 1) * 100
 
 
 class OptionCost(KServeOnly):

@@ -55,7 +55,7 @@ def all_workloads() -> list[Workload]:
         *(onnx_loads.all_loads() if wrk.available() and onnx_loads.available() else []),
         *(text_loads.all_loads() if wrk.available() and text_loads.available() else []),
         *(torch_loads.all_loads() if wrk.available() and torch_loads.available() else []),
-        Scrapes(),
+        *([Scrapes()] if wrk.available() else []),
         StartUp(1),
         StartUp(20),
     ]
