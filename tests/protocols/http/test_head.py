@@ -65,6 +65,19 @@ def test_an_accepted_encoding_is_part_of_the_head() -> None:
     assert found.accept_encoding == b"gzip"
 
 
+def test_the_first_traceparent_counts() -> None:
+    cache = taught(b"traceparent: a")
+    for lines, told in (
+        ([b"traceparent: b ", b"traceparent: c"], "b"),
+        ([b"traceparent:", b"traceparent: c"], ""),
+        ([], None),
+    ):
+        data = text_of(*USUAL, *lines)
+        head = cache.known(data)
+        assert head is not None
+        assert (head.trace_context(), parse_head(data).trace_context()) == (told, told)
+
+
 @pytest.mark.parametrize(
     "lines",
     [
@@ -118,7 +131,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 NAMES = (
     b"Host Content-Length content-length CONNECTION Connection Accept-Encoding X x-Y Inference-Header-Content-Length "
-    b"Transfer-Encoding Expect Content-Encoding Upgrade"
+    b"Transfer-Encoding Expect Content-Encoding Upgrade TraceParent traceparent"
 ).split()
 VALUES = [b"12 ", b" 12", b"", b"\xff", b"\x7f", b"a\x0bb", b"1" * 30, b"\t3\t"]
 VALUES += b"here 5 007 gzip keep-alive Keep-Alive close chunked 100-continue identity".split()

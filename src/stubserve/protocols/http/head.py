@@ -25,13 +25,16 @@ _CACHED_HEAD_BYTES = 1024
 _KNOWN_LINES = 1024
 
 # What a line of a head is, as far as it matters: one of those below, or of no account
-_PLAIN, _HOST_LINE, _ACCEPT_ENCODING, _CONTENT_LENGTH, _HEADER_LENGTH, _CREDENTIAL = range(6)
+_PLAIN, _HOST_LINE, _ACCEPT_ENCODING, _CREDENTIAL, _CONTENT_LENGTH, _HEADER_LENGTH, _TRACE_PARENT = range(7)
 _KINDS = {
     b"host": _HOST_LINE,
     b"accept-encoding": _ACCEPT_ENCODING,
     b"content-length": _CONTENT_LENGTH,
     b"inference-header-content-length": _HEADER_LENGTH,
+    b"traceparent": _TRACE_PARENT,
 }
+# Those whose values are hardly ever the same again: only their names are known.
+_OWN_VALUE = frozenset((_CONTENT_LENGTH, _HEADER_LENGTH, _TRACE_PARENT))
 # A head with one of these is parsed as a whole, but for a connection that is to be kept alive, as it would be anyhow.
 _NEVER_KNOWN = frozenset(
     (b"connection", b"proxy-connection", b"transfer-encoding", b"upgrade", b"expect", b"content-encoding")
@@ -78,6 +81,7 @@ class RequestHead:
         "keep_alive",
         "method",
         "target",
+        "trace_parent",
     )
 
     def __init__(self) -> None:
@@ -98,6 +102,7 @@ class RequestHead:
         self.generate: tuple[str, str] | None = None
         self.header_length: bytes | None = None
         self.accept_encoding: bytes | None = None
+        self.trace_parent: bytes | None = None
         # The fields by which it is told who asks, as they came, where a memory of heads was asked to say that
         self.credentials: tuple[bytes, ...] = ()
 
@@ -122,8 +127,7 @@ class RequestHead:
 
     def trace_context(self) -> str | None:
         """The value of `traceparent`, None without one."""
-        found = self.values("traceparent")
-        return found[0].decode("latin-1").strip() if found else None
+        return None if self.trace_parent is None else self.trace_parent.decode("latin-1").strip()
 
     # Callbacks of the parser
 
@@ -202,6 +206,8 @@ def parse_head(data: bytes) -> RequestHead:
             head.accept_encoding = value
         elif name == b"inference-header-content-length":
             head.header_length = value
+        elif name == b"traceparent" and head.trace_parent is None:
+            head.trace_parent = value
     if length is not None and not head.chunked:
         head.content_length = int(length)  # the parser has checked that it is a number
     if head.method == b"POST":
@@ -286,6 +292,8 @@ class HeadCache:
                     head.header_length = value
                 elif kind == _CREDENTIAL:
                     credentials.append(line)
+                elif kind == _TRACE_PARENT and head.trace_parent is None:
+                    head.trace_parent = value
             elif kind == _HOST_LINE:
                 hosts += 1
             elif kind == _CREDENTIAL:
@@ -310,7 +318,7 @@ class HeadCache:
         self._routes[route] = head
         for line, (name, lower, _) in zip(lines, fields, strict=True):
             kind = self._kinds.get(lower, _PLAIN)
-            if kind in (_CONTENT_LENGTH, _HEADER_LENGTH):
+            if kind in _OWN_VALUE:
                 self._names[name] = kind
             else:
                 self._lines[line] = kind
