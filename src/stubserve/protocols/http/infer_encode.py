@@ -241,7 +241,7 @@ def json_array(tensor: Tensor) -> bytes:
         return json_text.strings(_elements(tensor, elements))
     if elements <= _FEW:
         values = _unpacker(tensor.datatype, elements)(tensor.buffer)
-        return json_text.few_floats(values) if tensor.datatype in _FLOATS else orjson.dumps(values)
+        return json_text.floats(values) if tensor.datatype in _FLOATS else orjson.dumps(values)
     return _numbers(tensor.datatype, np.frombuffer(tensor.buffer, BY_NUMBER[tensor.datatype].numpy))
 
 
