@@ -64,11 +64,6 @@ class Slots:
         if row is not None:
             row.closed = True
 
-    def is_open(self, instance: Instance) -> bool:
-        """Whether sequences may begin on an instance."""
-        row = self._rows.get(instance)
-        return row is not None and not row.closed
-
     def is_vacant(self, instance: Instance) -> bool:
         """Whether no slot of an instance is taken, if it has any."""
         row = self._rows.get(instance)
