@@ -237,10 +237,6 @@ class EnsembleModel(AnsweringModel):
                 return ()  # it will fail at once
         return calls
 
-    def memory_usage(self) -> list[dict[str, Any]]:
-        """Nothing: the processes are its members'."""
-        return []
-
     def instance_facts(self) -> Sequence[InstanceFacts]:
         """None: the instances are its members'."""
         return ()

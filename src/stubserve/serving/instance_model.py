@@ -252,9 +252,6 @@ class InstanceModel(AnsweringModel):
             task.add_done_callback(lambda _: self.unlimit((instance,)))
         return task
 
-    def memory_usage(self) -> list[dict[str, Any]]:
-        return self._instances.memory_usage()
-
     def instance_facts(self) -> Sequence[InstanceFacts]:
         return [instance.facts() for instance in self._instances.everyone]
 
