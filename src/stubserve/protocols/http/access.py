@@ -30,21 +30,19 @@ class HttpAccess(Access):
 
     def admits(self, head: RequestHead) -> bool:
         """Whether a request with this head may use inference."""
-        if not self._guards_inference:
-            return True
-        if self._tokens is not None:
-            self._tokens.look()
-        return head.granted == self._epoch or self.inference_refusal(head) is None
+        return not self._guards_inference or self._epoch() == head.granted or self.inference_refusal(head) is None
 
     def inference_refusal(self, head: RequestHead) -> ServeError | None:
         """Why it may not."""
         refusal = self.refusal(INFERENCE, head.values)
         if refusal is None:
-            # That of the tokens that it was granted by: a look here could be at others.
-            head.granted = self._epoch
+            head.granted = self._epoch()
         return refusal
 
-    @property
     def _epoch(self) -> int:
         """Grows when what was granted has to be looked at again."""
-        return 1 if self._tokens is None else self._tokens.epoch
+        tokens = self._tokens
+        if tokens is None:
+            return 1
+        tokens.look()
+        return tokens.epoch
