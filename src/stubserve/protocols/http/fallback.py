@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from stubserve.protocols.fair_queues import Peer
+
 
 class Fallback(HttpToolsProtocol):
     """Serves the Starlette app on a transport that belongs to somebody else.
@@ -17,9 +19,10 @@ class Fallback(HttpToolsProtocol):
 
     on_done: Callable[[], None]
 
-    def attach(self, transport: asyncio.Transport, on_done: Callable[[], None]) -> None:
+    def attach(self, transport: asyncio.Transport, on_done: Callable[[], None], peer: Peer | None) -> None:
         self.on_done = on_done
         self.connection_made(transport)
+        self.client = peer
         self.connections.discard(self)
 
     def _unsupported_upgrade_warning(self) -> None:
