@@ -76,8 +76,12 @@ def server(repository: Path) -> Iterator[Serving]:
 
 def workers(server: Serving) -> list[psutil.Process]:
     """The workers of a server that run."""
-    children = psutil.Process(server.process.pid).children()
-    return sorted((one for one in children if "stubserve.ingress" in one.cmdline()), key=lambda one: one.pid)
+    found = []
+    for child in psutil.Process(server.process.pid).children():
+        with contextlib.suppress(psutil.Error):  # it may just have ended
+            if "stubserve.ingress" in child.cmdline():
+                found.append(child)
+    return sorted(found, key=lambda one: one.pid)
 
 
 def json_request(model: str, datatype: str, shape: list[int], data: object, **more: object) -> Ask:

@@ -22,6 +22,7 @@ from stubserve import malloc
 from stubserve.inference.served_model import ServedModel
 from stubserve.ingress.catalogue import Catalogue, Contexts
 from stubserve.ingress.control import Control, end_now
+from stubserve.ingress.descriptors import receive
 from stubserve.ingress.line import Line
 from stubserve.ingress.memory import WorkerMemory
 from stubserve.ingress.passing_on import PassingOn
@@ -227,7 +228,7 @@ class Clients:
 
     def _on_descriptor(self) -> None:
         try:
-            _, descriptors, _, _ = socket.recv_fds(self._descriptors, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            _, descriptors = receive(self._descriptors, 1)
         except OSError:
             return
         if not descriptors:

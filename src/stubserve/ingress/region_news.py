@@ -1,20 +1,21 @@
 """What a worker is told of clients' shared memory: which regions there are, each with its descriptor.
 
 Regions are registered with the owner, over whichever way in, and the next request that names one may go through any
-worker. So each change is counted in a word of the worker's segment once it is on its way, and before whoever asked for
-it is answered; a worker that has heard of fewer waits for the rest of them before it looks a region up (`regions`).
-What the socket does not take, because the worker is busy, waits here in its order.
+worker. So each change is counted in a word of the worker's segment, before whoever asked for it is answered; a worker
+that has heard of fewer waits for the rest before it looks a region up (`regions`). What its socket does not take,
+because it is busy, is sent later as it is then: of a region that has come and gone meanwhile it never hears.
 
-Messages, over a socket of their own that keeps them apart::
+Messages, over a socket of their own; `as_of` is how many changes the worker knows of with this message, 0 where more
+messages follow::
 
-    (name, key, number, start, nbytes)   with a descriptor: a region has been registered
-    (name,)                              it has been unregistered
+    (as_of, name, key, number, start, nbytes)   with a descriptor: the region of this name
+    (as_of, name)                               there is none of this name any more
+    (as_of,)
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import errno
 import socket
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 from stubserve_stub.wire.messages import pack
 
 from stubserve.ingress.words import REGIONS
-from stubserve.protocols.client_regions import MAX_NAME, ClientRegion, ClientRegions
+from stubserve.protocols.client_regions import MAX_NAME, ClientRegions
 
 _RETRY_S = 0.01
 
@@ -35,47 +36,59 @@ class RegionNews:
         self._words = words
         self._regions = regions
         self._loop = asyncio.get_running_loop()
-        self._unsent: collections.deque[tuple[bytes, ClientRegion | None]] = collections.deque()
+        # Names that the worker knows, and those of which it is to be told
+        self._known: set[str] = set()
+        self._due = dict.fromkeys(regions.names())
+        words[REGIONS] = len(self._due)
+        self._told = 0
         self._retry: asyncio.TimerHandle | None = None
         connection.setblocking(False)
-        words[REGIONS] = 0
-        regions.watchers.add(self)
-        for region in regions.all():
-            self.registered(region)
-
-    def registered(self, region: ClientRegion) -> None:
-        """There is a further region."""
-        # Of a key, which may begin with any number of slashes, the end has the name of the file.
-        told = (region.name, region.key[-MAX_NAME:], region.number, region.start, region.nbytes)
-        self._tell(pack(told), region)
-
-    def unregistered(self, name: str) -> None:
-        """A region has been taken from the list."""
-        self._tell(pack((name,)), None)
+        regions.watchers.add(self._on_change)
+        self._send()
 
     def close(self) -> None:
         """The worker is gone."""
-        self._regions.watchers.discard(self)
-        self._unsent.clear()
+        self._regions.watchers.discard(self._on_change)
         if self._retry is not None:
             self._retry.cancel()
         self._socket.close()
 
-    def _tell(self, message: bytes, region: ClientRegion | None) -> None:
-        self._unsent.append((message, region))
+    def _on_change(self, name: str) -> None:
         self._words[REGIONS] += 1
+        if name in self._known or self._regions.named(name) is not None:
+            self._due[name] = None
+        else:
+            self._due.pop(name, None)
         if self._retry is None:
             self._send()
 
     def _send(self) -> None:
         self._retry = None
-        while self._unsent:
-            message, region = self._unsent[0]
+        while self._told != self._words[REGIONS]:
+            name = next(iter(self._due), None)
+            as_of = self._words[REGIONS] if len(self._due) <= 1 else 0
             try:
-                socket.send_fds(self._socket, [message], [] if region is None else [region.descriptor])
+                self._send_one(name, as_of)
             except OSError as error:
                 if error.errno in (errno.EAGAIN, errno.ETOOMANYREFS):
                     self._retry = self._loop.call_later(_RETRY_S, self._send)
                 # Otherwise the worker is gone, which is noticed elsewhere.
                 return
-            self._unsent.popleft()
+            if name is not None:
+                del self._due[name]
+            self._told = as_of or self._told
+
+    def _send_one(self, name: str | None, as_of: int) -> None:
+        """Raises OSError."""
+        if name is None:
+            self._socket.send(pack((as_of,)))
+            return
+        region = self._regions.named(name)
+        if region is None:
+            self._socket.send(pack((as_of, name)))
+            self._known.discard(name)
+        else:
+            # Of a key, which may begin with any number of slashes, the end has the name of the file.
+            fields = (name, region.key[-MAX_NAME:], region.number, region.start, region.nbytes)
+            socket.send_fds(self._socket, [pack((as_of, *fields))], [region.descriptor])
+            self._known.add(name)

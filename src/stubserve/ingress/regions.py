@@ -12,6 +12,7 @@ from stubserve_stub.wire.messages import unpack
 
 from stubserve.inference.regions import RegionPlace
 from stubserve.ingress.control import end_now
+from stubserve.ingress.descriptors import receive
 from stubserve.ingress.words import REGIONS
 from stubserve.protocols.client_regions import MAX_NAME, ClientRegion, RegionTable
 
@@ -27,6 +28,7 @@ class RemoteRegions(RegionTable):
     def __init__(self, connection: socket.socket, words: Any) -> None:
         super().__init__()
         self._socket = connection
+        connection.setblocking(False)
         self._words = words
         self._heard = 0
         self._poll = select.poll()
@@ -42,23 +44,24 @@ class RemoteRegions(RegionTable):
     def _read(self) -> None:
         while True:
             try:
-                data, descriptors, _, _ = socket.recv_fds(
-                    self._socket, _MOST_BYTES, 1, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
-                )
+                data, descriptors = receive(self._socket, _MOST_BYTES)
             except BlockingIOError:
                 return
             except OSError:
                 data = b""
             if not data:
                 end_now()
-            self._hear(unpack(data), descriptors)
-            self._heard += 1
+            as_of, *news = unpack(data)
+            if news:
+                self._hear(*news, descriptors=descriptors)
+            self._heard = as_of or self._heard
 
-    def _hear(self, news: Any, descriptors: list[int]) -> None:
-        if len(news) == 1:
-            self._remove(news[0])
+    def _hear(
+        self, name: str, key: str = "", number: int = 0, start: int = 0, nbytes: int = 0, *, descriptors: list[int]
+    ) -> None:
+        if not number:
+            self._remove(name)
         elif descriptors:
-            name, key, number, start, nbytes = news
             self._add(ClientRegion(name, key, number, descriptors[0], start, nbytes))
         else:
-            log.error("this HTTP worker has no descriptor left for shared memory region '%s' (ulimit -n)", news[0])
+            log.error("this HTTP worker has no descriptor left for shared memory region '%s' (ulimit -n)", name)

@@ -21,6 +21,7 @@ from stubserve_stub.wire.ring import RingReader, RingWriter, read_doorbell
 
 from stubserve.environments.environment import Environment
 from stubserve.inference.served_model import ServedModel
+from stubserve.ingress.descriptors import receive
 from stubserve.ingress.messages import handlers_of_owner
 from stubserve.ingress.region_news import RegionNews
 from stubserve.ingress.words import CLOSED, STATE
@@ -199,7 +200,7 @@ class Worker:
     def _on_descriptor(self) -> None:
         """A request that is passed on."""
         try:
-            peer, descriptors, _, _ = socket.recv_fds(self._descriptors, _PEER_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+            peer, descriptors = receive(self._descriptors, _PEER_BYTES)
         except OSError:
             return
         for descriptor in descriptors:

@@ -21,8 +21,7 @@ import os
 import resource
 import stat
 import weakref
-from collections.abc import Collection
-from typing import Protocol
+from collections.abc import Callable, Collection
 
 from stubserve.errors import Code, ServeError, internal, invalid, not_found, unavailable, unsupported
 from stubserve.inference.regions import RegionPlace
@@ -132,22 +131,15 @@ class RegionTable:
         return self._regions.pop(name, None)
 
 
-class RegionWatcher(Protocol):
-    """Who is told of changes."""
-
-    def registered(self, region: ClientRegion) -> None: ...
-
-    def unregistered(self, name: str) -> None: ...
-
-    def __hash__(self) -> int: ...
-
-
 class ClientRegions(RegionTable):
-    """All of them. Methods that change or name one raise ServeError, with upstream's texts where upstream has one."""
+    """All of them; `watchers` hear the name of each that is registered or unregistered.
+
+    Methods that change or name one raise ServeError, with upstream's texts where upstream has one.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.watchers: set[RegionWatcher] = set()
+        self.watchers: set[Callable[[str], object]] = set()
         # Those that have been unregistered while requests use them
         self._leaving: weakref.WeakValueDictionary[str, ClientRegion] = weakref.WeakValueDictionary()
         self._numbers = 0
@@ -184,10 +176,8 @@ class ClientRegions(RegionTable):
             os.close(descriptor)
             raise
         self._numbers += 1
-        region = ClientRegion(name, key, self._numbers, descriptor, offset, nbytes)
-        self._add(region)
-        for watcher in self.watchers:
-            watcher.registered(region)
+        self._add(ClientRegion(name, key, self._numbers, descriptor, offset, nbytes))
+        self._tell(name)
 
     def unregister(self, name: str) -> None:
         """Takes a region from the list, all of them for an empty name; requests that use it go on."""
@@ -196,12 +186,19 @@ class ClientRegions(RegionTable):
             region = self._remove(one)
             if region is not None:
                 self._leaving[one] = region
-                for watcher in self.watchers:
-                    watcher.unregistered(one)
+                self._tell(one)
 
-    def all(self) -> Collection[ClientRegion]:
-        """Those that requests may name."""
-        return self._regions.values()
+    def names(self) -> Collection[str]:
+        """The names of those that requests may refer to."""
+        return self._regions.keys()
+
+    def named(self, name: str) -> ClientRegion | None:
+        """The one of this name that requests may refer to."""
+        return self._regions.get(name)
+
+    def _tell(self, name: str) -> None:
+        for watcher in self.watchers:
+            watcher(name)
 
     def __contains__(self, name: str) -> bool:
         return name in self._regions or name in self._leaving
