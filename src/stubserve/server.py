@@ -170,14 +170,19 @@ class Server:
         return self._control
 
     def find_model(self, name: str, version: str) -> ServedModel:
-        """The model version that a request is for. Raises ServeError."""
+        """The model version that a request is to be answered by. Raises ServeError."""
+        model = self.known_model(name, version)
+        if self._sheds and self._memory_pressure.is_high:
+            self._shed += 1
+            raise overloaded("memory is short on this machine; try again later (--shed-on-memory-pressure)")
+        return model
+
+    def known_model(self, name: str, version: str) -> ServedModel:
+        """The model version that something is asked about, which costs nothing. Raises ServeError."""
         if self.exiting:
             raise unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
         if self.failed:
             raise _not_started()
-        if self._sheds and self._memory_pressure.is_high:
-            self._shed += 1
-            raise overloaded("memory is short on this machine; try again later (--shed-on-memory-pressure)")
         return self._registry.find(name, version)
 
     async def ready(self) -> bool:

@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tools import soak
 from tools.bench import (
     bare_loop,
     bulk,
@@ -45,6 +44,7 @@ from tools.bench.table import all_workloads
 from tools.bench.targets import AFTERWARDS, BOUNDS, TARGETS
 from tools.bench.workloads import BATCH, CPU, P50, RATE, Figures, Metric, Subject, WrkLoad
 from tools.bench.wrk import LoadError
+from tools.soak import steady
 
 FIGURES = {
     "requests": 3000,
@@ -475,7 +475,7 @@ def test_everybody_is_first_in_turn() -> None:
 def test_the_soak_compares_the_last_minute_with_the_first() -> None:
     loads = [wrk.Load(1000, 100.0, 100.0, 400.0), wrk.Load(10, 1.0, 1.0, 1.0), wrk.Load(900, 90.0, 100.0, 500.0)]
     memories = [Memory(parent, 0, stub, 0, 0, 0) for parent, stub in ((50, 30), (70, 60), (52, 29.5))]
-    assert soak.verdict(loads, memories) == (
+    assert steady.verdict(loads, memories) == (
         "last minute beside the first: p99 1.25x, requests/s 0.90x, parent RSS +2.0 MiB, stub RSS -0.5 MiB"
     )
 
