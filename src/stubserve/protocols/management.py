@@ -71,7 +71,6 @@ class ServerFacts(Ingress, Protocol):
 
     name: str
     version: str
-    loaded: bool
     # Whether it could not be started, and only tells so
     failed: bool
     exiting: bool

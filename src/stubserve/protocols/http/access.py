@@ -30,19 +30,21 @@ class HttpAccess(Access):
 
     def admits(self, head: RequestHead) -> bool:
         """Whether a request with this head may use inference."""
-        return not self._guards_inference or self._epoch() == head.granted or self.inference_refusal(head) is None
+        if not self._guards_inference:
+            return True
+        if self._tokens is not None:
+            self._tokens.look()
+        return head.granted == self._epoch or self.inference_refusal(head) is None
 
     def inference_refusal(self, head: RequestHead) -> ServeError | None:
         """Why it may not."""
         refusal = self.refusal(INFERENCE, head.values)
         if refusal is None:
-            head.granted = self._epoch()
+            # That of the tokens that it was granted by: a look here could be at others.
+            head.granted = self._epoch
         return refusal
 
+    @property
     def _epoch(self) -> int:
         """Grows when what was granted has to be looked at again."""
-        tokens = self._tokens
-        if tokens is None:
-            return 1
-        tokens.look()
-        return tokens.epoch
+        return 1 if self._tokens is None else self._tokens.epoch
