@@ -109,15 +109,6 @@ def test_a_decompression_bomb_does_not_go_off(
     assert parent.memory_info().rss < before + (64 << 20)
 
 
-def test_many_requested_outputs(connection: http.client.HTTPConnection) -> None:
-    """As many as fit into what may be sent, the same and others; what they would say has a limit of its own."""
-    for names in (["OUTPUT0"] * 60_000, [str(number) for number in range(60_000)]):
-        asked = {"inputs": [GOOD], "outputs": [{"name": name} for name in names]}
-        body = json.dumps(asked, separators=(",", ":")).encode()
-        assert ask(connection, body).status == 400
-        assert ask(connection, gzip.compress(body), Content_Encoding="gzip").status == 400
-
-
 def test_strings_that_are_cut_short(connection: http.client.HTTPConnection) -> None:
     for data in (b"\x05\0\0\0abc", b"\x01", b"\xff\xff\xff\xffa", b"\x01\0\0\0ab"):
         head = json.dumps(

@@ -552,6 +552,11 @@ def test_a_load_that_is_too_large(tmp_path: Path) -> None:
         path = "/v2/repository/models/made/load"
         answer = server.request("POST", path, large)
         assert (answer.status, "--http-max-input-size" in answer.error) == (400, True), answer
+        # In chunks nobody knows how long it will be.
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            head = f"POST {path} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+            connection.sendall(head.encode() + b"100000\r\n" + large[: 1 << 20])
+            assert connection.recv(12) == b"HTTP/1.1 400"
         # A length of which an int has nothing left, as announced and as a text
         for length in 2**31, 2**32 + 10, 2**63 - 1:
             with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
