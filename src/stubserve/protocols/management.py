@@ -71,6 +71,7 @@ class ServerFacts(Ingress, Protocol):
 
     name: str
     version: str
+    loaded: bool
     # Whether it could not be started, and only tells so
     failed: bool
     exiting: bool
@@ -92,6 +93,8 @@ class ServerFacts(Ingress, Protocol):
 
     @property
     def tracing(self) -> ChangeableTracing: ...
+
+    def known_model(self, name: str, version: str) -> ServedModel: ...
 
     async def ready(self) -> bool: ...
 

@@ -25,15 +25,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stubserve.errors import Code, internal, invalid
+from stubserve.errors import Code, ServeError, internal, invalid
 from stubserve.inference.served_model import ServedModel
 from stubserve.instances.model_control import no_model_control
 from stubserve.instances.services import Services
 from stubserve.repository.candidate import Candidate, check_parameters
 from stubserve.repository.changeover import Changeover, Starter, as_load_error
 from stubserve.repository.changes import Changes, all_of
-from stubserve.repository.dependencies import DiskDependencies, no_longer_needed, rounds
-from stubserve.repository.ensemble_members import EnsembleMembers
+from stubserve.repository.dependencies import DiskDependencies, circle, members_of, no_longer_needed, rounds
+from stubserve.repository.ensemble_loading import check_members, unavailable_members
 from stubserve.repository.finding import Finder, Look
 from stubserve.repository.folder import DUPLICATE_REASON, check_model_name, name_of
 from stubserve.repository.places import Places
@@ -71,8 +71,6 @@ class ModelControl:
         self._changes = Changes(self._slots)
         self._finder = Finder(settings, self._places, self._changeover.served)
         self._disk = DiskDependencies(self._places, settings.config_name)
-        load_member = self._load_member if self._explicit else None
-        self._members = EnsembleMembers(registry, self._places, self._disk, load_member)
         self._ensembles = Settling(registry.serving, registry.resolve, self._disk, self._load_again, self._retire)
         # What somebody wanted loaded by its name, in contrast to what an ensemble has brought
         self._asked_for: set[str] = set()
@@ -294,19 +292,43 @@ class ModelControl:
             self._ensembles.away.pop(name, None)
             return leaving
 
-    async def _load_member(self, name: str, turn: Turn) -> None:
-        """A member that an ensemble lacks, in the turn of that. Raises ServeError."""
-        await self._load(name, None, {}, turn, only_if_missing=True)
-
     async def _take(self, candidate: Candidate, turn: Turn) -> Sequence[asyncio.Task[None]]:
         """Has a candidate serve. Raises ServeError."""
-        await self._members.prepare(candidate, turn)
+        members = members_of(candidate.config)
+        if members:
+            await self._prepare(candidate, members, turn)
         services = self._services
         if self._explicit:
             services = replace(services, control=StubControl(self, turn))
         if self._settings.namespacing:
             services = replace(services, models=self._registry.within(candidate.folder.namespace))
         return await self._changeover.replace(candidate, services)
+
+    async def _prepare(self, candidate: Candidate, members: Sequence[str], turn: Turn) -> None:
+        """Sees to it that an ensemble can be loaded: with explicit control its members are. Raises ServeError."""
+        name, namespace = candidate.folder.key, candidate.folder.namespace
+        try:
+            members = await self._places.aside(partial(self._disk.keys, members, namespace))
+            missing = [member for member in members if not self._registry.ready_versions(member)]
+            absent = await self._places.aside(partial(self._disk.absent, missing))
+            if absent:
+                raise unavailable_members(name, absent)
+            closed = await self._places.aside(partial(circle, name, members, self._disk.members))
+            if closed is not None:
+                raise closed
+            if self._explicit:
+                loads = (self._load(member, None, {}, turn, only_if_missing=True) for member in missing)
+                # Why one cannot be loaded is in the registry, and told from there.
+                await asyncio.gather(*loads, return_exceptions=True)
+            check_members(candidate.config, self._registry, namespace)
+        except BaseException as raised:
+            await asyncio.to_thread(candidate.remove)
+            if not isinstance(raised, ServeError):
+                raise
+            log.error("failed to load '%s': %s", name, raised)
+            if not candidate.made:
+                self._registry.entry(name).reason = raised.message
+            raise invalid(f"load failed for model '{name}': {raised}\n") from None
 
     # Letting go
 

@@ -102,3 +102,7 @@ class DiskDependencies:
     def needs(self, names: Collection[str]) -> dict[str, Collection[str]]:
         """The members of each."""
         return {name: self.members(name) for name in names}
+
+    def absent(self, names: Collection[str]) -> list[str]:
+        """Those that are not in exactly one repository."""
+        return self._places.absent(names)

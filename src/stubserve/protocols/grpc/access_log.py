@@ -30,9 +30,8 @@ _NAMES = (
 )  # fmt: skip
 # The number of the field that names the model, of the messages that do
 _MODEL_FIELDS = {
-    **dict.fromkeys(
-        ("ModelInfer", "ModelStreamInfer", "ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"), 1
-    ),
+    **dict.fromkeys(("ModelInfer", "ModelStreamInfer", "ModelReady", "ModelMetadata", "ModelConfig"), 1),
+    **dict.fromkeys(("ModelStatistics",), 1),
     **dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting"), 2),
 }
 _MOST_FIELDS = 32

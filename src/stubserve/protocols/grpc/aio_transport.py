@@ -62,39 +62,38 @@ def _status_of(error: BaseException) -> tuple[int, str]:
     return error.code.grpc_status, error.message
 
 
-class _Call:
-    """What grpcio's context says of an RPC."""
+def _peer_of(context: Any) -> str:
+    """Of "ipv4:127.0.0.1:50000", or "ipv6:%5B::1%5D:50000", what others have."""
+    address = urllib.parse.unquote(context.peer()).partition(":")[2]
+    return address.replace("[", "").replace("]", "")
 
-    __slots__ = ("_context",)
+
+def _ended(context: Any) -> int:
+    """How a call has ended that its handler did not end."""
+    left = context.time_remaining()
+    return CANCELLED if left is None or left > 0 else DEADLINE_EXCEEDED
+
+
+class _UnaryCall:
+    """A unary RPC; its answer is a future."""
+
+    __slots__ = ("_context", "answer")
 
     def __init__(self, context: Any) -> None:
         self._context = context
+        self.answer: asyncio.Future[bytes | tuple[int, str]] = asyncio.get_running_loop().create_future()
 
     @property
     def peer(self) -> str:
-        # Of "ipv4:127.0.0.1:50000", or "ipv6:%5B::1%5D:50000", what others have
-        address = urllib.parse.unquote(self._context.peer()).partition(":")[2]
-        return address.replace("[", "").replace("]", "")
+        return _peer_of(self._context)
 
     @property
     def ended(self) -> int | None:
-        # Asked only of a call that its handler did not end
-        left = self._context.time_remaining()
-        return CANCELLED if left is None or left > 0 else DEADLINE_EXCEEDED
+        return _ended(self._context)
 
     def metadata(self) -> Metadata:
         metadata: Metadata = self._context.invocation_metadata()
         return metadata
-
-
-class _UnaryCall(_Call):
-    """A unary RPC; its answer is a future."""
-
-    __slots__ = ("answer",)
-
-    def __init__(self, context: Any) -> None:
-        super().__init__(context)
-        self.answer: asyncio.Future[bytes | tuple[int, str]] = asyncio.get_running_loop().create_future()
 
     def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
         if not self.answer.done():
@@ -131,11 +130,11 @@ class _UnaryCall(_Call):
         pass
 
 
-class _StreamCall(_Call):
+class _StreamCall:
     """A streaming RPC. What is sent waits in an outbox that a task empties; OUTBOX_BYTES in it mean: slower."""
 
     def __init__(self, context: Any) -> None:
-        super().__init__(context)
+        self._context = context
         # Messages, and what is still to be made to one with the blocks that it holds until then
         self._outbox: deque[_Waiting] = deque()
         self._outbox_bytes = 0
@@ -146,6 +145,18 @@ class _StreamCall(_Call):
         self._slow = False
 
     # For the service
+
+    @property
+    def peer(self) -> str:
+        return _peer_of(self._context)
+
+    @property
+    def ended(self) -> int | None:
+        return _ended(self._context)
+
+    def metadata(self) -> Metadata:
+        metadata: Metadata = self._context.invocation_metadata()
+        return metadata
 
     def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
         self.send(parts, blocks)

@@ -153,5 +153,9 @@ def rpc_access(
 
 
 def _guarded(method: Method, access: Access, kind: str, call: Rpc) -> Handler:
-    refusal = access.refusal(kind, functools.partial(values_of, call.metadata()))
+    names = access.credentials
+    credentials = tuple([one for one in call.metadata() if one[0] in names])
+    if access.knows(kind, credentials):
+        return method.open(call)
+    refusal = access.learn(kind, credentials, functools.partial(values_of, credentials))
     return method.open(call) if refusal is None else Refused(call, refusal)

@@ -16,7 +16,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-# The hooks behind which none comes
+# Hook -> method
+HOOKS = ("load", "load_complete", "load_fail", "unload", "unload_complete")
 _LAST = ("load_fail", "unload_complete")
 
 

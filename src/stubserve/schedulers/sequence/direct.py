@@ -123,7 +123,8 @@ class DirectBatcher(SequenceBatcher):
                 extras += [nothing] * empty
                 sequences += [0] * empty
             if fits:
-                self._queues.take(slot)
+                slot.queue.popleft()
+                del self._waiting_in[request]
                 requests.append(request)
                 extras.append(controls.of(request, slot))
                 sequences.append(slot.number)
