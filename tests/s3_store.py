@@ -32,6 +32,16 @@ class S3Store:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self._log = tempfile.TemporaryFile()
+        self._start()
+        return self
+
+    def restart(self) -> None:
+        """Ends it and starts it again, without anything in it."""
+        self.process.kill()
+        self.process.wait()
+        self._start()
+
+    def _start(self) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
             stdout=self._log,
@@ -42,7 +52,7 @@ class S3Store:
         while True:
             try:
                 socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return self
+                return
             except OSError:
                 assert time.monotonic() < deadline, self.log()
                 assert self.process.poll() is None, self.log()

@@ -20,6 +20,7 @@ from stubserve.observability.memory_pressure import MemoryPressure
 from stubserve.observability.metrics import RESERVED, ServerMetrics
 from stubserve.observability.status import ServerStatus
 from stubserve.observability.trace_file import TraceFile
+from stubserve.observability.trace_spans import SpanExport
 from stubserve.observability.tracing import Destination, Tracing
 from stubserve.protocols.access import KINDS
 from stubserve.protocols.arrival import Arrivals
@@ -170,14 +171,19 @@ class Server:
         return self._control
 
     def find_model(self, name: str, version: str) -> ServedModel:
-        """The model version that a request is for. Raises ServeError."""
+        """The model version that a request is to be answered by. Raises ServeError."""
+        model = self.known_model(name, version)
+        if self._sheds and self._memory_pressure.is_high:
+            self._shed += 1
+            raise overloaded("memory is short on this machine; try again later (--shed-on-memory-pressure)")
+        return model
+
+    def known_model(self, name: str, version: str) -> ServedModel:
+        """The model version that something is asked about, which costs nothing. Raises ServeError."""
         if self.exiting:
             raise unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
         if self.failed:
             raise _not_started()
-        if self._sheds and self._memory_pressure.is_high:
-            self._shed += 1
-            raise overloaded("memory is short on this machine; try again later (--shed-on-memory-pressure)")
         return self._registry.find(name, version)
 
     async def ready(self) -> bool:
@@ -257,10 +263,8 @@ def _check_debugged(settings: Settings) -> None:
 
 
 def _trace_destination(settings: TracingSettings) -> Destination | None:
-    """Where traces go. What OpenTelemetry needs is imported only where it is used."""
+    """Where traces go."""
     if settings.mode == OPENTELEMETRY:
-        from stubserve.observability.trace_spans import SpanExport
-
         return SpanExport(settings)
     return TraceFile(settings.file) if settings.file else None
 

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
 import signal
 import subprocess
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stubserve.observability.metrics import RESERVED
-from tests.real_server import Serving, eventually, write_model
+from tests.real_server import Serving, eventually, io_config, write_model
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus" / "rules.yml"
 DASHBOARD = DEPLOY / "grafana" / "dashboard.json"
+
+
+FAILS = """
+    class TritonPythonModel:
+        def execute(self, requests):
+            raise ValueError("not today")
+"""
 
 
 def named(text: str) -> set[str]:
@@ -59,38 +69,88 @@ def test_every_expression_of_the_dashboard_is_one(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus")
-def test_an_alert_fires_when_a_stub_is_killed(repository: Path, tmp_path: Path) -> None:
-    write_model(repository, "echo")
-    with Serving(repository) as server:
+class Prometheus:
+    """A Prometheus that scrapes a server every second, as a context manager, with the configuration in deploy/."""
+
+    def __init__(self, server: Serving, folder: Path) -> None:
         config = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
         config = config.replace("localhost:8002", f"127.0.0.1:{server.metrics_port}").replace("5s", "1s")
-        (tmp_path / "prometheus.yml").write_text(config)
-        shutil.copy(RULES, tmp_path)
-        command = ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
-        log = (tmp_path / "log").open("w+")
-        process = subprocess.Popen([*command, "--web.listen-address=127.0.0.1:0"], stderr=log)
+        (folder / "prometheus.yml").write_text(config)
+        shutil.copy(RULES, folder)
+        self._said = folder / "log"
+        self._command = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+        self._command.append("--web.listen-address=127.0.0.1:0")
+
+    def __enter__(self) -> Prometheus:
+        with self._said.open("w") as log:
+            self._process = subprocess.Popen(self._command, stderr=log)
         try:
-            said = tmp_path / "log"
-            eventually(lambda: "Server is ready to receive web requests" in said.read_text())
-            found = re.search(r"address=(127\.0\.0\.1:[1-9]\d*)", said.read_text())
+            eventually(lambda: "Server is ready to receive web requests" in self._said.read_text())
+            found = re.search(r"address=(127\.0\.0\.1:[1-9]\d*)", self._said.read_text())
             assert found is not None
-            address = found[1]
+            self._address = found[1]
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
 
-            def ask(path: str) -> Any:
-                with urllib.request.urlopen(f"http://{address}/api/v1/{path}", timeout=30) as answer:
-                    return json.load(answer)["data"]
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
 
-            # Two scrapes with the restarts at 0, so that Prometheus sees them grow.
-            restarts = "query?query=stubserve_instance_restarts_total[1m]"
-            eventually(lambda: any(len(series["values"]) > 1 for series in ask(restarts)["result"]))
-            assert ask("alerts")["alerts"] == []
-            (pid,) = server.stub_pids()
-            os.kill(pid, signal.SIGKILL)
-            (alert,) = eventually(lambda: [one for one in ask("alerts")["alerts"] if one["state"] == "firing"])
-            assert alert["labels"]["alertname"] == "StubserveStubDied"
-            assert alert["labels"]["model"] == "echo"
-        finally:
-            process.kill()
-            process.wait()
-            log.close()
+    def ask(self, path: str, **query: str) -> Any:
+        url = f"http://{self._address}/api/v1/{path}?{urllib.parse.urlencode(query)}"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return json.load(answer)["data"]
+
+
+needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus")
+
+
+@needs_prometheus
+def test_an_alert_fires_when_a_stub_is_killed(repository: Path, tmp_path: Path) -> None:
+    write_model(repository, "echo")
+    with Serving(repository) as server, Prometheus(server, tmp_path) as prometheus:
+
+        def restarts() -> Any:
+            return prometheus.ask("query", query="stubserve_instance_restarts_total[1m]")["result"]
+
+        def firing() -> list[Any]:
+            return [one for one in prometheus.ask("alerts")["alerts"] if one["state"] == "firing"]
+
+        # Two scrapes with the restarts at 0, so that Prometheus sees them grow.
+        eventually(lambda: any(len(series["values"]) > 1 for series in restarts()))
+        assert prometheus.ask("alerts")["alerts"] == []
+        (pid,) = server.stub_pids()
+        os.kill(pid, signal.SIGKILL)
+        (alert,) = eventually(firing)
+        assert alert["labels"]["alertname"] == "StubserveStubDied"
+        assert alert["labels"]["model"] == "echo"
+
+
+@needs_prometheus
+def test_every_panel_has_something_to_show(repository: Path, tmp_path: Path) -> None:
+    """Each expression of the dashboard is a number when a server answers and fails."""
+    write_model(repository, "echo", config=io_config(max_batch_size=4))
+    write_model(repository, "fails", FAILS)
+    dashboard = json.loads(DASHBOARD.read_text())
+    missing = {target["expr"] for panel in dashboard["panels"] for target in panel["targets"]}
+    with Serving(repository) as server, Prometheus(server, tmp_path) as prometheus:
+
+        def all_shown() -> bool:
+            server.infer_array("echo", np.ones((1, 3), np.float32))
+            server.infer_array("fails", np.ones(3, np.float32))
+            for expression in list(missing):
+                query = expression.replace("$__rate_interval", "1m").replace("$job", ".*").replace("$model", ".*")
+                found = prometheus.ask("query", query=query)["result"]
+                if any(math.isfinite(float(one["value"][1])) for one in found):
+                    missing.discard(expression)
+            return not missing
+
+        eventually(all_shown)
+        variables = {one["name"]: one for one in dashboard["templating"]["list"]}
+        for name, labels in (("job", {"stubserve"}), ("model", {"echo", "fails"})):
+            series, labelled = re.fullmatch(r"label_values\((.*), (\w+)\)", variables[name]["definition"]).groups()  # type: ignore[union-attr]
+            assert labelled == name
+            found = prometheus.ask("series", **{"match[]": series.replace("$job", ".*")})
+            assert {one[name] for one in found} == labels

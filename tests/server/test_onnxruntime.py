@@ -346,3 +346,16 @@ def test_a_large_tensor_is_not_copied(tmp_path: Path) -> None:
     np.testing.assert_array_equal(answer, -array)
     assert in_parent < COPIED_BYTES
     assert 2 * TENSOR_BYTES <= committed <= 2 * TENSOR_BYTES + TENSOR_BYTES // 2
+
+
+@pytest.mark.parametrize("own", [{}, {"ORT_DISABLE_TELEMETRY": "0"}])
+def test_nobody_is_told_what_is_served(tmp_path: Path, own: dict[str, str]) -> None:
+    """Unless the operator wants it: onnxruntime keeps a file when it tells its maker."""
+    write_onnx(tmp_path / "models", "m", identity(), None)
+    (tmp_path / "temporary").mkdir()
+    with Serving(tmp_path / "models", environment={"TMPDIR": str(tmp_path / "temporary"), **own}) as server:
+        pid, *_ = server.stub_pids()
+        variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        assert f"ORT_DISABLE_TELEMETRY={own.get('ORT_DISABLE_TELEMETRY', '1')}" in variables
+        if not own:
+            assert list((tmp_path / "temporary").iterdir()) == []

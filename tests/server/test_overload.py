@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from grpc import RpcError
+from tritonclient.grpc import service_pb2
 
 from tests.server.grpc_calls import connected as connected_by_grpc
 from tests.server.grpc_calls import request as grpc_request
 
-from ..real_server import Serving, binary_request, eventually, io_config, write_model
+from ..real_server import Answer, Serving, binary_request, eventually, io_config, write_model
 
 # Answers when the file `go` is in its folder.
 WAITING = """
@@ -76,6 +79,61 @@ def test_a_full_queue_says_when_to_come_again(repository: Path) -> None:
             thread.join(60)
         assert sorted(set(statuses)) == [200, 503]
         (repository / "waiting" / "go").unlink()
+
+
+# A server that is told of a want of memory by whoever it connects to, in place of the kernel.
+TOLD = """
+import os, socket, sys
+from stubserve.cli import main
+from stubserve.observability import memory_pressure
+
+def start(self, path=None):
+    self.watch(os.dup(teller.fileno()))
+
+teller = socket.create_connection(("127.0.0.1", int(sys.argv.pop(1))))
+memory_pressure.MemoryPressure.start = start
+memory_pressure.PRESSED_S = 1.0
+main()
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_when_memory_is_short_inference_is_refused_and_nothing_else(tmp_path: Path, workers: int) -> None:
+    """By each way in, for a while; who only asks about models and the server's health is answered."""
+    write_model(tmp_path, "quick")
+    array = np.ones(3, np.float32)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Serving(tmp_path, "--shed-on-memory-pressure", f"--http-workers={workers}")
+        server.command[1:3] = ["-c", TOLD, str(listener.getsockname()[1])]
+        with server as serving, listener.accept()[0] as teller, connected_by_grpc(serving) as grpc:
+            assert serving.infer_array("quick", array).status == 200
+
+            def refused(ask: Callable[[], bool]) -> None:
+                """What the kernel tells is good for a second."""
+                eventually(lambda: bool(teller.send(b"!", socket.MSG_OOB)) and ask())
+
+            refused(lambda: serving.infer_array("quick", array).status == 503)
+            refused(lambda: serving.infer_array("quick", np.ones(1 << 20, np.float32)).status == 503)
+            refused(lambda: serving.request("POST", "/v2/models/quick/generate", b'{"INPUT0": 1.0}').status == 503)
+            answers: list[Answer] = []
+            refused(lambda: answers.append(serving.infer_array("quick", array)) or answers[-1].status == 503)
+            assert answers[-1].headers["retry-after"] == "1"
+            assert answers[-1].error == "memory is short on this machine; try again later (--shed-on-memory-pressure)"
+            for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/quick/ready", "/v2/models/quick"):
+                assert serving.get(path).status == 200
+            assert grpc.stub.ModelReady(service_pb2.ModelReadyRequest(name="quick"), timeout=60).ready
+            asked = grpc_request("quick", [1.0])
+
+            def refused_by_grpc() -> bool:
+                try:
+                    grpc.infer(asked)
+                except RpcError as error:
+                    return error.code().name == "UNAVAILABLE" and "memory is short" in error.details()
+                return False
+
+            refused(refused_by_grpc)
+            assert float(re.findall(rb"^stubserve_requests_shed_total (\S+)$", serving.metrics().body, re.M)[0]) >= 4
+            eventually(lambda: serving.infer_array("quick", array).status == 200)
 
 
 def refusals(calls: list[Any]) -> list[str]:

@@ -20,10 +20,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tools import soak
 from tools.bench import (
     bare_loop,
     bulk,
+    costs,
+    h2load,
+    in_step,
     onnx_loads,
     onnx_models,
     payloads,
@@ -45,6 +47,7 @@ from tools.bench.table import all_workloads
 from tools.bench.targets import AFTERWARDS, BOUNDS, TARGETS
 from tools.bench.workloads import BATCH, CPU, P50, RATE, Figures, Metric, Subject, WrkLoad
 from tools.bench.wrk import LoadError
+from tools.soak import steady
 
 FIGURES = {
     "requests": 3000,
@@ -52,6 +55,7 @@ FIGURES = {
     "us": 1_500_000,
     "p50_us": 210,
     "p99_us": 900,
+    "longest_us": 1200,
     "connect": 0,
     "read": 0,
     "write": 0,
@@ -65,7 +69,9 @@ def wrk_output(**changes: int) -> str:
 
 
 def test_wrk_figures_are_per_second_and_in_microseconds() -> None:
-    assert wrk.parse(wrk_output(), 64) == wrk.Load(requests=3000, requests_per_s=2000.0, p50_us=210, p99_us=900)
+    assert wrk.parse(wrk_output(), 64) == wrk.Load(
+        requests=3000, requests_per_s=2000.0, p50_us=210, p99_us=900, longest_us=1200
+    )
 
 
 @pytest.mark.parametrize("kind", ["connect", "read", "write", "status", "timeout"])
@@ -145,6 +151,57 @@ def test_send_accepts_the_echo_and_refuses_an_error(echo_port: int) -> None:
     payloads.send(echo_port, payloads.strings("identity_bytes", 3))
     with pytest.raises(WrongAnswerError, match="status 500"):
         payloads.send(echo_port, payloads.strings("broken", 3))
+
+
+def test_requests_in_step_are_as_many_as_wanted(echo_port: int) -> None:
+    right, broken = (bulk.message(echo_port, payloads.numbers(name, 16)) for name in ("identity_fp32", "broken"))
+    sent = []
+
+    def requests(*several: bytes) -> Iterator[bytes]:
+        for request in several:
+            sent.append(request)
+            yield request
+
+    in_step.run(echo_port, requests(*[right] * 20), connections=3, count=7)
+    assert len(sent) == 1 + 9
+    with pytest.raises(LoadError, match=r"the first answer begins .* 500 "):
+        in_step.run(echo_port, requests(broken), connections=3, count=7)
+    with pytest.raises(LoadError, match=r"not like the first, .* 500 "):
+        in_step.run(echo_port, requests(right, right, broken), connections=1, count=2)
+
+
+H2LOAD = """finished in 1.25s, 16000.50 req/s, 1.25MB/s
+requests: {0} total, {0} started, {0} done, {1} succeeded, {2} failed, {2} errored, 0 timeout
+status codes: {3} 2xx, 0 3xx, 0 4xx, {4} 5xx
+traffic: 3.91MB (4100448) total, 1.20MB (1258291) headers (space savings 0.00%), 2.44MB ({5}) data
+"""
+
+
+def test_calls_of_h2load_are_counted_and_have_to_be_right() -> None:
+    assert h2load.parse(H2LOAD.format(20000, 20000, 0, 20000, 0, 20000 * 64), 64) == 16000.5
+    for output, said in (
+        (H2LOAD.format(20000, 19999, 1, 19999, 0, 20000 * 64), "19999 were answered"),
+        (H2LOAD.format(20000, 20000, 0, 19999, 1, 20000 * 64), "19999 with 200"),
+        (H2LOAD.format(20000, 20000, 0, 20000, 0, 20000 * 64 - 1), "right ones at least 64"),
+        (H2LOAD.format(0, 0, 0, 0, 0, 0), "0 calls"),
+        ("could not connect", "no result"),
+    ):
+        with pytest.raises(LoadError, match=said):
+            h2load.parse(output, 64)
+
+
+def test_what_an_option_costs_is_told_of_the_times_of_requests() -> None:
+    assert costs.compared(costs.COST, [10, 30], [20, 24]) == pytest.approx(10)
+    assert costs.compared(costs.SHARE, [10, 30], [40, 60]) == pytest.approx(0.4)
+
+
+def test_the_interval_of_a_median_holds_it_and_says_how_sure_it_is() -> None:
+    figures = [1.0, 1.1, 1.2, 0.9, 0.8, 1.0, 5.0, -3.0, 1.0, 1.1]
+    low, high = costs.interval(figures)
+    assert -3 < low < 1 < high < 5
+    wide = costs.interval([10 * figure for figure in figures])
+    assert wide[1] - wide[0] > 5 * (high - low)
+    assert costs.interval([2.0, 2.0, 2.0]) == (2, 2)
 
 
 def binary_answer(raw: bytes, name: str = "OUTPUT0") -> tuple[bytes, str]:
@@ -433,7 +490,7 @@ def test_the_bare_loop_runs_torchscript(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_every_target_is_of_a_row_that_can_be_measured() -> None:
     names = {AFTERWARDS, *(workload.name for workload in all_workloads())}
-    if shutil.which("wrk") is not None:
+    if wrk.available() and h2load.available():
         assert {workload for workload, _ in (*TARGETS, *BOUNDS)} <= names
 
 
@@ -475,7 +532,7 @@ def test_everybody_is_first_in_turn() -> None:
 def test_the_soak_compares_the_last_minute_with_the_first() -> None:
     loads = [wrk.Load(1000, 100.0, 100.0, 400.0), wrk.Load(10, 1.0, 1.0, 1.0), wrk.Load(900, 90.0, 100.0, 500.0)]
     memories = [Memory(parent, 0, stub, 0, 0, 0) for parent, stub in ((50, 30), (70, 60), (52, 29.5))]
-    assert soak.verdict(loads, memories) == (
+    assert steady.verdict(loads, memories) == (
         "last minute beside the first: p99 1.25x, requests/s 0.90x, parent RSS +2.0 MiB, stub RSS -0.5 MiB"
     )
 

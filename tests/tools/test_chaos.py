@@ -5,26 +5,32 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from tools.chaos import __main__ as chaos
 from tools.chaos import remains
 from tools.chaos.__main__ import Life
+from tools.chaos.everything.scene import Everything
+from tools.chaos.everything.surroundings import Folder
+from tools.chaos.everything.tokens import Tokens
+from tools.chaos.scenes import Pipelines, Scene
 from tools.chaos.world import Client, Refused, World, Wrong
 
 LIFE_S = 3.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pipelines", [False, True])
-def test_nothing_is_lost_and_nothing_stays(pipelines: bool) -> None:
-    outcome = chaos.run(LIFE_S, LIFE_S, children=False, pipelines=pipelines)
+@pytest.mark.parametrize("scene", [Scene, Pipelines, Everything])
+def test_nothing_is_lost_and_nothing_stays(scene: type[Scene]) -> None:
+    outcome = chaos.run(LIFE_S, LIFE_S, False, scene)
     assert outcome.faults == [], chaos.table(outcome)
     assert [life.end for life in outcome.lives] == ["SIGTERM", "SIGKILL"]
-    for kind, _ in chaos.PIPELINE_CLIENTS if pipelines else chaos.CLIENTS:
+    for kind, _ in scene.crowd:
         assert sum(client.tally["right"] for client in outcome.clients if isinstance(client, kind)) > 0, kind
     assert outcome.total("hung") == outcome.total("wrong") == outcome.total("lost") == 0
 
@@ -83,6 +89,56 @@ def test_a_connection_may_be_lost_with_its_server() -> None:
     client.run()
     assert client.tally == Counter(["lost with the server"])
     assert world.faults == []
+
+
+def test_a_connection_may_be_lost_with_a_process_that_was_killed() -> None:
+    """Also one that was made just before, or just after; others may not."""
+    for cut, tally in ((5.0, "lost with a worker"), (-60.0, "lost")):
+        world = World(generation=2)
+        world.go.set()
+        client = Scripted(world, None, ConnectionResetError())
+        world.cut = time.monotonic() + cut
+        client.run()
+        assert client.tally == Counter(["right", tally])
+
+
+def test_what_is_wrong_again_and_again_is_said_once() -> None:
+    outcome = chaos.Outcome(
+        [], Counter(), [], ["10:00:01 Late 1: wrong: 3 is not 4", "10:00:02 Late 2: wrong: 5 is not 6"]
+    )
+    assert chaos.table(outcome).endswith("\nfault: 10:00:01 Late 1: wrong: 3 is not 4 (2 times)")
+
+
+def test_a_model_that_is_taken_away_is_not_half_there(tmp_path: Path) -> None:
+    """Whatever else happens to its files meanwhile."""
+    (tmp_path / "home" / "works").mkdir(parents=True)
+    (tmp_path / "home" / "works" / "config.pbtxt").write_text("as it was")
+    place = Folder(tmp_path / "home", tmp_path / "models")
+    config = tmp_path / "models" / "works" / "config.pbtxt"
+    place.put("works", "config.pbtxt", "changed")
+    assert config.read_text() == "changed"
+    place.take_away("works")
+    place.put("works", "config.pbtxt", "changed")
+    place.take_away("works")
+    assert not config.parent.exists()
+    place.restore("works")
+    assert config.read_text() == "as it was"
+
+
+def test_tokens_are_good_before_they_are_shown_and_after_they_are_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    tokens = Tokens(tmp_path / "tokens", world)
+    first = world.token
+    seen = []
+    monkeypatch.setattr(
+        "time.sleep", lambda seconds: seen.append((world.token, tokens.path.read_text().split("\n")[:2]))
+    )
+    tokens.change()
+    assert seen == [(first, [first, world.token]), (world.token, [first, world.token])]
+    assert first not in tokens.path.read_text()
+    assert world.withdrawn == first
 
 
 def test_what_is_left_behind_is_found_and_ended() -> None:

@@ -12,7 +12,7 @@ a stream, and status 0.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import Any
 
@@ -46,10 +46,11 @@ def framed(message: bytes) -> memoryview:
     return memoryview(b"\0" + UINT32.pack(len(message)) + message)
 
 
-def header_blocks(path: str) -> tuple[bytes, bytes]:
+def header_blocks(path: str, metadata: Sequence[tuple[str, str]] = ()) -> tuple[bytes, bytes]:
     """The header block of a connection's first request, which fills its table, and that of all further ones."""
     names = [(b":path", path.encode()), (b"te", b"trailers"), (b"content-type", b"application/grpc")]
     names += [(b"user-agent", b"bench"), (b"grpc-accept-encoding", b"identity"), (b":authority", b"127.0.0.1")]
+    names += [(name.encode(), value.encode()) for name, value in metadata]
     # In HPACK's static table: `:method: POST`, `:scheme: http`. Pseudo-headers go first.
     names.sort(key=lambda item: not item[0].startswith(b":"))
     static = b"\x83\x86"

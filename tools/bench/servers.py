@@ -59,7 +59,7 @@ class Program:
     def kserve(self) -> bool:
         return not self.package
 
-    def command(self, repository: Path, ports: tuple[int, int, int]) -> list[str]:
+    def command(self, repository: Path | str, ports: tuple[int, int, int]) -> list[str]:
         values = dict(zip(("REPO", "HTTP", "GRPC", "METRICS"), (str(repository), *map(str, ports)), strict=True))
         return [values.get(argument, argument) for argument in self.arguments]
 
@@ -116,7 +116,7 @@ class Server:
     `start_ms` is the time from exec to the first 200 of the program's `ready_path`.
     """
 
-    def __init__(self, program: Program, repository: Path, log: Path) -> None:
+    def __init__(self, program: Program, repository: Path | str, log: Path) -> None:
         self.name = program.name
         self.start_ms = 0.0
         self._program = program

@@ -12,12 +12,12 @@ import argparse
 import http.client
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
 import threading
 import time
-import urllib.request
 import uuid
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -28,46 +28,23 @@ import psutil
 from tools.bench import servers
 from tools.bench.servers import Server, ServerError
 
-from . import grpc_clients, http_clients, models, remains
+from . import remains
+from .everything.scene import Everything
+from .scenes import SPARE, Pipelines, Scene
 from .troubles import Troubles
 from .world import ANSWER_WITHIN_S, Client, World
 
-CLIENTS: list[tuple[type[Client], int]] = [
-    (http_clients.Binary, 4),
-    (http_clients.Json, 2),
-    (http_clients.Calls, 2),
-    (http_clients.Events, 2),
-    (http_clients.Sums, 4),
-    (http_clients.Keeps, 2),
-    (http_clients.Vanishing, 2),
-    (grpc_clients.Unary, 2),
-    (grpc_clients.UnarySums, 2),
-    (grpc_clients.StreamedSums, 2),
-    (grpc_clients.Streams, 2),
-    (grpc_clients.Cancelling, 1),
-]
-# With --pipelines: everything goes through ensembles
-PIPELINE_CLIENTS: list[tuple[type[Client], int]] = [
-    (http_clients.Chains, 4),
-    (http_clients.Forks, 4),
-    (http_clients.CountedEvents, 2),
-    (http_clients.VanishingChains, 2),
-    (grpc_clients.UnaryChains, 2),
-    (grpc_clients.CountedStreams, 2),
-    (grpc_clients.CancellingCounted, 1),
-]
 LIFE_S = 40.0
 TROUBLE_EVERY_S = 0.5
 # What is left of the shared memory at rest has to hold an input and an output of half of PROBE_BYTES each.
 SHM_LIMIT = "256M"
 PROBE_BYTES = 192 << 20
+FLAGS = (f"--shm-limit={SHM_LIMIT}", "--log-info=false", "--stub-restart-limit=1000000", "--exit-timeout-secs=20")
 # How often the parent is looked at until it is at rest; not a time, for it may stand still meanwhile.
 LOOKS = 10
 GONE_WITHIN_S = 10.0
 # A parent's memory is warm when it has served for a while; a life's growth beyond that is a leak.
 GROWTH_MIB = 32.0
-# A stub's further segments come when they are first needed, and a model's alarm when a request first has to wait.
-SPARE = {"/memfd:stubserve (deleted)": 5, "anon_inode:[timerfd]": 4}
 MIB = 1 << 20
 
 
@@ -98,10 +75,7 @@ def main() -> None:
     options = parse_arguments()
     # Who ends this ends its server too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("chaos ended"))
-    try:
-        outcome = run(options.seconds, options.life, not options.no_children, options.pipelines)
-    except ServerError as error:
-        sys.exit(f"chaos stopped: {error}")
+    outcome = run(options.seconds, options.life, not options.no_children, options.scene)
     print(table(outcome))
     sys.exit(1 if outcome.faults else 0)
 
@@ -111,8 +85,21 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=600, help="length of the run (default: %(default)s)")
     parser.add_argument("--life", type=float, default=LIFE_S, help="how long a server lives (default: %(default)s)")
     parser.add_argument("--no-children", action="store_true", help="models start no processes of their own")
-    parser.add_argument(
-        "--pipelines", action="store_true", help="ask ensembles only, and kill the stubs of their members, nothing else"
+    kinds = parser.add_mutually_exclusive_group()
+    parser.set_defaults(scene=Scene)
+    kinds.add_argument(
+        "--pipelines",
+        dest="scene",
+        action="store_const",
+        const=Pipelines,
+        help="ask ensembles only, and kill the stubs of their members, nothing else",
+    )
+    kinds.add_argument(
+        "--everything",
+        dest="scene",
+        action="store_const",
+        const=Everything,
+        help="use all that a server has, and trouble all that it leans on; each life is set up in another way",
     )
     options = parser.parse_args()
     if options.seconds < 1 or options.life < 1:
@@ -120,57 +107,50 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
-def run(seconds: float, life_s: float, children: bool, pipelines: bool = False) -> Outcome:
-    """Servers one after the other, two at least, until the time is up. Raises ServerError when one does not start."""
+def run(seconds: float, life_s: float, children: bool, kind: type[Scene] = Scene) -> Outcome:
+    """Servers one after the other, two at least, until the time is up or one ends by itself."""
     world = World()
-    crowd = PIPELINE_CLIENTS if pipelines else CLIENTS
-    clients = [kind(world, seed) for kind, count in crowd for seed in range(count)]
-    troubles = Troubles(world, kills=pipelines)
+    clients = [client(world, seed) for client, count in kind.crowd for seed in range(count)]
     lives: list[Life] = []
     deadline = time.monotonic() + seconds
     threading.Thread(target=world.watch_clock, daemon=True).start()
     for client in clients:
         client.start()
     with tempfile.TemporaryDirectory(prefix="stubserve-chaos-") as folder:
-        models.write(Path(folder, "models"))
+        scene = kind(Path(folder), world, children)
         try:
             while len(lives) < 2 or time.monotonic() < deadline:
-                end = signal.SIGKILL if len(lives) % 2 else signal.SIGTERM
-                lives.append(live(Path(folder), world, clients, troubles, life_s, end, children))
+                lives.append(live(scene, clients, len(lives), life_s))
+                print(row(len(lives), lives[-1]), file=sys.stderr, flush=True)
+        except ServerError as error:
+            world.fault(str(error))
         finally:
             world.over = True
             world.go.set()
+            scene.close()
     for client in clients:
         client.join(ANSWER_WITHIN_S + 5)
         if client.is_alive():
             world.fault(f"{client.name}: does not end: {client.whereabouts()}")
-    return Outcome(clients, troubles.tally, lives, world.faults)
+    return Outcome(clients, scene.tally, lives, world.faults)
 
 
-def live(
-    folder: Path,
-    world: World,
-    clients: list[Client],
-    troubles: Troubles,
-    life_s: float,
-    end: signal.Signals,
-    children: bool,
-) -> Life:
+def live(scene: Scene, clients: list[Client], number: int, life_s: float) -> Life:
     """One server: start, load, troubles, a look at it at rest, and its end under load."""
+    world, folder = scene.world, scene.folder
+    end = signal.SIGKILL if number % 2 else signal.SIGTERM
     mark = uuid.uuid4().hex
     temporary = folder / mark
     temporary.mkdir()
-    environment = {**os.environ, remains.MARK: mark, "TMPDIR": str(temporary)}
-    if children:
-        environment["CHAOS_CHILDREN"] = "1"
+    start = scene.begin(number)
+    troubles = scene.troubles()
+    environment = {**start.environment, remains.MARK: mark, "TMPDIR": str(temporary)}
     program = servers.stubserve(Path(sys.executable))
-    flags = ("--model-control-mode", "explicit", "--load-model", "*", "--shm-limit", SHM_LIMIT, "--log-info", "false")
-    flags += ("--stub-restart-limit", "1000000", "--exit-timeout-secs", "20")
-    program = replace(program, arguments=(*program.arguments, *flags), environment=environment)
+    program = replace(program, arguments=(*program.arguments, *FLAGS, *start.flags), environment=environment)
     life = Life(end.name)
-    with Server(program, folder / "models", folder / f"{mark}.log") as server:
+    with Server(program, start.repository, folder / f"{mark}.log") as server:
         process = psutil.Process(server.pid)
-        world.http_port, world.grpc_port = server.http_port, server.grpc_port
+        world.http_port, world.grpc_port, world.metrics_port = server.http_port, server.grpc_port, server.metrics_port
         world.generation += 1
         # The first part warms up what the rest finds warm.
         for part in (life_s / 4, life_s * 3 / 4):
@@ -181,9 +161,12 @@ def live(
                 server.require_alive()
                 troubles.one(server.pid)
             rest(world, clients, troubles)
-            if not until_free(server.http_port):
-                world.fault(f"{PROBE_BYTES >> 20} MiB of the shared memory's {SHM_LIMIT} cannot be had any more")
-            settle(server, life)
+            if text := until_free(world):
+                what = f"{PROBE_BYTES >> 20} MiB of the shared memory's {SHM_LIMIT}"
+                world.fault(f"{what} cannot be had any more: {text}")
+            settle(server, world, life, scene.spare)
+            for text in scene.at_rest(mark):
+                world.fault(f"at rest: {text}")
             life.rss.append(process.memory_info().rss / MIB)
         world.go.set()
         time.sleep(min(1.0, life_s / 4))
@@ -195,7 +178,9 @@ def live(
     life.left = remains.after(mark, GONE_WITHIN_S)
     if end == signal.SIGTERM:
         life.left += [f"temporary file {path.name}" for path in temporary.iterdir()]
-    judge(life, world)
+    life.left += scene.end(end == signal.SIGTERM)
+    scene.tally.update(troubles.tally)
+    judge(life, world, scene.spare)
     return life
 
 
@@ -213,47 +198,55 @@ def rest(world: World, clients: list[Client], troubles: Troubles) -> None:
     troubles.calm_down()
 
 
-def until_free(port: int) -> bool:
-    """Waits until most of the shared memory can be had: in one request, its answer, and what lies between two steps."""
+def until_free(world: World) -> str:
+    """Waits until most of the shared memory can be had: in one request, its answer, and what lies between two steps.
+    Why it cannot, or nothing.
+    """
     size = PROBE_BYTES // 2
     tensor = {"name": "X", "datatype": "FP32", "shape": [1, size // 4], "parameters": {"binary_data_size": size}}
     text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    headers = {"Inference-Header-Content-Length": str(len(text))}
+    headers = {"Inference-Header-Content-Length": str(len(text)), **world.headers}
     body = text + bytes(size)
+    why = ""
     for _ in range(LOOKS):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_WITHIN_S)
+        connection = world.http()
         try:
             connection.request("POST", "/v2/models/works/infer", body, headers)
             response = connection.getresponse()
-            response.read()
+            answer = response.read()
             if response.status == 200:
-                return True
-        except OSError:
-            pass
+                return ""
+            why = answer.decode(errors="replace")[:500]
+        except (OSError, http.client.HTTPException) as error:
+            why = repr(error)
         finally:
             connection.close()
         time.sleep(1.0)
-    return False
+    return why
 
 
-def all_serve(server: Server) -> bool:
+def all_serve(world: World) -> bool:
     """Whether no instance is being started anew."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=ANSWER_WITHIN_S) as answer:
-        lines = answer.read().decode().splitlines()
+    connection = world.http(world.metrics_port)
+    try:
+        connection.request("GET", "/metrics", headers=world.headers)
+        lines = connection.getresponse().read().decode().splitlines()
+    finally:
+        connection.close()
     return all(line.endswith(" 1") for line in lines if line.startswith("stubserve_instance_ready{"))
 
 
-def settle(server: Server, life: Life) -> None:
+def settle(server: Server, world: World, life: Life, spare: dict[str, int]) -> None:
     """Waits until all stubs are back and the parent has closed what it no longer needs, and notes what it has."""
     for _ in range(LOOKS):
-        if all_serve(server):
+        if all_serve(world):
             break
         time.sleep(1.0)
     now = remains.descriptors(server.pid)
     for _ in range(LOOKS):
         before, now = now, remains.descriptors(server.pid)
         # The first time there is nothing to compare with; what does not change for a second is at rest.
-        if now == before and (not life.descriptors or now.total() <= life.descriptors[0].total()):
+        if now == before and (not life.descriptors or not grown(life.descriptors[0], now, spare)):
             break
         time.sleep(1.0)
     life.descriptors.append(now)
@@ -270,18 +263,29 @@ def gone(process: psutil.Process, world: World) -> bool:
                 return False
 
 
-def judge(life: Life, world: World) -> None:
+def grown(before: Counter[str], now: Counter[str], spare: dict[str, int]) -> dict[str, int]:
+    """Descriptors that there are more of than there may be."""
+    more = now - before
+    return dict(more) if any(count > spare.get(kind, 0) for kind, count in more.items()) else {}
+
+
+def judge(life: Life, world: World, spare: dict[str, int] = SPARE) -> None:
     for text in life.left:
         world.fault(f"left after {life.end}: {text}")
     if life.rss[-1] - life.rss[0] > GROWTH_MIB:
         world.fault(f"the parent's memory grew in one life from {life.rss[0]:.0f} to {life.rss[-1]:.0f} MiB")
-    more = life.descriptors[-1] - life.descriptors[0]
-    if any(count > SPARE.get(kind, 0) for kind, count in more.items()):
-        world.fault(f"the parent's descriptors grew in one life by {dict(more)}")
+    if more := grown(life.descriptors[0], life.descriptors[-1], spare):
+        world.fault(f"the parent's descriptors grew in one life by {more}")
+
+
+def row(number: int, life: Life) -> str:
+    rss = " -> ".join(f"{size:.0f}" for size in life.rss)
+    descriptors = " -> ".join(str(kinds.total()) for kinds in life.descriptors)
+    return f"life {number}: {life.end}, RSS {rss} MiB, descriptors {descriptors}, left {len(life.left)}"
 
 
 def table(outcome: Outcome) -> str:
-    words = ["right", "refused", "lost with the server", "stood still", "lost", "hung", "wrong"]
+    words = ["right", "refused", "lost with the server", "lost with a worker", "stood still", "lost", "hung", "wrong"]
     lines = ["client      " + "  ".join(word.rjust(8) for word in words)]
     by_kind: dict[str, Counter[str]] = {}
     reasons: Counter[str] = Counter()
@@ -291,13 +295,14 @@ def table(outcome: Outcome) -> str:
     for kind, tally in by_kind.items():
         lines.append(kind.ljust(12) + "  ".join(str(tally[word]).rjust(max(8, len(word))) for word in words))
     lines += ["", "troubles: " + ", ".join(f"{count} {name}" for name, count in outcome.troubles.items())]
-    for number, life in enumerate(outcome.lives, 1):
-        rss = " -> ".join(f"{size:.0f}" for size in life.rss)
-        descriptors = " -> ".join(str(kinds.total()) for kinds in life.descriptors)
-        lines.append(f"life {number}: {life.end}, RSS {rss} MiB, descriptors {descriptors}, left {len(life.left)}")
+    lines += [row(number, life) for number, life in enumerate(outcome.lives, 1)]
     lines += ["", "refused, the most frequent reasons:"]
     lines += [f"{count:8}  {reason}" for reason, count in reasons.most_common(12)]
-    lines += ["", *([f"fault: {text}" for text in outcome.faults[:100]] or ["no faults"])]
+    # The same again and again is said once: by its text without the time and the numbers.
+    alike = Counter(re.sub(r"[0-9]+", "N", text) for text in outcome.faults)
+    first = {re.sub(r"[0-9]+", "N", text): text for text in reversed(outcome.faults)}
+    faults = [f"fault: {text} ({alike[kind]} times)" for kind, text in first.items()][::-1]
+    lines += ["", *(faults[:100] or ["no faults"])]
     return "\n".join(lines)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import random
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ from tools.siege.attack import GRPC_PREFACE
 from tools.siege.grpc_attacks import call
 
 from .http_clients import SIZES
-from .world import ANSWER_WITHIN_S, Client, Refused, Steps, World, Wrong
+from .world import ANSWER_WITHIN_S, HOST, Client, Refused, Steps, World, Wrong
 
 # How a call ends that was under way when the server was.
 LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
@@ -44,8 +43,18 @@ class GrpcClient(Client):
     def stub(self) -> Any:
         if self._channel is None:
             options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
-            self._channel = grpc.insecure_channel(f"127.0.0.1:{self.world.grpc_port}", options)
+            address = f"{HOST}:{self.world.grpc_port}"
+            if self.world.trust is None:
+                self._channel = grpc.insecure_channel(address, options)
+            else:
+                credentials = grpc.ssl_channel_credentials(self.world.authority)
+                self._channel = grpc.secure_channel(address, credentials, options)
         return service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What each call is given beside its request."""
+        return {"timeout": ANSWER_WITHIN_S, "metadata": self.world.metadata}
 
     def ask(self) -> None:
         try:
@@ -81,7 +90,7 @@ class Unary(GrpcClient):
         request = service_pb2.ModelInferRequest(model_name=self.model, id=self.name)
         request.inputs.add(name="X", datatype="FP32", shape=x.shape)
         request.raw_input_contents.append(x.tobytes())
-        answer = self.stub.ModelInfer(request, timeout=ANSWER_WITHIN_S)
+        answer = self.stub.ModelInfer(request, **self.options)
         y = np.frombuffer(answer.raw_output_contents[0], np.float32)
         if not np.array_equal(y, self.factor * x[0] + self.more) or answer.id != self.name:
             raise Wrong(f"{self.model}({x[0, 0]:.0f} x {x.size}) = {y[:3]} x {y.size}")
@@ -101,7 +110,7 @@ class Streams(GrpcClient):
     def call(self) -> None:
         counts = [self.random.choice([1, 5, 300]) for _ in range(4)]
         requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        answers = self.stub.ModelStreamInfer(iter(requests.get, None), timeout=ANSWER_WITHIN_S)
+        answers = self.stub.ModelStreamInfer(iter(requests.get, None), **self.options)
         try:
             for n in counts:
                 requests.put(counting(n, self.model))
@@ -158,7 +167,7 @@ class UnarySums(GrpcClient):
         self.steps.check(int.from_bytes(response.raw_output_contents[0], "little", signed=True))
 
     def call(self) -> None:
-        self.check(self.stub.ModelInfer(self.step(), timeout=ANSWER_WITHIN_S))
+        self.check(self.stub.ModelInfer(self.step(), **self.options))
 
 
 class StreamedSums(UnarySums):
@@ -172,7 +181,7 @@ class StreamedSums(UnarySums):
 
     def call(self) -> None:
         requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        answers = self.stub.ModelStreamInfer(iter(requests.get, None), timeout=ANSWER_WITHIN_S)
+        answers = self.stub.ModelStreamInfer(iter(requests.get, None), **self.options)
         try:
             for _ in range(self.random.choice([1, 4, 20])):
                 requests.put(self.step())
@@ -200,9 +209,9 @@ class Cancelling(Client):
     def ask(self) -> None:
         message = counting(5000, self.model).SerializeToString()
         data = b"\0" + UINT32.pack(len(message)) + message
-        with socket.create_connection(("127.0.0.1", self.world.grpc_port), ANSWER_WITHIN_S) as connection:
+        with self.world.connect(self.world.grpc_port, "h2") as connection:
             connection.sendall(GRPC_PREFACE + frame(SETTINGS, 0, 0))
-            connection.sendall(call(1, data, ends=self.random.random() < 0.5, path=STREAM_INFER))
+            connection.sendall(call(1, data, self.random.random() < 0.5, STREAM_INFER, self.world.metadata))
             wanted = self.random.choice([100, 1000, 20_000])
             # A stream that is refused brings less.
             connection.settimeout(0.2)

@@ -6,11 +6,11 @@ import contextlib
 import http.client
 import json
 import random
-import socket
+from collections.abc import Callable
 
 import numpy as np
 
-from .world import ANSWER_WITHIN_S, Client, Refused, Steps, World, Wrong
+from .world import Client, Refused, Steps, World, Wrong
 
 SIZES = [1, 16, 500, 20_000, 300_000]
 
@@ -28,12 +28,24 @@ class HttpClient(Client):
             self._connection.close()
             self._connection = None
 
-    def post(self, path: str, body: bytes, headers: dict[str, str] | None = None) -> http.client.HTTPResponse:
-        """An answer that is a success. Raises Refused, OSError."""
+    def port(self) -> int:
+        return self.world.http_port
+
+    def post(
+        self,
+        path: str,
+        body: bytes | None,
+        headers: dict[str, str] | None = None,
+        method: str = "POST",
+        under_way: Callable[[], None] | None = None,
+    ) -> http.client.HTTPResponse:
+        """An answer that is a success; `under_way` is called between request and answer. Raises Refused, OSError."""
         if self._connection is None:
-            self._connection = http.client.HTTPConnection("127.0.0.1", self.world.http_port, timeout=ANSWER_WITHIN_S)
+            self._connection = self.world.http(self.port())
         try:
-            self._connection.request("POST", path, body, headers or {})
+            self._connection.request(method, path, body, {**self.world.headers, **(headers or {})})
+            if under_way is not None:
+                under_way()
             response = self._connection.getresponse()
             if response.status != 200:
                 raise Refused(f"{response.status} {reason(response.read())}")
@@ -169,9 +181,9 @@ class Vanishing(HttpClient):
         if model == self.streaming:
             body, headers = b'{"N":5000}', {}
         lines = [f"POST {path} HTTP/1.1", "Host: chaos", f"Content-Length: {len(body)}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
+        lines += [f"{name}: {value}" for name, value in {**self.world.headers, **headers}.items()]
         data = "\r\n".join([*lines, "\r\n"]).encode() + body
-        with socket.create_connection(("127.0.0.1", self.world.http_port), ANSWER_WITHIN_S) as connection:
+        with self.world.connect(self.world.http_port) as connection:
             connection.sendall(data[: self.random.choice([10, 500, len(data) // 2, len(data), len(data)])])
             connection.settimeout(self.random.choice([0.001, 0.01, 0.1]))
             with contextlib.suppress(TimeoutError):

@@ -25,7 +25,7 @@ def marked(mark: str) -> dict[int, str]:
             if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
                 if state != "Z":
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:100]
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
     return found
 
 

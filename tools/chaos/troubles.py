@@ -9,12 +9,12 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psutil
 
 from . import models
-from .world import ANSWER_WITHIN_S, World
+from .world import ANSWER_WITHIN_S, CUT_SEEN_WITHIN_S, World
 
 # In this order: ensembles come when their members are there.
 MODELS = ["works", "sums", "keeps", "counts", "calls", "negates", "subtracts", "chain", "fork", "counted"]
@@ -24,30 +24,30 @@ LOADED_WITHIN_S = 2 * ANSWER_WITHIN_S
 
 
 class Troubles:
-    """Makes trouble for the server of `world`. `tally` counts it by kind. With `kills` only, stubs are killed."""
+    """Makes trouble for the server of `world`, which has these `models`. `tally` counts it by kind."""
 
-    def __init__(self, world: World, seed: int = 0, kills: bool = False) -> None:
+    def __init__(self, world: World, seed: int = 0, models: Sequence[str] = MODELS) -> None:
         self.tally: Counter[str] = Counter()
         self._world = world
         self._random = random.Random(seed)
+        self._models = models
         self._turn = 0
-        self._kinds: list[Callable[[int], None]] = (
-            [self.kill_a_stub]
-            if kills
-            else [
-                *[self.kill_a_stub] * 6,
-                self.stop_a_stub,
-                *[self.load_anew] * 2,
-                self.take_away,
-                *[self.resize] * 2,
-                *[self.resize_sums] * 2,
-                self.load_sums_anew,
-            ]
-        )
+
+    def kinds(self) -> list[Callable[[int], None]]:
+        """What may happen, each as often as it is more frequent than others."""
+        return [
+            *[self.kill_a_stub] * 6,
+            self.stop_a_stub,
+            *[self.load_anew] * 2,
+            self.take_away,
+            *[self.resize] * 2,
+            *[self.resize_sums] * 2,
+            self.load_sums_anew,
+        ]
 
     def one(self, pid: int) -> None:
         """One of them, whichever; `pid` is the server's."""
-        trouble = self._random.choice(self._kinds)
+        trouble = self._random.choice(self.kinds())
         self.tally[trouble.__name__] += 1
         trouble(pid)
 
@@ -59,10 +59,10 @@ class Troubles:
         self._signal(pid, signal.SIGTERM)
 
     def load_anew(self, pid: int) -> None:
-        self.load(self._random.choice(MODELS))
+        self.load(self._random.choice(self._models))
 
     def take_away(self, pid: int) -> None:
-        model = self._random.choice(MODELS)
+        model = self._random.choice(self._models)
         self._repository("POST", f"/v2/repository/models/{model}/unload", {})
         time.sleep(self._random.choice([0, 0.2]))
         self.load(model)
@@ -83,7 +83,7 @@ class Troubles:
         """All models as they were at first. A plain load would keep the configuration that came with the last one."""
         self.load("works", _config(models.works_with(INSTANCES)))
         self.load("sums", _config(models.sums_with(INSTANCES, self._turn)))
-        for model in MODELS:
+        for model in self._models:
             self.load(model)
 
     def load(self, model: str, document: dict[str, object] | None = None) -> None:
@@ -96,31 +96,43 @@ class Troubles:
 
     def _signal(self, pid: int, number: signal.Signals) -> None:
         children = psutil.Process(pid).children()
-        stubs = [child.pid for child in children if _is_stub(child)]
+        stubs = [child.pid for child in children if is_stub(child)]
         if stubs:
             os.kill(self._random.choice(stubs), number)
 
     def _repository(self, method: str, path: str, document: dict[str, object]) -> int:
+        """The status, 0 where there is none."""
         began = time.monotonic()
-        connection = http.client.HTTPConnection("127.0.0.1", self._world.http_port, timeout=LOADED_WITHIN_S)
+        connection = self._world.http(timeout=LOADED_WITHIN_S)
         try:
-            connection.request(method, path, json.dumps(document))
+            connection.request(method, path, json.dumps(document), self._world.headers)
             response = connection.getresponse()
             response.read()
         except TimeoutError:
             if self._world.ran_since(began):
                 self._world.fault(f"no end of {path} within {LOADED_WITHIN_S:.0f} s")
             return 0
+        except (OSError, http.client.HTTPException):
+            if self._world.cut < began - CUT_SEEN_WITHIN_S:
+                raise
+            return 0
         finally:
             connection.close()
         return response.status
+
+
+class Kills(Troubles):
+    """Stubs are killed, and nothing else happens."""
+
+    def kinds(self) -> list[Callable[[int], None]]:
+        return [self.kill_a_stub]
 
 
 def _config(text: str) -> dict[str, object]:
     return {"parameters": {"config": text}}
 
 
-def _is_stub(process: psutil.Process) -> bool:
+def is_stub(process: psutil.Process) -> bool:
     try:
         return any("triton_python_backend_stub" in word for word in process.cmdline())
     except psutil.Error:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import random
 import re
+import socket
+import ssl
 import sys
 import threading
 import time
@@ -12,9 +15,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+HOST = "127.0.0.1"
 # A request that takes longer hangs.
 ANSWER_WITHIN_S = 30.0
 STANDS_STILL_S = 3.0
+# Faults that are told when they happen; all of them are told in the end.
+MOST_AT_ONCE = 50
+# A connection that is made just after a process was killed may be handed to it still.
+CUT_SEEN_WITHIN_S = 1.0
 
 
 class Wrong(Exception):
@@ -27,11 +35,24 @@ class Refused(Exception):
 
 @dataclass
 class World:
-    """`generation` grows with every end and every start of a server; it is odd while there is none."""
+    """`generation` grows with every end and every start of a server; it is odd while there is none.
+
+    `token` is what a server wants to be shown, if any, and `withdrawn` what it no longer takes; `trust` is for one that
+    speaks TLS, with the authority that has signed its certificate in `authority` (PEM). `cut` is when somebody last
+    ended a process that had connections.
+    """
 
     http_port: int = 0
     grpc_port: int = 0
+    metrics_port: int = 0
     generation: int = 1
+    token: str = ""
+    withdrawn: str = ""
+    withdrawn_at: float = float("-inf")
+    trust: ssl.SSLContext | None = None
+    authority: bytes = b""
+    cut: float = float("-inf")
+    shares_memory: bool = False
     go: threading.Event = field(default_factory=threading.Event)
     over: bool = False
     faults: list[str] = field(default_factory=list)
@@ -42,6 +63,37 @@ class World:
 
     def fault(self, text: str) -> None:
         self.faults.append(f"{time.strftime('%H:%M:%S')} {text}")
+        if len(self.faults) <= MOST_AT_ONCE:
+            print(f"fault: {self.faults[-1]}", file=sys.stderr, flush=True)
+
+    def http(self, port: int = 0, timeout: float = ANSWER_WITHIN_S) -> http.client.HTTPConnection:
+        """A connection to the port of HTTP, or to another that speaks it."""
+        if self.trust is not None:
+            return http.client.HTTPSConnection(HOST, port or self.http_port, timeout=timeout, context=self.trust)
+        return http.client.HTTPConnection(HOST, port or self.http_port, timeout=timeout)
+
+    def connect(self, port: int, protocol: str = "http/1.1") -> socket.socket:
+        """A bare connection. Raises OSError."""
+        plain = socket.create_connection((HOST, port), ANSWER_WITHIN_S)
+        if self.trust is None:
+            return plain
+        context = ssl.create_default_context(cadata=self.authority.decode())
+        context.set_alpn_protocols([protocol])
+        try:
+            return context.wrap_socket(plain, server_hostname=HOST)
+        except BaseException:
+            plain.close()
+            raise
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What each request has to say beside what it asks."""
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The same for gRPC."""
+        return tuple((name.lower(), value) for name, value in self.headers.items())
 
     def watch_clock(self) -> None:
         """Notes when time passes in which nothing here runs: the machine is suspended, or everything on it stopped.
@@ -99,6 +151,7 @@ class Client(threading.Thread):
         self.tally: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.idle = threading.Event()
+        self._asked_before = float("inf")
 
     def ask(self) -> None:
         """One request. Raises Wrong, Refused, TimeoutError, and OSError where the connection is lost."""
@@ -130,6 +183,8 @@ class Client(threading.Thread):
         world = self.world
         generation = world.generation
         began = time.monotonic()
+        # A connection may have been cut since it was last used.
+        unused_since, self._asked_before = min(self._asked_before, began), began
         try:
             self.ask()
             self.tally["right"] += 1
@@ -152,6 +207,8 @@ class Client(threading.Thread):
             if generation % 2 == 0 and generation == world.generation and not world.ran_since(began):
                 # What is not read for long is closed.
                 self.tally["stood still"] += 1
+            elif world.cut >= unused_since - CUT_SEEN_WITHIN_S:
+                self.tally["lost with a worker"] += 1
             elif generation % 2 == 0 and generation == world.generation:
                 self.tally["lost"] += 1
                 world.fault(f"{self.name}: a connection was lost although nobody ended the server: {error!r}")

@@ -7,7 +7,7 @@ import gzip
 import itertools
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,9 +64,11 @@ def opened(target: Target) -> Iterator[socket.socket]:
         yield connection
 
 
-def call(stream: int, data: bytes = b"", ends: bool = False, path: str = INFER) -> bytes:
+def call(
+    stream: int, data: bytes = b"", ends: bool = False, path: str = INFER, metadata: Sequence[tuple[str, str]] = ()
+) -> bytes:
     """The frames that open a stream and send the beginning of its data."""
-    headers = frame(HEADERS, END_HEADERS, stream, header_blocks(path)[0])
+    headers = frame(HEADERS, END_HEADERS, stream, header_blocks(path, metadata)[0])
     return headers + frame(DATA, END_STREAM if ends else 0, stream, data) if data or ends else headers
 
 

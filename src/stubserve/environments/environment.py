@@ -13,6 +13,10 @@ import stubserve_stub
 
 from stubserve.errors import internal
 
+# Builds of onnxruntime from 1.29 on tell their maker of each process and model, and leave a file in the folder for
+# temporary ones, unless this says otherwise before they are imported. What a server serves is nobody's business.
+_UNLESS_SET = {"ORT_DISABLE_TELEMETRY": "1"}
+
 _STUB_PROGRAM = Path(stubserve_stub.__file__).parent / "__main__.py"
 _MSGPACK = Path(msgpack.__file__).parent
 
@@ -40,7 +44,7 @@ class Environment:
 
     def process_variables(self) -> dict[str, str]:
         """All variables of a stub's process."""
-        changed = {**os.environ, **self.variables}
+        changed = {**_UNLESS_SET, **os.environ, **self.variables}
         return {name: value for name, value in changed.items() if value is not None}
 
 

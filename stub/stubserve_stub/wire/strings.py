@@ -30,6 +30,8 @@ _PREFIXES = [_pack_length(length) for length in range(1024)]
 
 def join(elements: List[bytes]) -> bytes:
     """Elements as the bytes of a tensor."""
+    if len(elements) == 1:
+        return _pack_length(len(elements[0])) + elements[0]
     lengths = list(map(len, elements))
     if elements and lengths[0] == lengths[-1] and lengths.count(lengths[0]) == len(lengths):
         prefix = _pack_length(lengths[0])

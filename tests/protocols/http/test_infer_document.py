@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stubserve.inference.signature import Signature
-from stubserve.protocols.http import infer_decode, infer_document
+from stubserve.protocols.http import infer_decode, infer_document, infer_structs
 from stubserve.protocols.http.infer_decode import decode
 from tests.inference.models import echo, io, signature
 from tests.protocols import outcomes
@@ -45,7 +46,7 @@ def same(model: Signature, text: bytes, memory: Memory, tail: bytes = b"") -> An
     for spaces in (infer_document._LONG, 0):
         spaced = text + b" " * spaces
         found = outcome(model, spaced, tail, memory)
-        with mock.patch.object(infer_document, "read", return_value=None):
+        with mock.patch.object(infer_structs, "decode", side_effect=msgspec.DecodeError):
             assert outcome(model, spaced, tail, memory) == found
     return found
 

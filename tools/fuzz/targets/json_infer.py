@@ -10,10 +10,12 @@ import json
 from typing import Any
 from unittest import mock
 
+import msgspec
+
 from stubserve.inference.admission import admit
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import drop_blocks
-from stubserve.protocols.http import infer_document
+from stubserve.protocols.http import infer_structs
 from stubserve.protocols.http.infer_decode import decode
 
 from ..finding import Finding, same
@@ -33,7 +35,7 @@ def fuzz_one(data: bytes) -> None:
     json_length = None if split == ALL_JSON else 0 if split == RAW else _json_length(body, split)
     fresh = _read(body, json_length, signature(model))
     learned = signature(model)
-    with mock.patch.object(infer_document, "read", return_value=None):
+    with mock.patch.object(infer_structs, "decode", side_effect=msgspec.DecodeError):
         same(fresh, _read(body, json_length, learned), "not read as a typed document it means something else")
     same(fresh, _read(body, json_length, learned), "a signature changed how a body is read")
     same(fresh, _read(body, json_length, learned), "a remembered body is read differently from a new one")

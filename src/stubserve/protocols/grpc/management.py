@@ -152,7 +152,7 @@ class ManagementRpcs:
         return service_pb2.CudaSharedMemoryUnregisterResponse()
 
     def _model(self, request: Any) -> ServedModel:
-        return self._server.find_model(request.name, request.version)
+        return self._server.known_model(request.name, request.version)
 
 
 def _check_repository(request: Any) -> None:

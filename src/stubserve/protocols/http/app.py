@@ -22,7 +22,7 @@ from stubserve.inference.served_model import ServedModel
 from stubserve.model_config.metadata import model_metadata
 from stubserve.protocols import client_regions, management
 from stubserve.protocols.http.access import INFERENCE
-from stubserve.protocols.http.asgi_request import body_of, error_response, find_model, values_of
+from stubserve.protocols.http.asgi_request import body_of, error_response, values_of
 from stubserve.protocols.http.cors import ANY, EXPOSED, METHODS
 from stubserve.protocols.http.infer_routes import GenerateRoute, InferRoute
 from stubserve.protocols.http.json_values import UNSET, find, parse_json
@@ -182,7 +182,7 @@ class ManagementRoutes:
         return Response(b"", media_type="application/json")
 
     def _model(self, request: Request) -> ServedModel:
-        return find_model(self._server, request)
+        return self._server.known_model(request.path_params["model"], request.path_params.get("version", ""))
 
 
 def _region(request: Request) -> str:

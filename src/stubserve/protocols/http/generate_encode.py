@@ -9,28 +9,24 @@ from stubserve.errors import unsupported
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.steps import Steps
+from stubserve.inference.tensor import Tensor
 from stubserve.protocols.http import json_text
 from stubserve.protocols.http.compression import Keep
 from stubserve.protocols.http.infer_encode import LARGE_OUTPUT, is_long_text, json_array, json_array_steps
 
 
 def encode_document(request: Request, response: Response, signature: Signature) -> bytes:
-    """A response as a flat JSON object, members in alphabetical order. Raises ServeError for what JSON cannot say.
-
-    An output of one element is that element.
-    """
+    """A response as a flat JSON object, members in alphabetical order. Raises ServeError for what JSON cannot say."""
     outputs = response.outputs
     if len(outputs) == 1 and not response.parameters:
         # As nearly all are
         tensor = outputs[0]
-        array = json_array(tensor)
-        value = array[1:-1] if prod(tensor.shape) == 1 else array
+        value = _value(tensor, json_array(tensor))
         id = json_text.string(request.id) if request.id else b""
         return _form(signature.model, signature.version, tensor.name, bool(id)) % {b"value": value, b"id": id}
     members = _members(request, response, signature)
     for tensor in outputs:
-        array = json_array(tensor)
-        members[tensor.name] = array[1:-1] if prod(tensor.shape) == 1 else array
+        members[tensor.name] = _value(tensor, json_array(tensor))
     return _joined(members)
 
 
@@ -56,9 +52,13 @@ def document_steps(request: Request, response: Response, signature: Signature, k
             keep(len(piece))
             pieces.append(piece)
             yield None
-        array = b"".join(pieces)
-        members[tensor.name] = array[1:-1] if prod(tensor.shape) == 1 else array
+        members[tensor.name] = _value(tensor, b"".join(pieces))
     return _joined(members)
+
+
+def _value(tensor: Tensor, array: bytes) -> bytes:
+    """An output as a member's value: its elements, or the element where it has one."""
+    return array[1:-1] if prod(tensor.shape) == 1 else array
 
 
 def _members(request: Request, response: Response, signature: Signature) -> dict[str, bytes]:

@@ -24,9 +24,9 @@ from stubserve.inference.request import Request, unanswered
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
 from stubserve.protocols.http import infer_document, json_data
-from stubserve.protocols.http.infer_document import InferDocument, Input
 from stubserve.protocols.http.infer_json import decode_json, read_parameters
 from stubserve.protocols.http.infer_raw import decode_raw
+from stubserve.protocols.http.infer_structs import InferDocument, Input
 from stubserve.protocols.http.limits import DEFAULT_MAX_INPUT_SIZE, LIMIT_HINT
 from stubserve.protocols.placement import SMALL_BYTES, BodyPlacer, Regions, Store
 from stubserve.protocols.reply_format import ReplyFormat, Slot

@@ -28,6 +28,7 @@ from stubserve.inference.steps import Steps
 from stubserve.inference.tensor import Tensor
 from stubserve.protocols.http import compression, json_text
 from stubserve.protocols.http.compression import Keep
+from stubserve.protocols.http.json_data import FORMATS
 from stubserve.protocols.http.reply import BINARY, JSON, Reply
 from stubserve.protocols.offload import LARGE_BYTES
 from stubserve.protocols.reply_format import ReplyFormat, Slot
@@ -35,8 +36,6 @@ from stubserve.protocols.reply_format import ReplyFormat, Slot
 _LENGTH = Struct("<I")
 # Up to so many numbers become Python's own by `struct`, in less time than numpy takes to begin.
 _FEW = 64
-# By type number, how struct reads one
-_FORMATS = {1: "?", 2: "B", 3: "H", 4: "I", 5: "Q", 6: "b", 7: "h", 8: "i", 9: "q", 11: "f", 12: "d"}
 _FLOATS = frozenset((11, 12))
 
 # A larger output that becomes text, classes or compressed is encoded in steps. Numbers become up to five times as long.
@@ -242,7 +241,7 @@ def json_array(tensor: Tensor) -> bytes:
         return json_text.strings(_elements(tensor, elements))
     if elements <= _FEW:
         values = _unpacker(tensor.datatype, elements)(tensor.buffer)
-        return json_text.few_floats(values) if tensor.datatype in _FLOATS else orjson.dumps(values)
+        return json_text.floats(values) if tensor.datatype in _FLOATS else orjson.dumps(values)
     return _numbers(tensor.datatype, np.frombuffer(tensor.buffer, BY_NUMBER[tensor.datatype].numpy))
 
 
@@ -281,7 +280,7 @@ def _check_for_json(tensor: Tensor) -> int:
 
 @lru_cache(maxsize=1024)
 def _unpacker(datatype: int, elements: int) -> Callable[[bytes | memoryview], tuple[Any, ...]]:
-    return Struct(f"{elements}{_FORMATS[datatype]}").unpack
+    return Struct(f"{elements}{FORMATS[datatype]}").unpack
 
 
 def _numbers(datatype: int, values: np.ndarray[Any, Any]) -> bytes:

@@ -28,9 +28,9 @@ MAX_DEPTH = 100
 
 _SHAPE_TEXT = "Unable to parse 'data': Shape does not match true shape of 'data' field"
 
-# By type number, the format with which struct takes what upstream takes, or fails. Python's own "f" makes what is
-# beyond a float infinite, as upstream does.
-_FORMATS = {2: "B", 3: "H", 4: "I", 5: "Q", 6: "b", 7: "h", 8: "i", 9: "q", 11: "f", 12: "d"}
+# By type number, the format with which struct reads an element, and of numbers takes what upstream takes, or fails.
+# Python's own "f" makes what is beyond a float infinite, as upstream does.
+FORMATS = {1: "?", 2: "B", 3: "H", 4: "I", 5: "Q", 6: "b", 7: "h", 8: "i", 9: "q", 11: "f", 12: "d"}
 _UNSIGNED = frozenset((2, 3, 4, 5))
 _SIGNED = frozenset((6, 7, 8, 9))
 _FLOATS = frozenset((11, 12))
@@ -45,7 +45,15 @@ def read_plain(datatype: int, text: bytes, elements: int) -> bytes | None:
     None where they are not so many of the right kind, or lie in lists inside of the list otherwise than numbers may.
     """
     try:
-        if datatype in _FORMATS:
+        if datatype == BYTES:
+            texts = orjson.loads(text)
+            if type(texts) is not list or len(texts) != elements:
+                return None
+            return strings.join([*map(str.encode, texts)])
+        if datatype == BOOL:
+            values = _read_bools(text)
+            return bytes(values) if len(values) == elements else None
+        if datatype in FORMATS:
             # struct takes a boolean for a number. Numbers have none of these letters.
             if b"u" in text or b"s" in text:
                 return None
@@ -55,14 +63,6 @@ def read_plain(datatype: int, text: bytes, elements: int) -> bytes | None:
             if type(numbers[0]) is list:
                 numbers = _flat(numbers)
             return _packer(datatype, elements)(*numbers)
-        if datatype == BYTES:
-            texts = orjson.loads(text)
-            if type(texts) is not list or len(texts) != elements:
-                return None
-            return strings.join([*map(str.encode, texts)])
-        if datatype == BOOL:
-            values = _read_bools(text)
-            return bytes(values) if len(values) == elements else None
     except (
         orjson.JSONDecodeError,
         msgspec.DecodeError,
@@ -79,7 +79,7 @@ def read_plain(datatype: int, text: bytes, elements: int) -> bytes | None:
 
 @lru_cache(maxsize=2048)
 def _packer(datatype: int, elements: int) -> Callable[..., bytes]:
-    return struct.Struct(f"{elements}{_FORMATS[datatype]}").pack
+    return struct.Struct(f"{elements}{FORMATS[datatype]}").pack
 
 
 def _flat(values: list[Any]) -> list[Any]:
@@ -115,7 +115,7 @@ def read(name: str, datatype: int, data: list[Any], elements: int) -> bytes:
             return bytes(flat)
         if datatype in _FLOATS:
             # What is beyond a float becomes infinite, as in upstream.
-            return array(_FORMATS[datatype], flat).tobytes()
+            return array(FORMATS[datatype], flat).tobytes()
         wide = array("Q" if datatype in _UNSIGNED else "q", flat)
     except OverflowError:
         _explain(datatype, flat, elements)

@@ -62,24 +62,16 @@ def strings(elements: list[bytes]) -> bytes:
     return b'["%b"]' % whole.replace(b"\0", b'","')
 
 
-def floats(values: np.ndarray[Any, Any]) -> bytes:
+def floats(values: np.ndarray[Any, Any] | tuple[float, ...]) -> bytes:
     """An array of numbers, each the shortest that reads back as the same double, always with a point or an exponent.
 
-    `values` are doubles, in one dimension and without gaps.
+    `values` are doubles: Python's own, or an array of one dimension and without gaps.
     """
     # orjson differs from rapidjson in exponents and in what is not finite, and writes an e or null for those only.
     text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
     if b"e" not in text and b"n" not in text:
         return text
-    return b"[%b]" % b",".join(map(double, values.tolist()))
-
-
-def few_floats(values: tuple[float, ...]) -> bytes:
-    """As `floats`, of Python's own."""
-    text = orjson.dumps(values)
-    if b"e" not in text and b"n" not in text:
-        return text
-    return b"[%b]" % b",".join(map(double, values))
+    return b"[%b]" % b",".join(map(double, values if isinstance(values, tuple) else values.tolist()))
 
 
 def integers(values: np.ndarray[Any, Any]) -> bytes:

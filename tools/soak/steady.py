@@ -1,4 +1,4 @@
-"""Shows that nothing grows: minutes of steady small requests, with latency and memory for each. `python -m tools.soak`.
+"""Shows that nothing grows: minutes of steady small requests, with latency and memory for each.
 
 Every minute is one run of wrk on the same server, so its percentiles are of that minute alone; memory is read when it
 ends. The first minute warms up what later ones find warm. A server that leaks shows it in RSS, and one whose garbage
@@ -8,46 +8,16 @@ collector has ever more to look at in the p99 of the last minutes against the fi
 from __future__ import annotations
 
 import argparse
-import sys
-import tempfile
 from pathlib import Path
 
-from .bench import machine, payloads, repository, servers, wrk
-from .bench.payloads import WrongAnswerError
-from .bench.processes import Memory
-from .bench.report import number
-from .bench.servers import Server, ServerError
-from .bench.workloads import Subject
-from .bench.wrk import Load, LoadError
+from tools.bench import machine, payloads, repository, servers, wrk
+from tools.bench.processes import Memory
+from tools.bench.report import number
+from tools.bench.servers import Server
+from tools.bench.workloads import Subject
+from tools.bench.wrk import Load
 
 COLUMNS = ["", "requests/s", "p50 µs", "p99 µs", "CPU s", "parent RSS", "its RssAnon", "stub RSS", "its RssAnon", "PSS"]
-
-
-def main() -> None:
-    options = parse_arguments()
-    try:
-        with tempfile.TemporaryDirectory(prefix="stubserve-soak-") as folder:
-            run(options, Path(folder))
-    except (LoadError, ServerError, WrongAnswerError) as error:
-        sys.exit(f"soak stopped: {error}")
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tools.soak", description="Loads stubserve steadily for minutes.")
-    parser.add_argument("--minutes", type=int, default=10, help="number of runs (default: %(default)s)")
-    parser.add_argument("--seconds", type=int, default=60, help="length of one run (default: %(default)s)")
-    parser.add_argument("--connections", type=int, default=16, help="requests at a time (default: %(default)s)")
-    parser.add_argument(
-        "--python",
-        metavar="PATH",
-        type=lambda text: Path(text).absolute(),
-        default=Path(sys.executable),
-        help="the interpreter whose environment stubserve runs in (default: this one)",
-    )
-    options = parser.parse_args()
-    if options.minutes < 1 or options.seconds < 1:
-        parser.error("--minutes and --seconds must be at least 1")
-    return options
 
 
 def run(options: argparse.Namespace, folder: Path) -> None:
@@ -92,7 +62,3 @@ def verdict(loads: list[Load], memories: list[Memory]) -> str:
         f"requests/s {last.requests_per_s / first.requests_per_s:.2f}x, "
         f"parent RSS {end.parent_rss - begin.parent_rss:+.1f} MiB, stub RSS {end.stub_rss - begin.stub_rss:+.1f} MiB"
     )
-
-
-if __name__ == "__main__":
-    main()

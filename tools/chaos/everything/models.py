@@ -1,0 +1,165 @@
+"""More models for a run over everything: a cached one, an ONNX one, two that share a resource, one that is late."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper
+
+from tools.bench.repository import write_configured
+
+from ..models import CHAIN_CONFIG, WORKS_CONFIG
+
+# y = 3x + 1, and the turn that its configuration has: an answer that was kept from an earlier turn shows.
+CACHED = """\
+import json
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.turn = int(json.loads(args["model_config"])["parameters"]["turn"]["string_value"])
+
+    def execute(self, requests):
+        return [self.answer(request.inputs()[0].as_numpy()) for request in requests]
+
+    def answer(self, x):
+        turn = np.full((x.shape[0], 1), self.turn, np.int32)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", 3 * x + 1), pb_utils.Tensor("TURN", turn)])
+"""
+CACHED_CONFIG = """\
+backend: "python"
+max_batch_size: 16
+input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }, { name: "TURN" data_type: TYPE_INT32 dims: [ 1 ] } ]
+dynamic_batching { }
+response_cache { enable: true }
+parameters { key: "turn" value { string_value: "%d" } }
+instance_group [ { count: 2 kind: KIND_CPU } ]
+"""
+
+# y = x + 1, where nobody else holds the resource; else nonsense. The lock ends with the process.
+LIMITED = """\
+import fcntl
+import os
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.file = open(os.environ["CHAOS_RESOURCE"], "w")
+
+    def execute(self, requests):
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            more = -1000
+        else:
+            more = 1
+            time.sleep(0.001)
+            fcntl.flock(self.file, fcntl.LOCK_UN)
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("Y", request.inputs()[0].as_numpy() + more)])
+            for request in requests
+        ]
+"""
+LIMITED_CONFIG = """\
+backend: "python"
+max_batch_size: 4
+input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
+instance_group [
+  { count: 2 kind: KIND_CPU rate_limiter { resources [ { name: "THE_ONE" count: 1 } ] priority: %d } }
+]
+"""
+
+# y = 5x, later than some can wait.
+LATE = """\
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.02)
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("Y", 5 * request.inputs()[0].as_numpy())])
+            for request in requests
+        ]
+"""
+LATE_CONFIG = """\
+backend: "python"
+max_batch_size: 2
+input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
+dynamic_batching {
+  priority_levels: 2
+  default_priority_level: 2
+  default_queue_policy {
+    timeout_action: REJECT default_timeout_microseconds: 500000 allow_timeout_override: true max_queue_size: 6
+  }
+}
+"""
+
+# What goes in, whatever it is.
+ECHO_CONFIG = """\
+backend: "identity"
+max_batch_size: 8
+input [ { name: "INPUT0" data_type: TYPE_STRING dims: [ -1 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_STRING dims: [ -1 ] } ]
+"""
+
+ADDS_CONFIG = """\
+backend: "onnxruntime"
+max_batch_size: 16
+input [ { name: "A" data_type: TYPE_FP32 dims: [ -1 ] }, { name: "B" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "SUM" data_type: TYPE_FP32 dims: [ -1 ] } ]
+dynamic_batching { }
+"""
+
+# y = -6x - 3: `works` in Python, the sum of what it makes and x in ONNX, and a model that calls `works` with that.
+MIXED_CONFIG = (
+    CHAIN_CONFIG.partition("  step")[0]
+    + """\
+  step [
+    { model_name: "works" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "a" } },
+    {
+      model_name: "adds" model_version: -1
+      input_map { key: "A" value: "X" } input_map { key: "B" value: "a" } output_map { key: "SUM" value: "b" }
+    },
+    { model_name: "calls" model_version: -1 input_map { key: "X" value: "b" } output_map { key: "Y" value: "Y" } }
+  ]
+}
+"""
+)
+
+ADDED = ["cached", "limited", "urgent", "late", "echo", "adds", "mixed"]
+
+
+def write(repository: Path) -> None:
+    """Beside those that are there."""
+    write_configured(repository, "cached", CACHED, CACHED_CONFIG % 0)
+    write_configured(repository, "limited", LIMITED, LIMITED_CONFIG % 2)
+    write_configured(repository, "urgent", LIMITED, LIMITED_CONFIG % 1)
+    write_configured(repository, "late", LATE, LATE_CONFIG)
+    for name, config in (("echo", ECHO_CONFIG), ("adds", ADDS_CONFIG), ("mixed", MIXED_CONFIG)):
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(config)
+    onnx.save(_sum(), repository / "adds" / "1" / "model.onnx")
+
+
+def works_text(instances: int) -> str:
+    """The configuration of `works` with as many instances, as a file has it."""
+    return WORKS_CONFIG.replace("count: 2", f"count: {instances}")
+
+
+def _sum() -> onnx.ModelProto:
+    a, b, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", "m"]) for name in ("A", "B", "SUM"))
+    graph = helper.make_graph([helper.make_node("Add", ["A", "B"], ["SUM"])], "sum", [a, b], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

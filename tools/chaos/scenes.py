@@ -1,0 +1,93 @@
+"""What a run consists of: who asks, what happens to the servers, and how each of them is started."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from . import grpc_clients, http_clients, models
+from .troubles import Kills, Troubles
+from .world import Client, World
+
+Crowd = list[tuple[type[Client], int]]
+
+# A stub's further segments come when they are first needed, and a model's alarm when a request first has to wait.
+SPARE = {"/memfd:stubserve (deleted)": 5, "anon_inode:[timerfd]": 4}
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a server is started."""
+
+    repository: str
+    flags: tuple[str, ...]
+    environment: dict[str, str]
+
+
+class Scene:
+    """The usual one. It makes its files in `folder`."""
+
+    crowd: ClassVar[Crowd] = [
+        (http_clients.Binary, 4),
+        (http_clients.Json, 2),
+        (http_clients.Calls, 2),
+        (http_clients.Events, 2),
+        (http_clients.Sums, 4),
+        (http_clients.Keeps, 2),
+        (http_clients.Vanishing, 2),
+        (grpc_clients.Unary, 2),
+        (grpc_clients.UnarySums, 2),
+        (grpc_clients.StreamedSums, 2),
+        (grpc_clients.Streams, 2),
+        (grpc_clients.Cancelling, 1),
+    ]
+    # Descriptors that a server may have more at the end of its life
+    spare: ClassVar[dict[str, int]] = SPARE
+
+    def __init__(self, folder: Path, world: World, children: bool = True) -> None:
+        self.folder = folder
+        self.world = world
+        self.tally: Counter[str] = Counter()
+        self._children = children
+        models.write(folder / "models")
+
+    def troubles(self) -> Troubles:
+        """Those of the life that has begun."""
+        return Troubles(self.world, self.number)
+
+    def begin(self, number: int) -> Start:
+        """What the next server has. `number` counts from 0."""
+        self.number = number
+        environment = {**os.environ, **({"CHAOS_CHILDREN": "1"} if self._children else {})}
+        return Start(str(self.folder / "models"), ("--model-control-mode=explicit", "--load-model=*"), environment)
+
+    def at_rest(self, mark: str) -> list[str]:
+        """What is wrong while nobody asks; the processes of the server have this mark."""
+        return []
+
+    def end(self, in_order: bool) -> list[str]:
+        """What the server has left that it should not; `in_order` says that it was asked to end."""
+        return []
+
+    def close(self) -> None:
+        """Ends what it has started."""
+
+
+class Pipelines(Scene):
+    """Everything goes through ensembles, whose members' stubs are killed."""
+
+    crowd: ClassVar[Crowd] = [
+        (http_clients.Chains, 4),
+        (http_clients.Forks, 4),
+        (http_clients.CountedEvents, 2),
+        (http_clients.VanishingChains, 2),
+        (grpc_clients.UnaryChains, 2),
+        (grpc_clients.CountedStreams, 2),
+        (grpc_clients.CancellingCounted, 1),
+    ]
+
+    def troubles(self) -> Troubles:
+        return Kills(self.world, self.number)
