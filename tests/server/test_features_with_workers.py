@@ -175,6 +175,8 @@ def test_every_request_is_counted_and_logged_once(server: Serving) -> None:
         for line, times in (("POST /v2/models/echo/infer", 6), ("GET /v2/models/echo", 1)):
             server.wait_for_all(rf"127.0.0.1:{way.port} - \"{line} HTTP/1.1\" 200", times)
     assert successes(server, "echo") - before == 12
+    # What the server is asked itself is logged, too.
+    server.wait_for(r"GET /metrics HTTP/1\.1")
     assert server.statistics("echo")["inference_stats"]["success"]["count"] == successes(server, "echo")
 
 

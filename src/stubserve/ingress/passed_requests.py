@@ -31,7 +31,14 @@ class PassedRequests:
         shared.open = OpenConnections(0)
         shared.have_one_request = True
         config = uvicorn.Config(
-            app, ws="none", lifespan="off", access_log=False, log_config=None, server_header=False, date_header=False
+            app,
+            ws="none",
+            lifespan="off",
+            # Not False where there is a log: that would end it for everybody.
+            access_log=server.settings.logging.access,
+            log_config=None,
+            server_header=False,
+            date_header=False,
         )
         config.load()
         self._make = functools.partial(HttpConnection, shared, config, ServerState(), {})

@@ -51,7 +51,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._server_state = server_state
         self._make_fallback: Callable[[], PassedOn]
         if shared.passing_on is None:
-            self._make_fallback = functools.partial(Fallback, config, server_state, app_state, _loop)
+            self._make_fallback = functools.partial(
+                Fallback, shared.log_answers, config, server_state, app_state, _loop
+            )
         else:
             self._make_fallback = functools.partial(shared.passing_on, self._passed_on_answered)
         # Per-connection state
