@@ -14,8 +14,8 @@ from stubserve.errors import ServeError, invalid
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.dependencies import DiskDependencies, circle, members_of
 from stubserve.repository.ensemble_loading import check_members
-from stubserve.repository.places import Places
 from stubserve.repository.registry import Registry
+from stubserve.repository.repositories import Repositories
 from stubserve.repository.turns import Turn
 
 log = logging.getLogger("stubserve.repository")
@@ -27,12 +27,12 @@ class EnsembleMembers:
     def __init__(
         self,
         registry: Registry,
-        places: Places,
+        repositories: Repositories,
         disk: DiskDependencies,
         load: Callable[[str, Turn], Awaitable[None]] | None,
     ) -> None:
         self._registry = registry
-        self._places = places
+        self._repositories = repositories
         self._disk = disk
         self._load = load
 
@@ -58,12 +58,12 @@ class EnsembleMembers:
 
     async def _prepare(self, candidate: Candidate, names: tuple[str, ...], turn: Turn) -> None:
         name, namespace = candidate.folder.key, candidate.folder.namespace
-        members = await self._places.aside(partial(self._disk.keys, names, namespace))
+        members = await self._repositories.aside(partial(self._disk.keys, names, namespace))
         missing = [member for member in members if not self._registry.ready_versions(member)]
-        absent = await self._places.aside(partial(self._places.absent, missing))
+        absent = await self._repositories.aside(partial(self._repositories.absent, missing))
         if absent:
             raise invalid(f"ensemble {name} contains models that are not available or ambiguous: {', '.join(absent)}")
-        closed = await self._places.aside(partial(circle, name, members, self._disk.members))
+        closed = await self._repositories.aside(partial(circle, name, members, self._disk.members))
         if closed is not None:
             raise closed
         if self._load is not None:

@@ -41,7 +41,7 @@ _LONGEST_NAME = 256
 _Work = Callable[[Keep], Steps[Parts]]
 
 
-class LoggedCall:
+class LoggedRpc:
     """A call of the RPC at `path`: for its transport the handler that `method` opens, for that handler the call."""
 
     __slots__ = ("_began_ns", "_call", "_handler", "_model", "_over", "_path", "_received", "_sent", "peer")

@@ -62,7 +62,7 @@ def _status_of(error: BaseException) -> tuple[int, str]:
     return error.code.grpc_status, error.message
 
 
-class _Call:
+class _Rpc:
     """What grpcio's context says of an RPC."""
 
     __slots__ = ("_context",)
@@ -87,7 +87,7 @@ class _Call:
         return metadata
 
 
-class _UnaryCall(_Call):
+class _UnaryRpc(_Rpc):
     """A unary RPC; its answer is a future."""
 
     __slots__ = ("answer",)
@@ -131,7 +131,7 @@ class _UnaryCall(_Call):
         pass
 
 
-class _StreamCall(_Call):
+class _StreamRpc(_Rpc):
     """A streaming RPC. What is sent waits in an outbox that a task empties; OUTBOX_BYTES in it mean: slower."""
 
     def __init__(self, context: Any) -> None:
@@ -285,7 +285,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             message = await context.read()
             if message is grpc.aio.EOF:
                 await context.abort(grpc.StatusCode.INTERNAL, "Unable to parse request")
-            call = _UnaryCall(context)
+            call = _UnaryRpc(context)
             handler = method.open(call)
             if not call.answer.done():
                 handler.on_message(message)
@@ -306,7 +306,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             if compression is not None:
                 context.set_compression(compression)
             try:
-                await _StreamCall(context).run(method)
+                await _StreamRpc(context).run(method)
             except asyncio.CancelledError:
                 log.debug(CANCELLATION_LINE, path)
                 raise
