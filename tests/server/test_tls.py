@@ -14,6 +14,8 @@ import pytest
 import tritonclient.http as triton_http
 import trustme
 
+from tools.bench.processes import rss_anon
+
 from ..real_server import Serving, binary_request, eventually, write_model
 
 CONFIG = """
@@ -204,3 +206,25 @@ def test_the_server_ends_while_a_handshake_hangs(repository: Path, certificates:
         connection.sendall(b"\x16\x03\x01")
         assert served_serial(serving.port, certificates.client())
         assert serving.stop() == 0
+
+
+def test_large_answers_keep_no_memory(repository: Path, certificates: Certificates) -> None:
+    """Neither after they were taken, nor while nobody takes them; and they come whole, the last one before its end."""
+    array = np.arange(8 << 20, dtype=np.float32)
+    path, body, headers = binary_request("echo", array)
+    with Serving(repository, "--shm-limit=512M", *certificates.flags) as server:
+        connections = [
+            http.client.HTTPSConnection("127.0.0.1", server.port, timeout=60, context=certificates.client())
+            for _ in range(3)
+        ]
+        before = rss_anon(server.process.pid)
+        for closes in (False, True):
+            for connection in connections:
+                connection.request("POST", path, body, {**headers, **({"Connection": "close"} if closes else {})})
+            responses = [connection.getresponse() for connection in connections]
+            assert rss_anon(server.process.pid) - before < array.nbytes
+            for response in responses:
+                assert response.read().endswith(array.tobytes())
+            assert rss_anon(server.process.pid) - before < array.nbytes
+        for connection in connections:
+            connection.close()

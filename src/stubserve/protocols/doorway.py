@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from stubserve.protocols.paced_transport import PacedProtocol
 from stubserve.protocols.tls import HANDSHAKE_S
 
 
@@ -49,8 +50,12 @@ class Doorway:
     async def _come_in(self, client: socket.socket, make: Callable[[], asyncio.BaseProtocol]) -> None:
         client.setblocking(False)
         try:
-            handshake_s = None if self._tls is None else HANDSHAKE_S
-            await self._loop.connect_accepted_socket(make, client, ssl=self._tls, ssl_handshake_timeout=handshake_s)
+            if self._tls is None:
+                await self._loop.connect_accepted_socket(make, client)
+            else:
+                await self._loop.connect_accepted_socket(
+                    lambda: PacedProtocol(make()), client, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S
+                )
         except (OSError, asyncio.CancelledError):
             client.close()
             self._on_failure()
