@@ -17,7 +17,8 @@ _LONG = 1024
 _SPECIAL = re.compile(rb'["\\\x00-\x1f]')
 # What hardly any text has of that, but for the NUL
 _RARE = bytes(set(range(1, 0x20)) - set(b"\n\r\t"))
-_ESCAPED = {bytes((code,)): b"\\u%04X" % code for code in range(0x20)} | {
+_ESCAPED = {
+    **{bytes((code,)): b"\\u%04X" % code for code in range(0x20)},
     b'"': b'\\"',
     b"\\": b"\\\\",
     b"\b": b"\\b",
