@@ -20,6 +20,7 @@ from stubserve.observability.memory_pressure import MemoryPressure
 from stubserve.observability.metrics import RESERVED, ServerMetrics
 from stubserve.observability.status import ServerStatus
 from stubserve.observability.trace_file import TraceFile
+from stubserve.observability.trace_spans import SpanExport
 from stubserve.observability.tracing import Destination, Tracing
 from stubserve.protocols.access import KINDS
 from stubserve.protocols.arrival import Arrivals
@@ -262,10 +263,8 @@ def _check_debugged(settings: Settings) -> None:
 
 
 def _trace_destination(settings: TracingSettings) -> Destination | None:
-    """Where traces go. What OpenTelemetry needs is imported only where it is used."""
+    """Where traces go."""
     if settings.mode == OPENTELEMETRY:
-        from stubserve.observability.trace_spans import SpanExport
-
         return SpanExport(settings)
     return TraceFile(settings.file) if settings.file else None
 

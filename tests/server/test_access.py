@@ -240,6 +240,28 @@ def test_tokens(with_tokens: Serving) -> None:
     assert ADMIN not in with_tokens.output
 
 
+def test_tokens_in_heads_that_differ(with_tokens: Serving) -> None:
+    """Each head is another one than those before, of lines that are known and of some that are not."""
+    good, bad = f"Authorization: Bearer {GUEST}", "Authorization: Bearer a-token-that-nobody-has"
+    with socket.create_connection(("127.0.0.1", with_tokens.port), timeout=60) as connection:
+        for number, (lines, status) in enumerate(
+            [
+                *[([good], 200)] * 3,
+                *[([bad], 401)] * 2,
+                *[([good, bad], 401), ([bad, good], 401), ([good, good], 401), ([], 401)] * 2,
+                ([f"AUTHORIZATION:{good.partition(':')[2]}"], 200),
+                ([f"authorization:  bearer {GUEST}"], 200),
+                ([f"authorization: {GUEST}"], 401),
+                ([f"X-Authorization: Bearer {GUEST}"], 401),
+                ([good], 200),
+            ]
+        ):
+            request = infer_bytes(4, {"X-Number": str(number)})
+            first, _, rest = request.partition(b"\r\n")
+            connection.sendall(b"\r\n".join([first, *(line.encode() for line in lines), rest]))
+            assert answer_on(connection)[0] == status, (number, lines)
+
+
 def test_tokens_over_grpc(with_tokens: Serving) -> None:
     code = grpc.StatusCode
     live, index = (f"/inference.GRPCInferenceService/{name}" for name in ("ServerLive", "RepositoryIndex"))
@@ -331,3 +353,27 @@ def test_a_file_with_a_mistake_ends_the_start(repository: Path, tmp_path: Path, 
     assert server.process.wait(60) == 1
     server.wait_for(f"--auth-token-file={path}.*{said}")
     server.stop()
+
+
+def test_workers_ask_who_may_ask(repository: Path, token_file: Path) -> None:
+    """Processes that take HTTP in have the tokens of their owner, and hear when they change."""
+    with Serving(repository, f"--auth-token-file={token_file}", "--http-workers=2") as serving:
+        requests = {token: infer_bytes(4, bearer(token)) for token in (GUEST, NEW)}
+
+        def statuses(token: str) -> set[int]:
+            """Of connections enough that each process has had some."""
+            found = set()
+            for _ in range(8):
+                with socket.create_connection(("127.0.0.1", serving.port), timeout=60) as connection:
+                    for _ in range(2):  # the second is a request that is repeated
+                        connection.sendall(requests[token])
+                        found.add(answer_on(connection)[0])
+            return found
+
+        eventually(lambda: statuses(GUEST) == {200})
+        assert statuses(NEW) == {401}
+        written = token_file.with_suffix(".new")
+        written.write_text(f"{NEW} inference\n")
+        os.replace(written, token_file)
+        eventually(lambda: statuses(GUEST) == {401})
+        assert statuses(NEW) == {200}

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import resource
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
@@ -210,6 +214,24 @@ def test_settings_change_while_the_server_runs(repository: Path, tmp_path: Path)
         assert server.get("/v2/models/nosuch/trace/setting").status == 404
 
 
+def test_the_file_is_not_a_clients_to_choose(repository: Path, tmp_path: Path) -> None:
+    """Nor a model's own: whoever may write traces into any file may write over it."""
+    write_models(repository)
+    victim = tmp_path / "victim"
+    victim.write_text("as it was")
+    with Serving(
+        repository, *tracing(f"triton,file={tmp_path / 'traces.json'}", "level=TIMESTAMPS", "rate=1")
+    ) as server:
+        body = json.dumps({"trace_file": str(victim), "trace_level": ["TIMESTAMPS"], "trace_rate": "1"}).encode()
+        for path in "/v2/trace/setting", "/v2/models/echo/trace/setting":
+            answer = server.request("POST", path, body)
+            assert "trace file location can not be updated through network protocol" in answer.error, answer
+            assert server.get(path).json()["trace_file"] == str(tmp_path / "traces.json")
+        ask(server)
+    assert victim.read_text() == "as it was"
+    assert len(traces((tmp_path / "traces.json").read_text())) == 1
+
+
 @contextmanager
 def collector(file: Path, *words: str) -> Iterator[str]:
     """A collector's process; its address."""
@@ -307,6 +329,35 @@ def test_a_collector_that_is_no_help_costs_requests_nothing(kind: str, repositor
                 ask(server)
             server.wait_for("traces are lost: ")
         assert server.process.returncode == 0
+
+
+def test_a_process_that_exports_spans_and_dies_costs_what_it_had(repository: Path, tmp_path: Path) -> None:
+    write_models(repository)
+    file = tmp_path / "spans"
+    with collector(file) as url:
+        settings = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=1", f"opentelemetry,url={url}")
+        with Serving(repository, *tracing(*settings, "opentelemetry,bsp_schedule_delay=0")) as server:
+
+            def worker() -> psutil.Process:
+                children = psutil.Process(server.process.pid).children()
+                (found,) = [child for child in children if "stubserve.observability.span_worker" in child.cmdline()]
+                return found
+
+            ask(server)
+            spans_of(file, lambda spans: len(spans) == 3)
+            busy = worker()
+            busy.suspend()
+            given = os.open(f"/proc/{busy.pid}/fd/0", os.O_RDONLY)
+            ask(server)
+            eventually(lambda: int.from_bytes(fcntl.ioctl(given, termios.FIONREAD, bytes(4)), sys.byteorder))
+            busy.kill()
+            server.wait_for("1 traces are lost: the process that exports them has ended")
+            os.close(given)
+            assert b"stubserve_traces_lost_total 1\n" in server.metrics().body
+            ask(server)
+            spans_of(file, lambda spans: len(spans) == 6)
+            last = worker()
+        assert not last.is_running()
 
 
 def test_a_full_disk_costs_traces_and_nothing_else(repository: Path, tmp_path: Path) -> None:

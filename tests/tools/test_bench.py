@@ -2,14 +2,19 @@
 
 import http.server
 import json
+import os
+import re
 import shutil
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +23,9 @@ import pytest
 from tools.bench import (
     bare_loop,
     bulk,
+    costs,
+    h2load,
+    in_step,
     onnx_loads,
     onnx_models,
     payloads,
@@ -28,15 +36,16 @@ from tools.bench import (
     versus,
     wrk,
 )
-from tools.bench.__main__ import parse_arguments, programs, serves, turns
+from tools.bench.__main__ import parse_arguments, programs
 from tools.bench.payloads import JSON_LENGTH_HEADER, Form, Payload, Sample, WrongAnswerError
 from tools.bench.processes import Memory, ProcessTree
 from tools.bench.report import Report, number, ratio, summary
 from tools.bench.rivals import RIVALS, Rival, payload_maker
-from tools.bench.servers import Program
+from tools.bench.rounds import measure, serves, turns
+from tools.bench.servers import Program, Server
 from tools.bench.table import all_workloads
 from tools.bench.targets import AFTERWARDS, BOUNDS, TARGETS
-from tools.bench.workloads import BATCH, CPU, P50, RATE, Metric, WrkLoad
+from tools.bench.workloads import BATCH, CPU, P50, RATE, Figures, Metric, Subject, WrkLoad
 from tools.bench.wrk import LoadError
 from tools.soak import steady
 
@@ -46,6 +55,7 @@ FIGURES = {
     "us": 1_500_000,
     "p50_us": 210,
     "p99_us": 900,
+    "longest_us": 1200,
     "connect": 0,
     "read": 0,
     "write": 0,
@@ -59,7 +69,9 @@ def wrk_output(**changes: int) -> str:
 
 
 def test_wrk_figures_are_per_second_and_in_microseconds() -> None:
-    assert wrk.parse(wrk_output(), 64) == wrk.Load(requests=3000, requests_per_s=2000.0, p50_us=210, p99_us=900)
+    assert wrk.parse(wrk_output(), 64) == wrk.Load(
+        requests=3000, requests_per_s=2000.0, p50_us=210, p99_us=900, longest_us=1200
+    )
 
 
 @pytest.mark.parametrize("kind", ["connect", "read", "write", "status", "timeout"])
@@ -139,6 +151,57 @@ def test_send_accepts_the_echo_and_refuses_an_error(echo_port: int) -> None:
     payloads.send(echo_port, payloads.strings("identity_bytes", 3))
     with pytest.raises(WrongAnswerError, match="status 500"):
         payloads.send(echo_port, payloads.strings("broken", 3))
+
+
+def test_requests_in_step_are_as_many_as_wanted(echo_port: int) -> None:
+    right, broken = (bulk.message(echo_port, payloads.numbers(name, 16)) for name in ("identity_fp32", "broken"))
+    sent = []
+
+    def requests(*several: bytes) -> Iterator[bytes]:
+        for request in several:
+            sent.append(request)
+            yield request
+
+    in_step.run(echo_port, requests(*[right] * 20), connections=3, count=7)
+    assert len(sent) == 1 + 9
+    with pytest.raises(LoadError, match=r"the first answer begins .* 500 "):
+        in_step.run(echo_port, requests(broken), connections=3, count=7)
+    with pytest.raises(LoadError, match=r"not like the first, .* 500 "):
+        in_step.run(echo_port, requests(right, right, broken), connections=1, count=2)
+
+
+H2LOAD = """finished in 1.25s, 16000.50 req/s, 1.25MB/s
+requests: {0} total, {0} started, {0} done, {1} succeeded, {2} failed, {2} errored, 0 timeout
+status codes: {3} 2xx, 0 3xx, 0 4xx, {4} 5xx
+traffic: 3.91MB (4100448) total, 1.20MB (1258291) headers (space savings 0.00%), 2.44MB ({5}) data
+"""
+
+
+def test_calls_of_h2load_are_counted_and_have_to_be_right() -> None:
+    assert h2load.parse(H2LOAD.format(20000, 20000, 0, 20000, 0, 20000 * 64), 64) == 16000.5
+    for output, said in (
+        (H2LOAD.format(20000, 19999, 1, 19999, 0, 20000 * 64), "19999 were answered"),
+        (H2LOAD.format(20000, 20000, 0, 19999, 1, 20000 * 64), "19999 with 200"),
+        (H2LOAD.format(20000, 20000, 0, 20000, 0, 20000 * 64 - 1), "right ones at least 64"),
+        (H2LOAD.format(0, 0, 0, 0, 0, 0), "0 calls"),
+        ("could not connect", "no result"),
+    ):
+        with pytest.raises(LoadError, match=said):
+            h2load.parse(output, 64)
+
+
+def test_what_an_option_costs_is_told_of_the_times_of_requests() -> None:
+    assert costs.compared(costs.COST, [10, 30], [20, 24]) == pytest.approx(10)
+    assert costs.compared(costs.SHARE, [10, 30], [40, 60]) == pytest.approx(0.4)
+
+
+def test_the_interval_of_a_median_holds_it_and_says_how_sure_it_is() -> None:
+    figures = [1.0, 1.1, 1.2, 0.9, 0.8, 1.0, 5.0, -3.0, 1.0, 1.1]
+    low, high = costs.interval(figures)
+    assert -3 < low < 1 < high < 5
+    wide = costs.interval([10 * figure for figure in figures])
+    assert wide[1] - wide[0] > 5 * (high - low)
+    assert costs.interval([2.0, 2.0, 2.0]) == (2, 2)
 
 
 def binary_answer(raw: bytes, name: str = "OUTPUT0") -> tuple[bytes, str]:
@@ -276,6 +339,100 @@ def test_a_bound_needs_no_other_server() -> None:
     assert [row.verdict() for row in report.rows()] == ["at least 100 missed", "at most 30 met", "at most 20"]
 
 
+def test_a_failure_takes_the_place_of_a_server_s_figures_and_is_told_in_one_line() -> None:
+    report = filled(["triton", "stubserve", "mosec"], {("load", RATE): 2.5})
+    assert report.complete
+    report.fail("load", "triton", "LoadError: 3 of 4\n  requests failed")
+    assert not report.complete
+    assert report.has_failed("load", "triton")
+    assert not report.has_failed("load", "stubserve")
+    row = "| load | requests/s | failed | 330 (300-360) | 165 |  | 2.00x | 2.5x |"
+    assert report.table()[2] == row
+    note = "failed: load: triton: LoadError: 3 of 4 requests failed"
+    assert note in report.text().splitlines()
+    for page in (report.markdown(), versus.page(report, "make bench")):
+        assert f"- {note}" in page.splitlines()
+
+
+def test_a_run_that_ended_early_says_where() -> None:
+    report = filled(["triton", "stubserve"], {})
+    report.stage, report.unfinished = "round 2 of 5: load: triton", "ended by SIGTERM"
+    assert not report.complete
+    assert report.text().splitlines()[1] == (
+        "not finished: ended by SIGTERM, at this point: round 2 of 5: load: triton"
+    )
+
+
+class PlannedLoad:
+    """A workload of this test: 100 requests/s, unless a server is to fail at its check or in a round."""
+
+    large = False
+
+    def __init__(self, name: str, failing: dict[str, int]) -> None:
+        self.name = name
+        self._failing = failing  # by server: the round, 0 for the check
+        self._asked: dict[str, int] = {}
+
+    def serves(self, program: Program) -> bool:
+        return True
+
+    def prepare(self, subject: Subject) -> None:
+        self.measure(subject, 0)
+
+    def measure(self, subject: Subject, seconds: int) -> Figures:
+        name = subject.program.name
+        turn = self._asked.get(name, 0)
+        self._asked[name] = turn + 1
+        if turn == self._failing.get(name):
+            raise KeyError("no such figure")
+        assert turn < self._failing.get(name, turn + 1), "asked again after it has failed"
+        return {RATE: 100.0}
+
+
+def test_rows_that_fail_are_noted_and_all_others_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tools.bench.workloads.IDLE_S", 0.01)
+    subjects = []
+    with ExitStack() as stack:
+        for name in ("triton", "stubserve"):
+            arguments = (sys.executable, "-m", "http.server", "HTTP", "--bind", "127.0.0.1")
+            program = Program(name, arguments, sys.executable, dict(os.environ), ready_path="/")
+            server = stack.enter_context(Server(program, tmp_path, tmp_path / f"{name}.log"))
+            subjects.append(Subject(program, server, tmp_path, stack))
+        report = Report([], ["triton", "stubserve"], {})
+        loads = [
+            PlannedLoad("unchecked", {"triton": 0}),
+            PlannedLoad("well", {}),
+            PlannedLoad("late", {"stubserve": 2}),
+        ]
+        measure(report, subjects, loads, rounds=3, seconds=1)
+    assert [(row.workload, row.failed, row.samples) for row in report.rows() if row.metric == RATE] == [
+        ("unchecked", {"triton": "KeyError: 'no such figure'"}, {"stubserve": [100.0] * 3}),
+        ("well", {}, {"triton": [100.0] * 3, "stubserve": [100.0] * 3}),
+        ("late", {"stubserve": "KeyError: 'no such figure'"}, {"triton": [100.0] * 3}),
+    ]
+    told = capsys.readouterr().err
+    assert "round 3 of 3: well: triton\n    requests/s: 100\n" in told
+    assert "checking: unchecked: triton\n    failed: KeyError: 'no such figure'\n" in told
+
+
+def test_a_run_that_is_ended_reports_what_it_has_measured(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tools.bench", "--servers=stubserve", "--only=^1 MiB", "--seconds=1"]
+    command += ["--rounds=1000", f"--markdown={tmp_path / 'report.md'}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        told = list(takewhile(lambda line: not line.startswith("    requests/s: "), process.stderr))
+        assert told[-1] == "round 1 of 1000: 1 MiB, 4 connections: stubserve\n"
+        process.send_signal(signal.SIGTERM)
+        text, _ = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert re.search(r"^1 MiB, 4 connections +requests/s +\d", text, re.MULTILINE)
+    assert re.search(r"^not finished: ended by SIGTERM, at this point: round \d+ of 1000: 1 MiB", text, re.MULTILINE)
+    assert "- not finished: ended by SIGTERM" in (tmp_path / "report.md").read_text()
+
+
 def test_the_page_has_a_line_for_each_server_and_says_what_rivals_lack() -> None:
     page = versus.page(filled(["triton", "stubserve", "mosec"], {("load", RATE): 2.5}), "make bench")
     for line in (
@@ -333,7 +490,7 @@ def test_the_bare_loop_runs_torchscript(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_every_target_is_of_a_row_that_can_be_measured() -> None:
     names = {AFTERWARDS, *(workload.name for workload in all_workloads())}
-    if shutil.which("wrk") is not None:
+    if wrk.available() and h2load.available():
         assert {workload for workload, _ in (*TARGETS, *BOUNDS)} <= names
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import onnx_loads, options, sequence_loads, shared_memory, text_loads, torch_loads, varied_loads, wrk
+from . import costs, onnx_loads, options, sequence_loads, shared_memory, text_loads, torch_loads, varied_loads, wrk
 from .payloads import Form
 from .pipelines import PipelineLoad, StepCost
 from .scrapes import Scrapes
@@ -42,6 +42,7 @@ def all_workloads() -> list[Workload]:
         GrpcLoad("4 MiB", 1 << 20, 4),
         *shared_memory.all_loads(),
         *(options.all_loads() if wrk.available() else []),
+        *costs.all_loads(),
         GrpcStreams(1),
         GrpcStreams(16),
         EventStreams(1),
@@ -54,7 +55,7 @@ def all_workloads() -> list[Workload]:
         *(onnx_loads.all_loads() if wrk.available() and onnx_loads.available() else []),
         *(text_loads.all_loads() if wrk.available() and text_loads.available() else []),
         *(torch_loads.all_loads() if wrk.available() and torch_loads.available() else []),
-        Scrapes(),
+        *([Scrapes()] if wrk.available() else []),
         StartUp(1),
         StartUp(20),
     ]

@@ -6,7 +6,7 @@ stubserve's alone decides: at most so much, or at least, whichever is better.
 
 from __future__ import annotations
 
-from . import onnx_loads, options, text_loads, varied_loads
+from . import costs, onnx_loads, text_loads, varied_loads
 from .pipelines import STEP_P50
 from .scrapes import SCRAPE, Scrapes
 from .streaming import CALLS, RESPONSES
@@ -65,9 +65,11 @@ TARGETS: dict[tuple[str, Metric], float] = {
 BOUNDS: dict[tuple[str, Metric], float] = {
     ("ensemble, one step more, 1 connection", STEP_P50): 60,
     (Scrapes.name, SCRAPE): 50,
-    ("cost of tracing at 1 %", options.COST): 2,
-    ("cost of tokens, restricted APIs and limits", options.COST): 3,
-    ("cost of tokens, restricted APIs and limits, heads differ", options.COST): 3,
-    ("cost of TLS", options.SHARE): 0.6,
+    ("cost of tracing at 1 %", costs.COST): 2,
+    ("cost of tokens, restricted APIs and limits", costs.COST): 3,
+    ("cost of tokens, restricted APIs and limits, heads differ", costs.COST): 3,
+    ("cost of tokens, restricted APIs and limits, gRPC", costs.COST): 3,
+    ("cost of TLS", costs.SHARE): 0.6,
+    ("cost of TLS, gRPC", costs.SHARE): 0.6,
     **{(load.name, onnx_loads.SHARE): 0.9 for load in [*onnx_loads.all_loads(), *text_loads.all_loads()]},
 }

@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .payloads import Payload
@@ -58,9 +58,9 @@ DONE = """
 function done(summary, latency, requests)
   local e = summary.errors
   io.write(string.format(
-    '{mark}{{"requests": %d, "bytes": %.0f, "us": %d, "p50_us": %.0f, "p99_us": %.0f, ' ..
+    '{mark}{{"requests": %d, "bytes": %.0f, "us": %d, "p50_us": %.0f, "p99_us": %.0f, "longest_us": %.0f, ' ..
     '"connect": %d, "read": %d, "write": %d, "status": %d, "timeout": %d}}\\n',
-    summary.requests, summary.bytes, summary.duration, latency:percentile(50), latency:percentile(99),
+    summary.requests, summary.bytes, summary.duration, latency:percentile(50), latency:percentile(99), latency.max,
     e.connect, e.read, e.write, e.status, e.timeout))
 end
 """
@@ -78,6 +78,8 @@ class Load:
     requests_per_s: float
     p50_us: float
     p99_us: float
+    # 0 where the load generator does not say
+    longest_us: float = field(default=0, kw_only=True)
 
 
 def available() -> bool:
@@ -164,4 +166,5 @@ def parse(output: str, shortest_answer: int) -> Load:
         requests_per_s=figures["requests"] / figures["us"] * 1e6,
         p50_us=figures["p50_us"],
         p99_us=figures["p99_us"],
+        longest_us=figures["longest_us"],
     )

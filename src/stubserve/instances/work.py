@@ -108,7 +108,7 @@ class StubWork:
         self._free_ns = 0
         # Nothing more is taken from the stub, nor should it be given anything
         self.over = False
-        self.watch = ExecutionWatch(process, self)
+        self.watch = ExecutionWatch(process, self, regions is not None)
         # Not through the ring: the stub's main thread may be busy for long, and these may be many.
         outputs.on_many_frees = functools.partial(self._loop.call_soon, self._acknowledge)
         self._loop.add_reader(process.doorbell_in, self._on_doorbell)

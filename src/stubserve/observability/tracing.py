@@ -64,9 +64,10 @@ class Tracer:
 
     def sample(self, call: Asking) -> Trace | None:
         self._ahead -= 1
-        if self._ahead and not self.spans:
+        context = call.trace_context() if self.spans else None
+        if self._ahead and context is None:
             return None
-        parent = parent_of(call.trace_context()) if self.spans else None
+        parent = parent_of(context)
         wanted = not self._ahead
         if wanted:
             self._ahead = self.rules.rate

@@ -3,12 +3,15 @@
 
 The kinds are Triton's: health, metadata, inference and so on, and `metrics` for the port of that. What is asked comes
 first: who may not use an API is not told whether what was asked of it is there, or right.
+
+What decides are a request's credentials: all of its headers that some rule asks for. Requests with the same ones may do
+the same, so credentials that were granted a kind of API are known from then on, until the tokens change.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 
 from stubserve.errors import Code, ServeError
 from stubserve.protocols.tokens import Tokens
@@ -30,6 +33,10 @@ KINDS = frozenset((*RESTRICTED_KINDS, "metrics"))
 
 AUTHORIZATION = "authorization"
 
+# Who has a token can write its header in many ways, and add others to it: so many are known, and only short ones.
+_KNOWN = 1024
+_KNOWN_LENGTH = 1024
+
 # All values of a request's header, or of a call's metadata, by its name in lower case.
 Values = Callable[[str], Collection[bytes]]
 
@@ -38,6 +45,7 @@ class Access:
     """The rules of one protocol: `restricted` has the header and the value that a kind wants.
 
     `open_kinds` need no token. `restriction` is what a client without the header is told, with a place for its name.
+    `credentials` are the names of all headers that decide, in lower case.
     """
 
     def __init__(
@@ -53,10 +61,37 @@ class Access:
         }
         self._tokens = tokens
         self._open_kinds = open_kinds
+        names = [name for name, _, _ in self._restricted.values()]
+        self.credentials = frozenset(names if tokens is None else [*names, AUTHORIZATION])
+        # By kinds: the credentials that it was granted to by the tokens of this epoch
+        self._granted: dict[str, set[Hashable]] = {}
+        self._epoch = 0
 
     def guards(self, kind: str) -> bool:
         """Whether there is anything to ask about this kind."""
         return kind in self._restricted or (self._tokens is not None and kind not in self._open_kinds)
+
+    def knows(self, kind: str, credentials: Hashable) -> bool:
+        """Whether a request with these credentials, all that it has, was granted an API of this kind, and still is."""
+        tokens = self._tokens
+        if tokens is not None:
+            tokens.look()
+            if tokens.epoch != self._epoch:
+                self._epoch = tokens.epoch
+                self._granted = {}
+        granted = self._granted.get(kind)
+        return granted is not None and credentials in granted
+
+    def learn(self, kind: str, credentials: Hashable, values: Values) -> ServeError | None:
+        """As `refusal`; without one `knows` says so from now on."""
+        refusal = self.refusal(kind, values)
+        # Who has none may not be told apart from others here.
+        if refusal is None and credentials and len(repr(credentials)) <= _KNOWN_LENGTH:
+            granted = self._granted.setdefault(kind, set())
+            if len(granted) >= _KNOWN:
+                granted.clear()
+            granted.add(credentials)
+        return refusal
 
     def refusal(self, kind: str, values: Values) -> ServeError | None:
         """Why a request with these headers may not use an API of this kind."""

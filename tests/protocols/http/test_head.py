@@ -65,6 +65,19 @@ def test_an_accepted_encoding_is_part_of_the_head() -> None:
     assert found.accept_encoding == b"gzip"
 
 
+def test_the_first_traceparent_counts() -> None:
+    cache = taught(b"traceparent: a")
+    for lines, told in (
+        ([b"traceparent: b ", b"traceparent: c"], "b"),
+        ([b"traceparent:", b"traceparent: c"], ""),
+        ([], None),
+    ):
+        data = text_of(*USUAL, *lines)
+        head = cache.known(data)
+        assert head is not None
+        assert (head.trace_context(), parse_head(data).trace_context()) == (told, told)
+
+
 @pytest.mark.parametrize(
     "lines",
     [
@@ -118,7 +131,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 NAMES = (
     b"Host Content-Length content-length CONNECTION Connection Accept-Encoding X x-Y Inference-Header-Content-Length "
-    b"Transfer-Encoding Expect Content-Encoding Upgrade"
+    b"Transfer-Encoding Expect Content-Encoding Upgrade TraceParent traceparent"
 ).split()
 VALUES = [b"12 ", b" 12", b"", b"\xff", b"\x7f", b"a\x0bb", b"1" * 30, b"\t3\t"]
 VALUES += b"here 5 007 gzip keep-alive Keep-Alive close chunked 100-continue identity".split()
@@ -139,3 +152,30 @@ def test_any_heads_one_after_the_other(seen: list[bytes]) -> None:
     cache = HeadCache()
     for data in seen:
         assert outcome(cache.get, data) == outcome(parse_head, data)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(HEADS, min_size=2, max_size=12),
+    st.sampled_from([("x",), ("x", "x-y"), ("connection",), ("host", "x"), ("accept-encoding",)]),
+)
+def test_a_head_tells_all_its_credentials_however_it_was_read(seen: list[bytes], names: tuple[str, ...]) -> None:
+    cache = HeadCache(names)
+    for data in seen:
+        try:
+            head = cache.get(data)
+        except BadRequest:
+            continue
+        told = [field.partition(b":") for field in head.credentials]
+        wanted = [(name, value) for name, value in head.headers if name.lower().decode() in names]
+        assert [(name, value.lstrip(b" \t")) for name, _, value in told] == wanted
+        assert all_of(head) | {"credentials": ()} == all_of(parse_head(data))
+
+
+def test_a_known_head_tells_credentials_that_are_new() -> None:
+    cache = HeadCache(["x-key"])
+    cache.get(text_of(*USUAL, b"X-Key: a"))
+    for lines in ([b"X-Key: a"], [b"X-Key:b"], [b"X-Key: b", b"X-Key: a"], []):
+        head = cache.known(text_of(*lines, *USUAL))
+        assert head is not None
+        assert head.credentials == tuple(lines)

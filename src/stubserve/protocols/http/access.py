@@ -1,4 +1,4 @@
-"""Who may use which routes. What a head was once granted, and all its copies, is not looked at again."""
+"""Who may use which routes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def http_access(
 
 
 class HttpAccess(Access):
-    """The rules of HTTP."""
+    """The rules of HTTP. Heads of inference come from a memory that was told which fields are `credentials`."""
 
     def __init__(
         self, restricted: Mapping[str, tuple[str, str]], tokens: Tokens | None, open_kinds: Collection[str]
@@ -30,19 +30,12 @@ class HttpAccess(Access):
 
     def admits(self, head: RequestHead) -> bool:
         """Whether a request with this head may use inference."""
-        return not self._guards_inference or self._epoch() == head.granted or self.inference_refusal(head) is None
+        return (
+            not self._guards_inference
+            or self.knows(INFERENCE, head.credentials)
+            or self.learn(INFERENCE, head.credentials, head.values) is None
+        )
 
     def inference_refusal(self, head: RequestHead) -> ServeError | None:
         """Why it may not."""
-        refusal = self.refusal(INFERENCE, head.values)
-        if refusal is None:
-            head.granted = self._epoch()
-        return refusal
-
-    def _epoch(self) -> int:
-        """Grows when what was granted has to be looked at again."""
-        tokens = self._tokens
-        if tokens is None:
-            return 1
-        tokens.look()
-        return tokens.epoch
+        return self.refusal(INFERENCE, head.values)

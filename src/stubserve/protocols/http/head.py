@@ -13,6 +13,7 @@ The memory is bounded by count and by the size of what it keeps.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from urllib.parse import unquote
 
 import httptools
@@ -24,13 +25,16 @@ _CACHED_HEAD_BYTES = 1024
 _KNOWN_LINES = 1024
 
 # What a line of a head is, as far as it matters: one of those below, or of no account
-_PLAIN, _HOST_LINE, _ACCEPT_ENCODING, _CONTENT_LENGTH, _HEADER_LENGTH = range(5)
+_PLAIN, _HOST_LINE, _ACCEPT_ENCODING, _CREDENTIAL, _CONTENT_LENGTH, _HEADER_LENGTH, _TRACE_PARENT = range(7)
 _KINDS = {
     b"host": _HOST_LINE,
     b"accept-encoding": _ACCEPT_ENCODING,
     b"content-length": _CONTENT_LENGTH,
     b"inference-header-content-length": _HEADER_LENGTH,
+    b"traceparent": _TRACE_PARENT,
 }
+# Those whose values are hardly ever the same again: only their names are known.
+_OWN_VALUE = frozenset((_CONTENT_LENGTH, _HEADER_LENGTH, _TRACE_PARENT))
 # A head with one of these is parsed as a whole, but for a connection that is to be kept alive, as it would be anyhow.
 _NEVER_KNOWN = frozenset(
     (b"connection", b"proxy-connection", b"transfer-encoding", b"upgrade", b"expect", b"content-encoding")
@@ -69,14 +73,15 @@ class RequestHead:
         "chunked",
         "content_encoding",
         "content_length",
+        "credentials",
         "expects_continue",
         "generate",
-        "granted",
         "header_length",
         "infer",
         "keep_alive",
         "method",
         "target",
+        "trace_parent",
     )
 
     def __init__(self) -> None:
@@ -97,8 +102,9 @@ class RequestHead:
         self.generate: tuple[str, str] | None = None
         self.header_length: bytes | None = None
         self.accept_encoding: bytes | None = None
-        # The epoch of the rules by which it may use inference, 0 where that was not asked
-        self.granted = 0
+        self.trace_parent: bytes | None = None
+        # The fields by which it is told who asks, as they came, where a memory of heads was asked to say that
+        self.credentials: tuple[bytes, ...] = ()
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -121,8 +127,7 @@ class RequestHead:
 
     def trace_context(self) -> str | None:
         """The value of `traceparent`, None without one."""
-        found = self.values("traceparent")
-        return found[0].decode("latin-1").strip() if found else None
+        return None if self.trace_parent is None else self.trace_parent.decode("latin-1").strip()
 
     # Callbacks of the parser
 
@@ -201,6 +206,8 @@ def parse_head(data: bytes) -> RequestHead:
             head.accept_encoding = value
         elif name == b"inference-header-content-length":
             head.header_length = value
+        elif name == b"traceparent" and head.trace_parent is None:
+            head.trace_parent = value
     if length is not None and not head.chunked:
         head.content_length = int(length)  # the parser has checked that it is a number
     if head.method == b"POST":
@@ -215,9 +222,16 @@ def parse_head(data: bytes) -> RequestHead:
 
 
 class HeadCache:
-    """Parsed heads by their bytes, and the lines and names of header fields that they were made of."""
+    """Parsed heads by their bytes, and the lines and names of header fields that they were made of.
 
-    def __init__(self) -> None:
+    `credentials` are names of fields, in lower case, that heads are to tell by themselves (`RequestHead.credentials`).
+    """
+
+    def __init__(self, credentials: Collection[str] = ()) -> None:
+        self._credentials = frozenset(name.encode() for name in credentials)
+        self._kinds = {**dict.fromkeys(self._credentials, _CREDENTIAL), **_KINDS}
+        # A line is of one kind, so where it should be of two nothing is known by its lines.
+        self._learns = self._credentials.isdisjoint(_KINDS)
         self._heads: dict[bytes, RequestHead] = {}
         # By request lines, any head with that one; by other lines, and by names of which any value may come, their kind
         self._routes: dict[bytes, RequestHead] = {}
@@ -234,11 +248,14 @@ class HeadCache:
         head = self.known(data)
         if head is None:
             head = parse_head(data)
+            if self._credentials:
+                fields = head.headers
+                head.credentials = tuple(b"%b: %b" % one for one in fields if one[0].lower() in self._credentials)
             if len(data) <= _CACHED_HEAD_BYTES:
                 if len(self._heads) >= _CACHED_HEADS:
                     self._heads.clear()
                 self._heads[data] = head
-                if head.infer is not None or head.generate is not None:
+                if self._learns and (head.infer is not None or head.generate is not None):
                     self._learn(data, head)
         return head
 
@@ -256,6 +273,7 @@ class HeadCache:
         head._lines = fields = lines[1:-2]
         kinds = self._lines
         hosts = lengths = 0
+        credentials = []
         for line in fields:
             kind = kinds.get(line, -1)
             if not kind:
@@ -272,10 +290,18 @@ class HeadCache:
                     return None
                 elif kind == _HEADER_LENGTH:
                     head.header_length = value
+                elif kind == _CREDENTIAL:
+                    credentials.append(line)
+                elif kind == _TRACE_PARENT and head.trace_parent is None:
+                    head.trace_parent = value
             elif kind == _HOST_LINE:
                 hosts += 1
+            elif kind == _CREDENTIAL:
+                credentials.append(line)
             else:
                 head.accept_encoding = _field(line)[1]
+        if credentials:
+            head.credentials = tuple(credentials)
         return head if hosts == 1 and lengths <= 1 else None
 
     def _learn(self, data: bytes, head: RequestHead) -> None:
@@ -291,10 +317,10 @@ class HeadCache:
                 memory.clear()
         self._routes[route] = head
         for line, (name, lower, _) in zip(lines, fields, strict=True):
-            kind = _KINDS.get(lower, _PLAIN)
-            if kind in (_CONTENT_LENGTH, _HEADER_LENGTH):
+            kind = self._kinds.get(lower, _PLAIN)
+            if kind in _OWN_VALUE:
                 self._names[name] = kind
             else:
                 self._lines[line] = kind
-                if kind == _PLAIN and lower not in _NEVER_KNOWN:
+                if kind in (_PLAIN, _CREDENTIAL) and lower not in _NEVER_KNOWN:
                     self._names[name] = kind

@@ -59,6 +59,7 @@ class InferRoute:
         head.accept_encoding = _header(request, "accept-encoding")
         head.content_encoding = _header(request, "content-encoding")
         head.header_length = _header(request, "inference-header-content-length")
+        head.trace_parent = _header(request, "traceparent")
         head.infer = (request.path_params["model"], request.path_params.get("version", ""))
         declared = request.headers.get("content-length", "")
         head.content_length = int(declared) if declared.isdecimal() else 0

@@ -38,7 +38,7 @@ class Connections(StallWatch):
         self.scratch = bytearray(SCRATCH_BYTES)
         self.scratch_view = memoryview(self.scratch)
         self.head_view = self.scratch_view[:HEAD_BYTES]
-        self.heads = HeadCache()
+        self.heads = HeadCache(() if access is None else access.credentials)
         self.sent_memory = SentMemory()
         # Whether each request gets a line in the log; each answer, with its status
         self.log_requests = False
