@@ -1,4 +1,6 @@
-"""Nothing executable is deserialised: which modules could, and do not; a new one has to be argued for here."""
+"""Nothing executable is deserialised, and no shell is started: which modules could, and do not; a new one has to be
+argued for here.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,12 @@ ROOT = Path(__file__).parents[1]
 MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "dbm", "code"}
 CALLS = {"eval", "exec", "compile", "__import__"}
 FUNCTIONS = {"torch.load", "np.load", "numpy.load", "runpy.run_path", "runpy.run_module"}
+
+# What reads a text as a command line
+SHELLS = {
+    "os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "asyncio.create_subprocess_shell",
+    "pty.spawn",
+}  # fmt: skip
 
 # What is there, and why it is right.
 ALLOWED = {
@@ -53,6 +61,32 @@ def test_nothing_executable_is_deserialised() -> None:
             if names:
                 found[str(path.relative_to(ROOT))] = names
     assert found == ALLOWED
+
+
+def shells_in(tree: ast.AST) -> Iterator[str]:
+    """The calls that start a shell, or could."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            if ast.unparse(node.func) in SHELLS or any(keyword.arg == "shell" for keyword in node.keywords):
+                yield ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (alias.name for alias in node.names if f"{node.module}.{alias.name}" in SHELLS)
+
+
+def test_no_shell_is_started() -> None:
+    """What is started is a list of words, so no name, path or value is ever read as a command."""
+    found = {
+        str(path.relative_to(ROOT)): calls
+        for folder in ("src", "stub")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if (calls := list(shells_in(ast.parse(path.read_text()))))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize("text", ["os.system('x')", "subprocess.run(x, shell=True)", "from os import popen"])
+def test_a_shell_would_be_found(text: str) -> None:
+    assert list(shells_in(ast.parse(text)))
 
 
 def test_weights_are_loaded_as_weights_only() -> None:

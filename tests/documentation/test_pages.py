@@ -20,6 +20,7 @@ OTHERWISE = {
     "README.md": "tests/test_readme.py",
     "docs/backends.md": "tests/server/test_documented_backends.py",
     "docs/testing.md": "tests/testing/test_documentation.py",
+    "docs/security.md": "tests/server/test_facing_the_internet.py",
     "docs/browser.md": "tests/server/test_browsers.py",
     "docs/examples.md": "tests/model_repository/test_examples.py",
     "docs/developing.md": "tests/stub/backends/test_documented.py",

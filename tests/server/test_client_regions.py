@@ -7,7 +7,7 @@ import os
 import signal
 import stat
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
+from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor, shared_memory
 
 from tests.client_memory import PAGE, SharedFile
 from tests.privileges import needs_setpriv, unprivileged
 from tests.real_server import Answer, Serving, binary_output, eventually, io_config, write_model
+from tests.server.grpc_calls import connected
 
 # Writes to its input before it answers with twice what that was.
 SCRIBBLES = """
@@ -417,10 +419,8 @@ def test_triton_client_over_both_protocols(server: Serving) -> None:
     values = floats(100_000)
     modules: tuple[tuple[Any, int], ...] = ((triton_http, server.port), (triton_grpc, server.grpc_port))
     for number, (module, port) in enumerate(modules):
-        given = shared_memory.create_shared_memory_region("given", f"stubserve-given-{os.getpid()}-{number}", 400_000)
-        wanted = shared_memory.create_shared_memory_region(
-            "wanted", f"stubserve-wanted-{os.getpid()}-{number}", 400_000
-        )
+        given = shared_memory.create_shared_memory_region("given", f"region-given-{os.getpid()}-{number}", 400_000)
+        wanted = shared_memory.create_shared_memory_region("wanted", f"region-wanted-{os.getpid()}-{number}", 400_000)
         try:
             with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
                 assert "system_shared_memory" in str(client.get_server_metadata())
@@ -512,6 +512,109 @@ def test_without_the_flag(repository: Path) -> None:
         assert (answer.status, answer.error) == (404, "Unable to find system shared memory region: 'in'")
         answer = infer(server, "echo", piece("in", 16), None, [4])
         assert (answer.status, answer.error) == (404, "Unable to find shared memory region: 'in'")
+
+
+def test_a_region_is_registered_once(server: Serving) -> None:
+    """Under a name; a file may have several, as long as it likes."""
+    with SharedFile(floats(4)) as one, SharedFile(floats(4, 9)) as other:
+        assert register(server, "in", one).status == 200
+        again = register(server, "in", other)
+        assert (again.status, again.error) == (400, "shared memory region 'in' already in manager")
+        answer = infer(server, "echo", piece("in", 16), {"binary_data": True}, [4])
+        assert (binary_output(answer) == floats(4)).all()
+        assert register(server, "the-same-file", one).status == 200
+        assert server.request("POST", "/v2/systemsharedmemory/region/in/unregister").status == 200
+        answer = infer(server, "echo", piece("the-same-file", 16), {"binary_data": True}, [4])
+        assert (binary_output(answer) == floats(4)).all()
+
+
+@pytest.mark.parametrize("shift", [-2000, 0, 2000])
+def test_regions_that_overlap(server: Serving, shift: int) -> None:
+    """An output over its input, where each is in a region of its own of the same file."""
+    count, before = 4000, 8 * 1024
+    with SharedFile(floats(10_000)) as file:
+        assert register(server, "in", file, offset=before, byte_size=4 * count).status == 200
+        assert register(server, "out", file, offset=before + 4 * shift, byte_size=4 * count).status == 200
+        # It answers with what it was given, so one is copied over the other.
+        answer = infer(server, "echo", piece("in", 4 * count), piece("out", 4 * count), [count])
+        assert answer.status == 200, answer
+        first = before // 4
+        expected = floats(10_000)
+        expected[first + shift : first + shift + count] = floats(count, first)
+        assert (file.array() == expected).all()
+
+
+def test_a_file_that_is_gone_before_it_is_used(server: Serving) -> None:
+    """What is registered is a file, not a name; who has the name later has nothing to do with it."""
+    with SharedFile(floats(5000)) as file:
+        register(server, "in", file)
+        os.unlink(file.path)
+        Path(file.path).write_bytes(b"\xff" * 20_000)
+        answer = infer(server, "echo", piece("in", 20_000), {"binary_data": True}, [5000])
+        assert (binary_output(answer) == floats(5000)).all()
+
+
+BEYOND = [16 * 1024, 16 * 1024 - 15, 2**63 - 1, 2**63, 2**64 - 32, 2**64 - 1]
+
+
+@pytest.mark.parametrize("offset", [*BEYOND, -1, -32])
+def test_offsets_that_lead_out_of_a_region(server: Serving, offset: int) -> None:
+    """Also those whose sum with the size begins anew at 64 bits, over both protocols, for inputs and outputs."""
+    with SharedFile(floats(8192)) as file:
+        # There is more in the file, before and behind.
+        assert register(server, "part", file, offset=8192, byte_size=16 * 1024).status == 200
+        for given, wanted in (("part", None), ("all", "part")):
+            register(server, "all", file)
+            where = [piece(name, 16, offset if name == "part" else 0) if name else None for name in (given, wanted)]
+            answer = infer(server, "echo", where[0] or {}, where[1], [4])
+            assert 400 <= answer.status < 600, answer
+            assert "offset" in answer.error or "non-unsigned-integer" in answer.error, answer
+            message = service_pb2.ModelInferRequest(model_name="echo")
+            message.inputs.add(name="INPUT0", datatype="FP32", shape=[4])
+            message.outputs.add(name="OUTPUT0")
+            for tensor, name in (message.inputs[0], given), (message.outputs[0], wanted):
+                if name:
+                    tensor.parameters["shared_memory_region"].string_param = name
+                    tensor.parameters["shared_memory_byte_size"].int64_param = 16
+                    kind = "int64_param" if offset < 2**63 else "uint64_param"
+                    setattr(tensor.parameters["shared_memory_offset"], kind, offset if name == "part" else 0)
+            with connected(server) as rpc:
+                assert rpc.refusal(message)[0] in ("INVALID_ARGUMENT", "INTERNAL")
+        assert (file.array() == floats(8192)).all()
+
+
+@pytest.mark.parametrize(
+    ("offset", "nbytes"),
+    [(2**64 - 32, 64), (2**64 - 1, 1), (0, 2**64 - 1), (2**63, 2**63), (0, 16 * 1024 + 1), (16 * 1024, 1)],
+)
+def test_regions_that_end_behind_their_file(server: Serving, offset: int, nbytes: int) -> None:
+    with SharedFile(16 * 1024) as file:
+        answer = register(server, "in", file, offset=offset, byte_size=nbytes)
+        assert (answer.status, answer.error) == (400, "failed to register shared memory region 'in': invalid args")
+
+
+def test_nothing_of_the_server_can_be_registered(server: Serving) -> None:
+    """Its memory has no name, and names of descriptors are none of files in /dev/shm."""
+    assert infer(server, "echo", {}, None, [1], data=[1.0]).status == 200
+    pids = [server.process.pid, *server.stub_pids()]
+    arenas = [
+        f"../../proc/{pid}/fd/{entry.name}"
+        for pid in pids
+        for entry in Path(f"/proc/{pid}/fd").iterdir()
+        if os.readlink(entry).startswith("/memfd:")
+    ]
+    assert len(arenas) >= len(pids)
+    assert not [line for pid in pids for line in open_files(pid)[-1].splitlines() if "/dev/shm/" in line]
+    with SharedFile(64) as file:
+        others = ("memfd:stubserve", "memfd:stubserve (deleted)", "..", ".", f"../shm/{file.name}", "../../etc/passwd")
+        check_no_region(server, (*arenas, *others))
+
+
+def check_no_region(server: Serving, keys: Sequence[str]) -> None:
+    for key in keys:
+        body = json.dumps({"key": f"/{key}", "byte_size": 64}).encode()
+        answer = server.request("POST", "/v2/systemsharedmemory/region/odd/register", body)
+        assert (answer.status, answer.error) == (500, f"Unable to open shared memory region: '/{key}'")
 
 
 def _device(path: Path) -> None:

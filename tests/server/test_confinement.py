@@ -41,6 +41,13 @@ EVALUATE = """
             return type(error).__name__
         return "connected"
 
+    def outcome(attempt, *arguments):
+        try:
+            attempt(*arguments)
+        except OSError as error:
+            return type(error).__name__
+        return "done"
+
     class TritonPythonModel:
         def execute(self, requests):
             responses = []
@@ -210,6 +217,15 @@ def test_another_user(repository: Path) -> None:
             assert evaluate(serving, "os.getresgid()") == [nobody.pw_gid] * 3
             assert evaluate(serving, "os.environ['HOME']") == nobody.pw_dir
             assert evaluate(serving, f"os.access({str(secret)!r}, os.R_OK)") is False
+            # Nor what the server has in its memory, and open; and it cannot be ended
+            server = serving.process.pid
+            for attempt in (
+                f"open, '/proc/{server}/environ'",
+                f"open, '/proc/{server}/mem', 'r+b'",
+                f"os.listdir, '/proc/{server}/fd'",
+                f"os.kill, {server}, 0",
+            ):
+                assert evaluate(serving, f"outcome({attempt})") == "PermissionError", attempt
             # It is still the server's to end, with what it has started
             [pid] = serving.stub_pids()
             os.kill(pid, 9)

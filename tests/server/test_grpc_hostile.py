@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 
 from stubserve.protocols.grpc.http2 import frames
@@ -185,6 +186,20 @@ def test_bombs_are_counted_before_they_are_made(server: Serving) -> None:
         _, headers = raw.answer()
         assert headers["grpc-status"] == "14"
         assert "--shm-limit" in headers["grpc-message"]
+
+
+def test_many_requested_outputs(server: Serving) -> None:
+    """Half a million, the same or others; what they would say has a limit of its own."""
+    parent = psutil.Process(server.process.pid)
+    before = parent.memory_info().rss
+    for names in (["OUTPUT0"] * 500_000, [str(number) for number in range(500_000)]):
+        message = request(raw=[bytes(4)], shape=[1])
+        for name in names:
+            message.outputs.add(name=name)
+        with connected(server) as calls:
+            code, text = calls.refusal(message)
+        assert (code, "too many fields" in text) == ("RESOURCE_EXHAUSTED", True), (code, text)
+    assert parent.memory_info().rss < before + (96 << 20)
 
 
 def test_many_that_do_not_read_do_not_stop_others(server: Serving) -> None:

@@ -16,7 +16,9 @@ import numpy as np
 import psutil
 import pytest
 
+from stubserve.protocols.grpc.http2 import frames
 from tests.real_server import Serving, binary_output, binary_request, io_config, write_model
+from tests.server.http2_client import Raw, data
 
 MIB = 1 << 20
 
@@ -123,6 +125,43 @@ def test_idle_connections_are_closed_after_a_time(tmp_path: Path) -> None:
             client.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
             assert answer_of(client).startswith(b"HTTP/1.1 200 ")
             assert client.recv(1) == b""
+
+
+def test_many_requested_outputs(server: Serving) -> None:
+    """A quarter of a million: the same one is one, others say too much, whatever else the limits are."""
+    given = {"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}
+    for names, status in (["OUTPUT0"] * 250_000, 200), ([str(number) for number in range(250_000)], 400):
+        body = json.dumps({"inputs": [given], "outputs": [{"name": name} for name in names]}).encode()
+        for sent, more in (body, {}), (gzip.compress(body, 1), {"Content-Encoding": "gzip"}):
+            answer = server.request("POST", "/v2/models/echo/infer", sent, more)
+            assert answer.status == status, answer
+            assert len(answer.json().get("outputs", ())) == (status == 200)
+            assert status == 200 or "too much beside its tensors" in answer.error, answer
+
+
+def test_who_never_comes_to_an_end_is_given_up(tmp_path: Path) -> None:
+    """In the head of a request, in its body, in chunks, and in a message over gRPC; who says nothing is idle."""
+    write_model(tmp_path, "echo")
+    with Serving(tmp_path, "--request-timeout-secs=1", "--idle-timeout-secs=2") as server, Raw(server) as raw:
+        raw.greet()
+        raw.socket.sendall(raw.head(1) + data(1, b"\0\0\0\1\0x", 0))
+        starts = (
+            b"",
+            b"POST /v2/models/echo/inf",
+            b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nX-A: b\r\n",
+            b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nx",
+            b"POST /v2/repository/index HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nx",
+            b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nx",
+        )
+        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in starts]
+        for client, start in zip(clients, starts, strict=True):
+            client.sendall(start)
+        for client, start in zip(clients, starts, strict=True):
+            while client.recv(65536):
+                pass
+            client.close()
+            assert server.get("/v2/health/live").status == 200, start
+        assert raw.until(frames.RST_STREAM)[2] == 1
 
 
 def test_http_2_on_the_port_of_http_does_not_hold_up_the_exit(tmp_path: Path) -> None:

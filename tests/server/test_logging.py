@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -450,3 +451,27 @@ def test_a_log_may_be_json(tmp_path: Path) -> None:
         assert server.infer_array("talks", np.array([7], np.float32)).status == 200
         line = json.loads(server.wait_for(r'(?m)^.*"warn 7"\}$')[0])
         assert (line["level"], line["place"].partition(":")[0]) == ("warning", "model.py")
+
+
+def test_clients_cannot_forge_records(tmp_path: Path) -> None:
+    """Text of a client's (names, ids, headers, metadata) is no line of the log by itself, in neither format."""
+    write_model(tmp_path, "echo")
+    forged = 'I1122 00:00:00.000000 1 server.cc:1] "forged"'
+    name = quote(f"x\n{forged}\r\n{forged}\x1b[2J\u2028{forged}", safe="")
+    for flags in ((), ("--log-format=json",)):
+        with Serving(tmp_path, "--log-verbose=2", *flags) as server:
+            server.wait_until_ready()
+            for method, path in (
+                ("GET", f"/v2/models/{name}"),
+                ("POST", f"/v2/models/{name}/infer"),
+                ("POST", f"/v2/repository/models/{name}/load"),
+                ("GET", f"/{name}"),
+            ):
+                assert server.request(method, path, b"{}" if method == "POST" else None).status >= 400
+            data = {"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}
+            assert server.infer_json("echo", [data], id=f"x\n{forged}").status == 200
+            assert server.infer_json("echo", [{**data, "name": f"y\n{forged}"}]).status == 400
+        assert server.output.count("forged") > 5  # it is there, but
+        lines = server.output.splitlines()
+        assert not [line for line in lines if line.startswith("I1122 00:00")], server.output
+        assert "\x1b[2J" not in server.output

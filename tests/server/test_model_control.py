@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import textwrap
 import threading
 import time
@@ -541,6 +542,29 @@ def test_parameters_that_are_refused(
     assert (answer.status, text in answer.error) == (status, True), answer
     assert controlled.made() == []
     assert controlled.rows("refused") == []
+
+
+def test_a_load_that_is_too_large(tmp_path: Path) -> None:
+    """Refused by its length, before it is read, or as soon as it is longer; nothing of it is kept."""
+    write_model(tmp_path, "echo")
+    with Serving(tmp_path, EXPLICIT, "--http-max-input-size=1000000") as server:
+        large = json.dumps({"parameters": {"config": "{}", "file:1/model.py": "A" * 1_200_000}}).encode()
+        path = "/v2/repository/models/made/load"
+        answer = server.request("POST", path, large)
+        assert (answer.status, "--http-max-input-size" in answer.error) == (400, True), answer
+        # In chunks nobody knows how long it will be.
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            head = f"POST {path} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+            connection.sendall(head.encode() + b"100000\r\n" + large[: 1 << 20])
+            assert connection.recv(12) == b"HTTP/1.1 400"
+        # A length of which an int has nothing left, as announced and as a text
+        for length in 2**31, 2**32 + 10, 2**63 - 1:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+                connection.sendall(
+                    f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n".encode() + large[:500]
+                )
+                assert connection.recv(12) == b"HTTP/1.1 400"
+        assert server.request("POST", "/v2/repository/models/echo/load", b"{}").status == 200
 
 
 @pytest.mark.parametrize("name", ["%2e%2e", "a%00b", "a;b", "%5cx"])

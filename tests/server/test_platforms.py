@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.real_server import IDENTITY, Answer, Serving, binary_request, io_config, write_model
+from tests.real_server import IDENTITY, Answer, Serving, binary_request, eventually, io_config, write_model
 
 BODY = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}]}).encode()
 ANSWER = {
@@ -190,3 +190,38 @@ def test_vertex_takes_its_place_from_the_environment(home: Path, tmp_path: Path)
     server.wait_for("creating server: Invalid argument - |AIP_PREDICT_ROUTE is not defined for Vertex AI endpoint")
     assert server.process.wait(60) == 1
     server.stop()
+
+
+def test_platforms_are_no_way_around_who_may_ask(home: Path, tmp_path: Path) -> None:
+    """Tokens and restricted APIs hold for their paths, which are others than the usual ones."""
+    guest, key = "a-token-for-guests-1", {"X-Key": "sesame"}
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"{guest} inference\n")
+    flags = ("--allow-sagemaker=true", "--sagemaker-port=0", "--allow-vertex-ai=true", "--vertex-ai-port=0")
+    environment = {**VERTEX, "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "a"}
+    explicit = ("--model-control-mode=explicit", "--load-model=a")
+    load = json.dumps({"model_name": "x1", "url": str(home / "elsewhere")}).encode()
+    asked = [
+        ("Sagemaker HTTPService", "POST", "/invocations", BODY, {}),
+        ("Sagemaker HTTPService", "GET", "/ping", None, {}),
+        ("Sagemaker HTTPService", "GET", "/models", None, {}),
+        ("Sagemaker HTTPService", "POST", "/models", load, {}),
+        ("Vertex AI HTTPService", "POST", "/predict", BODY, {}),
+        ("Vertex AI HTTPService", "GET", "/health", None, {}),
+        ("Vertex AI HTTPService", "POST", "/predict", b"", {REDIRECT: "v2/repository/index"}),
+    ]
+    for flag, refused, allowed in (
+        (f"--auth-token-file={tokens}", 401, {"Authorization": f"Bearer {guest}"}),
+        ("--http-restricted-api=inference,health,model-repository:X-Key=sesame", 403, key),
+    ):
+        with Serving(home / "models", *flags, *explicit, flag, environment=environment) as server:
+            sagemaker, vertex = Port(server, "Sagemaker HTTPService"), Port(server, "Vertex AI HTTPService")
+            eventually(lambda: sagemaker.ask("POST", "/invocations", BODY, allowed).status == 200)  # noqa: B023
+            for service, method, path, body, headers in asked:
+                answer = Port(server, service).ask(method, path, body, headers)
+                assert answer.status == refused, (flag, service, path, answer)
+            assert vertex.ask("POST", "/predict", BODY, allowed).status == 200
+            # A token that is good for inference is for nothing else.
+            status = 200 if refused == 403 else 403
+            assert sagemaker.ask("GET", "/models", None, allowed).status == status
+            assert vertex.ask("POST", "/predict", b"", {REDIRECT: "v2/repository/index", **allowed}).status == status

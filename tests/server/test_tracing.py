@@ -214,6 +214,24 @@ def test_settings_change_while_the_server_runs(repository: Path, tmp_path: Path)
         assert server.get("/v2/models/nosuch/trace/setting").status == 404
 
 
+def test_the_file_is_not_a_clients_to_choose(repository: Path, tmp_path: Path) -> None:
+    """Nor a model's own: whoever may write traces into any file may write over it."""
+    write_models(repository)
+    victim = tmp_path / "victim"
+    victim.write_text("as it was")
+    with Serving(
+        repository, *tracing(f"triton,file={tmp_path / 'traces.json'}", "level=TIMESTAMPS", "rate=1")
+    ) as server:
+        body = json.dumps({"trace_file": str(victim), "trace_level": ["TIMESTAMPS"], "trace_rate": "1"}).encode()
+        for path in "/v2/trace/setting", "/v2/models/echo/trace/setting":
+            answer = server.request("POST", path, body)
+            assert "trace file location can not be updated through network protocol" in answer.error, answer
+            assert server.get(path).json()["trace_file"] == str(tmp_path / "traces.json")
+        ask(server)
+    assert victim.read_text() == "as it was"
+    assert len(traces((tmp_path / "traces.json").read_text())) == 1
+
+
 @contextmanager
 def collector(file: Path, *words: str) -> Iterator[str]:
     """A collector's process; its address."""

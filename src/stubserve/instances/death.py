@@ -42,6 +42,8 @@ def cause_of_death(return_code: int, oom_kills_before: int) -> str:
         cause += ", out of memory: the kernel's OOM killer was at work; give the machine or the container more memory"
     elif number == signal.SIGSEGV:
         cause += ", a crash in native code; the stub's stderr above shows the Python stack"
+    elif number == signal.SIGBUS:
+        cause += ", a page of a mapped file is not there: the file has become smaller, or its file system is full"
     return cause
 
 

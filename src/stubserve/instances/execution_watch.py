@@ -2,7 +2,8 @@
 
 A batch that takes long is mentioned in the log. One that takes longer than the operator allows (EXECUTE_TIMEOUT_SECS,
 see `time_limit`) ends the stub: its requests are answered with the reason, and it is started anew. A stub that has got
-no batch between two looks is idle.
+no batch between two looks is idle. One that has clients' shared memory, and a thread that stays in the handler of a
+bus error, hangs (`bus_errors`), and is ended, too.
 
 Nothing is done for each batch: a look compares the number of the batch that runs with what it was at the last look. So
 a batch may take an eighth more than its limit before it is ended, and a stub sleeps unwatched while it is idle.
@@ -15,6 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from stubserve.instances import bus_errors
 from stubserve.instances.stub_process import StubProcess
 from stubserve.instances.time_limit import PARAMETER
 
@@ -22,6 +24,8 @@ log = logging.getLogger("stubserve.instances")
 
 _MENTION_S = 30.0
 _LOOK_S = 5.0
+# Where a batch may hang in a bus error
+_REGIONS_LOOK_S = 1.0
 
 
 class Running(Protocol):
@@ -35,16 +39,27 @@ class Running(Protocol):
     def running(self) -> tuple[int, int] | None:
         """The batch that the stub executes: (number, how many requests); None if it has none."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has neither a batch nor a request that is to be answered after its batch."""
+
 
 class ExecutionWatch:
-    """One stub's. `on_idle` is called when the stub has had nothing to do for a while."""
+    """One stub's. `on_idle` is called when the stub has had nothing to do for a while.
 
-    def __init__(self, process: StubProcess, watched: Running) -> None:
+    With `regions` it may be given shared memory of clients.
+    """
+
+    def __init__(self, process: StubProcess, watched: Running, regions: bool = False) -> None:
         self.on_idle: Callable[[], None] = lambda: None
         self._process = process
         self._watched = watched
         self._loop = asyncio.get_running_loop()
         self._limit_s = 0.0
+        self._longest_pause_s = _REGIONS_LOOK_S if regions else _LOOK_S
+        self._has_regions = regions
+        # The threads that were in the handler of a bus error at the last look
+        self._in_handler: frozenset[int] = frozenset()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._batches = 0
@@ -78,17 +93,23 @@ class ExecutionWatch:
             return
         if running is None and batches == self._batches:
             self.on_idle()
-            return
+            if not self._has_regions or self._watched.is_empty or self._ends_hanging():
+                return
         self._batches = batches
         if running is not None:
             self._compare(*running)
-        pause = min(self._limit_s / 8, _LOOK_S) if self._limit_s else _LOOK_S
+        pause = self._longest_pause_s
+        if self._limit_s:
+            pause = min(self._limit_s / 8, pause)
         self._timer = self._loop.call_later(pause, self._look)
 
     def _compare(self, number: int, requests: int) -> None:
         now = self._loop.time()
         if number != self._number:
             self._number, self._since, self._mentioned = number, now, now
+            self._in_handler = frozenset()
+            return
+        if self._has_regions and self._ends_hanging():
             return
         seconds = now - self._since
         if self._limit_s and seconds >= self._limit_s:
@@ -102,3 +123,11 @@ class ExecutionWatch:
                 "stub '%s' has been executing a batch of %d requests for %.0f s; 'py-spy dump --pid %d' shows where",
                 self._process.name, requests, seconds, self._process.pid,
             )  # fmt: skip
+
+    def _ends_hanging(self) -> bool:
+        """Ends the stub if a thread of it has been in the handler of a bus error at the last look, and still is."""
+        before, self._in_handler = self._in_handler, bus_errors.threads_in_handler(self._process.pid)
+        if before & self._in_handler:
+            self._process.condemn(bus_errors.CAUSE)
+            return True
+        return False

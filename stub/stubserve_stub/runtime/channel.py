@@ -17,7 +17,7 @@ import itertools
 import threading
 import time
 import weakref
-from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 from stubserve_stub.runtime.output_memory import OutputMemory
 from stubserve_stub.runtime.outputs import no_memory, placed
@@ -27,6 +27,9 @@ from stubserve_stub.wire.budget import ArenaFull
 from stubserve_stub.wire.messages import Answer, Message, WireResponse
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, poke, read_doorbell
 from stubserve_stub.wire.stub_arena import StubArena
+
+if TYPE_CHECKING:
+    from stubserve_stub.runtime.region_batch import SlotInputs
 
 # States of the health word, readable by the parent at any time.
 STARTING = 1
@@ -55,6 +58,8 @@ class Channel:
         self.sending = threading.RLock()
         # What the main thread does after a poke, besides
         self.on_poke: Callable[[], None] = lambda: None
+        # Who judges the responses to requests that were lent memory of their clients, by batch and slot
+        self.judges: Dict[Tuple[int, int], SlotInputs] = {}
         # Weak references to the memory of held inputs; they only have to be kept
         self._held: Dict[int, "weakref.ref[Any]"] = {}
         self._held_keys = itertools.count()
@@ -152,6 +157,10 @@ class Channel:
     def _respond(
         self, key: Tuple[int, int], start_ns: int, wire: Optional[WireResponse], flags: int, held: Sequence[int]
     ) -> None:
+        if self.judges:
+            judge = self.judges.pop(key, None) if flags & messages.FINAL else self.judges.get(key)
+            if judge is not None:
+                wire = judge.judged(wire, self.free)
         try:
             self.send(messages.pack_response(*key, start_ns, wire, flags, held))
         except ArenaFull as full:

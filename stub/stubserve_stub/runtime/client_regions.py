@@ -10,9 +10,12 @@ for each request takes 147 µs, most of it page faults; a mapping that is kept t
 the one before is asked of the kernel (/proc/self/pagemap, 30 µs for 4 MiB), and what it has written to is given back
 then. Copying them takes 437 µs with `preadv`.
 
-**What a model keeps is its own.** A client may write the next request into its region as soon as it has its answer. So
-what is still alive then, after `execute`, is copied where it is (`detach`): the kernel makes the pages private as if
-they had been written to. It costs 1.4 ms for 4 MiB, and happens to few.
+**What a model keeps is its own.** A client may write the next request into its region as soon as it has its answer, or
+make it smaller. So what is still alive after `execute` is put into memory of this process, at the address where it is.
+Of a request that has been answered it is copied, and the copy takes the place of the mapping (`keep`). One that is
+still open may have a thread of its model at work on it, whose writes such an exchange could lose: its pages become
+private where they are, as if they had been written to (`detach`). Those the kernel takes away with the file, which is
+what `torn` says then. Either costs 2 ms for 4 MiB, and happens to few.
 
 **Outputs are copied once**, from where the model has them into a shared mapping, if they fit.
 
@@ -20,14 +23,19 @@ they had been written to. It costs 1.4 ms for 4 MiB, and happens to few.
 be sealed), and touching what is gone is a SIGBUS; so is a page for which a full /dev/shm has no room. Nobody can look
 first: the file can shrink between looking and touching. Reading and writing with system calls would be safe, and take
 another 0.6 ms for 4 MiB both ways. So the signal is caught: its handler puts pages of zeros in place of what is gone,
-says so, and whatever the thread was doing goes on. When the batch has been executed, those of its requests whose
-region has gone are answered with an error (`torn`). Others of the batch, the stub and its model do not notice.
+says so, and whatever the thread was doing goes on. Whatever a request is answered with after that is an error
+(`torn`, which the file's size tells as well: a system call that meets the gap fails without a signal, and a process
+that the model has forked has a handler of its own). Others of the batch, the stub and its model do not notice.
 
 The handler is a Python function, which ctypes lets the kernel call. That is sound because a SIGBUS is no interruption:
 the thread stands at an instruction that touches a region, so in no allocator and in no lock of Python's. If it does not
 have the interpreter's lock it waits for it. It would wait for ever if whoever has the lock waits for this thread
-meanwhile, as numeric libraries with threads of their own could; those that are known let go of the lock first. A SIGBUS
-at any other address is passed to whoever handled it before, and kills the process as it would have.
+meanwhile: native code that starts threads of its own and does not let go of the lock, as extensions may (numpy,
+onnxruntime, torch and all that is called through `ctypes.CDLL` do let go of it). Nothing in this process could end
+that, so the server does: it sees a thread that stays in the handler, and ends the stub with the cause
+(`stubserve.instances.bus_errors`). Only a handler in machine code could do without the lock, and the stub has none for
+any processor. A SIGBUS at any other address is passed to whoever handled it before, and kills the process as it would
+have.
 """
 
 from __future__ import annotations
@@ -50,6 +58,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _mmap = _libc.mmap
 _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong]
+_mremap = _libc.mremap
+_mremap.restype = ctypes.c_void_p
+_mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 _munmap = _libc.munmap
 _munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _madvise = _libc.madvise
@@ -57,6 +68,8 @@ _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_FIXED = 0x10
+_ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
 _FAILED = ctypes.c_void_p(-1).value
 _MADV_DONTNEED = 4
 _MADV_POPULATE_WRITE = 23
@@ -74,7 +87,7 @@ class RegionGone(Exception):
 class _Window:
     """A mapping of a whole region. `address` is where the region begins in this process."""
 
-    __slots__ = ("__weakref__", "_span", "address", "used")
+    __slots__ = ("__weakref__", "_descriptor", "_span", "_start", "address", "is_spent", "used")
 
     def __init__(self, descriptor: int, start: int, nbytes: int, flags: int) -> None:
         _catch_sigbus()
@@ -84,16 +97,40 @@ class _Window:
         if address is None or address == _FAILED:
             raise RegionGone("it cannot be mapped: " + os.strerror(ctypes.get_errno()))
         self.address = address + before
+        self._descriptor = descriptor
+        # Where the region begins in its file
+        self._start = start
         # The range of the region that a model has had last
         self.used: Tuple[int, int] = (0, 0)
+        # Whether some of it is this process's own memory, and no window any more
+        self.is_spent = False
         # Address, size, whether it is torn: what the handler knows of it
         self._span: List[int] = [address, size, 0]
         _live[address] = self._span
 
     @property
     def torn(self) -> bool:
-        """Whether the client has taken memory away that somebody wanted to use."""
-        return bool(self._span[2])
+        """Whether the client has taken memory away that was used, or is."""
+        return bool(self._span[2]) or (not self.is_spent and self._is_short())
+
+    def _is_short(self) -> bool:
+        """Whether the file ends before what is used; False when it has been closed, because nobody refers to it."""
+        try:
+            return os.fstat(self._descriptor).st_size < self._start + sum(self.used)
+        except OSError:
+            return False
+
+    def keep(self) -> None:
+        """Puts what is used of it into memory of this process's own, at the same address. Raises RegionGone."""
+        start, size = self.pages(*self.used)
+        copy = _mmap(None, size, _READ_WRITE, _ANONYMOUS, -1, 0)
+        if copy is None or copy == _FAILED:
+            raise RegionGone("there is no memory for what the model keeps of it")
+        ctypes.memmove(copy, start, size)
+        if _mremap(copy, size, size, _MREMAP_MAYMOVE | _MREMAP_FIXED, start) == _FAILED:
+            _munmap(copy, size)
+            raise RegionGone("what the model keeps of it cannot be kept: " + os.strerror(ctypes.get_errno()))
+        self.is_spent = True
 
     def pages(self, offset: int, nbytes: int) -> Tuple[int, int]:
         """Address and size of the pages in which a part of the region lies."""
@@ -128,8 +165,12 @@ class Loan:
     def torn(self) -> bool:
         return self.window.torn
 
+    def keep(self) -> None:
+        """Makes what is there now this process's own, whatever becomes of the region. Raises RegionGone."""
+        self.window.keep()
+
     def detach(self) -> None:
-        """Makes what is there now this process's own, whatever the client does with its region."""
+        """As `keep`, for what somebody may be writing to: it is lost again if the client makes its file smaller."""
         start, size = self.window.pages(*self.window.used)
         if _madvise(start, size, _MADV_POPULATE_WRITE):
             # A kernel before 5.14; or something of it is gone, and writing to that is what finds it out.
@@ -138,7 +179,7 @@ class Loan:
                 byte.value = byte.value
 
     def __del__(self) -> None:
-        if len(self._pool) < _KEPT:
+        if len(self._pool) < _KEPT and not self.window.is_spent:
             self._pool.append(self.window)
 
 
@@ -304,8 +345,7 @@ def _on_sigbus(number: int, info: int, context: int) -> None:
         if start <= address < start + size:
             page = address // PAGE * PAGE
             span[2] = 1
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-            if _mmap(page, start + size - page, _READ_WRITE, flags, -1, 0) != _FAILED:
+            if _mmap(page, start + size - page, _READ_WRITE, _ANONYMOUS | _MAP_FIXED, -1, 0) != _FAILED:
                 return
     # It is none of ours: back to whoever handled it before, and the instruction is tried again.
     _sigaction(number, ctypes.addressof(_before), None)

@@ -4,7 +4,10 @@
 - A limit on the memory that is the stub's own (RLIMIT_DATA: heap, arrays, stacks of threads). The arena is not counted,
   nor are files that are mapped. Who asks for more gets a MemoryError, in place of a visit of the OOM killer to anybody.
 - Files: with Landlock nothing can be written, made or removed but in some folders; to read is allowed as before.
-- Network: with Landlock no TCP connection can be made or waited for. Other sockets are beyond it.
+- Network: with Landlock no TCP connection can be made or waited for, and none to an abstract Unix socket of others,
+  where the kernel knows how to forbid that. Other sockets are beyond it.
+- With either of these Landlock also keeps the stub from tracing processes that are not its own (their memory, their
+  descriptors), and where the kernel knows how, from sending them signals.
 
 Landlock counts for the thread that asks and all it starts later, so all this is done first of all, before a library
 starts threads. It is told in an environment variable, a line for each thing, because the control socket is read by a
@@ -41,8 +44,10 @@ _WRITE_FILE = 1 << 1
 _CHANGES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
 _MOVE, _TRUNCATE = 1 << 13, 1 << 14
 _BIND_TCP, _CONNECT_TCP = 1, 2
-# The first version of Landlock that knows TCP
+_ABSTRACT_SOCKETS, _SIGNALS = 1, 2
+# The first versions of Landlock that know TCP, and of processes outside
 NETWORK_VERSION = 4
+SCOPE_VERSION = 6
 
 
 def landlock_version() -> int:
@@ -64,10 +69,13 @@ def confine() -> None:
 
 
 def _landlock(files: bool, writable: List[str], no_network: bool) -> None:
-    changes, network = _rights(landlock_version())
+    version = landlock_version()
+    changes, network = _rights(version)
     attributes = struct.pack("=Q", changes if files else 0)
-    if no_network:
-        attributes += struct.pack("=Q", network)
+    if version >= NETWORK_VERSION:
+        attributes += struct.pack("=Q", network if no_network else 0)
+    if version >= SCOPE_VERSION:
+        attributes += struct.pack("=Q", _SIGNALS | (_ABSTRACT_SOCKETS if no_network else 0))
     libc = _libc()
     rules = _check(libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0), "Landlock's rules")
     try:

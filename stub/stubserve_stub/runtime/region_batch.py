@@ -1,23 +1,24 @@
 """A batch that refers to clients' shared memory: inputs that lie there are lent, outputs are written there.
 
 Only such batches meet any of this. A request whose region is not there when its batch begins, or goes away meanwhile,
-is answered with an error whatever the model said; until then it reads zeros, so that others of its batch are executed
-as if nothing had happened.
+is answered with an error whatever the model says; until then it reads zeros, so that others of its batch are executed
+as if nothing had happened. What is returned from `execute` is judged when that is over, what a sender sends as it is
+sent: zeros can be read only after the region is known to have gone, so no response made of them gets out.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from stubserve_stub.runtime.client_regions import ClientRegion, ClientRegions, Loan, RegionGone
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.outputs import failed, wire_tensor
+from stubserve_stub.runtime.outputs import failed, placed, wire_tensor
 from stubserve_stub.wire import codes, places
 from stubserve_stub.wire.layout import INLINE_BYTES
-from stubserve_stub.wire.messages import Entry, RegionOutput, WireRequest, WireTensor
+from stubserve_stub.wire.messages import Entry, RegionOutput, WireRequest, WireResponse, WireTensor
 from stubserve_stub.wire.places import REGION, InRegion
 
 _GONE = "the shared memory of a request has gone away while it was executed: {}"
@@ -53,23 +54,73 @@ class SlotOutputs:
         return (name, datatype, shape, InRegion(number, offset, nbytes))
 
 
+class SlotInputs:
+    """What one request was lent, and the judge of what it is answered with. Safe on any thread."""
+
+    __slots__ = ("_is_told", "failure", "loans", "windows")
+
+    def __init__(self) -> None:
+        # Why the request fails; empty while all that it was lent is there
+        self.failure = ""
+        self._is_told = False
+        # Weakly, the inputs; and the windows through which they are seen
+        self.loans: "List[weakref.ref[Loan]]" = []
+        self.windows: List[Any] = []
+
+    def has_failed(self) -> bool:
+        """Looks whether all of it is there. Once it is not, the request has failed for good."""
+        if not self.failure and any(window.torn for window in self.windows):
+            self.failure = "it has become smaller"
+        return bool(self.failure)
+
+    def judged(self, response: Optional[WireResponse], free: Callable[[Sequence[int]], None]) -> Optional[WireResponse]:
+        """What is sent in place of a response: an error if the request has failed, and then `free` gets its outputs.
+
+        The end of a stream, which is None, becomes an error where no response has told of that.
+        """
+        if not self.has_failed() or (response is None and self._is_told):
+            return response
+        if response is not None:
+            free(placed(response))
+        self._is_told = True
+        return failed(_GONE.format(self.failure), codes.INVALID_ARG)
+
+    def keep(self) -> None:
+        """The request has been answered: what the model still has is its own from now on."""
+        for loan in self._alive():
+            try:
+                loan.keep()
+            except RegionGone as gone:
+                self.failure = self.failure or str(gone)
+
+    def detach(self) -> None:
+        """As `keep`, while the model may be at work on it."""
+        for loan in self._alive():
+            loan.detach()
+
+    def _alive(self) -> List[Loan]:
+        return [loan for loan in (reference() for reference in self.loans) if loan is not None]
+
+
 class RegionBatch:
     """What of one batch lies in regions."""
 
     def __init__(
         self,
         regions: ClientRegions,
+        number: int,
         requests: Sequence[Optional[WireRequest]],
         outputs: Sequence[RegionOutput],
+        judges: Dict[Tuple[int, int], SlotInputs],
     ) -> None:
+        """`judges` is where whoever sends responses finds that of a request that is open, by batch and slot."""
         self._regions = regions
+        self._number = number
+        self._judges = judges
         self._outputs: Dict[int, Dict[str, Tuple[int, int, int]]] = {}
         for slot, name, number, offset, nbytes in outputs:
             self._outputs.setdefault(slot, {})[name] = (number, offset, nbytes)
-        # Of each slot: weakly, what it was lent, and the windows of that; and why it fails
-        self._loans: "List[weakref.ref[Loan]]" = []
-        self._windows: List[Tuple[int, Any]] = []
-        self._failures: Dict[int, str] = {}
+        self._slots: Dict[int, SlotInputs] = {}
         self._requests = [None if one is None else self._request(slot, one) for slot, one in enumerate(requests)]
 
     def take_requests(self) -> Sequence[Optional[WireRequest]]:
@@ -86,22 +137,24 @@ class RegionBatch:
         """To be called when the batch has been executed and all that it was given has been dropped.
 
         What the model still has of its inputs is its own from now on. Requests whose regions have gone have an error
-        for their entry, and `memory` takes back what those had.
+        for their entry, and `memory` takes back what those had. `entries` are none where the whole batch has failed.
         """
-        for reference in self._loans:
-            _detach(reference())
-        for slot, window in self._windows:
-            if window.torn:
-                self._failures.setdefault(slot, "it has become smaller")
-        if not self._failures or not entries:
-            return entries
         judged = list(entries)
-        for slot, why in self._failures.items():
-            entry = judged[slot]
+        for slot, inputs in self._slots.items():
+            if judged and judged[slot] is None and (self._number, slot) in self._judges:
+                inputs.detach()
+                continue
+            self._judges.pop((self._number, slot), None)
+            inputs.keep()
+            entry = judged[slot] if judged else None
             if isinstance(entry, tuple):
-                memory.take_back([entry])
-                judged[slot] = failed(_GONE.format(why), codes.INVALID_ARG)
+                judged[slot] = inputs.judged(entry, memory.free)
         return judged
+
+    def revoke(self) -> None:
+        """The batch is answered in another way, also what was still open."""
+        for slot in self._slots:
+            self._judges.pop((self._number, slot), None)
 
     def _request(self, slot: int, request: WireRequest) -> WireRequest:
         *said, inputs = request
@@ -113,16 +166,19 @@ class RegionBatch:
             return wire
         found = places.unpack(place)
         assert isinstance(found, InRegion)
+        inputs = self._slots.get(slot)
+        if inputs is None:
+            inputs = self._slots[slot] = self._judges[self._number, slot] = SlotInputs()
         try:
             region = self._regions.find(found.region)
             if self._is_written(slot, region, found):
                 memory = region.copy(found.offset, found.nbytes)
             else:
                 memory, loan = region.lend(found.offset, found.nbytes)
-                self._loans.append(weakref.ref(loan))
-                self._windows.append((slot, loan.window))
+                inputs.loans.append(weakref.ref(loan))
+                inputs.windows.append(loan.window)
         except RegionGone as gone:
-            self._failures[slot] = str(gone)
+            inputs.failure = str(gone)
             memory = np.zeros(found.nbytes, np.uint8)
         return (name, datatype, shape, memory)
 
@@ -136,8 +192,3 @@ class RegionBatch:
             if region.overlaps(place.offset, place.nbytes, other, offset, nbytes):
                 return True
         return False
-
-
-def _detach(loan: Optional[Loan]) -> None:
-    if loan is not None:
-        loan.detach()

@@ -144,7 +144,7 @@ class Worker:
         channel.free(frees)
         regions = None
         if region_outputs is not None:
-            regions = RegionBatch(self._regions(), requests, region_outputs)
+            regions = RegionBatch(self._regions(), number, requests, region_outputs, channel.judges)
             requests = regions.take_requests()
         batch = WireBatch(number, requests, BatchMemory(channel), sequences, regions)
         with self._cancelling:
@@ -177,6 +177,8 @@ class Worker:
         if overflow:
             batch.memory.take_back(entries)
             self._backend.revoke(number)
+            if regions is not None:
+                regions.revoke()
             channel.send(messages.pack_result(number, start, end, (), held, overflow))
         channel.set_health(IDLE)
 

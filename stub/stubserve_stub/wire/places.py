@@ -61,7 +61,6 @@ class InArena(_ArenaFields):
     """Memory of the arena that belongs to one tensor alone: whoever has it may write to it."""
 
     __slots__ = ()
-    host_readable = True
 
     def __new__(cls, offset: int, nbytes: int) -> InArena:
         return super().__new__(cls, ARENA, offset, nbytes)
@@ -71,7 +70,6 @@ class Shared(_ArenaFields):
     """Memory of the arena that several read: a model that wants to look at it gets a copy."""
 
     __slots__ = ()
-    host_readable = True
 
     def __new__(cls, offset: int, nbytes: int) -> Shared:
         return super().__new__(cls, SHARED, offset, nbytes)
@@ -81,7 +79,6 @@ class Lent(_LentFields):
     """Memory that a stub was given, in whole or in part, as the input or answer that begins at `within`."""
 
     __slots__ = ()
-    host_readable = True
 
     def __new__(cls, offset: int, nbytes: int, within: int) -> Lent:
         return super().__new__(cls, LENT, offset, nbytes, within)
@@ -91,7 +88,6 @@ class InRegion(_RegionFields):
     """A piece of a client's own shared memory, which it has registered; `region` is the server's number for it."""
 
     __slots__ = ()
-    host_readable = True
 
     def __new__(cls, region: int, offset: int, nbytes: int) -> InRegion:
         return super().__new__(cls, REGION, region, offset, nbytes)
@@ -101,7 +97,6 @@ class OnDevice(_DeviceFields):
     """Memory of device number `device` of the kind that DLPack numbers so. `handle` is opaque."""
 
     __slots__ = ()
-    host_readable = False
 
     def __new__(cls, kind: int, device: int, handle: bytes, offset: int, nbytes: int) -> OnDevice:
         return super().__new__(cls, DEVICE, kind, device, handle, offset, nbytes)
@@ -129,16 +124,6 @@ def unpack(wire: Any) -> Place:
             place: Place = tuple.__new__(found, wire)
             return place
     raise ValueError("no place of a tensor: {!r}".format(wire))
-
-
-def host_readable(place: Place) -> bool:
-    """Whether a processor can read the bytes where they are."""
-    return isinstance(place, bytes) or place.host_readable
-
-
-def nbytes_of(place: Place) -> int:
-    """The size of the tensor."""
-    return len(place) if isinstance(place, bytes) else place.nbytes
 
 
 def refusal(place: Place) -> str:

@@ -144,6 +144,41 @@ def test_what_is_held_when_the_memory_goes_is_torn_too(file: SharedFile) -> None
     assert loan.torn
 
 
+def test_what_a_model_keeps_does_not_go_away_with_the_file(file: SharedFile) -> None:
+    shared = region(file)
+    array, loan = shared.lend(10, 3 * PAGE)
+    array[5] = 99
+    loan.keep()
+    file.shrink(0)
+    file.put(numbers(50))
+    expected = numbers()[10 : 10 + 3 * PAGE]
+    expected[5] = 99
+    assert (array == expected).all()
+    assert not loan.torn
+    # It is a window no more, and nobody else is lent it.
+    del array, loan
+    assert (shared.lend(10, 3 * PAGE)[0] == numbers(50)[10 : 10 + 3 * PAGE]).all()
+
+
+def test_what_is_kept_when_the_memory_has_gone_is_torn(file: SharedFile) -> None:
+    _, loan = region(file).lend(0, SIZE)
+    file.shrink(0)
+    loan.keep()
+    file.put(numbers())
+    assert loan.torn
+
+
+def test_a_system_call_that_meets_what_is_gone(file: SharedFile) -> None:
+    """There is no signal then; the size of the file tells."""
+    array, loan = region(file, PAGE, 8 * PAGE).lend(PAGE, PAGE)
+    file.shrink(3 * PAGE)
+    assert not loan.torn
+    file.shrink(2 * PAGE)
+    with pytest.raises(OSError, match="Bad address"), SharedFile(0) as other:
+        os.write(other.descriptor, array)
+    assert loan.torn
+
+
 def test_an_output_into_memory_that_goes_away(file: SharedFile, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = region(file)
     shared.write(0, numbers(1))

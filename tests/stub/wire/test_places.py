@@ -46,11 +46,6 @@ def test_kinds_with_the_same_fields_are_not_equal() -> None:
     assert places.unpack((1, 64, 128)) != places.unpack((2, 64, 128))
 
 
-@pytest.mark.parametrize("place", [place for place, _ in GOLDEN])
-def test_a_processor_reads_all_but_devices(place: Place) -> None:
-    assert places.host_readable(place) is not isinstance(place, OnDevice)
-
-
 @pytest.mark.parametrize(
     "wire",
     [

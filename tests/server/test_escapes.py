@@ -1,0 +1,181 @@
+"""Models that try to get out of their box: what each flag of stubs keeps them from.
+
+What is not kept from them is in docs/security.md ("What a model that means harm can do"), a table that this file reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stubserve_stub.runtime.confinement import NETWORK_VERSION, SCOPE_VERSION, landlock_version
+
+from tests.real_server import Serving, write_model
+from tests.server.test_confinement import CONFIG, evaluate
+
+ROOT = Path(__file__).parents[2]
+
+# Evaluates an expression of Python, as that of test_confinement does; each attempt says what became of it.
+ESCAPES = """
+    import ctypes, json, os, signal, socket, subprocess, sys
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def outcome(attempt, *arguments):
+        try:
+            attempt(*arguments)
+        except OSError as error:
+            return type(error).__name__
+        return "done"
+
+    def checked(result):
+        if result < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+    def read(path):
+        with open(path, "rb") as file:
+            file.read(1)
+
+    def write(path):
+        with open(path, "r+b") as file:
+            file.write(file.read(1))
+
+    def trace(pid):
+        # PTRACE_SEIZE stops nobody, and ends with the thread
+        checked(libc.ptrace(0x4206, pid, None, None))
+
+    def memory(pid):
+        os.close(os.open("/proc/%d/mem" % pid, os.O_RDWR))
+
+    def descriptors(pid):
+        for name in os.listdir("/proc/%d/fd" % pid):
+            os.readlink("/proc/%d/fd/%s" % (pid, name))
+
+    def borrow(pid):
+        # A descriptor of another process, as its own
+        pidfd = os.pidfd_open(pid)
+        checked(libc.syscall(438, pidfd, 0, 0))
+
+    def tcp(port):
+        socket.create_connection(("127.0.0.1", port), 10).close()
+
+    def listen():
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+
+    def abstract(name):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect("\\0" + name)
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            responses = []
+            for request in requests:
+                text = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy().reshape(-1)[0].decode()
+                value = json.dumps(eval(text)).encode()
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.array([value], object))]))
+            return responses
+"""
+DENIED = "PermissionError"
+
+
+class Box:
+    """A server with a model that tries, and another model beside it."""
+
+    def __init__(self, serving: Serving, repository: Path) -> None:
+        self.serving = serving
+        self.repository = repository
+        self.parent = serving.process.pid
+
+    def attempt(self, name: str, *arguments: Any) -> str:
+        outcome: str = evaluate(self.serving, f"outcome({', '.join([name, *map(repr, arguments)])})")
+        return outcome
+
+    def neighbour(self) -> int:
+        """The process of the other model."""
+        own = evaluate(self.serving, "os.getpid()")
+        [other] = [pid for pid in self.serving.stub_pids() if pid != own]
+        return other
+
+
+def repository_in(folder: Path) -> Path:
+    write_model(folder, "evaluate", ESCAPES, CONFIG)
+    write_model(folder, "other")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    if landlock_version() < NETWORK_VERSION:
+        pytest.skip("this kernel's Landlock cannot forbid TCP")
+    repository = repository_in(tmp_path_factory.mktemp("repository"))
+    temporary = tmp_path_factory.mktemp("temporary")  # that of tests lies within the system's
+    flags = ("--stub-sandbox=files,network", "--stub-memory-limit=2G")
+    with Serving(repository, *flags, environment={"TMPDIR": str(temporary)}) as serving:
+        serving.wait_until_ready()
+        yield Box(serving, repository)
+
+
+@pytest.mark.parametrize("attempt", ["trace", "memory", "descriptors", "borrow"])
+def test_other_processes_cannot_be_looked_into(box: Box, attempt: str) -> None:
+    """Nor be changed: neither the server, with its keys and tokens, nor another model."""
+    assert box.attempt(attempt, box.parent) == DENIED
+    assert box.attempt(attempt, box.neighbour()) == DENIED
+
+
+@pytest.mark.skipif(landlock_version() < SCOPE_VERSION, reason="this kernel's Landlock knows nothing of signals")
+def test_other_processes_cannot_be_sent_signals(box: Box) -> None:
+    for number in 0, 9, 15, 19:
+        assert box.attempt("os.kill", box.parent, number) == DENIED
+        assert box.attempt("os.kill", box.neighbour(), number) == DENIED
+    # Its own it can.
+    end = "(lambda child: (child.kill(), child.wait())[1])(subprocess.Popen(['sleep', '1000']))"
+    assert evaluate(box.serving, end) == -9
+    assert box.serving.get("/v2/health/ready").status == 200
+
+
+@pytest.mark.skipif(landlock_version() < SCOPE_VERSION, reason="this kernel's Landlock knows no abstract sockets")
+def test_abstract_sockets_of_others_are_out_of_reach(box: Box) -> None:
+    import socket
+
+    name = f"stubserve-test-{box.parent}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("\0" + name)
+        listener.listen()
+        assert box.attempt("abstract", name) == DENIED
+
+
+def test_the_files_of_other_models_cannot_be_changed(box: Box) -> None:
+    for path in "other/1/model.py", "other/config.pbtxt":
+        assert box.attempt("write", str(box.repository / path)) == DENIED
+    assert box.attempt("write", str(box.repository / "evaluate/config.pbtxt")) == "done"
+
+
+def test_there_is_no_tcp(box: Box) -> None:
+    assert box.attempt("tcp", box.serving.port) == DENIED
+    assert box.attempt("listen") == DENIED
+
+
+def test_memory_ends(box: Box) -> None:
+    inputs = [{"name": "INPUT0", "datatype": "BYTES", "shape": [1], "data": ["len(bytearray(4 << 30))"]}]
+    assert "MemoryError" in box.serving.infer_json("evaluate", inputs).error
+    assert evaluate(box.serving, "1 + 1") == 2
+
+
+def test_files_alone_keep_processes_apart(tmp_path: Path) -> None:
+    """As `network` alone does: whoever is in a box cannot trace who is not."""
+    if not landlock_version():
+        pytest.skip("this kernel has no Landlock")
+    for sandbox in ("files", "network") if landlock_version() >= NETWORK_VERSION else ("files",):
+        with Serving(repository_in(tmp_path / sandbox), f"--stub-sandbox={sandbox}") as serving:
+            serving.wait_until_ready()
+            one = Box(serving, tmp_path)
+            assert one.attempt("memory", one.parent) == DENIED
+            assert one.attempt("descriptors", one.neighbour()) == DENIED
+            if landlock_version() >= SCOPE_VERSION:
+                assert one.attempt("os.kill", one.parent, 0) == DENIED
