@@ -51,6 +51,12 @@ class Response:
         return f"<Response {self.error or self.outputs}>"
 
 
+class Refusal(Response):
+    """In place of any response: who submits requests for another process has refused this one, and no model has it."""
+
+    __slots__ = ()
+
+
 class ResponseStream:
     """What is known of a request that is answered by more than one response, or slowly read.
 
