@@ -23,8 +23,8 @@ import ssl
 from collections.abc import Callable
 from time import perf_counter
 
+from stubserve.protocols.doorway import Doorway
 from stubserve.protocols.offload import Offload
-from stubserve.protocols.tls import HANDSHAKE_S
 
 log = logging.getLogger("stubserve.server")
 
@@ -55,17 +55,15 @@ class Entrance:
     ) -> None:
         self._give = give
         self._listener = listener
-        self._make = make
         self._asks = asks
         self._offload = offload
-        self._tls = tls
+        self._make = make
+        self._doorway = Doorway(tls)
         self._loop = asyncio.get_running_loop()
         # Those outside, in their order, by their descriptors
         self._outside: dict[int, socket.socket] = {}
         self._turn_is_due = False
         self._spoken = select.epoll()
-        # Those that are on their way in
-        self._coming: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
         # Whether the system has refused the last one
         self._refused = False
@@ -85,15 +83,11 @@ class Entrance:
         for client in self._outside.values():
             client.close()
         self._outside.clear()
-        if self._tls is not None:
-            # They are in the middle of a handshake, which may take as long as the client likes.
-            for coming in self._coming:
-                coming.cancel()
+        self._doorway.close()
 
     async def wait_closed(self) -> None:
         """Until all that were on their way are in."""
-        while self._coming:
-            await asyncio.wait(self._coming)
+        await self._doorway.wait_closed()
 
     def _accept(self) -> None:
         end = perf_counter() + _ACCEPT_S
@@ -168,18 +162,5 @@ class Entrance:
             self._offload.in_turn(self._next)
 
     def _let_in(self, client: socket.socket) -> None:
-        if self._give is not None and self._give(client):
-            return
-        coming = self._loop.create_task(self._come_in(client))
-        self._coming.add(coming)
-        coming.add_done_callback(self._coming.discard)
-
-    async def _come_in(self, client: socket.socket) -> None:
-        client.setblocking(False)
-        try:
-            handshake_s = None if self._tls is None else HANDSHAKE_S
-            await self._loop.connect_accepted_socket(
-                self._make, client, ssl=self._tls, ssl_handshake_timeout=handshake_s
-            )
-        except (OSError, asyncio.CancelledError):
-            client.close()
+        if self._give is None or not self._give(client):
+            self._doorway.let_in(client, self._make)

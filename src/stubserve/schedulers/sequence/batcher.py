@@ -265,7 +265,9 @@ class SequenceBatcher(Scheduler):
 
     # Instances
 
-    def instance_idle(self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0) -> None:
+    def instance_idle(
+        self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0, most: int = 0
+    ) -> None:
         if not works:
             if instance in self._slots:
                 self._rests(instance)
