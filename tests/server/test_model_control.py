@@ -570,7 +570,7 @@ def test_a_load_that_is_too_large(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        *((name, "must not contain path traversal characters") for name in ("%2e%2e", "%2e", "a%2e%2eb", "%5cx", "x%5c")),
+        *((name, "not contain path traversal characters") for name in ("%2e%2e", "%2e", "a%2e%2eb", "%5cx", "x%5c")),
         ("a%00b", "contains invalid characters"),
         ("a;b", "contains invalid characters"),
     ],
