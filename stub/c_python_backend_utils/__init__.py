@@ -9,11 +9,12 @@ from stubserve_stub.api.logger import Logger
 from stubserve_stub.api.metrics import Metric, MetricFamily
 from stubserve_stub.api.model_control import is_model_ready, load_model, unload_model
 from stubserve_stub.api.preferred_memory import PreferredMemory
-from stubserve_stub.api.requests import InferenceRequest, InferenceTrace
+from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender
 from stubserve_stub.api.shared_memory import SharedMemory
 from stubserve_stub.api.tensors import Tensor
+from stubserve_stub.api.trace import InferenceTrace
 
 TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
 TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU

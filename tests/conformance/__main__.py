@@ -8,12 +8,15 @@ import json
 import re
 import signal
 import sys
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from . import differences
 from .cases import CASES
-from .report import answer_lines, judge
-from .run import Outcome, outcomes
+from .report import Report, answer_lines
+from .request import Case
+from .run import Outcome, outcomes, say
 from .servers import NAMES, SETUPS
 
 
@@ -42,34 +45,69 @@ def main(argv: list[str] | None = None) -> int:
     if not cases:
         print(f"no case matches {options.filter!r}", file=sys.stderr)
         return 2
-    results: dict[str, dict[str, Outcome]] = {}
+    results: dict[str, dict[str, Outcome]] = {name: {} for name in NAMES}
     if options.oracle:
         results["triton"] = json.loads(options.oracle.read_text())
         missing = [case.name for case in cases if case.name not in results["triton"]]
         if missing:
             print(f"{options.oracle} has no answers for {len(missing)} cases, such as {missing[0]}", file=sys.stderr)
             return 2
-    for name in [options.only] if options.only else [name for name in NAMES if name not in results]:
-        results[name] = {}
-        for case, outcome in outcomes(name, cases):
-            results[name][case.name] = outcome
-            if options.record:
-                print(f"{name}: {answer_lines(case, outcome)}", flush=True)
-    if options.save and options.only:
-        options.save.write_text(json.dumps(results[options.only], indent=1, sort_keys=True))
-    if options.only:
-        return 0
-    report = judge(cases, results["triton"], results["stubserve"], options.verbose)
-    text = "\n".join([*report.lines, "", report.table()])
-    print(text)
-    if options.report:
-        options.report.write_text(text + "\n")
+    report = Report(options.verbose)
+    try:
+        _play(cases, options, results, report)
+    finally:
+        # Whatever has ended it, what was compared is worth knowing.
+        if options.only:
+            _save(options, results[options.only])
+        else:
+            _finish(options, report, len(cases))
     return int(report.failed)
+
+
+def _play(
+    cases: Sequence[Case], options: argparse.Namespace, results: dict[str, dict[str, Outcome]], report: Report
+) -> None:
+    """Asks the servers, all cases of a setup the one and then the other, and says at once what differs."""
+    by_setup: dict[str, list[Case]] = {}
+    for case in cases:
+        by_setup.setdefault(case.server, []).append(case)
+    asked = [options.only] if options.only else [name for name in NAMES if not results[name]]
+    for setup, some in by_setup.items():
+        for name in asked:
+            with closing(outcomes(name, setup, some)) as answered:
+                for case, outcome in answered:
+                    results[name][case.name] = outcome
+                    if options.record:
+                        print(f"{name}: {answer_lines(case, outcome)}", flush=True)
+                    if name == "stubserve" and not options.only:
+                        for line in report.judge(case, results["triton"][case.name], outcome):
+                            print(line, flush=True)
+        if not options.only:
+            say(report.summary(len(cases)))
+
+
+def _save(options: argparse.Namespace, answers: dict[str, Outcome]) -> None:
+    if options.save:
+        options.save.write_text(json.dumps(answers, indent=1, sort_keys=True))
+
+
+def _finish(options: argparse.Namespace, report: Report, planned: int) -> None:
+    ending = ["", report.table()]
+    if len(report.verdicts) < planned:
+        ending.append(f"not finished: {report.summary(planned)}")
+    print("\n".join(ending), flush=True)
+    if options.report:
+        options.report.write_text("\n".join([*report.lines, *ending]) + "\n")
+
+
+def _leave(number: int, _: object) -> None:
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # answers may hold lone surrogates
-    # A terminated run must still stop the servers it started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # Ended by ctrl-C, `timeout` or a CI runner it stops the servers that it started, and says what it has.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, _leave)
     sys.exit(main())

@@ -1,10 +1,10 @@
-"""Judges two servers' outcomes and prints them: the differences one by one, then a table per topic."""
+"""Judges two servers' outcomes, case by case, and puts them into words: each difference, and a table per topic."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,12 @@ VERDICTS = ("same", "explained", "different")
 
 @dataclass
 class Report:
-    """The verdict of every case, and the lines to print about those that are not the same."""
+    """The verdict of every case that was compared, and the lines to print about those that are not the same.
 
+    `verbose` has lines about the others, too.
+    """
+
+    verbose: bool = False
     verdicts: dict[str, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
 
@@ -40,37 +44,44 @@ class Report:
             rows.append(f"{topic:<16}{count.total():>7}" + cells)
         return "\n".join(rows)
 
+    def summary(self, planned: int) -> str:
+        """How far it is, of so many cases: `12 of 40 cases compared: 10 same, 2 explained, 0 different`."""
+        counts = Counter(self.verdicts.values())
+        verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
+        return f"{counts.total()} of {planned} cases compared: {verdicts}"
 
-def judge(cases: Sequence[Case], oracle: Mapping[str, Outcome], ours: Mapping[str, Outcome], verbose: bool) -> Report:
-    """Compares the outcomes case by case. A case accepted as different must differ, and as promised."""
-    report = Report()
-    for case in cases:
-        left, right = oracle[case.name], ours[case.name]
+    def judge(self, case: Case, oracle: Outcome, ours: Outcome) -> list[str]:
+        """Compares the outcomes of a case, and gives its lines. One accepted as different must differ, as promised."""
         accepted = ACCEPTED.get(case.name)
-        if same(left, right):
+        if same(oracle, ours):
             stale = accepted is not None and not accepted.sometimes
             why = "listed as a difference, but the answers are the same" if stale else ""
             verdict = "different" if stale else "same"
         elif accepted:
-            why = broken_promise(accepted, case.name, right)
+            why = broken_promise(accepted, case.name, ours)
             verdict = "different" if why else "explained"
         else:
             verdict, why = "different", ""
-        report.verdicts[case.name] = verdict
-        if verdict == "different" or (verbose and verdict == "explained"):
-            report.lines.append(f"{verdict.upper()} {case.name}" + (f"  ({case.note})" if case.note else ""))
-            if why or (accepted and verdict == "explained"):
-                report.lines.append(f"    {why or (accepted and accepted.reason)}")
-            if NOT_STARTED in (left.get("server"), right.get("server")):
-                report.lines.append("    its server did not start, see above")
-                continue
-            for path, one, other in differences(left, right):
-                report.lines.append(f"    {path}")
-                report.lines.append(f"      triton    {_short(one)}")
-                report.lines.append(f"      stubserve {_short(other)}")
-        elif verbose:
-            report.lines.append(f"same {case.name}")
-    return report
+        self.verdicts[case.name] = verdict
+        lines = list(self._lines(case, verdict, why or (accepted.reason if accepted else ""), oracle, ours))
+        self.lines += lines
+        return lines
+
+    def _lines(self, case: Case, verdict: str, why: str, oracle: Outcome, ours: Outcome) -> Iterator[str]:
+        if verdict == "same" or (verdict == "explained" and not self.verbose):
+            if self.verbose:
+                yield f"same {case.name}"
+            return
+        yield f"{verdict.upper()} {case.name}" + (f"  ({case.note})" if case.note else "")
+        if why:
+            yield f"    {why}"
+        if NOT_STARTED in (oracle.get("server"), ours.get("server")):
+            yield "    its server did not start, see above"
+            return
+        for path, one, other in differences(oracle, ours):
+            yield f"    {path}"
+            yield f"      triton    {_short(one)}"
+            yield f"      stubserve {_short(other)}"
 
 
 def _short(value: Any) -> str:

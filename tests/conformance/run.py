@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,6 +25,8 @@ from .wire import Answer, exchange
 Outcome = dict[str, Any]
 # Cases that take longer are named while the suite runs: usually a server that does not answer.
 SLOW_S = 2.5
+# How often it is told how far a long list of cases is
+TELL_S = 10.0
 # What real Triton answers from then on for a model whose stub has died: it has to be started afresh.
 DEAD_STUB = "is not healthy."
 TIMED_OUT = '"timeout"'
@@ -116,38 +118,40 @@ def _most_tries(name: str, case: Case) -> int:
     return 2 if case.name in ACCEPTED else MOST_TRIES
 
 
-def outcomes(name: str, cases: Iterable[Case]) -> Iterator[tuple[Case, Outcome]]:
-    """Each case and its outcome on server ``name``; a setup is started again if a case breaks something."""
-    waiting: dict[str, list[Case]] = {}
-    for case in cases:
-        waiting.setdefault(case.server, []).append(case)
+def outcomes(name: str, setup: str, cases: Iterable[Case]) -> Generator[tuple[Case, Outcome], None, None]:
+    """Each case and its outcome on server ``name`` with a setup; it is started again if a case breaks something."""
+    batch = list(cases)
+    planned = len(batch)
     tries: Counter[str] = Counter()
-    for setup, batch in waiting.items():
-        while batch:
-            _say(f"{name}: starting with the {setup} models, {len(batch)} cases")
-            with contextlib.ExitStack() as stack:
-                try:
-                    server = stack.enter_context(running(name, setup))
-                except StartError as error:
-                    _say(str(error))
-                    yield from ((case, {"steps": [], "server": NOT_STARTED}) for case in batch)
-                    break
-                usable = True
-                while batch and usable:
-                    case = batch.pop(0)
-                    started = time.monotonic()
-                    result = outcome(server, case)
-                    usable = _survived(server, case, result)
-                    took = time.monotonic() - started
-                    if took > SLOW_S or not usable:
-                        broken = "" if usable else ", and something is broken"
-                        _say(f"  {case.name}: {took:.1f} s{broken}")
-                    tries[case.name] += 1
-                    if not usable and tries[case.name] < _most_tries(name, case):
-                        batch.insert(0, case)
-                    else:
-                        yield case, result
+    while batch:
+        say(f"{name}: starting with the {setup} models, {len(batch)} cases")
+        with contextlib.ExitStack() as stack:
+            try:
+                server = stack.enter_context(running(name, setup))
+            except StartError as error:
+                say(str(error))
+                yield from ((case, {"steps": [], "server": NOT_STARTED}) for case in batch)
+                break
+            usable = True
+            told = time.monotonic()
+            while batch and usable:
+                case = batch.pop(0)
+                started = time.monotonic()
+                result = outcome(server, case)
+                usable = _survived(server, case, result)
+                now = time.monotonic()
+                if now - started > SLOW_S or not usable:
+                    broken = "" if usable else ", and something is broken"
+                    say(f"  {case.name}: {now - started:.1f} s{broken}")
+                if now - told > TELL_S:
+                    told = now
+                    say(f"{name}: {planned - len(batch)} of {planned} cases of the {setup} models")
+                tries[case.name] += 1
+                if not usable and tries[case.name] < _most_tries(name, case):
+                    batch.insert(0, case)
+                else:
+                    yield case, result
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

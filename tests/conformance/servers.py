@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -32,7 +33,6 @@ from .wire import exchange
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 15.0
-ROOT = Path(__file__).parents[2]
 NAMES = ("triton", "stubserve")
 
 
@@ -172,7 +172,7 @@ def _command(name: str) -> list[str]:
         return ["bash", "-c", 'source "$0"; triton --cache-directory="$TRITON_HOME/caches" "$@"', str(env)]
     # For instance --http-workers=2: whatever else it is started with, it is to answer the same.
     more = os.environ.get("STUBSERVE_TEST_FLAGS", "").split()
-    return [str(ROOT / ".venv" / "bin" / "stubserve"), "serve", *more]
+    return [sys.executable, "-m", "stubserve", "serve", *more]
 
 
 def _free_ports(count: int) -> list[int]:

@@ -521,3 +521,39 @@ def test_requests_expire_while_they_are_held_back():
     batcher.instance_idle("a")
     assert batcher.poll(0).wake_at_ns == MS
     assert [r.id for r, _ in batcher.poll(MS).answer] == ["0"]
+
+
+# Work of no more than so many requests
+
+
+def test_a_batch_has_no_more_requests_than_the_instance_wants_and_is_closed_then():
+    batcher = DynamicBatcher(8)
+    batcher.instance_idle("a", 1, 1, 700, 3)
+    filled(batcher, [1, 2, 1, 1, 1])
+    assert batches(batcher.poll(0)) == [["0", "1", "2"]]
+    assert batches(batcher.poll(10)) == []  # the two that are left could grow
+    filled(batcher, [1], first_id=5)
+    assert batches(batcher.poll(20)) == [["3", "4", "5"]]
+    batcher.instance_idle("a")
+    filled(batcher, [1] * 5, first_id=6)
+    assert batches(batcher.poll(30)) == [["6", "7", "8", "9", "10"]]
+
+
+@pytest.mark.parametrize(
+    "batcher",
+    [
+        pytest.param(DynamicBatcher(8, [4]), id="a preferred size"),
+        pytest.param(DynamicBatcher(4, max_queue_delay_us=1), id="a delay"),
+    ],
+)
+def test_the_configuration_decides_where_it_says_something_of_sizes(batcher):
+    batcher.instance_idle("a", 1, 0, 0, 2)
+    filled(batcher, [1] * 4)
+    assert batches(batcher.poll(0)) == [["0", "1", "2", "3"]]
+
+
+def test_the_largest_size_is_preferred_anyway():
+    batcher = DynamicBatcher(4, [4])
+    batcher.instance_idle("a", 1, 0, 0, 2)
+    filled(batcher, [1] * 4)
+    assert batches(batcher.poll(0)) == [["0", "1"]]

@@ -419,10 +419,8 @@ def test_triton_client_over_both_protocols(server: Serving) -> None:
     values = floats(100_000)
     modules: tuple[tuple[Any, int], ...] = ((triton_http, server.port), (triton_grpc, server.grpc_port))
     for number, (module, port) in enumerate(modules):
-        given = shared_memory.create_shared_memory_region("given", f"stubserve-given-{os.getpid()}-{number}", 400_000)
-        wanted = shared_memory.create_shared_memory_region(
-            "wanted", f"stubserve-wanted-{os.getpid()}-{number}", 400_000
-        )
+        given = shared_memory.create_shared_memory_region("given", f"region-given-{os.getpid()}-{number}", 400_000)
+        wanted = shared_memory.create_shared_memory_region("wanted", f"region-wanted-{os.getpid()}-{number}", 400_000)
         try:
             with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
                 assert "system_shared_memory" in str(client.get_server_metadata())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gzip
 import http.client
 import json
@@ -11,7 +10,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -77,8 +76,12 @@ def server(repository: Path) -> Iterator[Serving]:
 
 def workers(server: Serving) -> list[psutil.Process]:
     """The workers of a server that run."""
-    children = psutil.Process(server.process.pid).children()
-    return sorted((one for one in children if "stubserve.ingress" in one.cmdline()), key=lambda one: one.pid)
+    found = []
+    for child in psutil.Process(server.process.pid).children():
+        with contextlib.suppress(psutil.Error):  # it may just have ended
+            if "stubserve.ingress" in child.cmdline():
+                found.append(child)
+    return sorted(found, key=lambda one: one.pid)
 
 
 def json_request(model: str, datatype: str, shape: list[int], data: object, **more: object) -> Ask:
@@ -159,24 +162,30 @@ def test_answers_are_those_of_one_process(alone: Serving, server: Serving) -> No
             assert ours["inference_stats"][name]["count"] == theirs["inference_stats"][name]["count"], name
 
 
-@contextlib.contextmanager
-def each_worker(server: Serving) -> Iterator[list[Callable[[Ask], Answer]]]:
-    """Ways to ask each of two workers: connections are shared out evenly."""
-    connections = [server.connect() for _ in range(2)]
+class Way:
+    """A way to ask one worker: a connection to it."""
 
-    def asking(connection: http.client.HTTPConnection, request: Ask) -> Answer:
+    def __init__(self, server: Serving) -> None:
+        self.connection = server.connect()
+        self.connection.connect()
+        self.port: int = self.connection.sock.getsockname()[1]
+
+    def __call__(self, request: Ask) -> Answer:
         method, path, body, headers = request
-        connection.request(method, path, body, headers)
-        response = connection.getresponse()
+        self.connection.request(method, path, body, headers)
+        response = self.connection.getresponse()
         return Answer(response.status, dict(response.getheaders()), response.read())
 
-    for connection in connections:
-        connection.connect()
+
+@contextlib.contextmanager
+def each_worker(server: Serving) -> Iterator[list[Way]]:
+    """Ways to ask each of two workers: connections are shared out evenly."""
+    ways = [Way(server) for _ in range(2)]
     try:
-        yield [functools.partial(asking, connection) for connection in connections]
+        yield ways
     finally:
-        for connection in connections:
-            connection.close()
+        for way in ways:
+            way.connection.close()
 
 
 def test_a_model_that_was_loaded_through_one_worker_is_there_for_the_other(tmp_path: Path) -> None:

@@ -141,9 +141,15 @@ def refusals(calls: list[Any]) -> list[str]:
     return [call.details() for call in calls if call.done() and call.exception() is not None]
 
 
-@pytest.mark.parametrize("way", ["address", "connection", "token"])
-def test_a_client_that_floods_a_model_gives_way_to_others(tmp_path: Path, way: str) -> None:
-    """One client has filled the queue; another gets in all the same, by the place of the first one's newest."""
+@pytest.mark.parametrize(
+    ("way", "worker"),
+    [("address", ""), ("connection", ""), ("token", ""), ("address", "passes it on"), ("token", "reads it")],
+)
+def test_a_client_that_floods_a_model_gives_way_to_others(tmp_path: Path, way: str, worker: str) -> None:
+    """One client has filled the queue; another gets in all the same, by the place of the first one's newest.
+
+    Also where its request comes in by a worker, which passes requests to a model on until it has heard of the model.
+    """
     write_model(tmp_path / "models", "waiting", WAITING)
     flood_token, quiet_token = "flood-0123456789abcdef", "quiet-0123456789abcdef"
     (tmp_path / "tokens").write_text(f"{flood_token}\n{quiet_token}\n")
@@ -152,6 +158,8 @@ def test_a_client_that_floods_a_model_gives_way_to_others(tmp_path: Path, way: s
     with contextlib.ExitStack() as stack:
         if way == "token":
             flags.append(f"--auth-token-file={tmp_path}/tokens")
+        if worker:
+            flags.append("--http-workers=1")
         serving = stack.enter_context(Serving(tmp_path / "models", *flags))
         stub = stack.enter_context(connected_by_grpc(serving)).stub
         metadata = (("authorization", f"Bearer {flood_token}"),) if way == "token" else ()
@@ -168,7 +176,12 @@ def test_a_client_that_floods_a_model_gives_way_to_others(tmp_path: Path, way: s
         source = ("127.0.0.2", 0) if way == "address" else None
         connection = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=60, source_address=source)
         stack.callback(connection.close)
-        connection.request("POST", path, body, {**headers, "Authorization": f"Bearer {quiet_token}"})
+        headers = {**headers, "Authorization": f"Bearer {quiet_token}"}
+        if worker == "reads it":
+            for _ in range(2):
+                connection.request("POST", path, b"{", {**headers, "Inference-Header-Content-Length": "1"})
+                assert connection.getresponse().read()
+        connection.request("POST", path, body, headers)
         eventually(lambda: any("the place went to" in text for text in refusals(flood)))
         (tmp_path / "models" / "waiting" / "go").touch()
         assert connection.getresponse().status == 200

@@ -103,7 +103,9 @@ class Script(Scheduler):
     def work_done(self, instance: Any, work: Work) -> None:
         self.heard.append(("work_done", work))
 
-    def instance_idle(self, instance: Any, works: int = 1, closed: int = 0, ripe_after_ns: int = 0) -> None:
+    def instance_idle(
+        self, instance: Any, works: int = 1, closed: int = 0, ripe_after_ns: int = 0, most: int = 0
+    ) -> None:
         self.heard.append(("instance_idle", instance))
 
     def instance_gone(self, instance: Any) -> None:

@@ -30,6 +30,12 @@ async def turn() -> None:
     await asyncio.sleep(0)
 
 
+def memory_of(served: Served) -> int:
+    """What the model's statistics say of its processes' memory, in bytes."""
+    (row,) = served.model.statistics.to_dict("m", 1)["memory_usage"]
+    return int(row["byte_size"])
+
+
 def test_a_request_goes_to_an_instance_and_its_answer_back() -> None:
     async def scenario() -> None:
         served = Served(DYNAMIC)
@@ -306,7 +312,7 @@ def test_other_instances_join_and_leave_in_one_step() -> None:
         assert goes.state is InstanceState.DRAINING
         assert served.stubs["m_1"].batches == [["b"]]
         assert not served.stubs["m_1"].stopped.is_set()
-        assert served.model.memory_usage()[0]["byte_size"] == 3000
+        assert memory_of(served) == 3000
         served.stubs["m_1"].finish()
         await asyncio.wait_for(leaving, 5)
         assert served.stubs["m_1"].stopped.is_set()
@@ -314,7 +320,7 @@ def test_other_instances_join_and_leave_in_one_step() -> None:
         served.stubs["m_0"].finish()
         assert served.stubs["m_0"].batches == [["d"]]
         assert served.reader.ids == ["b", "a"]
-        assert served.model.memory_usage()[0]["byte_size"] == 2000
+        assert memory_of(served) == 2000
 
     run(scenario)
 

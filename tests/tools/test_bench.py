@@ -2,14 +2,19 @@
 
 import http.server
 import json
+import os
+import re
 import shutil
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -31,15 +36,16 @@ from tools.bench import (
     versus,
     wrk,
 )
-from tools.bench.__main__ import parse_arguments, programs, serves, turns
+from tools.bench.__main__ import parse_arguments, programs
 from tools.bench.payloads import JSON_LENGTH_HEADER, Form, Payload, Sample, WrongAnswerError
 from tools.bench.processes import Memory, ProcessTree
 from tools.bench.report import Report, number, ratio, summary
 from tools.bench.rivals import RIVALS, Rival, payload_maker
-from tools.bench.servers import Program
+from tools.bench.rounds import measure, serves, turns
+from tools.bench.servers import Program, Server
 from tools.bench.table import all_workloads
 from tools.bench.targets import AFTERWARDS, BOUNDS, TARGETS
-from tools.bench.workloads import BATCH, CPU, P50, RATE, Metric, WrkLoad
+from tools.bench.workloads import BATCH, CPU, P50, RATE, Figures, Metric, Subject, WrkLoad
 from tools.bench.wrk import LoadError
 from tools.soak import steady
 
@@ -331,6 +337,100 @@ def test_a_bound_needs_no_other_server() -> None:
     report.add("load", "stubserve", {RATE: 90.0, P50: 25.0})
     report.add("other", "mosec", {P50: 25.0})
     assert [row.verdict() for row in report.rows()] == ["at least 100 missed", "at most 30 met", "at most 20"]
+
+
+def test_a_failure_takes_the_place_of_a_server_s_figures_and_is_told_in_one_line() -> None:
+    report = filled(["triton", "stubserve", "mosec"], {("load", RATE): 2.5})
+    assert report.complete
+    report.fail("load", "triton", "LoadError: 3 of 4\n  requests failed")
+    assert not report.complete
+    assert report.has_failed("load", "triton")
+    assert not report.has_failed("load", "stubserve")
+    row = "| load | requests/s | failed | 330 (300-360) | 165 |  | 2.00x | 2.5x |"
+    assert report.table()[2] == row
+    note = "failed: load: triton: LoadError: 3 of 4 requests failed"
+    assert note in report.text().splitlines()
+    for page in (report.markdown(), versus.page(report, "make bench")):
+        assert f"- {note}" in page.splitlines()
+
+
+def test_a_run_that_ended_early_says_where() -> None:
+    report = filled(["triton", "stubserve"], {})
+    report.stage, report.unfinished = "round 2 of 5: load: triton", "ended by SIGTERM"
+    assert not report.complete
+    assert report.text().splitlines()[1] == (
+        "not finished: ended by SIGTERM, at this point: round 2 of 5: load: triton"
+    )
+
+
+class PlannedLoad:
+    """A workload of this test: 100 requests/s, unless a server is to fail at its check or in a round."""
+
+    large = False
+
+    def __init__(self, name: str, failing: dict[str, int]) -> None:
+        self.name = name
+        self._failing = failing  # by server: the round, 0 for the check
+        self._asked: dict[str, int] = {}
+
+    def serves(self, program: Program) -> bool:
+        return True
+
+    def prepare(self, subject: Subject) -> None:
+        self.measure(subject, 0)
+
+    def measure(self, subject: Subject, seconds: int) -> Figures:
+        name = subject.program.name
+        turn = self._asked.get(name, 0)
+        self._asked[name] = turn + 1
+        if turn == self._failing.get(name):
+            raise KeyError("no such figure")
+        assert turn < self._failing.get(name, turn + 1), "asked again after it has failed"
+        return {RATE: 100.0}
+
+
+def test_rows_that_fail_are_noted_and_all_others_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tools.bench.workloads.IDLE_S", 0.01)
+    subjects = []
+    with ExitStack() as stack:
+        for name in ("triton", "stubserve"):
+            arguments = (sys.executable, "-m", "http.server", "HTTP", "--bind", "127.0.0.1")
+            program = Program(name, arguments, sys.executable, dict(os.environ), ready_path="/")
+            server = stack.enter_context(Server(program, tmp_path, tmp_path / f"{name}.log"))
+            subjects.append(Subject(program, server, tmp_path, stack))
+        report = Report([], ["triton", "stubserve"], {})
+        loads = [
+            PlannedLoad("unchecked", {"triton": 0}),
+            PlannedLoad("well", {}),
+            PlannedLoad("late", {"stubserve": 2}),
+        ]
+        measure(report, subjects, loads, rounds=3, seconds=1)
+    assert [(row.workload, row.failed, row.samples) for row in report.rows() if row.metric == RATE] == [
+        ("unchecked", {"triton": "KeyError: 'no such figure'"}, {"stubserve": [100.0] * 3}),
+        ("well", {}, {"triton": [100.0] * 3, "stubserve": [100.0] * 3}),
+        ("late", {"stubserve": "KeyError: 'no such figure'"}, {"triton": [100.0] * 3}),
+    ]
+    told = capsys.readouterr().err
+    assert "round 3 of 3: well: triton\n    requests/s: 100\n" in told
+    assert "checking: unchecked: triton\n    failed: KeyError: 'no such figure'\n" in told
+
+
+def test_a_run_that_is_ended_reports_what_it_has_measured(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tools.bench", "--servers=stubserve", "--only=^1 MiB", "--seconds=1"]
+    command += ["--rounds=1000", f"--markdown={tmp_path / 'report.md'}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        told = list(takewhile(lambda line: not line.startswith("    requests/s: "), process.stderr))
+        assert told[-1] == "round 1 of 1000: 1 MiB, 4 connections: stubserve\n"
+        process.send_signal(signal.SIGTERM)
+        text, _ = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert re.search(r"^1 MiB, 4 connections +requests/s +\d", text, re.MULTILINE)
+    assert re.search(r"^not finished: ended by SIGTERM, at this point: round \d+ of 1000: 1 MiB", text, re.MULTILINE)
+    assert "- not finished: ended by SIGTERM" in (tmp_path / "report.md").read_text()
 
 
 def test_the_page_has_a_line_for_each_server_and_says_what_rivals_lack() -> None:

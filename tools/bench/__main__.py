@@ -8,54 +8,58 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
-from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
 
-import psutil
-
-from . import machine, repository, servers, table, versus, workloads, wrk
-from .onnx_loads import OnnxLoad
-from .payloads import WrongAnswerError
+from . import machine, repository, rounds, servers, table, versus, wrk
 from .report import CANDIDATE, REFERENCE, Report
 from .rivals import RIVALS, program
+from .rounds import progress
 from .servers import Program, Server, ServerError
-from .targets import AFTERWARDS, BEFORE_LARGE, BOUNDS, TARGETS
-from .workloads import Subject, Workload
-from .wrk import LoadError
-
-T = TypeVar("T")
+from .targets import BOUNDS, TARGETS
+from .workloads import Subject
 
 # The name of a second stubserve, which shows what a change has cost or given
 BEFORE = "before"
 
 
-class BenchmarkError(Exception):
-    """A measurement could not be trusted; says which one and why."""
+class Ended(SystemExit):
+    """A signal ends the run. The exit status is the one that a shell gives for it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self._name = signal.Signals(number).name
+
+    def __str__(self) -> str:
+        return f"ended by {self._name}"
 
 
 def main() -> None:
     options = parse_arguments()
-    # Ended by `timeout` or a CI runner, it must not leave servers behind.
-    signal.signal(signal.SIGTERM, leave)
+    # Ended by ctrl-C, `timeout` or a CI runner it says what it has, and leaves no servers behind.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, leave)
     chosen = [workload for workload in table.all_workloads() if re.search(options.only, workload.name)]
     if not chosen:
         sys.exit(f"no workload matches --only {options.only!r}")
     if not wrk.available():
         progress("wrk is not installed, so most workloads are left out: apt-get install wrk")
-    try:
-        with ExitStack() as stack:
-            report = run(stack, options, chosen)
-    except (BenchmarkError, ServerError) as error:
-        sys.exit(f"benchmark stopped: {error}")
-    print(report.text())
-    if options.markdown:
-        options.markdown.write_text(report.markdown())
-    if options.versus:
-        options.versus.write_text(versus.page(report, f"make bench ARGS='{flags(options)}'"))
+    with ExitStack() as stack:
+        try:
+            report, subjects = begin(stack, options)
+        except ServerError as error:
+            sys.exit(f"benchmark stopped: {error}")
+        try:
+            rounds.measure(report, subjects, chosen, options.rounds, options.seconds)
+        except BaseException as error:
+            report.unfinished = str(error) or type(error).__name__
+            raise
+        finally:
+            # Before the servers are stopped, which takes them some seconds: nobody may wait so long for the end.
+            publish(report, options)
+    sys.exit(0 if report.complete else 1)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -122,8 +126,8 @@ def programs(options: argparse.Namespace) -> Iterator[Program]:
             yield program(rivals[name])
 
 
-def run(stack: ExitStack, options: argparse.Namespace, chosen: list[Workload]) -> Report:
-    """Starts the servers, measures everything, and leaves stopping them to `stack`."""
+def begin(stack: ExitStack, options: argparse.Namespace) -> tuple[Report, list[Subject]]:
+    """An empty report, and the servers, started; `stack` stops them."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stubserve-bench-")))
     models = folder / "models"
     repository.write_serving(models)
@@ -134,65 +138,19 @@ def run(stack: ExitStack, options: argparse.Namespace, chosen: list[Workload]) -
         server = stack.enter_context(Server(each, models, folder / f"{each.name}.log"))
         server.sleep()
         subjects.append(Subject(each, server, folder, stack))
-    report = Report(machine.describe(subjects, flags(options)), options.servers, TARGETS, BOUNDS)
-
-    # Memory first without what large tensors leave warm, so they come last here.
-    for large in (False, True):
-        for workload in chosen:
-            for subject in subjects:
-                if workload.large is large and serves(workload, subject.program):
-                    progress(f"checking {workload.name}: {subject.program.name}")
-                    with named(workload, subject):
-                        workload.prepare(subject)
-        if not large:
-            before_large = {subject.program.name: workloads.measure_memory(subject.server) for subject in subjects}
-
-    for number in range(options.rounds):
-        for workload in chosen:
-            for subject in turns(subjects, number):
-                if serves(workload, subject.program):
-                    progress(f"round {number + 1} of {options.rounds}: {workload.name}: {subject.program.name}")
-                    with named(workload, subject):
-                        report.add(workload.name, subject.program.name, workload.measure(subject, options.seconds))
-
-    for subject in subjects:
-        report.add("idle afterwards", subject.program.name, workloads.measure_idle(subject.server))
-    for name, figures in before_large.items():
-        report.add(BEFORE_LARGE, name, figures)
-    for subject in subjects:
-        report.add(AFTERWARDS, subject.program.name, workloads.measure_memory(subject.server))
-    return report
+    return Report(machine.describe(subjects, flags(options)), options.servers, TARGETS, BOUNDS), subjects
 
 
-def serves(workload: Workload, program: Program) -> bool:
-    """Whether `program` can run this at all."""
-    return workload.serves(program) and (not program.only_onnx or isinstance(workload, OnnxLoad))
-
-
-def turns(everybody: list[T], number: int) -> list[T]:
-    """Who goes when in round `number`: everybody is first in turn."""
-    first = number % len(everybody)
-    return everybody[first:] + everybody[:first]
-
-
-@contextmanager
-def named(workload: Workload, subject: Subject) -> Iterator[None]:
-    """Makes a failure say which workload it was, of which server, and what the server logged last."""
-    try:
-        yield
-    except (LoadError, ServerError, WrongAnswerError, OSError, HTTPException, psutil.Error) as error:
-        logs = "\n".join(
-            f"end of its log:\n{server.log_tail()}" for server in (subject.server, *subject.beside.values())
-        )
-        raise BenchmarkError(f"{workload.name}: {subject.server.name}: {error}\n{logs}") from error
+def publish(report: Report, options: argparse.Namespace) -> None:
+    print(report.text(), flush=True)
+    if options.markdown:
+        options.markdown.write_text(report.markdown())
+    if options.versus:
+        options.versus.write_text(versus.page(report, f"make bench ARGS='{flags(options)}'"))
 
 
 def leave(number: int, _: FrameType | None) -> None:
-    sys.exit(128 + number)
-
-
-def progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    raise Ended(number)
 
 
 if __name__ == "__main__":

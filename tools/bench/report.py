@@ -1,28 +1,31 @@
-"""Collects figures over the rounds and prints them as medians, ranges and ratios."""
+"""Collects figures and failures over the rounds and prints them as medians, ranges and ratios."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from .workloads import Figures, Metric
 
 REFERENCE, CANDIDATE = "triton", "stubserve"
+FAILED = "failed"
+LONGEST_REASON = 300
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: the samples of each server that gave any."""
+    """One line of the table: the samples of each server that gave any, and who failed at the workload."""
 
     workload: str
     metric: Metric
     samples: Mapping[str, Sequence[float]]
     target: float | None
     bound: float | None = None
+    failed: Collection[str] = ()
 
     def summary(self, server: str) -> str:
-        return summary(self.samples.get(server, ()))
+        return FAILED if server in self.failed else summary(self.samples.get(server, ()))
 
     def lead(self, server: str) -> str:
         """How many times better the candidate is than `server`; empty where there is nothing to compare."""
@@ -49,7 +52,11 @@ class Row:
 
 
 class Report:
-    """The samples of a run, in the order in which their workloads and metrics were first seen."""
+    """The samples of a run, in the order in which their workloads and metrics were first seen.
+
+    `stage` says what is done now, `unfinished` why the run ended there, if it did. A server that has failed at a
+    workload has no figure for it, not even from rounds in which all went well.
+    """
 
     def __init__(
         self,
@@ -62,19 +69,41 @@ class Report:
         self.servers = servers
         self._targets = targets
         self._bounds = bounds or {}
+        self.stage = self.unfinished = ""
         self._samples: dict[tuple[str, Metric], dict[str, list[float]]] = {}
+        # By workload, then by server: why it failed
+        self._failures: dict[str, dict[str, str]] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether all was measured that was to be measured."""
+        return not self.unfinished and not self._failures
 
     def add(self, workload: str, server: str, figures: Figures) -> None:
         for metric, value in figures.items():
             self._samples.setdefault((workload, metric), {}).setdefault(server, []).append(value)
 
+    def fail(self, workload: str, server: str, reason: str) -> None:
+        self._failures.setdefault(workload, {})[server] = " ".join(reason.split())[:LONGEST_REASON]
+
+    def has_failed(self, workload: str, server: str) -> bool:
+        return server in self._failures.get(workload, ())
+
+    def notes(self) -> list[str]:
+        """What a reader must know of a run that is not complete, one thing a line."""
+        notes = [f"not finished: {self.unfinished}, at this point: {self.stage}"] if self.unfinished else []
+        for workload, reasons in self._failures.items():
+            notes += [f"failed: {workload}: {server}: {reason}" for server, reason in reasons.items()]
+        return notes
+
     def rows(self) -> list[Row]:
-        return [
-            Row(
-                workload, metric, by_server, self._targets.get((workload, metric)), self._bounds.get((workload, metric))
-            )
-            for (workload, metric), by_server in self._samples.items()
-        ]
+        return [self._row(workload, metric, samples) for (workload, metric), samples in self._samples.items()]
+
+    def _row(self, workload: str, metric: Metric, samples: Mapping[str, Sequence[float]]) -> Row:
+        failed = self._failures.get(workload, {})
+        kept = {server: figures for server, figures in samples.items() if server not in failed}
+        key = (workload, metric)
+        return Row(workload, metric, kept, self._targets.get(key), self._bounds.get(key), failed)
 
     def text(self) -> str:
         """The table for a terminal, columns aligned."""
@@ -83,10 +112,11 @@ class Report:
         table = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
         ]
-        return "\n".join([*self.header, "", *table, "", self.footnote()])
+        return "\n".join([*self.header, *self.notes(), "", *table, "", self.footnote()])
 
     def markdown(self) -> str:
-        return "\n".join([*(f"- {line}" for line in self.header), "", *self.table(), "", self.footnote(), ""])
+        header = [f"- {line}" for line in (*self.header, *self.notes())]
+        return "\n".join([*header, "", *self.table(), "", self.footnote(), ""])
 
     def table(self) -> list[str]:
         """The table as lines of Markdown. A workload's name stands once, before its first metric."""

@@ -39,7 +39,7 @@ FastAPI has one process, so no stub."""
 
 
 def page(report: Report, command: str) -> str:
-    parts = [INTRODUCTION.format(command=command), *(f"- {line}" for line in report.header), ""]
+    parts = [INTRODUCTION.format(command=command), *(f"- {line}" for line in (*report.header, *report.notes())), ""]
     rows = report.rows()
     if REFERENCE in report.servers:
         parts += ["## Targets beside real Triton", "", *targets(rows), ""]

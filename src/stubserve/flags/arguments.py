@@ -17,7 +17,7 @@ from stubserve.flags.table import FLAGS
 from stubserve.flags.unneeded import UNNEEDED
 from stubserve.flags.values import CloudAddress, UsageError, parse_bool, parse_int, parse_repository
 from stubserve.observability.log_lines import DEFAULT, ISO8601, JSON
-from stubserve.protocols.fair_queues import OFF, TOKEN
+from stubserve.protocols.fair_queues import TOKEN
 from stubserve.protocols.re2 import compile_re2
 from stubserve.settings import (
     EXPLICIT,
@@ -157,16 +157,6 @@ def _check(settings: Settings) -> None:
     if settings.auth.open_kinds and settings.auth.token_file is None:
         raise UsageError("--auth-open-api says what needs no token, and without --auth-token-file nothing needs one")
     _check_http(settings.http)
-    if settings.http.workers and settings.clients.fair_queues != OFF:
-        raise UsageError(
-            f"--http-workers and --fair-queues={settings.clients.fair_queues} cannot be combined yet: the server does "
-            "not see whose requests a worker sends. Leave one of them out."
-        )
-    if settings.http.workers and settings.clients.shm:
-        raise UsageError(
-            "--http-workers and --allow-client-shm cannot be combined yet: clients' regions are registered with one "
-            "process. Leave one of them out."
-        )
     _check_grpc(settings.grpc)
     for name, group in ("http", settings.http), ("grpc", settings.grpc):
         try:

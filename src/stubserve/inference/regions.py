@@ -42,9 +42,6 @@ class Region(Protocol):
     @property
     def nbytes(self) -> int: ...
 
-    def check(self) -> None:
-        """Raises ServeError where less is left of it than was registered."""
-
     def read(self, offset: int, into: memoryview) -> None:
         """Fills the memory with what is there. Raises ServeError."""
 

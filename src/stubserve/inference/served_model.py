@@ -95,9 +95,6 @@ class ServedModel(Protocol):
         None stands for a request that is still to be submitted.
         """
 
-    def memory_usage(self) -> list[dict[str, Any]]:
-        """The memory of its processes, as rows of the statistics extension."""
-
     def instance_facts(self) -> Sequence[InstanceFacts]:
         """Its own instances as they are now; none for one that rests on other models."""
 

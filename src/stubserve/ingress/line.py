@@ -6,7 +6,6 @@ Requests that one turn of the event loop brings are announced together, at its e
 from __future__ import annotations
 
 import asyncio
-import collections
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -15,25 +14,28 @@ from typing import Any
 from stubserve_stub.wire import layout
 from stubserve_stub.wire.arena import Segment
 from stubserve_stub.wire.messages import pack_spilled, unpack, unpack_spilled
-from stubserve_stub.wire.places import InArena
+from stubserve_stub.wire.places import InArena, InRegion, Place
 from stubserve_stub.wire.places import unpack as unpack_place
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, read_doorbell
 
 from stubserve.errors import Code, ServeError
 from stubserve.inference.memory import Block, Span
-from stubserve.inference.request import Request, Response
+from stubserve.inference.regions import RegionSpan
+from stubserve.inference.request import Refusal, Request, Response
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.ingress import messages
+from stubserve.ingress.control import end_now
 from stubserve.ingress.messages import Description
 from stubserve.instances.memory import IngressMemory
-
-_RETRY_S = 0.001
+from stubserve.instances.patient_ring import PatientRing
+from stubserve.protocols.client_regions import RegionTable
 
 
 class Line:
     """A worker's line to the owner. `on_description` hears of descriptions.
 
-    `doorbell_out` is the owner's, `doorbell_in` the worker's.
+    `doorbell_out` is the owner's, `doorbell_in` the worker's. `regions` are None where clients may not use shared
+    memory.
     """
 
     def __init__(
@@ -43,13 +45,16 @@ class Line:
         doorbell_out: int,
         doorbell_in: int,
         on_description: Callable[[Description], None],
+        regions: RegionTable | None = None,
     ) -> None:
+        self._regions = regions
         self._memory = memory
         self._doorbell_in = doorbell_in
         self._on_description = on_description
         self._loop = asyncio.get_running_loop()
         ours, theirs = segment.stub_words, segment.parent_words
-        self._writer = RingWriter(segment.ring(layout.RESPONSE_RING), theirs, layout.RESPONSES_READ, doorbell_out)
+        ring = RingWriter(segment.ring(layout.RESPONSE_RING), theirs, layout.RESPONSES_READ, doorbell_out)
+        self._ring = PatientRing(ring, on_broken=end_now)
         self._reader = RingReader(segment.ring(layout.ANSWER_RING), ours, layout.ANSWERS_READ)
         self._numbers = itertools.count(1)
         self._open: dict[int, Request] = {}
@@ -58,8 +63,6 @@ class Line:
         self._lent: dict[int, list[Span]] = {}
         # Outputs that have been sent
         self._released: list[int] = []
-        # Messages for which the ring had no room
-        self._overflow: collections.deque[tuple[bytes, int]] = collections.deque()
         self._turn_ends = False
         os.set_blocking(doorbell_in, False)
         self._loop.add_reader(doorbell_in, self._on_doorbell)
@@ -71,14 +74,16 @@ class Line:
         ServeError where there is no memory for the message.
         """
         number = next(self._numbers)
-        inputs = []
-        for tensor in request.inputs:
-            place = tensor.data if tensor.data is not None else InArena(tensor.offset, tensor.nbytes)
-            inputs.append((tensor.name, tensor.datatype, tuple(tensor.shape), place))
+        inputs = [(tensor.name, tensor.datatype, tuple(tensor.shape), _place(tensor)) for tensor in request.inputs]
+        regions = None
+        if request.regions is not None:
+            regions = [
+                (output, place.region.number, place.offset, place.nbytes) for output, place in request.regions.items()
+            ]
         wire = (
             request.id, request.correlation_id, request.flags, request.priority, request.timeout_us,
             request.parameters, request.requested_outputs, inputs, request.request_start_ns, context, description,
-            request.batch_size,
+            request.batch_size, request.client, regions,
         )  # fmt: skip
         released, self._released = self._released, []
         try:
@@ -87,7 +92,7 @@ class Line:
             self._released[:0] = released
             raise
         for tensor in request.inputs:
-            if tensor.span is not None:
+            if tensor.span is not None and not isinstance(tensor.span, RegionSpan):
                 self._lent.setdefault(tensor.offset, []).append(tensor.span)
         self._open[number] = request
         self._number_of[request] = number
@@ -119,18 +124,8 @@ class Line:
             block = self._memory.store(message)
             self._lent.setdefault(block.offset, []).append(block.whole())
             message, flags = pack_spilled(InArena(block.offset, block.nbytes)), SPILLED
-        if self._overflow or not self._writer.put(message, flags):
-            self._overflow.append((message, flags))
-            if len(self._overflow) == 1:
-                self._loop.call_later(_RETRY_S, self._try_again)
+        self._ring.put(message, flags)
         self._announce_soon()
-
-    def _try_again(self) -> None:
-        while self._overflow and self._writer.put(*self._overflow[0]):
-            self._overflow.popleft()
-        self._writer.announce()
-        if self._overflow:
-            self._loop.call_later(_RETRY_S, self._try_again)
 
     def _announce_soon(self) -> None:
         if not self._turn_ends:
@@ -142,7 +137,7 @@ class Line:
         if self._released:
             released, self._released = self._released, []
             self._send(messages.pack_released(released))
-        self._writer.announce()
+        self._ring.announce()
 
     # Back
 
@@ -171,10 +166,10 @@ class Line:
         request = self._open.pop(number)
         del self._number_of[request]
         if error is not None:
-            message, code, *retry_after_s = error
+            message, code, retry_after_s, refused = error
             raised = ServeError(Code(code), message)
-            raised.retry_after_s = retry_after_s[0] if retry_after_s else 0
-            request.on_response(request, Response(error=raised))
+            raised.retry_after_s = retry_after_s
+            request.on_response(request, Refusal(error=raised) if refused else Response(error=raised))
             return
         response = Response([self._output(*output) for output in outputs], parameters)
         request.on_response(request, response)
@@ -184,6 +179,9 @@ class Line:
         if isinstance(data, bytes):
             return Tensor(name, datatype, shape, data)
         place = unpack_place(data)
+        if isinstance(place, InRegion):
+            assert self._regions is not None
+            return Tensor(name, datatype, shape, None, RegionSpan(self._regions.piece(*place[1:])))
         assert isinstance(place, InArena)
         view = self._memory.arena.view(place.offset, place.nbytes)
         return Tensor(name, datatype, shape, None, Block(place.offset, place.nbytes, view, self._sent).whole())
@@ -194,3 +192,11 @@ class Line:
     def _release(self, offset: int) -> None:
         self._released.append(offset)
         self._announce_soon()
+
+
+def _place(tensor: Tensor) -> Place:
+    if tensor.data is not None:
+        return bytes(tensor.data)
+    span = tensor.span
+    assert span is not None
+    return span.in_region(tensor.offset, tensor.nbytes) or InArena(tensor.offset, tensor.nbytes)

@@ -9,9 +9,13 @@
     owner ▶ worker   (call, final, response, frees)
 
     request      (id, correlation_id, flags, priority, timeout_us, parameters, requested_outputs, inputs, start_ns,
-                 trace_context, description, batch_size): the last two are 0 where nothing has been checked
+                 trace_context, description, batch_size, client, regions)
+    description, batch_size  of the request are 0 where nothing has been checked
+    client       who asks, where clients are told apart (`protocols.fair_queues`), or None
+    regions      None, or for a request that refers to clients' shared memory where outputs are to go: (output, region,
+                 offset, nbytes) of each
     response     (error, outputs, parameters); of call 0 a description, or None for nothing but the frees
-    error        (message, code, retry_after_s), or None
+    error        (message, code, retry_after_s, refused), or None; `refused` says that the model has not had the request
     description  (model, version, state, number, config, version_number, labels); `version` as requests have it
     tensor, place, frees, released: as in `stubserve_stub.wire.messages`
 
@@ -21,7 +25,7 @@ worker, and the owner's end of the socket pair for a request that is passed on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 from stubserve_stub.wire.messages import WireTensor, pack
@@ -36,9 +40,9 @@ MOST_DESCRIBED = 4096
 
 WireRequest = tuple[
     str, "int | str", int, int, int, "dict[str, Any] | None", "Sequence[str] | None", Sequence[WireTensor], int,
-    "str | None", int, int
+    "str | None", int, int, Hashable, "Sequence[tuple[str, int, int, int]] | None",
 ]  # fmt: skip
-WireError = tuple[str, int, int]
+WireError = tuple[str, int, int, bool]
 Description = tuple[str, str, int, int, bytes, int, "dict[str, list[str]]"]
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import socket
-from typing import Any
 
 import uvicorn
 from uvicorn.server import ServerState
 
+from stubserve.protocols.doorway import Doorway
+from stubserve.protocols.fair_queues import Peer
 from stubserve.protocols.http.app import create_app
 from stubserve.protocols.http.connection import HttpConnection
 from stubserve.protocols.http.cors import Cors
@@ -31,16 +31,19 @@ class PassedRequests:
         shared.open = OpenConnections(0)
         shared.have_one_request = True
         config = uvicorn.Config(
-            app, ws="none", lifespan="off", access_log=False, log_config=None, server_header=False, date_header=False
+            app,
+            ws="none",
+            lifespan="off",
+            # Not False where there is a log: that would end it for everybody.
+            access_log=server.settings.logging.access,
+            log_config=None,
+            server_header=False,
+            date_header=False,
         )
         config.load()
-        self._make: Any = functools.partial(HttpConnection, shared, config, ServerState(), {})
-        self._coming: set[asyncio.Task[Any]] = set()
+        self._make = functools.partial(HttpConnection, shared, config, ServerState(), {})
+        self._doorway = Doorway()
 
-    def serve(self, request: socket.socket) -> None:
-        """Serves the request that comes in by a socket."""
-        request.setblocking(False)
-        loop = asyncio.get_running_loop()
-        coming = loop.create_task(loop.connect_accepted_socket(self._make, request))
-        self._coming.add(coming)
-        coming.add_done_callback(self._coming.discard)
+    def serve(self, request: socket.socket, peer: Peer | None) -> None:
+        """Serves the request that comes in by a socket. `peer` is where its client is."""
+        self._doorway.let_in(request, functools.partial(self._make, peer=peer))

@@ -15,6 +15,8 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
+from stubserve.protocols.fair_queues import Peer
+
 _RETRY_S = 0.01
 # More of a request than this does not wait here.
 _MOST_WAITING = 256 * 1024
@@ -25,11 +27,12 @@ _HEAD_END = b"\r\n\r\n"
 class PassingOn:
     """One client's requests to the owner. In the place of uvicorn's protocol (`protocols.http.fallback`).
 
-    `send` gives the owner its end of a socket pair, and raises OSError while it cannot. `on_status` hears of each
+    `send` gives the owner its end of a socket pair, with the client's address, and raises OSError while it cannot.
+    `on_status` hears of each
     answer's status.
     """
 
-    def __init__(self, send: Callable[[socket.socket], None], on_status: Callable[[int], None]) -> None:
+    def __init__(self, send: Callable[[socket.socket, Peer | None], None], on_status: Callable[[int], None]) -> None:
         self._send = send
         self._on_status = on_status
         self._loop = asyncio.get_running_loop()
@@ -47,8 +50,9 @@ class PassingOn:
 
     # For the client's connection
 
-    def attach(self, transport: asyncio.Transport, on_done: Callable[[], None]) -> None:
-        """The client's transport, and what to call when a request has been answered."""
+    def attach(self, transport: asyncio.Transport, on_done: Callable[[], None], peer: Peer | None) -> None:
+        """The client's transport and address, and what to call when a request has been answered."""
+        self._peer = peer
         self._client = transport
         self._on_done = on_done
 
@@ -89,7 +93,7 @@ class PassingOn:
         with theirs:
             while True:
                 try:
-                    self._send(theirs)
+                    self._send(theirs, self._peer)
                     break
                 except OSError:
                     await asyncio.sleep(_RETRY_S)

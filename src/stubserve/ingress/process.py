@@ -15,22 +15,26 @@ from typing import Any, cast
 import uvloop
 from stubserve_stub.wire.arena import Arena
 from stubserve_stub.wire.budget import Grant
+from stubserve_stub.wire.messages import pack
 from uvicorn.server import ServerState
 
 from stubserve import malloc
 from stubserve.inference.served_model import ServedModel
 from stubserve.ingress.catalogue import Catalogue, Contexts
 from stubserve.ingress.control import Control, end_now
+from stubserve.ingress.descriptors import receive
 from stubserve.ingress.line import Line
 from stubserve.ingress.memory import WorkerMemory
 from stubserve.ingress.passing_on import PassingOn
+from stubserve.ingress.regions import RemoteRegions
 from stubserve.ingress.settings import WorkerSettings, settings_of
 from stubserve.ingress.words import CLOSED, STATE
 from stubserve.observability import logs
 from stubserve.observability.output import output
 from stubserve.protocols.access import KINDS
 from stubserve.protocols.arrival import Arrivals
-from stubserve.protocols.fair_queues import FairQueues
+from stubserve.protocols.doorway import Doorway
+from stubserve.protocols.fair_queues import OFF, FairQueues, Peer
 from stubserve.protocols.forwarding import HeaderForwarding
 from stubserve.protocols.http.access import http_access
 from stubserve.protocols.http.connection import HttpConnection
@@ -42,7 +46,7 @@ from stubserve.protocols.offload import Offload
 from stubserve.protocols.open_connections import OpenConnection, OpenConnections
 from stubserve.protocols.pressure import Pressure
 from stubserve.protocols.stall import Pace
-from stubserve.protocols.tls import HANDSHAKE_S, tls_context
+from stubserve.protocols.tls import tls_context
 from stubserve.protocols.tokens import Tokens
 
 _PR_SET_PDEATHSIG = 1
@@ -51,11 +55,16 @@ _PR_SET_PDEATHSIG = 1
 class WorkerIngress:
     """What connections find here of a server (`protocols.serving.Ingress`)."""
 
-    # What needs these is not combined with workers.
-    regions = None
-    fair_queues: FairQueues | None = None
-
-    def __init__(self, settings: WorkerSettings, memory: WorkerMemory, catalogue: Catalogue) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        memory: WorkerMemory,
+        catalogue: Catalogue,
+        regions: RemoteRegions | None,
+    ) -> None:
+        self.regions = regions
+        ways = settings.clients.fair_queues
+        self.fair_queues = None if ways == OFF else FairQueues(ways)
         http, clients = settings.http, settings.clients
         self.max_input_size = http.max_input_size
         self.grpc_port = settings.grpc_port
@@ -77,7 +86,8 @@ class WorkerIngress:
 
     def passes_on(self, head: RequestHead) -> bool:
         """Whether the owner is to answer a request: anything but inference with a model that is known here."""
-        return head.infer is None or self._catalogue.find(*head.infer) is None
+        route = head.infer or head.generate
+        return route is None or self._catalogue.find(*route) is None
 
     def find_model(self, name: str, version: str) -> ServedModel:
         """The model. Raises ServeError where it was never known."""
@@ -101,11 +111,20 @@ class CountedConnections(OpenConnections):
 
 
 def run(
-    arena: int, control: int, requests: int, responses: int, answers: int, descriptors: int, out: int, err: int
+    arena: int,
+    control: int,
+    requests: int,
+    responses: int,
+    answers: int,
+    descriptors: int,
+    news: int,
+    out: int,
+    err: int,
 ) -> None:
     """Is a worker until the owner says "end", or is gone. The arguments are inherited descriptors.
 
-    `responses` is the doorbell of the owner, `answers` that of the worker; `descriptors` brings clients.
+    `responses` is the doorbell of the owner, `answers` that of the worker; `descriptors` brings clients, `news` what
+    there is to know of their shared memory.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -113,7 +132,7 @@ def run(
         signal.signal(number, signal.SIG_IGN)
     os.dup2(out, 1)
     os.dup2(err, 2)
-    for descriptor in (arena, control, requests, responses, answers, descriptors):
+    for descriptor in (arena, control, requests, responses, answers, descriptors, news):
         os.set_inheritable(descriptor, False)
     os.close(out)
     os.close(err)
@@ -121,12 +140,19 @@ def run(
     line = Control(control, end_now)
     boot = line.wait_for("boot")
     gc.freeze()
-    uvloop.run(_serve(boot, line, arena, responses, answers, socket.socket(fileno=descriptors)))
+    sockets = [socket.socket(fileno=descriptor) for descriptor in (descriptors, news)]
+    uvloop.run(_serve(boot, line, arena, responses, answers, *sockets))
     output.close()
 
 
 async def _serve(
-    boot: dict[str, Any], control: Control, fd: int, doorbell_out: int, doorbell_in: int, descriptors: socket.socket
+    boot: dict[str, Any],
+    control: Control,
+    fd: int,
+    doorbell_out: int,
+    doorbell_in: int,
+    descriptors: socket.socket,
+    news: socket.socket,
 ) -> None:
     settings = settings_of(boot)
     log_settings = logs.configure(settings.logging)
@@ -136,11 +162,12 @@ async def _serve(
     segment = arena.segment(own)
     memory = WorkerMemory(arena, own, grant, control, settings.workers)
     catalogue = Catalogue(segment.parent_words, STATE, Contexts() if settings.wants_contexts else None)
-    catalogue.line = line = Line(memory, segment, doorbell_out, doorbell_in, catalogue.on_description)
+    regions = RemoteRegions(news, segment.parent_words) if settings.clients.shm else None
+    catalogue.line = line = Line(memory, segment, doorbell_out, doorbell_in, catalogue.on_description, regions)
     memory.on_freed = line.on_freed
     http, auth = settings.http, settings.auth
     tokens = None if auth.token_file is None else Tokens(auth.token_file, KINDS)
-    ingress = WorkerIngress(settings, memory, catalogue)
+    ingress = WorkerIngress(settings, memory, catalogue, regions)
     cors = Cors(http.cors_origins) if http.cors_origins else None
     access = http_access(http.restricted, tokens, auth.open_kinds)
     connections = Connections(ingress, cors, settings.logging.access, access)
@@ -148,8 +175,8 @@ async def _serve(
     connections.passes_on = ingress.passes_on
     descriptors.setblocking(False)
 
-    def send(request: socket.socket) -> None:
-        socket.send_fds(descriptors, [b"\0"], [request.fileno()])
+    def send(request: socket.socket, peer: Peer | None) -> None:
+        socket.send_fds(descriptors, [pack(peer)], [request.fileno()])
 
     connections.passing_on = functools.partial(PassingOn, send)
     loop = asyncio.get_running_loop()
@@ -191,35 +218,20 @@ class Clients:
         descriptors: socket.socket,
         tls: ssl.SSLContext | None,
     ) -> None:
-        self._open = open_
         self._descriptors = descriptors
-        self._tls = tls
         config: Any = None  # for uvicorn's protocol, which is not here
         self._make = functools.partial(HttpConnection, connections, config, ServerState(), {})
+        self._doorway = Doorway(tls, on_failure=open_.count)
         self._loop = asyncio.get_running_loop()
-        self._coming: set[asyncio.Task[None]] = set()
         self.draining: asyncio.Task[None] | None = None
         self._loop.add_reader(descriptors.fileno(), self._on_descriptor)
 
     def _on_descriptor(self) -> None:
         try:
-            _, descriptors, _, _ = socket.recv_fds(self._descriptors, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            _, descriptors = receive(self._descriptors, 1)
         except OSError:
             return
         if not descriptors:
             self._loop.remove_reader(self._descriptors.fileno())
         for descriptor in descriptors:
-            coming = self._loop.create_task(self._come_in(socket.socket(fileno=descriptor)))
-            self._coming.add(coming)
-            coming.add_done_callback(self._coming.discard)
-
-    async def _come_in(self, client: socket.socket) -> None:
-        client.setblocking(False)
-        try:
-            handshake_s = None if self._tls is None else HANDSHAKE_S
-            await self._loop.connect_accepted_socket(
-                self._make, client, ssl=self._tls, ssl_handshake_timeout=handshake_s
-            )
-        except OSError:
-            client.close()
-            self._open.count()
+            self._doorway.let_in(socket.socket(fileno=descriptor), self._make)

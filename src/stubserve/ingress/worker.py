@@ -17,31 +17,36 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stubserve_stub.wire import layout, messages
-from stubserve_stub.wire.budget import ArenaFull
-from stubserve_stub.wire.messages import Message
-from stubserve_stub.wire.ring import SPILLED, RingReader, RingWriter, read_doorbell
+from stubserve_stub.wire.ring import RingReader, RingWriter, read_doorbell
 
 from stubserve.environments.environment import Environment
 from stubserve.inference.served_model import ServedModel
+from stubserve.ingress.descriptors import receive
 from stubserve.ingress.messages import handlers_of_owner
+from stubserve.ingress.region_news import RegionNews
 from stubserve.ingress.words import CLOSED, STATE
 from stubserve.ingress.worker_calls import WorkerCalls
 from stubserve.instances.answer_ring import AnswerRing
+from stubserve.instances.loan import Loan
 from stubserve.instances.memory import Memory
-from stubserve.instances.reclaim import Spare
 from stubserve.instances.stub_memory import StubMemory
 from stubserve.instances.stub_process import StubProcess
+from stubserve.protocols.client_regions import ClientRegions
+from stubserve.protocols.fair_queues import Peer
 
 log = logging.getLogger("stubserve.server")
 
 # How long it is waited for a worker that is to give memory up.
 _YIELD_S = 1.0
+# A client's address, as text
+_PEER_BYTES = 256
 
 
 class Owner(Protocol):
     """What a worker's clients want of the server."""
 
     memory: Memory
+    regions: ClientRegions | None
 
     def find_model(self, name: str, version: str) -> ServedModel: ...
 
@@ -60,7 +65,7 @@ class _Program(Environment):
 class Worker:
     """A worker's process.
 
-    `pass_on` takes the owner's end of a request that is passed on.
+    `pass_on` takes the owner's end of a request that is passed on, and the client's address.
     `make_room` has other workers give memory up, and says whether one did. `boot` is what the worker is told of the
     settings. `on_death` is called once with the cause. Raises OSError.
     """
@@ -70,7 +75,7 @@ class Worker:
         name: str,
         owner: Owner,
         boot: dict[str, Any],
-        pass_on: Callable[[socket.socket], None],
+        pass_on: Callable[[socket.socket, Peer | None], None],
         make_room: Callable[[Worker], Awaitable[bool]],
         on_death: Callable[[Worker, str], None],
     ) -> None:
@@ -87,7 +92,6 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         # How many connections it has been given
         self._given = 0
-        self._granting: set[asyncio.Task[None]] = set()
         memory = owner.memory
         with contextlib.ExitStack() as undo:
             self._memory = StubMemory(memory.segments, most_unreported=0)
@@ -95,9 +99,11 @@ class Worker:
             self._descriptors, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             undo.callback(self._descriptors.close)
             self._descriptors.setblocking(False)
+            news, their_news = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.callback(news.close)
             outputs = [os.dup(1), os.dup(2)]
             try:
-                more = (theirs.fileno(), *outputs)
+                more = (theirs.fileno(), their_news.fileno(), *outputs)
                 self._process = StubProcess(
                     name,
                     _Program(interpreter=sys.executable, more=more),
@@ -108,21 +114,23 @@ class Worker:
                 )
             finally:
                 theirs.close()
+                their_news.close()
                 for descriptor in outputs:
                     os.close(descriptor)
             undo.pop_all()
         memory.workers.add(self._memory.index)
-        self._spare = Spare(self._process, self._memory)
-        memory.reclaim.stubs.add(self._spare)
+        self._loan = Loan(self._process, self._memory, memory, self._others_give)
         segment = memory.arena.segment(self._memory.index)
         self._words, self._theirs = words, theirs_words = segment.parent_words, segment.stub_words
         theirs_words[CLOSED] = 0
+        self._news = news
+        self._region_news = None if owner.regions is None else RegionNews(news, words, owner.regions)
         self._reader = RingReader(segment.ring(layout.RESPONSE_RING), words, layout.RESPONSES_READ)
         ring = RingWriter(
             segment.ring(layout.ANSWER_RING), theirs_words, layout.ANSWERS_READ, self._process.answer_doorbell
         )
         answers = AnswerRing(ring, words, self._memory, memory, self._on_broken_ring, together=True)
-        self.calls = WorkerCalls(owner.find_model, self._memory, answers, lambda: words[STATE])
+        self.calls = WorkerCalls(owner.find_model, self._memory, answers, lambda: words[STATE], owner.regions)
         self._handlers = handlers_of_owner(self.calls)
         self._memory.on_many_frees = self._free_soon
         self._loop.add_reader(self._process.doorbell_in, self._on_doorbell)
@@ -178,41 +186,25 @@ class Worker:
 
     def _on_message(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
-        if kind == "need":
-            granting = self._loop.create_task(self._grant(int(message["least"]), int(message["most"])))
-            self._granting.add(granting)
-            granting.add_done_callback(self._granting.discard)
-        elif kind == "returned":
-            self._spare.on_returned(max(int(message["nbytes"]), 0), message["asked"])
-            self._owner.memory.reclaim.on_news()
-        elif kind == "yielded":
+        if kind == "yielded":
             self._has_yielded(bool(message["gave"]))
         elif kind in ("ready", "draining", "drained"):
             getattr(self, kind).set()
-        else:
+        elif not self._loan.on_message(message):
             raise ValueError(f"a worker says nothing like {kind!r}")
 
-    async def _grant(self, least: int, most: int) -> None:
-        memory = self._owner.memory
-        error, nbytes = "", 0
-        while True:
-            try:
-                nbytes = await memory.reclaim.grant(self._memory.index, least, most)
-            except ArenaFull as full:
-                if least <= memory.limit and (memory.make_room() or await self._make_room(self)):
-                    continue
-                error = f"{full}. {memory.usage()}"
-            break
-        self._process.send("granted", nbytes=nbytes, error=error)
+    async def _others_give(self) -> bool:
+        """Has a client that is slow give way: one of the owner's own, or one of another worker."""
+        return self._owner.memory.make_room() or await self._make_room(self)
 
     def _on_descriptor(self) -> None:
         """A request that is passed on."""
         try:
-            _, descriptors, _, _ = socket.recv_fds(self._descriptors, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            peer, descriptors = receive(self._descriptors, _PEER_BYTES)
         except OSError:
             return
         for descriptor in descriptors:
-            self._pass_on(socket.socket(fileno=descriptor))
+            self._pass_on(socket.socket(fileno=descriptor), messages.unpack(peer))
         if not descriptors:
             self._loop.remove_reader(self._descriptors.fileno())
 
@@ -224,24 +216,12 @@ class Worker:
         except BlockingIOError:
             return
         try:
-            messages.deliver(self._handlers, self._reader.take(count, self._decode))
+            messages.deliver(self._handlers, self._reader.take(count, self._memory.message))
         except Exception:
             log.exception("what %s (pid %d) has put into its ring cannot be read", self.name, self.pid)
             self._loop.remove_reader(self._process.doorbell_in)
             self._process.condemn("what it has put into its ring is no message")
         self.calls.schedule()
-
-    def _decode(self, data: memoryview, flags: int) -> Message:
-        if not flags & SPILLED:
-            message: Message = messages.unpack(data)
-            return message
-        place = messages.unpack_spilled(data)
-        block = self._memory.output(place.offset, place.nbytes)
-        try:
-            message = messages.unpack(block.view)
-        finally:
-            block.drop()
-        return message
 
     def _on_broken_ring(self) -> None:
         self._process.condemn("what it says of its ring makes no sense")
@@ -260,10 +240,10 @@ class Worker:
         self._loop.remove_reader(self._process.doorbell_in)
         self._loop.remove_reader(self._descriptors.fileno())
         self._descriptors.close()
-        for granting in self._granting:
-            granting.cancel()
-        memory.reclaim.stubs.discard(self._spare)
-        memory.reclaim.on_news()
+        if self._region_news is not None:
+            self._region_news.close()
+        self._news.close()
+        self._loan.close()
         memory.workers.discard(self._memory.index)
         self._has_yielded(False)
         self.calls.close()

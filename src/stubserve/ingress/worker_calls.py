@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from stubserve_stub.wire import places
+from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.messages import WireTensor
-from stubserve_stub.wire.places import InArena
+from stubserve_stub.wire.places import InArena, InRegion
 
 from stubserve.errors import ServeError, unsupported
 from stubserve.inference.call import Call
+from stubserve.inference.regions import RegionPlace, RegionSpan
 from stubserve.inference.request import Request, Response, unanswered
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.signature import Signature
@@ -24,6 +26,7 @@ from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.ingress.messages import MOST_DESCRIBED, WireError, WireRequest
 from stubserve.instances.answer_ring import AnswerRing
 from stubserve.instances.stub_memory import StubMemory
+from stubserve.protocols.client_regions import RegionTable
 
 # Under this key a signature has its number, and its configuration as bytes.
 _MEMO = "ingress"
@@ -65,7 +68,8 @@ class WorkerCall(Call):
 class WorkerCalls:
     """Those of one worker (`messages.WorkerListener`). `memory` is the worker's.
 
-    `find_model` raises ServeError; `state` tells the number of the registry's state.
+    `find_model` raises ServeError; `state` tells the number of the registry's state; `regions` are None where clients
+    may not use shared memory.
     """
 
     def __init__(
@@ -74,7 +78,9 @@ class WorkerCalls:
         memory: StubMemory,
         answers: AnswerRing,
         state: Callable[[], int],
+        regions: RegionTable | None = None,
     ) -> None:
+        self._regions = regions
         self._find_model = find_model
         self._memory = memory
         self._answers = answers
@@ -97,7 +103,7 @@ class WorkerCalls:
         try:
             self._start(call, model, version, request)
         except ServeError as error:
-            self._answers.send(call, True, (_wire_error(error), (), None))
+            self._answers.send(call, True, (_wire_error(error, refused=True), (), None))
 
     def on_cancel(self, call: int) -> None:
         found = self._open.get(call)
@@ -137,7 +143,7 @@ class WorkerCalls:
     def _start(self, number: int, name: str, version: str, wire: WireRequest) -> None:
         (
             id_, correlation_id, flags, priority, timeout_us, parameters, requested, wire_inputs, start_ns, context,
-            description, batch_size,
+            description, batch_size, client, regions,
         ) = wire  # fmt: skip
         inputs: list[Tensor] = []
         request = Request(
@@ -146,7 +152,9 @@ class WorkerCalls:
         )  # fmt: skip
         request.request_start_ns = start_ns
         try:
-            inputs.extend(self._input(tensor) for tensor in wire_inputs)
+            self._take_inputs(wire_inputs, inputs)
+            if regions is not None:
+                request.regions = {output: self._piece(*place) for output, *place in regions}
             model = self._find_model(name, version)
             signature = model.signature
             if signature.decoupled:
@@ -158,6 +166,7 @@ class WorkerCalls:
             request.batch_size = batch_size
             request.admitted = True
         call = WorkerCall(self, model, number, self._told_of(name, version), context)
+        call.client = client
         request.on_response = call.on_response
         self._open[number] = call
         try:
@@ -168,14 +177,33 @@ class WorkerCalls:
         if model not in self._due:
             self._due.append(model)
 
+    def _take_inputs(self, wire_inputs: Sequence[WireTensor], inputs: list[Tensor]) -> None:
+        """Raises ServeError, and whatever nonsense makes of itself."""
+        refused: ServeError | None = None
+        for wire in wire_inputs:
+            try:
+                inputs.append(self._input(wire))
+            except ServeError as error:
+                refused = error  # the others are taken all the same: the worker hears that they are free by that alone
+        if refused is not None:
+            raise refused
+
     def _input(self, wire: WireTensor) -> Tensor:
         name, datatype, shape, data = wire
         if isinstance(data, bytes):
             return Tensor(name, datatype, shape, data)
         place = places.unpack(data)
+        if isinstance(place, InRegion) and datatype != BYTES:
+            return Tensor(name, datatype, shape, None, RegionSpan(self._piece(*place[1:])))
         if not isinstance(place, InArena):
-            raise ValueError(f"input '{name}' of a worker's request lies nowhere but in the arena: {place!r}")
+            raise ValueError(f"input '{name}' of a worker's request cannot lie in {place!r}")
         return Tensor(name, datatype, shape, None, self._memory.output(place.offset, place.nbytes).whole())
+
+    def _piece(self, number: int, offset: int, nbytes: int) -> RegionPlace:
+        """What a worker has found in a client's shared memory. Raises ServeError; ValueError where it cannot be."""
+        if self._regions is None:
+            raise ValueError("clients' shared memory is not allowed")
+        return self._regions.piece(number, offset, nbytes)
 
     # Back
 
@@ -196,6 +224,9 @@ class WorkerCalls:
         if tensor.data is not None:
             return (tensor.name, tensor.datatype, tuple(tensor.shape), tensor.data)
         assert tensor.span is not None
+        region = tensor.span.in_region(tensor.offset, tensor.nbytes)
+        if region is not None:
+            return (tensor.name, tensor.datatype, tuple(tensor.shape), region)
         self._memory.hold(tensor.offset, tensor.span)
         return (tensor.name, tensor.datatype, tuple(tensor.shape), InArena(tensor.offset, tensor.nbytes))
 
@@ -226,5 +257,5 @@ def number_of(signature: Signature) -> int:
     return int(number)
 
 
-def _wire_error(error: ServeError) -> WireError:
-    return (error.message, int(error.code), error.retry_after_s)
+def _wire_error(error: ServeError, refused: bool = False) -> WireError:
+    return (error.message, int(error.code), error.retry_after_s, refused)

@@ -1,25 +1,23 @@
 """Answers on their way back to a stub whose model called other models.
 
 Whoever waits in the stub reads the ring, and nobody may wait for a while: a model does what it likes between two
-answers. What the ring has no room for is kept, in order, and tried again.
+answers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
 from collections.abc import Callable
 from typing import Any
 
 from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.places import InArena
-from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingBroken, RingWriter
+from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingWriter
 
 from stubserve.errors import ServeError
 from stubserve.instances.memory import Memory
+from stubserve.instances.patient_ring import PatientRing
 from stubserve.instances.stub_memory import StubMemory
-
-_RETRY_S = 0.001
 
 
 class AnswerRing:
@@ -40,16 +38,12 @@ class AnswerRing:
     ) -> None:
         self._together = together
         self._announcement_is_due = False
-        self._ring = ring
+        # Whoever waits for an answer has no part in a broken ring, and would wait for ever.
+        self._ring = PatientRing(ring, on_broken, self._on_announced)
         self._words = words
         self._memory = memory
         self._shared = shared
-        self._on_broken = on_broken
-        # Answers for which the ring had no room
-        self._overflow: collections.deque[tuple[bytes, int]] = collections.deque()
-        self._retry: asyncio.TimerHandle | None = None
         self._announced = 0
-        self._closed = False
 
     def send(self, number: int, final: bool, wire: tuple[Any, ...] | None) -> None:
         """An answer (`messages.WireResponse`) to the call of this number, None for nothing but the end."""
@@ -66,12 +60,9 @@ class AnswerRing:
             self._memory.hold(block.offset, block.whole())
             block.drop()
             data, flags = messages.pack_spilled(InArena(block.offset, block.nbytes)), SPILLED
-        if self._overflow or not self._put(data, flags):
-            self._overflow.append((data, flags))
-            self._try_again_later()
-            return
+        self._ring.put(data, flags)
         if not self._together:
-            self._announce()
+            self._ring.announce()
         elif not self._announcement_is_due:
             self._announcement_is_due = True
             asyncio.get_running_loop().call_soon(self._announce_together)
@@ -82,36 +73,12 @@ class AnswerRing:
 
     def close(self) -> None:
         """The stub is gone."""
-        self._closed = True
-        if self._retry is not None:
-            self._retry.cancel()
-        self._overflow.clear()
-
-    def _put(self, data: bytes, flags: int) -> bool:
-        try:
-            return self._ring.put(data, flags)
-        except RingBroken:
-            # It waits for this, so it would wait for ever. Whoever has given the answer has no part in it.
-            self._on_broken()
-            return False
+        self._ring.close()
 
     def _announce_together(self) -> None:
         self._announcement_is_due = False
-        if not self._closed:
-            self._announce()
+        self._ring.announce()
 
-    def _announce(self) -> None:
-        self._announced += self._ring.announce()
+    def _on_announced(self, count: int) -> None:
+        self._announced += count
         self._words[layout.ANSWERED] = self._announced
-
-    def _try_again_later(self) -> None:
-        if self._retry is None:
-            self._retry = asyncio.get_running_loop().call_later(_RETRY_S, self._try_again)
-
-    def _try_again(self) -> None:
-        self._retry = None
-        while self._overflow and self._put(*self._overflow[0]):
-            self._overflow.popleft()
-        self._announce()
-        if self._overflow:
-            self._try_again_later()

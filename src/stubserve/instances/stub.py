@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from stubserve_stub.wire import layout
-from stubserve_stub.wire.budget import ArenaFull
 
 from stubserve.environments.environment import Environment
 from stubserve.environments.probe import explain_start
 from stubserve.errors import ServeError, internal
 from stubserve.instances.handshake import Handshake
 from stubserve.instances.health import Health
+from stubserve.instances.loan import Loan
 from stubserve.instances.memory import Memory
 from stubserve.instances.metrics import StubMetrics
 from stubserve.instances.model_control import change_model
-from stubserve.instances.reclaim import Spare
 from stubserve.instances.services import Services
 from stubserve.instances.stub_memory import StubMemory
 from stubserve.instances.stub_process import StubProcess
@@ -83,12 +82,11 @@ class Stub:
         if services.janitor is not None:
             services.janitor.adopt(self._process.pid)
         self._memory = memory
-        self._spare = Spare(self._process, outputs)
-        memory.reclaim.stubs.add(self._spare)
+        self._loan = Loan(self._process, outputs, memory)
         self.health = Health(self._process.pid, segment.stub_words)
         self.handshake = Handshake(self._process, environment, self.health)
         self.work = StubWork(self._process, memory, self._outputs, services.models, self._regions)
-        self.work.watch.on_idle = self._spare.on_idle
+        self.work.watch.on_idle = self._loan.on_idle
         self._metrics = StubMetrics(services.metrics)
         services.metrics.sources.add(self._process.read_messages)
         services.log_settings.watchers.add(self._tell_log_levels)
@@ -149,18 +147,13 @@ class Stub:
             self._on_log(message)
         elif kind.startswith("metric"):
             self._metrics.on_message(message)
-        elif kind == "need":
-            self._in_background(self._grant(_bytes_in(message["least"]), _bytes_in(message["most"])))
-        elif kind == "returned":
-            self._spare.on_returned(_bytes_in(message["nbytes"]), message["asked"])
-            self._memory.reclaim.on_news()
         elif kind == "readiness":
             self._answer_readiness(message)
         elif kind == "ask" and message["question"].startswith("metric"):
             self._process.send("told", number=message["number"], **self._metrics.answer(message))
         elif kind == "ask":
             self._in_background(self._tell(message))
-        else:
+        elif not self._loan.on_message(message):
             self.handshake.on_message(message)
 
     def _in_background(self, answer: Coroutine[Any, Any, None]) -> None:
@@ -177,14 +170,6 @@ class Stub:
         else:
             answer = await change_model(self._services.control, question)
         self._process.send("told", number=question["number"], **answer)
-
-    async def _grant(self, least: int, most: int) -> None:
-        error, nbytes = "", 0
-        try:
-            nbytes = await self._memory.reclaim.grant(self._outputs.index, least, most)
-        except ArenaFull as full:
-            error = f"{full}. {self._memory.usage()}"
-        self._process.send("granted", nbytes=nbytes, error=error)
 
     def _tell_log_levels(self) -> None:
         self._words[layout.LOG_LEVELS] = self._services.log_settings.model_levels()
@@ -205,8 +190,7 @@ class Stub:
             self._services.janitor.forget(self._process.pid)
         self._metrics.close()
         self._services.metrics.sources.discard(self._process.read_messages)
-        self._memory.reclaim.stubs.discard(self._spare)
-        self._memory.reclaim.on_news()
+        self._loan.close()
         self._services.log_settings.watchers.discard(self._tell_log_levels)
         self._process.close_doorbells()
         if self._regions is not None:
@@ -219,10 +203,3 @@ class Stub:
         if self.work.owner is not None:
             self.work.owner.on_death(cause, unfinished, open_)
         self._outputs.close()
-
-
-def _bytes_in(message: Any) -> int:
-    """A number of bytes that a stub names. Raises ValueError if it is none."""
-    if not isinstance(message, int) or message < 0:
-        raise ValueError(f"{message!r} is no number of bytes")
-    return message

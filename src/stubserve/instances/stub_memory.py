@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 
 from stubserve_stub.wire.arena import Arena
 from stubserve_stub.wire.budget import Ledger
+from stubserve_stub.wire.messages import Message, unpack, unpack_spilled
+from stubserve_stub.wire.ring import SPILLED
 
 from stubserve.errors import internal
 from stubserve.inference.memory import Block, Span
@@ -80,6 +82,22 @@ class StubMemory:
         self._reading += 1
         self._reading_bytes += nbytes
         return Block(offset, nbytes, self._pool.arena.view(offset, nbytes), self._read)
+
+    def message(self, data: memoryview, flags: int) -> Message:
+        """The message of a ring's record: in the record or, where that was too small, in the stub's segment.
+
+        Raises ValueError and whatever else nonsense makes of itself; ServeError for a place outside of the segment.
+        """
+        if not flags & SPILLED:
+            message: Message = unpack(data)
+            return message
+        place = unpack_spilled(data)
+        block = self.output(place.offset, place.nbytes)
+        try:
+            message = unpack(block.view)
+        finally:
+            block.drop()
+        return message
 
     def take_frees(self) -> list[int]:
         """The outputs that have been read since the last call."""

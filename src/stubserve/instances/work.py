@@ -15,14 +15,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
 
 from stubserve_stub.wire import layout, messages
-from stubserve_stub.wire.messages import Entry, Message, WireResponse
-from stubserve_stub.wire.ring import SPILLED, RingReader, RingWriter, read_doorbell
+from stubserve_stub.wire.messages import Entry, WireResponse
+from stubserve_stub.wire.ring import RingReader, RingWriter, read_doorbell
 
 from stubserve.inference.request import Request, Response
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
 from stubserve.instances.answer_ring import AnswerRing
 from stubserve.instances.batch import Batch, hold_inputs, pack_batch, read_response, read_result
+from stubserve.instances.batches import Batches
 from stubserve.instances.bls import Models, StubCall, StubCalls
 from stubserve.instances.execution_watch import ExecutionWatch
 from stubserve.instances.memory import Memory
@@ -81,7 +82,6 @@ class StubWork:
         self._regions = regions
         self.owner: WorkOwner | None = None
         self._process = process
-        self._memory = memory
         self._outputs = outputs
         self._loop = asyncio.get_running_loop()
         segment = memory.arena.segment(outputs.index)
@@ -95,8 +95,7 @@ class StubWork:
         ring = AnswerRing(answers, words, outputs, memory, self._on_broken_ring)
         self.calls = StubCalls(self, models, outputs, ring, memory, self._tensors)
         self._handlers = messages.handlers_of_parent(self, self.calls)
-        # Batches that the stub has, by number
-        self._in_flight: dict[int, Batch] = {}
+        self._in_flight = Batches(memory)
         # Requests of batches that it has not any more
         self._open = OpenRequests()
         # Groups of responses that have been passed on, of which the stub is still to be told
@@ -119,7 +118,7 @@ class StubWork:
         It is announced at once, or with `announce`. Where it raises anything the stub has not got the batch.
         """
         number = work.number = self.batches = self.batches + 1
-        in_flight, memory = self._in_flight, self._memory
+        in_flight = self._in_flight
         frees = self._outputs.take_frees()
         if self._regions is not None:
             for request in work.requests:
@@ -131,9 +130,7 @@ class StubWork:
             self._outputs.keep_frees(frees)  # this message will not tell the stub of them, so the next one must
             raise
         # Only now: whoever gets an exception answers the requests.
-        if not in_flight:
-            memory.stubs_at_work += 1
-        in_flight[number] = Batch(work, spilled)
+        in_flight.add(number, Batch(work, spilled))
         if self.watch.is_asleep:
             self.watch.wake()
         if announced:
@@ -150,15 +147,12 @@ class StubWork:
     @property
     def running(self) -> tuple[int, int] | None:
         """The batch that the stub executes: (number, how many requests); None if it has none."""
-        for number, batch in self._in_flight.items():
-            return number, len(batch.work.requests)
-        return None
+        return self._in_flight.running
 
     @property
     def load(self) -> tuple[int, int]:
         """The batches that the stub has, and their requests together with those that senders have yet to answer."""
-        batches = self._in_flight
-        return len(batches), sum(len(batch.work.requests) for batch in batches.values()) + len(self._open)
+        return len(self._in_flight), len(self._in_flight.requests()) + len(self._open)
 
     @property
     def is_empty(self) -> bool:
@@ -172,11 +166,7 @@ class StubWork:
 
     def cancel(self, request: Request) -> None:
         """Lets the model see that nobody waits for a request that it has."""
-        key = self._open.key_of(request)
-        if key is None:
-            for number, batch in self._in_flight.items():
-                if request in batch.work.slots:
-                    key = (number, batch.work.slots.index(request))
+        key = self._open.key_of(request) or self._in_flight.key_of(request)
         if key is not None:
             self._process.send("cancel", batch=key[0], indices=[key[1]])
 
@@ -195,15 +185,7 @@ class StubWork:
         self._loop.remove_reader(self._process.doorbell_in)
         self.calls.close()
         self.watch.close()
-        unfinished: list[Request] = []
-        for batch in self._in_flight.values():
-            unfinished.extend(batch.unanswered())
-            batch.drop()
-        open_ = self._open.clear()
-        if self._in_flight:
-            self._memory.stubs_at_work -= 1
-        self._in_flight.clear()
-        return unfinished, open_
+        return self._in_flight.clear(), self._open.clear()
 
     def _on_broken_ring(self) -> None:
         self._process.condemn(f"what it says of its ring makes no sense; {_QUESTION}")
@@ -235,7 +217,7 @@ class StubWork:
 
     def _take(self, count: int) -> None:
         try:
-            messages.deliver(self._handlers, self._reader.take(count, self._decode))
+            messages.deliver(self._handlers, self._reader.take(count, self._outputs.message))
         finally:
             self._tell()
         self.calls.schedule()
@@ -247,18 +229,6 @@ class StubWork:
             self._executed = []
             if self.owner is not None:
                 self.owner.on_results(executed)
-
-    def _decode(self, data: memoryview, flags: int) -> Message:
-        if not flags & SPILLED:
-            message: Message = messages.unpack(data)
-            return message
-        place = messages.unpack_spilled(data)
-        block = self._outputs.output(place.offset, place.nbytes)
-        try:
-            message = messages.unpack(block.view)
-        finally:
-            block.drop()
-        return message
 
     def on_result(
         self,
@@ -279,9 +249,7 @@ class StubWork:
         self._free_ns = end_ns
         finished, left = read_result(had, start_ns, end_ns, entries, error, self._outputs, self._process.name)
         # Until here the message may turn out to be none, and the batch must be found by `end`.
-        del self._in_flight[batch]
-        if not self._in_flight:
-            self._memory.stubs_at_work -= 1
+        self._in_flight.remove(batch)
         rescheduled = []
         for index, entry in left:
             request = had.work.slots[index]
@@ -310,7 +278,7 @@ class StubWork:
         self._tell()
         final = bool(flags & messages.FINAL)
         key = (batch, index)
-        had = self._in_flight.get(batch)
+        had = self._in_flight.find(batch)
         request = self._open.find(key) if had is None else had.work.slots[index]
         read = read_response(response, final, self._outputs, self._process.name)
         if request is None or self.owner is None:
@@ -368,11 +336,9 @@ class StubWork:
         return self.calls.blocking() if self._in_flight else ()
 
     def _held(self) -> list[Request]:
-        running = [request for batch in self._in_flight.values() for request in batch.work.requests]
-        return [*running, *self._open.all()]
+        return [*self._in_flight.requests(), *self._open.all()]
 
     def _tensors(self) -> Iterator[Tensor]:
         """All that the stub has been given and has not answered for."""
-        for batch in self._in_flight.values():
-            yield from batch.tensors()
+        yield from self._in_flight.tensors()
         yield from self._open.tensors()

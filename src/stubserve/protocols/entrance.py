@@ -7,7 +7,8 @@ connected already, because to make a connection's transport and protocol takes 0
 So the two are done apart. Connections are accepted many at a time, which takes 10 µs each, and stay bare sockets. In
 each pass of the loop that does no other long work (`protocols.offload`) the oldest of them comes in. Before them come
 those with the head of a request, or with what will never be one, some in each pass: a look at what a connection has
-sent takes 3 µs. Who is quiet waits, and costs nothing but a descriptor.
+sent takes 3 µs. Who is quiet waits, and costs nothing but a descriptor. Who goes away in the middle of a head is let go
+at once: where the loop gets little of a core, turns are few, and those who had gone kept a thousand descriptors.
 
 The system hands connections out in their order, so a probe behind thousands waits until all of these are accepted. A
 pass may spend a millisecond on that, and asks the system for little: only the first few are looked at right away.
@@ -23,8 +24,8 @@ import ssl
 from collections.abc import Callable
 from time import perf_counter
 
+from stubserve.protocols.doorway import Doorway
 from stubserve.protocols.offload import Offload
-from stubserve.protocols.tls import HANDSHAKE_S
 
 log = logging.getLogger("stubserve.server")
 
@@ -55,17 +56,15 @@ class Entrance:
     ) -> None:
         self._give = give
         self._listener = listener
-        self._make = make
         self._asks = asks
         self._offload = offload
-        self._tls = tls
+        self._make = make
+        self._doorway = Doorway(tls)
         self._loop = asyncio.get_running_loop()
         # Those outside, in their order, by their descriptors
         self._outside: dict[int, socket.socket] = {}
         self._turn_is_due = False
         self._spoken = select.epoll()
-        # Those that are on their way in
-        self._coming: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
         # Whether the system has refused the last one
         self._refused = False
@@ -85,15 +84,11 @@ class Entrance:
         for client in self._outside.values():
             client.close()
         self._outside.clear()
-        if self._tls is not None:
-            # They are in the middle of a handshake, which may take as long as the client likes.
-            for coming in self._coming:
-                coming.cancel()
+        self._doorway.close()
 
     async def wait_closed(self) -> None:
         """Until all that were on their way are in."""
-        while self._coming:
-            await asyncio.wait(self._coming)
+        await self._doorway.wait_closed()
 
     def _accept(self) -> None:
         end = perf_counter() + _ACCEPT_S
@@ -133,10 +128,15 @@ class Entrance:
             spoken = self._spoken.poll(0, left)
             if not spoken:
                 return
-            for descriptor, _ in spoken:
+            for descriptor, events in spoken:
                 if self._has_asked(self._outside[descriptor]):
                     left -= 1
                     self._let_in(self._take(descriptor))
+                elif events & select.EPOLLRDHUP:
+                    self._take(descriptor).close()
+                else:
+                    # It is looked at again when it goes. What it says meanwhile waits for its turn.
+                    self._spoken.modify(descriptor, select.EPOLLRDHUP | select.EPOLLONESHOT)
 
     def _has_asked(self, client: socket.socket) -> bool:
         try:
@@ -148,7 +148,7 @@ class Entrance:
         return len(beginning) in (0, _HEAD_BYTES) or self._asks(beginning)
 
     def _wait_outside(self, client: socket.socket) -> None:
-        self._spoken.register(client, select.EPOLLIN | select.EPOLLONESHOT)
+        self._spoken.register(client, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT)
         self._outside[client.fileno()] = client
         if not self._turn_is_due:
             self._turn_is_due = True
@@ -168,18 +168,5 @@ class Entrance:
             self._offload.in_turn(self._next)
 
     def _let_in(self, client: socket.socket) -> None:
-        if self._give is not None and self._give(client):
-            return
-        coming = self._loop.create_task(self._come_in(client))
-        self._coming.add(coming)
-        coming.add_done_callback(self._coming.discard)
-
-    async def _come_in(self, client: socket.socket) -> None:
-        client.setblocking(False)
-        try:
-            handshake_s = None if self._tls is None else HANDSHAKE_S
-            await self._loop.connect_accepted_socket(
-                self._make, client, ssl=self._tls, ssl_handshake_timeout=handshake_s
-            )
-        except (OSError, asyncio.CancelledError):
-            client.close()
+        if self._give is None or not self._give(client):
+            self._doorway.let_in(client, self._make)

@@ -9,8 +9,8 @@ from stubserve.errors import Code, ServeError, invalid, unavailable, unsupported
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.version import parse_version
 from stubserve.protocols import client_regions
+from stubserve.protocols.access import Access
 from stubserve.protocols.client_regions import ClientRegions
-from stubserve.protocols.http.access import HttpAccess
 from stubserve.protocols.serving import Ingress
 
 SYSTEM_SHARED_MEMORY, CUDA_SHARED_MEMORY = "system_shared_memory", "cuda_shared_memory"
@@ -71,13 +71,14 @@ class ServerFacts(Ingress, Protocol):
 
     name: str
     version: str
-    loaded: bool
     # Whether it could not be started, and only tells so
     failed: bool
     exiting: bool
 
-    # Who may use which routes; None where everybody may use all
-    http_access: HttpAccess | None
+    @property
+    def http_access(self) -> Access | None:
+        """Who may use which routes; None where everybody may use all."""
+        ...
 
     @property
     def regions(self) -> ClientRegions | None: ...

@@ -4,7 +4,7 @@ How a load takes over from what serves is `changeover`; an unload retires what s
 that takes instances away from a version that goes on is answered when these are gone, as upstream does; but not where a
 model asks for it, as it may be what is waited for. A load of a model of which nothing has changed does nothing.
 
-Models are kept apart by keys (`places`): a name that stands for several of them, with namespaces, means all.
+Models are kept apart by keys (`repositories`): a name that stands for several of them, with namespaces, means all.
 
 What a load or unload means for ensembles is in `dependencies`. They are settled when it is over, and before it is
 answered: those that need what is gone go, those that can be served again come back, and those whose members are others
@@ -25,19 +25,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stubserve.errors import Code, ServeError, internal, invalid
+from stubserve.errors import Code, internal, invalid
 from stubserve.inference.served_model import ServedModel
 from stubserve.instances.model_control import no_model_control
 from stubserve.instances.services import Services
 from stubserve.repository.candidate import Candidate, check_parameters
 from stubserve.repository.changeover import Changeover, Starter, as_load_error
 from stubserve.repository.changes import Changes, all_of
-from stubserve.repository.dependencies import DiskDependencies, circle, members_of, no_longer_needed, rounds
-from stubserve.repository.ensemble_loading import check_members, unavailable_members
+from stubserve.repository.dependencies import DiskDependencies, no_longer_needed, rounds
+from stubserve.repository.ensemble_members import EnsembleMembers
 from stubserve.repository.finding import Finder, Look
 from stubserve.repository.folder import DUPLICATE_REASON, check_model_name, name_of
-from stubserve.repository.places import Places
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
+from stubserve.repository.repositories import Repositories
 from stubserve.repository.settling import Settling
 from stubserve.repository.stub_control import StubControl
 from stubserve.repository.turns import Turn, Turns
@@ -66,15 +66,19 @@ class ModelControl:
         self._explicit = settings.control_mode == EXPLICIT
         self._slots = asyncio.Semaphore(max(settings.load_threads, 1))
         self._changeover = Changeover(starter, registry, self._slots, stop_timeout_s, settings.load_retries)
-        self._places = Places(settings)
+        self._repositories = Repositories(settings)
         self._turns = Turns()
         self._changes = Changes(self._slots)
-        self._finder = Finder(settings, self._places, self._changeover.served)
-        self._disk = DiskDependencies(self._places, settings.config_name)
+        self._finder = Finder(settings, self._repositories, self._changeover.served)
+        self._disk = DiskDependencies(self._repositories, settings.config_name)
+        load_member = self._load_member if self._explicit else None
+        self._members = EnsembleMembers(registry, self._repositories, self._disk, load_member)
         self._ensembles = Settling(registry.serving, registry.resolve, self._disk, self._load_again, self._retire)
         # What somebody wanted loaded by its name, in contrast to what an ensemble has brought
         self._asked_for: set[str] = set()
-        self._watch = RepositoryWatch(self._places, self._load_several, lambda name: self._unload(name, False, None))
+        self._watch = RepositoryWatch(
+            self._repositories, self._load_several, lambda name: self._unload(name, False, None)
+        )
         self._watching: asyncio.Task[None] | None = None
         self._starting = False
 
@@ -92,7 +96,7 @@ class ModelControl:
             self._starting = False
 
     async def _load_all(self) -> bool:
-        await self._places.aside(self._places.open)
+        await self._repositories.aside(self._repositories.open)
         if self._settings.control_mode == POLL:
             complete = await self._look()
             if self._settings.poll_secs or self._settings.notices_changes:
@@ -104,11 +108,11 @@ class ModelControl:
         for name in chosen.keys() - {ALL_MODELS}:
             check_model_name(name)
         if self._settings.namespacing and ALL_MODELS not in chosen:
-            keys = [await self._places.aside(partial(self._places.keys, name)) for name in chosen]
+            keys = [await self._repositories.aside(partial(self._repositories.keys, name)) for name in chosen]
             chosen = dict.fromkeys(itertools.chain.from_iterable(keys))
         complete = True
         if not self._explicit or ALL_MODELS in chosen:
-            found = await self._places.aside(self._places.survey)
+            found = await self._repositories.aside(self._repositories.survey)
             for name in found.duplicates:
                 self._registry.entry(name).reason = DUPLICATE_REASON
             chosen = dict.fromkeys(found.models)
@@ -131,7 +135,7 @@ class ModelControl:
         self._check_control()
         keys = [name]
         if self._settings.namespacing:
-            keys = await self._places.aside(partial(self._places.keys, name))
+            keys = await self._repositories.aside(partial(self._repositories.keys, name))
         await all_of(self._load_key(key, config, files or {}, asked_in) for key in keys)
 
     async def _load_key(self, key: str, config: str | None, files: Mapping[str, bytes], asked_in: Turn | None) -> None:
@@ -153,11 +157,11 @@ class ModelControl:
     async def load_from(self, name: str, folder: Path) -> None:
         """Loads the model that lies in a repository of its own, under a name. Raises ServeError."""
         self._check_control()
-        await self._places.aside(partial(self._places.give, name, folder))
+        await self._repositories.aside(partial(self._repositories.give, name, folder))
         try:
             await self.load(name)
         except BaseException:
-            self._places.take_back(name)
+            self._repositories.take_back(name)
             if not self._registry.ready_versions(name):
                 self._registry.forget(name)
             raise
@@ -165,7 +169,7 @@ class ModelControl:
     async def unload_from(self, name: str) -> None:
         """Lets such a model go. Raises ServeError."""
         await self.unload(name)
-        self._places.take_back(name)
+        self._repositories.take_back(name)
 
     async def index(self, only_ready: bool) -> list[dict[str, Any]]:
         """The repository index, with the models on disk that have never been loaded. Raises ServeError."""
@@ -173,7 +177,7 @@ class ModelControl:
         if only_ready:
             return rows
         known = {row["name"] for row in rows}
-        names = await self._places.aside(self._places.names)
+        names = await self._repositories.aside(self._repositories.names)
         # What was unloaded, and has been deleted, is no more.
         rows = [row for row in rows if row["name"] in names or row.get("reason") != UNLOADED]
         for name in names.keys() - known:
@@ -198,7 +202,7 @@ class ModelControl:
         """Ends loads, lets running requests finish, finalizes the models and ends the stubs, within `timeout_s`."""
         await self.give_up_changes()
         await self._changeover.retire_all(timeout_s)
-        await asyncio.to_thread(self._places.close)
+        await asyncio.to_thread(self._repositories.close)
         await self._finder.close()
 
     def _check_control(self) -> None:
@@ -223,7 +227,7 @@ class ModelControl:
         """Loads models, ensembles after their members; which of them could be loaded."""
         if self._starting:
             self._registry.expect(names)
-        needs = await self._places.aside(partial(self._disk.needs, names))
+        needs = await self._repositories.aside(partial(self._disk.needs, names))
         loaded: dict[str, bool] = {}
         for group in rounds(needs):
             outcomes = await asyncio.gather(*(self._load_known(name) for name in group))
@@ -292,43 +296,19 @@ class ModelControl:
             self._ensembles.away.pop(name, None)
             return leaving
 
+    async def _load_member(self, name: str, turn: Turn) -> None:
+        """A member that an ensemble lacks, in the turn of that. Raises ServeError."""
+        await self._load(name, None, {}, turn, only_if_missing=True)
+
     async def _take(self, candidate: Candidate, turn: Turn) -> Sequence[asyncio.Task[None]]:
         """Has a candidate serve. Raises ServeError."""
-        members = members_of(candidate.config)
-        if members:
-            await self._prepare(candidate, members, turn)
+        await self._members.prepare(candidate, turn)
         services = self._services
         if self._explicit:
             services = replace(services, control=StubControl(self, turn))
         if self._settings.namespacing:
             services = replace(services, models=self._registry.within(candidate.folder.namespace))
         return await self._changeover.replace(candidate, services)
-
-    async def _prepare(self, candidate: Candidate, members: Sequence[str], turn: Turn) -> None:
-        """Sees to it that an ensemble can be loaded: with explicit control its members are. Raises ServeError."""
-        name, namespace = candidate.folder.key, candidate.folder.namespace
-        try:
-            members = await self._places.aside(partial(self._disk.keys, members, namespace))
-            missing = [member for member in members if not self._registry.ready_versions(member)]
-            absent = await self._places.aside(partial(self._disk.absent, missing))
-            if absent:
-                raise unavailable_members(name, absent)
-            closed = await self._places.aside(partial(circle, name, members, self._disk.members))
-            if closed is not None:
-                raise closed
-            if self._explicit:
-                loads = (self._load(member, None, {}, turn, only_if_missing=True) for member in missing)
-                # Why one cannot be loaded is in the registry, and told from there.
-                await asyncio.gather(*loads, return_exceptions=True)
-            check_members(candidate.config, self._registry, namespace)
-        except BaseException as raised:
-            await asyncio.to_thread(candidate.remove)
-            if not isinstance(raised, ServeError):
-                raise
-            log.error("failed to load '%s': %s", name, raised)
-            if not candidate.made:
-                self._registry.entry(name).reason = raised.message
-            raise invalid(f"load failed for model '{name}': {raised}\n") from None
 
     # Letting go
 

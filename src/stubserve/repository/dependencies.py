@@ -17,7 +17,7 @@ from typing import Any
 from stubserve.errors import ServeError, invalid
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
 from stubserve.repository.folder import read_config
-from stubserve.repository.places import Places
+from stubserve.repository.repositories import Repositories
 
 
 def members_of(config: Any) -> tuple[str, ...]:
@@ -82,14 +82,14 @@ def no_longer_needed(name: str, needs: Mapping[str, Collection[str]], asked_for:
 class DiskDependencies:
     """What the configurations in the repositories say, by key, read anew each time: for threads."""
 
-    def __init__(self, places: Places, config_name: str) -> None:
-        self._places = places
+    def __init__(self, repositories: Repositories, config_name: str) -> None:
+        self._repositories = repositories
         self._config_name = config_name
 
     def members(self, name: str) -> Collection[str]:
         """The members of an ensemble; none for anything else. What is wrong with it is for its load to tell."""
         try:
-            folder = self._places.locate(name)
+            folder = self._repositories.locate(name)
             config = read_config(folder, self._config_name)
         except ServeError:
             return ()
@@ -97,12 +97,8 @@ class DiskDependencies:
 
     def keys(self, members: Collection[str], namespace: str) -> list[str]:
         """The keys of the members of an ensemble that lies in a namespace."""
-        return [self._places.member(member, namespace) for member in members]
+        return [self._repositories.member(member, namespace) for member in members]
 
     def needs(self, names: Collection[str]) -> dict[str, Collection[str]]:
         """The members of each."""
         return {name: self.members(name) for name in names}
-
-    def absent(self, names: Collection[str]) -> list[str]:
-        """Those that are not in exactly one repository."""
-        return self._places.absent(names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from stubserve.errors import ServeError, invalid, raise_first
@@ -46,11 +46,6 @@ def check_members(config: Any, registry: Registry, namespace: str) -> None:
     except ServeError:
         raise _why_not_there(config, registry, namespace) from None
     raise_first(member_problems(config, _configs(members)))
-
-
-def unavailable_members(name: str, members: Sequence[str]) -> ServeError:
-    """The refusal of an ensemble with members that are in no repository, or in several."""
-    return invalid(f"ensemble {name} contains models that are not available or ambiguous: {', '.join(members)}")
 
 
 def _key(step: Any) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from stubserve.errors import ServeError
 from stubserve.repository.candidate import Candidate, copy_candidate, find_candidate, make_candidate
 from stubserve.repository.folder import CONFIG_FILE
 from stubserve.repository.located import located
-from stubserve.repository.places import Places
+from stubserve.repository.repositories import Repositories
 from stubserve.settings import RepositorySettings
 
 if TYPE_CHECKING:
@@ -24,9 +24,11 @@ Look = Callable[[str], Candidate]
 class Finder:
     """Makes candidates. `served` says what a model serves from, None if it does not."""
 
-    def __init__(self, settings: RepositorySettings, places: Places, served: Callable[[str], Candidate | None]) -> None:
+    def __init__(
+        self, settings: RepositorySettings, repositories: Repositories, served: Callable[[str], Candidate | None]
+    ) -> None:
         self._settings = settings
-        self._places = places
+        self._repositories = repositories
         self._served = served
         self._agents: Agents | None = None
 
@@ -35,7 +37,7 @@ class Finder:
 
         None where agents would be asked about what serves and `goes_on` as it is.
         """
-        finding = asyncio.ensure_future(self._places.aside(partial(look, name)))
+        finding = asyncio.ensure_future(self._repositories.aside(partial(look, name)))
         try:
             candidate = await asyncio.shield(finding)
             if candidate.config.model_repository_agents.agents:
@@ -51,7 +53,7 @@ class Finder:
         if files:
             return lambda name: make_candidate(name, self._settings, config, files)
         return lambda name: find_candidate(
-            self._places.locate(name, fresh=True), self._settings, config, self._served(name)
+            self._repositories.locate(name, fresh=True), self._settings, config, self._served(name)
         )
 
     def again(self, name: str) -> Candidate:
@@ -59,11 +61,11 @@ class Finder:
         served = self._served(name)
         if served is not None and served.made:
             return copy_candidate(served, self._settings)
-        return find_candidate(self._places.locate(name), self._settings, None, served)
+        return find_candidate(self._repositories.locate(name), self._settings, None, served)
 
     async def told(self, error: ServeError, name: str) -> str:
         """What the log says where there is no candidate: with the lines of config.pbtxt that are wrong."""
-        return await located(error, lambda: self._places.locate(name).path / CONFIG_FILE)
+        return await located(error, lambda: self._repositories.locate(name).path / CONFIG_FILE)
 
     async def close(self) -> None:
         """Ends the agents' processes."""

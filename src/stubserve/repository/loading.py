@@ -12,26 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stubserve.environments.resolve import Environments
 from stubserve.inference.latencies import DEFAULT_BOUNDS_MS, FIRST_RESPONSE, Latencies
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.trace import ModelTracing
 from stubserve.instances.instance import Instance
-from stubserve.instances.launcher import Launcher, Program
+from stubserve.instances.launcher import Launcher
 from stubserve.instances.memory import Memory
 from stubserve.instances.restart import RestartPolicy
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
-from stubserve.instances.threads import thread_variables, threads_per_instance
-from stubserve.model_config.complete import InstanceSpec, instances_of, with_instances, with_runtime
+from stubserve.model_config.complete import InstanceSpec, instances_of, with_instances
 from stubserve.model_config.render import conclude_auto_complete, render_json, to_json_dict
-from stubserve.model_config.validate import validate, validate_instance_groups
+from stubserve.model_config.validate import validate
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.ensemble_loading import start_ensemble
@@ -39,12 +35,7 @@ from stubserve.repository.folder import read_labels
 from stubserve.repository.identity import of_files, of_load, of_members
 from stubserve.repository.initial_states import check_initial_states
 from stubserve.repository.instance_update import InstanceUpdate, assign
-from stubserve.repository.program import (
-    check_python_parameters,
-    environment_of,
-    locate_program,
-    missing_parts,
-)
+from stubserve.repository.launchers import Launchers
 from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.serving.ensemble_model import EnsembleModel
@@ -57,7 +48,6 @@ from stubserve.settings import InstanceSettings, LatencySettings
 log = logging.getLogger("stubserve.repository")
 
 _FAILED_LOAD_GRACE_S = 1.0
-_MAX_BATCH_SIZE = "default-max-batch-size"
 
 
 class Loader:
@@ -84,10 +74,9 @@ class Loader:
         self._completes = completes
         self._measured = latencies
         self._tracing = tracing
-        self._make_launcher = make_launcher
         self._cache = cache
         self._limiter = limiter
-        self._environments = Environments(settings.environment_cache)
+        self._launchers = Launchers(settings, memory, make_launcher)
         self._booting = asyncio.Lock()
 
     async def start(self, candidate: Candidate, version: int, services: Services) -> ServedModel:
@@ -101,12 +90,12 @@ class Loader:
             self._use_cache(ensemble)
             return ensemble
         name = folder.name
-        launcher, config, files = await self._launcher(candidate, version, services)
+        launcher, config, has_program = await self._launchers.of(candidate, version, services)
         specs = instances_of(config)
         first: Stub | None = None
         model: InstanceModel | None = None
         config_json = render_json(config)
-        asleep = self._starts_asleep(candidate, files)
+        asleep = has_program and self._starts_asleep(candidate)
         if self._completes and not asleep:
             first, config, config_json = await self._complete(launcher, specs[0].name, config, candidate.has_config)
             specs = instances_of(config)
@@ -140,17 +129,17 @@ class Loader:
             raise
         return model
 
-    def _starts_asleep(self, candidate: Candidate, files: _Files) -> bool:
-        """Whether its first request starts it: it has all files, and its configuration needs nothing of the model."""
+    def _starts_asleep(self, candidate: Candidate) -> bool:
+        """Whether its first request is to start it: its configuration needs nothing of the model."""
         complete = candidate.has_config and candidate.config.input and candidate.config.output
-        return self._settings.start_asleep and bool(complete) and not files.program_is_missing
+        return self._settings.start_asleep and bool(complete)
 
     async def update(self, model: InstanceModel, candidate: Candidate, services: Services) -> InstanceUpdate:
         """The instances that a version which serves is to have by `candidate`, which differs in nothing else.
 
         Those that are missing are started. Raises ServeError; then nothing is left of them.
         """
-        launcher, _, _ = await self._launcher(candidate, model.version, services)
+        launcher, _, _ = await self._launchers.of(candidate, model.version, services)
         config = with_instances(model.config, candidate.config)
         assigned = assign(model.instances, instances_of(config))
         missing = [one for one in assigned if isinstance(one, InstanceSpec)]
@@ -171,48 +160,6 @@ class Loader:
         """What instances execute before they are ready. Raises ServeError. In a thread, as samples may be files."""
         samples = await asyncio.to_thread(read_samples, model.config, model.signature, folder)
         return WarmUp(model, samples, self._memory)
-
-    async def _launcher(self, candidate: Candidate, version: int, services: Services) -> tuple[Launcher, Any, _Files]:
-        """What starts the stubs of a version, the configuration with what its program says, and what stubs run."""
-        name, config = candidate.folder.name, candidate.config
-        files = await asyncio.to_thread(_find_files, candidate, version, self._settings.backend_directory)
-        program, model_dir = files.program, files.model_dir
-        program = replace(program, settings=self._settings.backend_settings(program.backend))
-        if files.program_is_missing:
-            # The stub will fail with this; here it is said in the words that upstream's log has for it.
-            log.info("Failed to preinitialize Python stub: Python model file not found in '%s'", program.file)
-        config = with_runtime(config, program.runtime)
-        self._mention_batch_size(config.backend)
-        for _, part in missing_parts(config):
-            log.warning("model '%s': %s", name, part)
-        environment = await environment_of(program, self._environments, config, model_dir)
-        threads = threads_per_instance(config, len(instances_of(config)), os.environ)
-        environment = replace(
-            environment, variables={**environment.variables, **thread_variables(config, threads, os.environ)}
-        )
-        if threads:
-            log.debug("'%s' version %d: %d threads per instance", name, version, threads)
-        launcher = self._make_launcher(
-            self._memory,
-            environment,
-            model_dir,
-            files.version_dir,
-            program,
-            services,
-            self._settings.gives_terminal(name),
-            threads,
-            self._settings.execute_timeout_secs,
-            self._settings.check_outputs,
-        )
-        return launcher, config, files
-
-    def _mention_batch_size(self, backend: str) -> None:
-        """Logs what a backend is told of batch sizes, in upstream's words: it asks for no more with Python models."""
-        size = self._settings.backend_setting(backend, _MAX_BATCH_SIZE)
-        if size is None:
-            log.debug("Adding default backend config setting: %s,4", _MAX_BATCH_SIZE)
-        else:
-            log.debug("Found overwritten default setting: %s,%s", _MAX_BATCH_SIZE, size)
 
     def _check_limits(self, config: Any, specs: Sequence[InstanceSpec]) -> None:
         """Raises ServeError INVALID_ARG where an instance asks for more of a resource than there is."""
@@ -326,27 +273,6 @@ class Loader:
 
         limit = self._settings.restart_limit
         return [Instance(spec, launch_for(spec), model, RestartPolicy(limit)) for spec in specs]
-
-
-@dataclass(frozen=True)
-class _Files:
-    """What the stubs of a version run, and where; folders without links."""
-
-    program: Program
-    program_is_missing: bool
-    model_dir: Path
-    version_dir: Path
-
-
-def _find_files(candidate: Candidate, version: int, backend_directory: Path) -> _Files:
-    """Looks for them, in a thread, as disks may be slow. Raises ServeError: what comes first in upstream does here."""
-    folder, config = candidate.folder, candidate.config
-    model_dir = folder.path.resolve()
-    program = locate_program(config, model_dir, version, backend_directory)
-    validate_instance_groups(config)
-    check_python_parameters(config)
-    missing = program.file is not None and not program.file.is_file()
-    return _Files(program, missing, model_dir, folder.version_path(version).resolve())
 
 
 async def _start_all(instances: Sequence[Instance]) -> None:

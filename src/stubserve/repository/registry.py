@@ -45,7 +45,7 @@ class ModelEntry:
 
 
 class Registry:
-    """All models by key: by name, or with `namespacing` by namespace and name (`places`), of which clients know names.
+    """All models by key: by name, or with `namespacing` by namespace and name (`repositories`); clients know names.
 
     `pending` are those that the server's start has still to load, of the `expected` ones that it loads: who asks for
     one of them is told so, rather than that it is unknown.

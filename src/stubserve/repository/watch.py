@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from pathlib import Path
 
 from stubserve.repository.contents import Contents, contents_of
-from stubserve.repository.places import Places
+from stubserve.repository.repositories import Repositories
 from stubserve.settings import RepositorySettings
 
 log = logging.getLogger("stubserve.repository")
@@ -31,11 +31,11 @@ class RepositoryWatch:
 
     def __init__(
         self,
-        places: Places,
+        repositories: Repositories,
         load: Callable[[Collection[str]], Awaitable[Mapping[str, bool]]],
         unload: Callable[[str], Awaitable[None]],
     ) -> None:
-        self._places = places
+        self._repositories = repositories
         self._load = load
         self._unload = unload
         # What the last load of each model has served from, None for one that no load has succeeded with
@@ -61,7 +61,7 @@ class RepositoryWatch:
 
     def _look_at_all(self) -> tuple[dict[str, Contents], bool]:
         """What lies in each model's folder, and whether each name is in one repository only."""
-        found = self._places.survey()
+        found = self._repositories.survey()
         return {name: contents_of(folder.path) for name, folder in found.models.items()}, not found.duplicates
 
 

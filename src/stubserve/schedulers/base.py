@@ -77,14 +77,18 @@ class Scheduler(abc.ABC):
         """An instance has executed this work: its slots are free, but for those of rescheduled requests."""
 
     @abc.abstractmethod
-    def instance_idle(self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0) -> None:
+    def instance_idle(
+        self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0, most: int = 0
+    ) -> None:
         """An instance can be given so many more works: it is idle, or may have some ahead of time (see `depth`).
 
         Besides these it may have `closed` ones: work that no request which is still to come could join. Where
         `ripe_after_ns` is given that may be any work, so long after the instance was given `works`, or after the next
-        poll if those are none. What was said of the instance before counts no more. A scheduler that is not `plain` is
-        told of one work and no closed ones, or of none at all: the instance is there and keeps its slots, but can be
-        given nothing for now.
+        poll if those are none. `most`, if it is not 0, is how many requests a work shall have where that is the
+        scheduler's choice: with so many it is closed. What was said of the instance before counts no more.
+
+        A scheduler that is not `plain` is told of one work and no closed ones, or of none at all: the instance is there
+        and keeps its slots, but can be given nothing for now.
         """
 
     @abc.abstractmethod

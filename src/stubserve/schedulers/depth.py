@@ -14,6 +14,8 @@ Whether work is handed out ahead of time is decided here and nowhere else:
   told of several at a time, and the parent reads several results at a time, so that requests which cannot be batched
   share what a wake-up costs. A slower one has one: the stub then goes from one batch to the next without waiting for
   the parent, which is busy with answers;
+- a slower instance gets at most half of those who are there in one batch, where that costs hardly more (see `cost`):
+  what waits and what executes, at most, in the last while. Such a half is closed, too;
 - none to an instance whose executions take so long (SLOW_NS) that nobody would notice. What is handed out can neither
   be cancelled any more nor go to an instance that joins.
 
@@ -22,9 +24,11 @@ Costs a dictionary lookup when work is handed out, and two when it is done.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 
 from stubserve.inference.work import Work
+from stubserve.schedulers.cost import Cost
 
 # Executions that take less time than this are quick, and an instance is once this many in a row have been.
 QUICK_NS = 200_000
@@ -40,16 +44,19 @@ SLOW_NS = 100_000_000
 # What is left of an execution when the next batch is ripe: one part of so many. It has to be read and handed out, and
 # what is left over is what requests may miss it by
 RIPE_PARTS = 8
+# How soon it is forgotten that there were more requests at a time
+FORGOTTEN = 1 / 64
 
 
 class _Load:
     """What one instance has.
 
     `last_ns` is how long its last execution took, `before_ns` the one before that, and `slowest_ns` about how long the
-    slowest of the last ones took.
+    slowest of the last ones took. `requests` are those in its works, and `there` about as many as there were at most in
+    the last while, those in the queue among them.
     """
 
-    __slots__ = ("before_ns", "last_ns", "quick_in_a_row", "slowest_ns", "works")
+    __slots__ = ("before_ns", "cost", "last_ns", "quick_in_a_row", "requests", "slowest_ns", "there", "works")
 
     def __init__(self) -> None:
         self.works = 0
@@ -57,6 +64,9 @@ class _Load:
         self.slowest_ns = 0
         self.last_ns = 0
         self.before_ns = 0
+        self.requests = 0
+        self.there = 0.0
+        self.cost = Cost(AROUND_NS, QUICK_NS)
 
 
 class Depth:
@@ -76,15 +86,19 @@ class Depth:
         """An instance gets no more work."""
         self._loads.pop(instance, None)
 
-    def handed_out(self, instance: Hashable) -> None:
-        """An instance has got work. Raises KeyError if it does not serve."""
-        self._loads[instance].works += 1
+    def handed_out(self, instance: Hashable, work: Work, queued: int = 0) -> None:
+        """An instance has got work, while so many wait. Raises KeyError if it does not serve."""
+        load = self._loads[instance]
+        load.works += 1
+        load.requests += len(work.requests)
+        load.there = max(load.requests + queued, load.there - load.there * FORGOTTEN)
 
-    def handed_back(self, instance: Hashable) -> None:
+    def handed_back(self, instance: Hashable, work: Work) -> None:
         """The work last handed out did not get there."""
         load = self._loads.get(instance)
         if load is not None:
             load.works -= 1
+            load.requests -= len(work.requests)
 
     def done(self, instance: Hashable, work: Work) -> None:
         """An instance has executed work, whose times are set."""
@@ -92,32 +106,39 @@ class Depth:
         if load is None:
             return
         load.works -= 1
+        load.requests -= len(work.requests)
         first = work.requests[0]
         took_ns = first.compute_infer_end_ns - first.compute_input_end_ns
         load.before_ns, load.last_ns = load.last_ns, took_ns
         load.quick_in_a_row = load.quick_in_a_row + 1 if took_ns < QUICK_NS else 0
         load.slowest_ns = max(took_ns, load.slowest_ns - (load.slowest_ns >> 5))
+        if load.quick_in_a_row < QUICK_IN_A_ROW:
+            load.cost.learn(len(work.requests), took_ns)
 
-    def room(self, instance: Hashable) -> tuple[int, int, int]:
+    def room(self, instance: Hashable) -> tuple[int, int, int, int]:
         """How many works an instance may have now, and how many closed ones besides; none if it does not serve.
 
-        The third is how long after it has begun to execute what it has a closed one may be any, 0 for never.
+        The third is how long after it has begun to execute what it has a closed one may be any, 0 for never. The fourth
+        is how many requests a work shall have at most, 0 for as many as may be.
         """
         load = self._loads.get(instance)
         if load is None:
-            return 0, 0, 0
+            return 0, 0, 0, 0
         works = load.works
         if not self._early or len(self._loads) > 1:
-            return (0, 0, 0) if works else (1, 0, 0)
+            return (0, 0, 0, 0) if works else (1, 0, 0, 0)
         if load.quick_in_a_row >= QUICK_IN_A_ROW:
             open_ = 2 - works if works < 2 else 0
             ahead = min(MOST_AHEAD, AHEAD_NS // (load.slowest_ns + AROUND_NS))
-            return open_, max(0, 1 + ahead - works - open_), 0
+            return open_, max(0, 1 + ahead - works - open_), 0, 0
         open_ = 0 if works else 1
+        there = math.ceil(load.there)
+        halved = there >= load.cost.halves_from and load.slowest_ns < SLOW_NS
+        most = (there + 1) // 2 if halved else 0
         expected_ns = min(load.last_ns, load.before_ns)
         if works > 1 or not QUICK_NS <= expected_ns < SLOW_NS:
-            return open_, 0, 0
-        return open_, 1, expected_ns - expected_ns // RIPE_PARTS
+            return open_, 0, 0, most
+        return open_, 1, expected_ns - expected_ns // RIPE_PARTS, most
 
     def works(self, instance: Hashable) -> int:
         """How many works an instance has; none if it does not serve."""

@@ -16,6 +16,9 @@ It follows that with a delay of 0 nothing ever waits while an instance is idle; 
 batches up to max_batch_size whatever the preferred sizes; and that a request larger than every preferred size runs
 alone.
 
+Where there is no delay, and no preferred size but the largest, an instance that serves alone may ask for batches of
+fewer requests than there are (see `depth`). Such a batch counts as stopped by something other than the queue's end.
+
 One difference from Triton 2.51 is on purpose. With a delay and preferred sizes it goes on filling a batch that it has
 already handed over, and then sends one request more than preferred: 5 for `preferred_batch_size: [4]`. Here it is 4.
 
@@ -47,12 +50,14 @@ class DynamicBatcher(QueueingScheduler):
     """
 
     __slots__ = (
+        "_any_size",
         "_closed",
         "_delay_ns",
         "_grouping",
         "_hold_until",
         "_max_batch_size",
         "_max_preferred",
+        "_most",
         "_policies",
         "_preferred",
         "_preferred_ascending",
@@ -83,6 +88,10 @@ class DynamicBatcher(QueueingScheduler):
         self._delay_ns = max_queue_delay_us * 1000
         self._grouping = None if grouping is None or grouping.trivial or self._max_batch_size == 1 else grouping
         self._hold_until = hold_until
+        # Whether the configuration leaves it open how many requests a batch has, and how many the instance wants then;
+        # 0 for as many as may be
+        self._any_size = not max_queue_delay_us and self._preferred == {self._max_batch_size}
+        self._most = 0
         # While the whole queue waits for more (until_ns is not 0): how large it is, from which size on, if ever, it
         # has to be looked at again before its time is over, and the key that all of it shares
         self._quiet_until_ns = 0
@@ -110,11 +119,14 @@ class DynamicBatcher(QueueingScheduler):
             ):
                 self._quiet_until_ns = 0
 
-    def instance_idle(self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0) -> None:
+    def instance_idle(
+        self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0, most: int = 0
+    ) -> None:
         super().instance_idle(instance, works, closed)
-        # Only who serves alone is told of closed work.
+        # Only who serves alone is told of closed work, and of halves.
         self._ripe_after_ns = ripe_after_ns
         self._ripe_at_ns = 0
+        self._most = most if self._any_size else 0
 
     def cancel(self, request: Request) -> None:
         waited = len(self._queue)
@@ -172,7 +184,7 @@ class DynamicBatcher(QueueingScheduler):
         Where requests have to be compared, that would cost more than it gives while all of them are alike.
         """
         queue, grouping = self._queue, self._grouping
-        if len(queue) >= self._max_preferred or not isinstance(queue, FifoQueue):
+        if len(queue) >= self._max_preferred or 0 < self._most <= len(queue) or not isinstance(queue, FifoQueue):
             return True
         if grouping is None:
             return next(iter(queue)).batch_size > 1
@@ -190,6 +202,9 @@ class DynamicBatcher(QueueingScheduler):
         for request in self._queue:
             size = request.batch_size or 1
             if count:
+                if count == self._most:
+                    stopped = True
+                    break
                 if total + size > self._max_preferred:
                     best = best or count
                     if not delay_ns:
@@ -207,7 +222,7 @@ class DynamicBatcher(QueueingScheduler):
             if request.queue_start_ns < oldest_ns:
                 oldest_ns = request.queue_start_ns
         self._quiet_until_ns = 0
-        self._closed = stopped or total >= self._max_batch_size
+        self._closed = stopped or total >= self._max_batch_size or count == self._most
         overdue = delay_ns != 0 and now_ns - oldest_ns >= delay_ns
         if best and not overdue:
             return best

@@ -27,7 +27,9 @@ class QueueingScheduler(Scheduler):
         if self._queue.remove(request):
             self._cancelled.append(request)
 
-    def instance_idle(self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0) -> None:
+    def instance_idle(
+        self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0, most: int = 0
+    ) -> None:
         if works or closed:
             self._idle[instance] = (works, closed)
         else:

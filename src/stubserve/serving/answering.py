@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from stubserve.inference.latencies import Latencies
 from stubserve.inference.request import Request
@@ -16,21 +17,36 @@ from stubserve.serving.draining import Draining
 
 
 class AnsweringModel:
-    """A part of a `ServedModel`, which is told there."""
+    """A part of a `ServedModel`, which is told there. `clock` is CLOCK_MONOTONIC in ns."""
 
-    name: str
-    signature: Signature
     statistics: ModelStatistics
     _delivery: Delivery
-    _draining: Draining
     # Who samples its requests, told by whoever loads it
     tracing: ModelTracing = ModelTracing()
-    _clock: Callable[[], int]
-    _cache: ModelCache | None
     # Stands for its configuration and files where a cache that several servers share has to know
     identity: bytes = b""
     # Where models of the same name are told apart
     namespace: str = ""
+
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        config: Any,
+        rendered_config: dict[str, Any],
+        labels: dict[str, list[str]],
+        clock: Callable[[], int],
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.config = config
+        self.rendered_config = rendered_config
+        self.signature = Signature(name, version, config)
+        self.signature.labels = labels
+        self.load_seconds = 0.0
+        self._clock = clock
+        self._draining = Draining()
+        self._cache: ModelCache | None = None
 
     @property
     def key(self) -> str:

@@ -142,8 +142,8 @@ class Dispatcher:
                     scheduler.work_done(instance, work)
                 depth.done(instance, work)
             if instance.takes_work:
-                open_, closed, ripe_after_ns = depth.room(instance)
-                scheduler.instance_idle(instance, open_, closed, ripe_after_ns)
+                open_, closed, ripe_after_ns, most = depth.room(instance)
+                scheduler.instance_idle(instance, open_, closed, ripe_after_ns, most)
         except Exception:
             self._recover()
         # As after most results of a lone client there may be nothing to decide, and no batch whose time is to be told.
@@ -210,7 +210,7 @@ class Dispatcher:
                 if request.trace is not None:
                     request.trace.join(instance.name, work)
             try:
-                self._depth.handed_out(instance)
+                self._depth.handed_out(instance, work, self._scheduler.queued)
                 instance.execute(work)
             except Exception as raised:
                 refusing.add(instance)
@@ -222,9 +222,11 @@ class Dispatcher:
                 # Not at once: it would go on for ever while a queue of such requests is refused one by one.
                 self.poll_soon()
 
-    def _offer(self, instance: Executor, works: int = 1, closed: int = 0, ripe_after_ns: int = 0) -> None:
+    def _offer(
+        self, instance: Executor, works: int = 1, closed: int = 0, ripe_after_ns: int = 0, most: int = 0
+    ) -> None:
         """An instance has room for so much (`Scheduler.instance_idle`)."""
-        self._scheduler.instance_idle(instance, works, closed, ripe_after_ns)
+        self._scheduler.instance_idle(instance, works, closed, ripe_after_ns, most)
 
     @staticmethod
     def _tell_over(over: Sequence[tuple[Executor, int]]) -> None:
@@ -244,7 +246,7 @@ class Dispatcher:
                 f"the request could not be handed to model instance '{instance.name}'; see the server's log"
             )
         self._scheduler.work_done(instance, work)
-        self._depth.handed_back(instance)
+        self._depth.handed_back(instance, work)
         self._answers.fail(work.requests, error, OTHER_FAILURE)
 
     def _recover(self) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+log = logging.getLogger("stubserve.model")
 
 
 class Draining:
@@ -39,3 +43,23 @@ class Draining:
             self.awaited = True
             self._drained.clear()
             await self._drained.wait()
+
+    async def drained_unless_hung(self, running: Callable[[], Mapping[str, int]], patience_s: float) -> bool:
+        """As `drained`; where there is a patience, until a batch has been executing for all of that time: False then.
+
+        `running` tells the numbers of the batches that are being executed, by the names of their instances.
+        """
+        if not patience_s:
+            await self.drained()
+            return True
+        while True:
+            before = running()
+            try:
+                await asyncio.wait_for(self.drained(), patience_s)
+            except asyncio.TimeoutError:
+                hung = [name for name, batch in running().items() if before.get(name) == batch]
+                if hung:
+                    log.error("instance '%s' has not finished a batch for %.1f s and is ended", hung[0], patience_s)
+                    return False
+            else:
+                return True

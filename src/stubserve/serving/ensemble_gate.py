@@ -8,8 +8,15 @@ flow has no circles, so a gate always opens.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+from stubserve.schedulers.ensemble.flow import StepRun
+from stubserve.schedulers.ensemble.plan import Step
+from stubserve.serving.ensemble_tensors import FlowTensor
+
+Run = StepRun[FlowTensor]
 
 
 class Gate:
@@ -40,3 +47,48 @@ class Gate:
             self._waiting.popleft()()
         else:
             self._inside -= 1
+
+
+class RunsAtGates:
+    """The runs of steps that one request to the ensemble has waiting at `gates`."""
+
+    __slots__ = ("_count", "_gates", "_waiting")
+
+    def __init__(self, gates: Mapping[Step, Gate]) -> None:
+        self._gates = gates
+        # With what their gates know them by
+        self._waiting: dict[Run, Callable[[], None]] = {}
+        self._count: Counter[Step] = Counter()
+
+    def enter(self, run: Run, go: Callable[[Run], None]) -> bool:
+        """Whether one may go now; if not it waits, and `go` is called with it once it is inside."""
+        known_by = partial(self._go, run, go)
+        if self._gates[run.step].enter(known_by):
+            return True
+        self._waiting[run] = known_by
+        self._count[run.step] += 1
+        return False
+
+    def leave(self, step: Step) -> None:
+        """One that was inside is over."""
+        self._gates[step].leave()
+
+    def give_up(self) -> list[Run]:
+        """None of those that wait goes any more; returns them."""
+        waiting, self._waiting = self._waiting, {}
+        for run, known_by in waiting.items():
+            self._gates[run.step].give_up(known_by)
+        self._count.clear()
+        return list(waiting)
+
+    def before(self, step: Step) -> int:
+        """How many wait at the gate of a step."""
+        return self._count[step]
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._waiting)
+
+    def _go(self, run: Run, go: Callable[[Run], None]) -> None:
+        del self._waiting[run]
+        self._count[run.step] -= 1
+        go(run)

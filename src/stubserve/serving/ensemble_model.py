@@ -23,14 +23,11 @@ from stubserve.errors import ServeError, unavailable
 from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.request import OTHER_FAILURE, REJECTED, SUCCESS, Request, Response
 from stubserve.inference.served_model import BlockingCall, ServedModel, Waiter
-from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
 from stubserve.serving.answering import AnsweringModel
-from stubserve.serving.caching import ModelCache
 from stubserve.serving.delivery import Delivery
-from stubserve.serving.draining import Draining
 from stubserve.serving.ensemble_calls import Prospect
 from stubserve.serving.ensemble_gate import Gate
 from stubserve.serving.ensemble_run import EnsembleRun
@@ -62,14 +59,8 @@ class EnsembleModel(AnsweringModel):
         members: Mapping[tuple[str, str], ServedModel],
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        super().__init__(name, version, config, rendered_config, labels, clock)
         # Fixed while it is loaded
-        self.name = name
-        self.version = version
-        self.config = config
-        self.rendered_config = rendered_config
-        self.signature = Signature(name, version, config)
-        self.signature.labels = labels
-        self.load_seconds = 0.0
         self.members = members
         self.plan = EnsemblePlan(config)
         limit = config.ensemble_scheduling.max_inflight_requests
@@ -77,18 +68,15 @@ class EnsembleModel(AnsweringModel):
         self._models = models
         # By the index of a step
         self._keys = [(step.model, "" if step.version == -1 else str(step.version)) for step in self.plan.steps]
-        self._clock = clock
         self._loop = asyncio.get_running_loop()
         # Moving parts
         self.statistics = ModelStatistics()
-        self._draining = Draining()
         self._delivery = Delivery(self.signature, self.statistics, self._draining)
         self._queue: list[Request] = []
         self._runs: dict[Request, EnsembleRun] = {}
         self._coming = _ComingRun(name, self._coming_calls)
         self._poll_is_due = False
         self.poll = self._begin_runs
-        self._cache: ModelCache | None = None
         self._closed = False
 
     # Requests
@@ -248,10 +236,6 @@ class EnsembleModel(AnsweringModel):
             except ServeError:
                 return ()  # it will fail at once
         return calls
-
-    def memory_usage(self) -> list[dict[str, Any]]:
-        """Nothing: the processes are its members'."""
-        return []
 
     def instance_facts(self) -> Sequence[InstanceFacts]:
         """None: the instances are its members'."""

@@ -12,31 +12,30 @@ from collections.abc import Callable, Collection
 
 from stubserve.inference.request import Request
 from stubserve.schedulers.ensemble.plan import Step
+from stubserve.serving.ensemble_gate import RunsAtGates
 
 # How many requests of one run to one step may be under way before who makes more work for it is paused
 _MANY = 64
 
 
 class Pace:
-    """That of one run, whose responses go to the reader of `request`. `readers` tells who reads what a step makes."""
+    """That of one run, whose responses go to the reader of `request`. `readers` tells who reads what a step makes.
 
-    def __init__(self, request: Request, readers: Callable[[Step], Collection[Step]]) -> None:
+    `at_gates` is what waits at gates, if there are any.
+    """
+
+    def __init__(
+        self, request: Request, readers: Callable[[Step], Collection[Step]], at_gates: RunsAtGates | None
+    ) -> None:
         self._request = request
         self._readers = readers
-        # Requests of each step that are under way or wait, and those that wait at the step's gate
+        self._at_gates = at_gates
+        # Requests of each step that are under way or wait
         self._load: Counter[Step] = Counter()
-        self._waiting: Counter[Step] = Counter()
         self._paused: dict[Request, Step] = {}
 
     def begun(self, step: Step) -> None:
         self._load[step] += 1
-
-    def waits(self, step: Step) -> None:
-        """The request that has begun last is at a gate."""
-        self._waiting[step] += 1
-
-    def waits_no_longer(self, step: Step) -> None:
-        self._waiting[step] -= 1
 
     def ended(self, step: Step) -> None:
         self._load[step] -= 1
@@ -69,4 +68,8 @@ class Pace:
         stream = self._request.stream
         if stream is not None and stream.paused:
             return True
-        return any(self._load[reader] >= _MANY or self._waiting[reader] for reader in self._readers(step))
+        at_gates = self._at_gates
+        return any(
+            self._load[reader] >= _MANY or (at_gates is not None and at_gates.before(reader))
+            for reader in self._readers(step)
+        )

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from stubserve.errors import Code, ServeError, internal, invalid
@@ -29,7 +28,7 @@ from stubserve.inference.tensor import drop_blocks
 from stubserve.schedulers.ensemble.flow import EnsembleFlow, StepRun
 from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
 from stubserve.serving.ensemble_calls import Prospect, StepCall
-from stubserve.serving.ensemble_gate import Gate
+from stubserve.serving.ensemble_gate import Gate, RunsAtGates
 from stubserve.serving.ensemble_pace import Pace
 from stubserve.serving.ensemble_tensors import (
     FlowTensor,
@@ -75,6 +74,7 @@ class EnsembleRun:
     """
 
     __slots__ = (
+        "_at_gates",
         "_calls",
         "_ensemble",
         "_flow",
@@ -83,7 +83,6 @@ class EnsembleRun:
         "_members",
         "_over",
         "_pace",
-        "_waiting",
         "infer_ns",
         "input_ns",
         "name",
@@ -103,8 +102,8 @@ class EnsembleRun:
         self._members: dict[int, ServedModel] = {}
         # In the order in which they were made
         self._calls: dict[StepCall, None] = {}
-        # What waits at gates, and how to give that up
-        self._waiting: dict[StepRun[FlowTensor], Callable[[], None]] = {}
+        # Where steps have gates
+        self._at_gates = RunsAtGates(ensemble.gates) if ensemble.gates else None
         # Made when a step answers without having ended, which few do
         self._pace: Pace | None = None
         # The only response of an ensemble that is not decoupled, until all is over
@@ -157,7 +156,7 @@ class EnsembleRun:
         if self._looking:
             return
         self._looking = True
-        flow, gates = self._flow, self._ensemble.gates
+        flow = self._flow
         while flow.runs or flow.responses:
             runs = flow.take_runs()
             if flow.responses:
@@ -168,29 +167,22 @@ class EnsembleRun:
             for run in runs:
                 if self._pace is not None:
                     self._pace.begun(run.step)
-                if not gates or self._passes(run, gates[run.step]):
+                if self._at_gates is None or self._passes(run, self._at_gates):
                     self._submit(run)
         self._looking = False
         if flow.over and not self._over:
             self._end()
 
-    def _passes(self, run: StepRun[FlowTensor], gate: Gate) -> bool:
+    def _passes(self, run: StepRun[FlowTensor], gates: RunsAtGates) -> bool:
         """Whether a run is inside; if not it waits, or has come to nothing."""
-        go = partial(self._go, run)
-        if gate.enter(go):
+        if gates.enter(run, self._go):
             return True
-        self._waiting[run] = go
-        if self._pace is not None:
-            self._pace.waits(run.step)
         if self._flow.error is not None:
             self._give_up_waiting()
         return False
 
     def _go(self, run: StepRun[FlowTensor]) -> None:
         """The gate has opened for this one."""
-        del self._waiting[run]
-        if self._pace is not None:
-            self._pace.waits_no_longer(run.step)
         self._submit(run)
         self._look()
 
@@ -239,20 +231,16 @@ class EnsembleRun:
 
     def _paced(self) -> Pace:
         if self._pace is None:
-            self._pace = pace = Pace(self.request, self._flow.readers_of)
-            for call in self._calls:
-                pace.begun(call.run.step)
-            for run in self._waiting:
+            self._pace = pace = Pace(self.request, self._flow.readers_of, self._at_gates)
+            for run in [*(call.run for call in self._calls), *(self._at_gates or ())]:
                 pace.begun(run.step)
-                pace.waits(run.step)
         return self._pace
 
     def _ended(self, run: StepRun[FlowTensor]) -> None:
         """The step's request is over, or has come to nothing."""
         self._flow.end(run)
-        gates = self._ensemble.gates
-        if gates:
-            gates[run.step].leave()
+        if self._at_gates is not None:
+            self._at_gates.leave(run.step)
         if self._pace is not None:
             self._pace.ended(run.step)
 
@@ -342,11 +330,8 @@ class EnsembleRun:
             call.cancel()
 
     def _give_up_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for run, go in waiting.items():
-            self._ensemble.gates[run.step].give_up(go)
+        for run in () if self._at_gates is None else self._at_gates.give_up():
             drop_inputs(run.inputs)
             self._flow.end(run)
             if self._pace is not None:
-                self._pace.waits_no_longer(run.step)
                 self._pace.ended(run.step)

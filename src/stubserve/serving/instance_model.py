@@ -10,13 +10,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 from stubserve.errors import Code, ServeError, internal, unavailable
 from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.request import BACKEND_FAILURE, OTHER_FAILURE, REJECTED, Request, Response
 from stubserve.inference.served_model import Waiter
-from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.instances.instance import Instance, InstanceState
 from stubserve.instances.work import Results
@@ -25,13 +25,11 @@ from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.factory import create_scheduler
 from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.serving.answering import AnsweringModel
-from stubserve.serving.caching import ModelCache
 from stubserve.serving.delivery import Delivery
 from stubserve.serving.dispatcher import Dispatcher
-from stubserve.serving.draining import Draining
 from stubserve.serving.instance_set import InstanceSet
 from stubserve.serving.limited_dispatcher import LimitedDispatcher
-from stubserve.serving.resource_wait import ResourceWait
+from stubserve.serving.resource_wait import seen
 from stubserve.serving.sleep import Sleep
 
 log = logging.getLogger("stubserve.model")
@@ -46,8 +44,8 @@ RESCHEDULED_IN_VAIN = (
 class InstanceModel(AnsweringModel):
     """A `ServedModel` of instances, and their `InstanceOwner`. Lives on the event loop.
 
-    `scheduler` is the one that the configuration asks for, unless it is given. `clock` is CLOCK_MONOTONIC in ns.
-    `limiter` has instances share resources; None for without.
+    `scheduler` is the one that the configuration asks for, unless it is given. `limiter` has instances share resources;
+    None for without.
     """
 
     # It rests on its instances alone.
@@ -64,19 +62,10 @@ class InstanceModel(AnsweringModel):
         clock: Callable[[], int] = time.monotonic_ns,
         limiter: RateLimiter | None = None,
     ) -> None:
-        # Fixed while it is loaded, but for the instances and the version policy in the configuration
-        self.name = name
-        self.version = version
-        self.config = config
-        self.rendered_config = rendered_config
-        self.signature = Signature(name, version, config)
-        self.signature.labels = labels
-        self.load_seconds = 0.0
-        self._clock = clock
-        # Moving parts
+        # While it is loaded its configuration changes in the instances and the version policy alone.
+        super().__init__(name, version, config, rendered_config, labels, clock)
         self._instances = InstanceSet()
         self.statistics = ModelStatistics(self._instances.memory_usage)
-        self._draining = Draining()
         keep_order = config.dynamic_batching.preserve_ordering
         self._delivery = Delivery(self.signature, self.statistics, self._draining, keep_order)
         scheduler = scheduler or create_scheduler(config)
@@ -89,7 +78,6 @@ class InstanceModel(AnsweringModel):
             self._dispatcher = self._limits = LimitedDispatcher(name, scheduler, self._delivery, limiter, clock)
         self.poll = self._dispatcher.poll
         self._poll_soon = self._dispatcher.poll_soon
-        self._cache: ModelCache | None = None
         self._sleep: Sleep | None = None
 
     # Requests
@@ -264,9 +252,6 @@ class InstanceModel(AnsweringModel):
             task.add_done_callback(lambda _: self.unlimit((instance,)))
         return task
 
-    def memory_usage(self) -> list[dict[str, Any]]:
-        return self._instances.memory_usage()
-
     def instance_facts(self) -> Sequence[InstanceFacts]:
         return [instance.facts() for instance in self._instances.everyone]
 
@@ -276,17 +261,8 @@ class InstanceModel(AnsweringModel):
     def takers(self, request: Request | None) -> Sequence[Waiter]:
         if request is not None and self._cache is not None:
             request = self._cache.leader_of(request)
-        return self._instances.takers(request, None if self._limits is None else self._seen)
-
-    def _seen(self, instance: Instance, waiter: Waiter) -> Waiter:
-        """An instance that shares resources, as one that waits for those who hold what it lacks."""
-        assert self._limits is not None
-        resource, holders = self._limits.in_the_way(instance)
-        waiters = [holder.waiter for holder in holders if isinstance(holder, Instance)]
-        held_by = [one for one in waiters if one is not None]
-        if not held_by or len(held_by) < len(waiters):
-            return waiter
-        return ResourceWait(waiter, resource, held_by)
+        limits = self._limits
+        return self._instances.takers(request, None if limits is None else partial(seen, limits))
 
     # Readiness and the end
 
@@ -310,20 +286,7 @@ class InstanceModel(AnsweringModel):
 
         With a patience no longer than some batch has been executing for all of that time; False then.
         """
-        if not patience_s:
-            await self._draining.drained()
-            return True
-        while True:
-            before = self._instances.running()
-            try:
-                await asyncio.wait_for(self._draining.drained(), patience_s)
-            except asyncio.TimeoutError:
-                hung = [name for name, batch in self._instances.running().items() if before.get(name) == batch]
-                if hung:
-                    log.error("instance '%s' has not finished a batch for %.1f s and is ended", hung[0], patience_s)
-                    return False
-            else:
-                return True
+        return await self._draining.drained_unless_hung(self._instances.running, patience_s)
 
     async def stop(self, timeout_s: float) -> None:
         """Finalizes and ends every instance; no request is taken from now on."""

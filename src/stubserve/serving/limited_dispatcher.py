@@ -139,10 +139,12 @@ class LimitedDispatcher(Dispatcher):
         for instance in list(self._limited):
             self.forget(instance)
 
-    def _offer(self, instance: Executor, works: int = 1, closed: int = 0, ripe_after_ns: int = 0) -> None:
+    def _offer(
+        self, instance: Executor, works: int = 1, closed: int = 0, ripe_after_ns: int = 0, most: int = 0
+    ) -> None:
         limited = self._limited.get(instance)
         if limited is None:
-            super()._offer(instance, works, closed, ripe_after_ns)
+            super()._offer(instance, works, closed, ripe_after_ns, most)
             return
         if self._depth.works(instance):  # it has refused what it was given ahead of time
             self._say_room(limited)
@@ -213,7 +215,7 @@ class LimitedDispatcher(Dispatcher):
     def _say_room(self, limited: Limited) -> None:
         """Tells the scheduler how much may be given to an instance that holds its resources."""
         instance = limited.instance
-        works, closed, ripe_after_ns = self._depth.room(instance)
+        works, closed, ripe_after_ns, _ = self._depth.room(instance)
         if ripe_after_ns or not self._limiter.may_go_on(limited):
             works, closed = (0 if self._depth.works(instance) else 1), 0
         elif works + closed > 1 or not works:

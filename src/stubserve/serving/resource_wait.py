@@ -14,6 +14,8 @@ from collections.abc import Sequence
 
 from stubserve.inference.request import Request
 from stubserve.inference.served_model import BlockingCall, Waiter
+from stubserve.instances.instance import Instance
+from stubserve.serving.limited_dispatcher import LimitedDispatcher
 
 
 class ResourceWait:
@@ -38,3 +40,13 @@ class ResourceWait:
 
     def takers(self, request: Request | None) -> Sequence[Waiter]:
         return self._holders
+
+
+def seen(limits: LimitedDispatcher, instance: Instance, waiter: Waiter) -> Waiter:
+    """An instance's waiter, or in its place one that waits for those who hold what the instance lacks."""
+    resource, holders = limits.in_the_way(instance)
+    waiters = [holder.waiter for holder in holders if isinstance(holder, Instance)]
+    held_by = [one for one in waiters if one is not None]
+    if not held_by or len(held_by) < len(waiters):
+        return waiter
+    return ResourceWait(waiter, resource, held_by)

@@ -15,6 +15,16 @@ INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
 
 
+class _Required:
+    """Stands for an argument that must be given although it follows optional ones."""
+
+    def __repr__(self) -> str:
+        return "<required>"
+
+
+REQUIRED: Any = _Required()
+
+
 def incompatible(function: str, signature: str, args: Tuple[Any, ...], kwargs: Optional[Dict[str, Any]] = None) -> Any:
     """The TypeError for a call with arguments of the wrong types, in upstream's form; `args` is without self."""
     kind = "constructor" if function == "__init__" else "function"

@@ -8,7 +8,6 @@ from typing import (
     Any,
     List,
     Literal,
-    NamedTuple,
     Optional,
     Protocol,
     Sequence,
@@ -23,6 +22,7 @@ from stubserve_stub.api import parameters as params
 from stubserve_stub.api.arguments import (
     INT64_MAX,
     INT64_MIN,
+    REQUIRED,
     UINT32_MAX,
     UINT64_MAX,
     as_integer,
@@ -36,6 +36,7 @@ from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.api.preferred_memory import PreferredMemory
 from stubserve_stub.api.sender import InferenceResponseSender
 from stubserve_stub.api.tensors import Tensor
+from stubserve_stub.api.trace import NO_TRACE, InferenceTrace
 
 if TYPE_CHECKING:
     import asyncio
@@ -50,39 +51,6 @@ _SIGNATURE = (
 )
 
 
-class InferenceTrace:
-    """The trace of a request, to be handed on to requests that a model makes."""
-
-    __slots__ = ("__weakref__", "_wire")
-
-    # (the server's number for it, its context); None where the request is not traced
-    _wire: WireTrace
-
-    def __init__(self) -> None:
-        self._wire = None
-
-    @staticmethod
-    def _of(wire: WireTrace) -> InferenceTrace:
-        """The trace of a request out of a message."""
-        if wire is None:
-            return _NO_TRACE
-        self = _new(InferenceTrace)
-        self._wire = wire
-        return self
-
-    def get_context(self) -> Optional[str]:
-        """The context for other programs: JSON text with a `traceparent`; None without OpenTelemetry."""
-        return None if self._wire is None else self._wire[1]
-
-
-class Target(NamedTuple):
-    """Where a request that a model made is to go, and where its outputs are to be put."""
-
-    model_name: str
-    model_version: int
-    preferred_memory: PreferredMemory
-
-
 class SenderSource(Protocol):
     """The batch of a request that was received, as the request knows it."""
 
@@ -90,16 +58,7 @@ class SenderSource(Protocol):
         """The response sender of one of the batch's requests."""
 
 
-class _Required:
-    """Stands for an argument that must be given although it follows optional ones."""
-
-    def __repr__(self) -> str:
-        return "<required>"
-
-
-_REQUIRED: Any = _Required()
 _ANYWHERE = PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
-_NO_TRACE = InferenceTrace()
 
 
 class InferenceRequest:
@@ -132,8 +91,8 @@ class InferenceRequest:
     _parameters: Optional[params.Parameters]
     _requested_output_names: Sequence[str]
     _inputs: List[Tensor]
-    # Of a request that a model made
-    _target: Optional[Target]
+    # Of a request that a model made. All memory is the CPU's, whichever it prefers.
+    _target: Optional[bls.Target]
     # Of a request that was received: its batch; set from another thread; for its release
     _batch: Optional[SenderSource]
     _cancelled: bool
@@ -179,14 +138,14 @@ class InferenceRequest:
         self,
         request_id: str = "",
         correlation_id: Union[int, str] = 0,
-        inputs: Sequence[Tensor] = _REQUIRED,
-        requested_output_names: Sequence[str] = _REQUIRED,
-        model_name: str = _REQUIRED,
+        inputs: Sequence[Tensor] = REQUIRED,
+        requested_output_names: Sequence[str] = REQUIRED,
+        model_name: str = REQUIRED,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
         preferred_memory: PreferredMemory = _ANYWHERE,
-        trace: InferenceTrace = _NO_TRACE,
+        trace: InferenceTrace = NO_TRACE,
         parameters: Optional[params.Parameters] = None,
     ) -> None:
         identifier, model = as_text(request_id), as_text(model_name)
@@ -233,7 +192,7 @@ class InferenceRequest:
         self._parameters = params.checked(parameters)
         self._requested_output_names = names
         self._inputs = tensors
-        self._target = Target(model, version, preferred_memory)
+        self._target = (model, version)
         self._batch = None
         self._cancelled = False
         self._sender = None
@@ -349,8 +308,7 @@ class InferenceRequest:
         return bls.async_execute(*self._outgoing(), _truth("async_exec", self, decoupled))
 
     def _outgoing(self) -> Tuple[bls.Target, bls.Request]:
-        target = self._target
-        return ("", -1) if target is None else (target.model_name, target.model_version), (
+        return self._target or ("", -1), (
             self._id,
             self._correlation_id,
             self._flags,

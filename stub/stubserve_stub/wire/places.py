@@ -1,6 +1,6 @@
 """Where the bytes of a tensor are: one vocabulary for parent and stub.
 
-A place is one of six things. The bytes themselves are a place, too: a small tensor travels inside its message, as
+A place is one of seven things. The bytes themselves are a place, too: a small tensor travels inside its message, as
 msgpack's own binary type, and costs neither an object nor a tag. Every other place is a tuple that begins with its tag,
 and goes into a message as it is::
 
@@ -11,6 +11,8 @@ and goes into a message as it is::
                                                               that begins at `within`
     InRegion  (4, region, offset, nbytes)                     inside a client's own memory, registered under a number
     OnDevice  (5, kind, device, handle, offset, nbytes)       memory of a device; its driver opens it by `handle`
+    AsJson    (6, text)                     stub ▶ parent     no place: the strings of an output as the JSON that its
+                                                              client is to get, where the request says TEXTS_AS_JSON
 
 Offsets and sizes are bytes; those of the first three count from the beginning of the arena, those of the last two from
 the beginning of the region or of the device's allocation. Regions are only there where a client has named them, and
@@ -26,6 +28,7 @@ SHARED = 2
 LENT = 3
 REGION = 4
 DEVICE = 5
+JSON = 6
 
 
 class _ArenaFields(NamedTuple):
@@ -57,11 +60,15 @@ class _DeviceFields(NamedTuple):
     nbytes: int
 
 
+class _JsonFields(NamedTuple):
+    tag: int
+    text: bytes
+
+
 class InArena(_ArenaFields):
     """Memory of the arena that belongs to one tensor alone: whoever has it may write to it."""
 
     __slots__ = ()
-    host_readable = True
 
     def __new__(cls, offset: int, nbytes: int) -> InArena:
         return super().__new__(cls, ARENA, offset, nbytes)
@@ -71,7 +78,6 @@ class Shared(_ArenaFields):
     """Memory of the arena that several read: a model that wants to look at it gets a copy."""
 
     __slots__ = ()
-    host_readable = True
 
     def __new__(cls, offset: int, nbytes: int) -> Shared:
         return super().__new__(cls, SHARED, offset, nbytes)
@@ -81,7 +87,6 @@ class Lent(_LentFields):
     """Memory that a stub was given, in whole or in part, as the input or answer that begins at `within`."""
 
     __slots__ = ()
-    host_readable = True
 
     def __new__(cls, offset: int, nbytes: int, within: int) -> Lent:
         return super().__new__(cls, LENT, offset, nbytes, within)
@@ -91,7 +96,6 @@ class InRegion(_RegionFields):
     """A piece of a client's own shared memory, which it has registered; `region` is the server's number for it."""
 
     __slots__ = ()
-    host_readable = True
 
     def __new__(cls, region: int, offset: int, nbytes: int) -> InRegion:
         return super().__new__(cls, REGION, region, offset, nbytes)
@@ -101,13 +105,25 @@ class OnDevice(_DeviceFields):
     """Memory of device number `device` of the kind that DLPack numbers so. `handle` is opaque."""
 
     __slots__ = ()
-    host_readable = False
 
     def __new__(cls, kind: int, device: int, handle: bytes, offset: int, nbytes: int) -> OnDevice:
         return super().__new__(cls, DEVICE, kind, device, handle, offset, nbytes)
 
 
-Place = Union[bytes, InArena, Shared, Lent, InRegion, OnDevice]
+class AsJson(_JsonFields):
+    """The elements of a BYTES output as a JSON array."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: bytes) -> AsJson:
+        return super().__new__(cls, JSON, text)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.text)
+
+
+Place = Union[bytes, InArena, Shared, Lent, InRegion, OnDevice, AsJson]
 
 # By the tag and the types of all fields, for a message may hold anything
 _CLASSES: Dict[Tuple[int, Tuple[type, ...]], Type[Any]] = {
@@ -116,6 +132,7 @@ _CLASSES: Dict[Tuple[int, Tuple[type, ...]], Type[Any]] = {
     (LENT, (int,) * 4): Lent,
     (REGION, (int,) * 4): InRegion,
     (DEVICE, (int, int, int, bytes, int, int)): OnDevice,
+    (JSON, (int, bytes)): AsJson,
 }
 
 
@@ -125,26 +142,18 @@ def unpack(wire: Any) -> Place:
         return wire
     if type(wire) is tuple and wire and type(wire[0]) is int:
         found = _CLASSES.get((wire[0], tuple(map(type, wire))))
-        if found is not None and min(wire if found is not OnDevice else wire[:3] + wire[4:]) >= 0:
+        if found is not None and (found is AsJson or min(wire if found is not OnDevice else wire[:3] + wire[4:]) >= 0):
             place: Place = tuple.__new__(found, wire)
             return place
     raise ValueError("no place of a tensor: {!r}".format(wire))
-
-
-def host_readable(place: Place) -> bool:
-    """Whether a processor can read the bytes where they are."""
-    return isinstance(place, bytes) or place.host_readable
-
-
-def nbytes_of(place: Place) -> int:
-    """The size of the tensor."""
-    return len(place) if isinstance(place, bytes) else place.nbytes
 
 
 def refusal(place: Place) -> str:
     """Why nobody here can use memory of this kind, for people; empty if the kind is served."""
     if isinstance(place, InRegion):
         return "lies in a client's shared memory (region {}), of which nobody has told".format(place.region)
+    if isinstance(place, AsJson):
+        return "is JSON, for which nobody has asked"
     if isinstance(place, OnDevice):
         return "lies in the memory of device {} (kind {}), which is not served yet".format(place.device, place.kind)
     return ""

@@ -6,7 +6,6 @@ import errno
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from stubserve_stub.wire import layout
@@ -56,7 +55,6 @@ def test_it_has_no_name_and_costs_only_what_is_touched() -> None:
     assert set(os.listdir("/dev/shm")) == before
     assert os.readlink(f"/proc/self/fd/{arena.fd}").startswith("/memfd:")
     assert os.fstat(arena.fd).st_blocks * 512 < 1 << 16
-    assert not list(Path("/dev/shm").glob("stubserve*"))
 
 
 def test_many_instances_fit_where_the_limit_is_large() -> None:

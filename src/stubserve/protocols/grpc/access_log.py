@@ -30,8 +30,9 @@ _NAMES = (
 )  # fmt: skip
 # The number of the field that names the model, of the messages that do
 _MODEL_FIELDS = {
-    **dict.fromkeys(("ModelInfer", "ModelStreamInfer", "ModelReady", "ModelMetadata", "ModelConfig"), 1),
-    **dict.fromkeys(("ModelStatistics",), 1),
+    **dict.fromkeys(
+        ("ModelInfer", "ModelStreamInfer", "ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"), 1
+    ),
     **dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting"), 2),
 }
 _MOST_FIELDS = 32
@@ -40,7 +41,7 @@ _LONGEST_NAME = 256
 _Work = Callable[[Keep], Steps[Parts]]
 
 
-class LoggedCall:
+class LoggedRpc:
     """A call of the RPC at `path`: for its transport the handler that `method` opens, for that handler the call."""
 
     __slots__ = ("_began_ns", "_call", "_handler", "_model", "_over", "_path", "_received", "_sent", "peer")

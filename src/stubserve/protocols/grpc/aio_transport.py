@@ -62,38 +62,39 @@ def _status_of(error: BaseException) -> tuple[int, str]:
     return error.code.grpc_status, error.message
 
 
-def _peer_of(context: Any) -> str:
-    """Of "ipv4:127.0.0.1:50000", or "ipv6:%5B::1%5D:50000", what others have."""
-    address = urllib.parse.unquote(context.peer()).partition(":")[2]
-    return address.replace("[", "").replace("]", "")
+class _Rpc:
+    """What grpcio's context says of an RPC."""
 
-
-def _ended(context: Any) -> int:
-    """How a call has ended that its handler did not end."""
-    left = context.time_remaining()
-    return CANCELLED if left is None or left > 0 else DEADLINE_EXCEEDED
-
-
-class _UnaryCall:
-    """A unary RPC; its answer is a future."""
-
-    __slots__ = ("_context", "answer")
+    __slots__ = ("_context",)
 
     def __init__(self, context: Any) -> None:
         self._context = context
-        self.answer: asyncio.Future[bytes | tuple[int, str]] = asyncio.get_running_loop().create_future()
 
     @property
     def peer(self) -> str:
-        return _peer_of(self._context)
+        # Of "ipv4:127.0.0.1:50000", or "ipv6:%5B::1%5D:50000", what others have
+        address = urllib.parse.unquote(self._context.peer()).partition(":")[2]
+        return address.replace("[", "").replace("]", "")
 
     @property
     def ended(self) -> int | None:
-        return _ended(self._context)
+        # Asked only of a call that its handler did not end
+        left = self._context.time_remaining()
+        return CANCELLED if left is None or left > 0 else DEADLINE_EXCEEDED
 
     def metadata(self) -> Metadata:
         metadata: Metadata = self._context.invocation_metadata()
         return metadata
+
+
+class _UnaryRpc(_Rpc):
+    """A unary RPC; its answer is a future."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self.answer: asyncio.Future[bytes | tuple[int, str]] = asyncio.get_running_loop().create_future()
 
     def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
         if not self.answer.done():
@@ -130,11 +131,11 @@ class _UnaryCall:
         pass
 
 
-class _StreamCall:
+class _StreamRpc(_Rpc):
     """A streaming RPC. What is sent waits in an outbox that a task empties; OUTBOX_BYTES in it mean: slower."""
 
     def __init__(self, context: Any) -> None:
-        self._context = context
+        super().__init__(context)
         # Messages, and what is still to be made to one with the blocks that it holds until then
         self._outbox: deque[_Waiting] = deque()
         self._outbox_bytes = 0
@@ -145,18 +146,6 @@ class _StreamCall:
         self._slow = False
 
     # For the service
-
-    @property
-    def peer(self) -> str:
-        return _peer_of(self._context)
-
-    @property
-    def ended(self) -> int | None:
-        return _ended(self._context)
-
-    def metadata(self) -> Metadata:
-        metadata: Metadata = self._context.invocation_metadata()
-        return metadata
 
     def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
         self.send(parts, blocks)
@@ -296,7 +285,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             message = await context.read()
             if message is grpc.aio.EOF:
                 await context.abort(grpc.StatusCode.INTERNAL, "Unable to parse request")
-            call = _UnaryCall(context)
+            call = _UnaryRpc(context)
             handler = method.open(call)
             if not call.answer.done():
                 handler.on_message(message)
@@ -317,7 +306,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
             if compression is not None:
                 context.set_compression(compression)
             try:
-                await _StreamCall(context).run(method)
+                await _StreamRpc(context).run(method)
             except asyncio.CancelledError:
                 log.debug(CANCELLATION_LINE, path)
                 raise

@@ -19,26 +19,24 @@ from stubserve_stub.wire.datatypes import BY_NAME, DataType
 from stubserve.errors import ServeError, invalid
 from stubserve.inference.admission import duplicate_input
 from stubserve.inference.memory import Block
-from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, unanswered
+from stubserve.inference.request import Request, unanswered
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
 from stubserve.protocols.grpc import contents
 from stubserve.protocols.grpc.envelope import Envelope
+from stubserve.protocols.grpc.infer_parameters import read_outputs, read_parameters, shared_memory
 from stubserve.protocols.grpc.messages import service_pb2
 from stubserve.protocols.grpc.wire import Malformed, TooManyParts, read_varint
 from stubserve.protocols.offload import LARGE_BYTES
 from stubserve.protocols.placement import SMALL_BYTES, BodyPlacer, Regions, Store
-from stubserve.protocols.reply_format import IN_REGION, ReplyFormat, Slot
+from stubserve.protocols.reply_format import ReplyFormat
 
 Form = TypeVar("Form")
-
-EMPTY_FINAL = "triton_enable_empty_final_response"
 
 # Of one tensor; numpy's arrays have no more than 64.
 MAX_DIMS = 1024
 
 _INVALID = DataType(0, "<invalid>", "", 0, None)
-_UINT64 = (1 << 64) - 1
 _INT64_MAX = (1 << 63) - 1
 # Of an input: its fields' tags
 _NAME, _DATATYPE, _SHAPE = 0x0A, 0x12, 0x1A
@@ -46,7 +44,6 @@ _NAME, _DATATYPE, _SHAPE = 0x0A, 0x12, 0x1A
 FORMS = 256
 _FORM_BYTES = 4096
 _ALL = ReplyFormat(None, True)
-_CHOICES = ("int64_param", "bool_param", "string_param", "double_param")
 
 
 def decode(
@@ -154,10 +151,10 @@ def _read_others(request: Request, others: bytes, signature: Signature) -> tuple
         try:
             message = service_pb2.ModelInferRequest.FromString(others)
             model = Request([], unanswered)
-            empty_final = _read_parameters(model, message.parameters)
+            empty_final = read_parameters(model, message.parameters)
             if any("shared_memory_region" in item.parameters for item in message.outputs):
                 return None  # regions come and go: what is remembered must not know any
-            slots = _read_outputs(message.outputs, None)
+            slots = read_outputs(message.outputs, None)
         except (DecodeError, ServeError):
             return None
         if slots is not None:
@@ -193,14 +190,14 @@ def _decode(envelope: Envelope, signature: Signature, placer: BodyPlacer) -> tup
     except DecodeError:
         raise Malformed from None
     request = Request([], unanswered, envelope.id)
-    empty_final = _read_parameters(request, message.parameters)
+    empty_final = read_parameters(request, message.parameters)
     names = set()
     for item in message.inputs:
         if item.name in names:
             raise duplicate_input(request, item.name)
         names.add(item.name)
     _read_inputs(request, message.inputs, envelope, signature, placer)
-    slots = _read_outputs(message.outputs, placer)
+    slots = read_outputs(message.outputs, placer)
     if slots is not None:
         request.requested_outputs = list(slots)
         regions = {name: slot.region for name, slot in slots.items() if slot.region is not None}
@@ -218,7 +215,7 @@ def _read_inputs(request: Request, inputs: Any, envelope: Envelope, signature: S
         shape = tuple(item.shape)
         datatype = BY_NAME.get(item.datatype, _INVALID).number
         given = item.HasField("contents")
-        region = _shared_memory(item)
+        region = shared_memory(item)
         if region is not None:
             if given:
                 raise invalid(
@@ -244,109 +241,3 @@ def _read_inputs(request: Request, inputs: Any, envelope: Envelope, signature: S
                 f"unable to find data for input tensor '{item.name}' for model '{signature.model}' in request."
             )
         request.inputs.append(placer.slice(item.name, datatype, shape, start, end - start))
-
-
-def _read_parameters(request: Request, parameters: Any) -> bool:
-    """Puts the parameters where they belong; whether a stream wants an empty final response."""
-    empty_final = False
-    others: dict[str, Any] = {}
-    for key, parameter in parameters.items():
-        choice = parameter.WhichOneof("parameter_choice")
-        if key == "sequence_id":
-            if choice not in ("int64_param", "string_param"):
-                raise _wrong_type(key, "int64_param or string_param.")
-            value = getattr(parameter, choice)
-            request.correlation_id = value if choice == "string_param" else value & _UINT64
-        elif key == "sequence_start":
-            request.flags |= SEQUENCE_START if _bool(key, parameter, choice) else 0
-        elif key == "sequence_end":
-            request.flags |= SEQUENCE_END if _bool(key, parameter, choice) else 0
-        elif key == "priority":
-            if choice not in ("int64_param", "uint64_param"):
-                raise _wrong_type(key, "int64_param or uint64_param.")
-            request.priority = getattr(parameter, choice)
-            if request.priority < 0:
-                raise invalid("invalid value for 'priority', expected value >= 0.")
-        elif key == "timeout":
-            if choice != "int64_param":
-                raise _wrong_type(key, "int64_param.")
-            request.timeout_us = parameter.int64_param & _UINT64
-        elif key == EMPTY_FINAL:
-            empty_final = _bool(key, parameter, choice)
-        elif key.startswith("triton_"):
-            raise invalid(
-                "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
-                f"starting with 'triton_' are allowed: {EMPTY_FINAL}"
-            )
-        elif choice in _CHOICES:
-            others[key] = getattr(parameter, choice)
-        else:
-            raise _wrong_type(key, "int64_param, bool_param, or string_param.")
-    request.parameters = others or None
-    return empty_final
-
-
-def _bool(key: str, parameter: Any, choice: str | None) -> bool:
-    if choice != "bool_param":
-        raise _wrong_type(key, "bool_param.")
-    return bool(parameter.bool_param)
-
-
-def _wrong_type(key: str, expected: str) -> ServeError:
-    return invalid(f"invalid value type for '{key}' parameter, expected {expected}")
-
-
-def _read_outputs(outputs: Any, placer: BodyPlacer | None) -> dict[str, Slot] | None:
-    """The requested outputs, None for all. Of two requests for the same output the first counts, as over HTTP."""
-    slots: dict[str, Slot] = {}
-    for item in outputs:
-        region = _shared_memory(item)
-        classes = 0
-        if "classification" in item.parameters:
-            parameter = item.parameters["classification"]
-            if parameter.WhichOneof("parameter_choice") != "int64_param":
-                raise invalid("invalid value type for 'classification' parameter, expected int64_param")
-            classes = parameter.int64_param
-            if classes <= 0:
-                raise invalid("invalid value for 'classification' parameter, expected >= 0")
-        if region is not None:
-            if classes:
-                raise invalid("output can't set both 'shared_memory_region' and 'classification'")
-            assert placer is not None
-            slots.setdefault(item.name, Slot(True, IN_REGION, placer.output_in_region(*region)))
-        else:
-            slots.setdefault(item.name, Slot(True, classes))
-    return slots or None
-
-
-def _shared_memory(item: Any) -> tuple[str, int, int] | None:
-    """Region, offset and size of a tensor in shared memory, None of another one. Raises ServeError."""
-    parameters = item.parameters
-    if not parameters:
-        return None
-    region: str | None = None
-    found = {}
-    if "shared_memory_region" in parameters:
-        region = _shm_value(item, "shared_memory_region", "string_param")
-    for key in ("shared_memory_offset", "shared_memory_byte_size"):
-        if key in parameters:
-            if region is None:
-                raise invalid(
-                    f"'{key}' can not be specified without 'shared_memory_region' parameter for tensor '{item.name}'"
-                )
-            found[key] = _shm_value(item, key, "int64_param") & _UINT64
-        elif region is not None and key == "shared_memory_byte_size":
-            raise invalid(
-                "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter "
-                f"for tensor '{item.name}'"
-            )
-    if region is None:
-        return None
-    return region, found.get("shared_memory_offset", 0), found["shared_memory_byte_size"]
-
-
-def _shm_value(item: Any, key: str, choice: str) -> Any:
-    parameter = item.parameters[key]
-    if parameter.WhichOneof("parameter_choice") != choice:
-        raise invalid(f"invalid value type for '{key}' parameter for tensor '{item.name}', expected {choice}.")
-    return getattr(parameter, choice)

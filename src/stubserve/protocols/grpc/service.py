@@ -11,7 +11,7 @@ from stubserve.errors import ServeError
 from stubserve.inference.memory import Block
 from stubserve.protocols.access import Access
 from stubserve.protocols.forwarding import HeaderForwarding
-from stubserve.protocols.grpc.access_log import LoggedCall
+from stubserve.protocols.grpc.access_log import LoggedRpc
 from stubserve.protocols.grpc.digest import digest
 from stubserve.protocols.grpc.infer import ModelInfer
 from stubserve.protocols.grpc.management import METHODS, SERVICE, ManagementRpcs
@@ -98,7 +98,7 @@ class Service:
         if access is not None and access.guards(kind):
             method = method._replace(open=functools.partial(_guarded, method, access, kind))
         if self._logs_calls:
-            method = method._replace(open=functools.partial(LoggedCall, method, path))
+            method = method._replace(open=functools.partial(LoggedRpc, method, path))
         self.methods[path] = method
 
     def _forwarded(self, call: Rpc) -> dict[str, str] | None:
@@ -153,8 +153,7 @@ def rpc_access(
 
 
 def _guarded(method: Method, access: Access, kind: str, call: Rpc) -> Handler:
-    names = access.credentials
-    credentials = tuple([one for one in call.metadata() if one[0] in names])
+    credentials = access.credentials_in(call.metadata())
     if access.knows(kind, credentials):
         return method.open(call)
     refusal = access.learn(kind, credentials, functools.partial(values_of, credentials))

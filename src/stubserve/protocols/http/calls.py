@@ -194,7 +194,7 @@ class Calls:
         return ways.client_of(self._peer(), lambda: connection.head.values(AUTHORIZATION))
 
     def _peer(self) -> str:
-        return peer_name(self._connection.transport.get_extra_info("peername"))
+        return peer_name(self._connection.peer)
 
     def log_request(self) -> None:
         """Logs the connection's request."""

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from stubserve.protocols.fair_queues import Peer
 
 
 class Fallback(HttpToolsProtocol):
@@ -17,9 +22,21 @@ class Fallback(HttpToolsProtocol):
 
     on_done: Callable[[], None]
 
-    def attach(self, transport: asyncio.Transport, on_done: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        log_answers: bool,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, loop)
+        self.access_log = self.access_log and log_answers
+
+    def attach(self, transport: asyncio.Transport, on_done: Callable[[], None], peer: Peer | None) -> None:
         self.on_done = on_done
         self.connection_made(transport)
+        self.client = peer
         self.connections.discard(self)
 
     def _unsupported_upgrade_warning(self) -> None:

@@ -7,11 +7,11 @@ import functools
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stubserve.protocols.http.access import HttpAccess
+from stubserve.protocols.access import Access
 from stubserve.protocols.http.asgi_request import error_response, values_of
 
 
-def guarded(app: ASGIApp, access: HttpAccess | None, kind: str) -> ASGIApp:
+def guarded(app: ASGIApp, access: Access | None, kind: str) -> ASGIApp:
     """The app, which refuses whom the rules do not let use APIs of this kind; itself where there are no rules."""
     if access is None or not access.guards(kind):
         return app

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stubserve.errors import ServeError, invalid
-from stubserve.protocols.http.access import HttpAccess
+from stubserve.protocols.access import Access
 from stubserve.protocols.http.app import json_response
 from stubserve.protocols.http.asgi_request import body_of
 from stubserve.protocols.http.guarded import guarded
@@ -52,7 +52,7 @@ class SageMaker:
         server: ServerFacts,
         models: GivenModels,
         app: ASGIApp,
-        access: HttpAccess | None,
+        access: Access | None,
         environment: Mapping[str, str],
     ) -> None:
         self._server = server

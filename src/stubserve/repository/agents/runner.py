@@ -16,8 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-# Hook -> method
-HOOKS = ("load", "load_complete", "load_fail", "unload", "unload_complete")
+# The hooks behind which none comes
 _LAST = ("load_fail", "unload_complete")
 
 

@@ -97,10 +97,6 @@ class EnsembleFlow(Generic[T]):
         self.answered = 0
         self.error: ServeError | None = None
 
-    def uses(self, tensor: str) -> int:
-        """How many take each turn of an ensemble's tensor; 0 if it is not to be given."""
-        return self._route.uses.get(tensor, 0)
-
     @property
     def steps(self) -> Sequence[Step]:
         """All that may have to run."""

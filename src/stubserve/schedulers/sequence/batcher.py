@@ -35,6 +35,7 @@ from stubserve.schedulers.hold import Hold
 from stubserve.schedulers.sequence.active import ActiveSequences
 from stubserve.schedulers.sequence.backlog import Backlog
 from stubserve.schedulers.sequence.departures import Departures
+from stubserve.schedulers.sequence.queues import SlotQueues
 from stubserve.schedulers.sequence.refusals import Refusals
 from stubserve.schedulers.sequence.slot import SequenceId, Slot
 from stubserve.schedulers.sequence.slots import Slots
@@ -51,16 +52,15 @@ class SequenceBatcher(Scheduler):
         "_answers",
         "_auto_ids",
         "_backlog",
-        "_closing",
         "_departures",
         "_executing",
         "_hold",
         "_iterative",
         "_now_ns",
         "_over",
+        "_queues",
         "_refusals",
         "_slots",
-        "_waiting_in",
         "keeps_states",
         "when_quiet",
         "when_vacant",
@@ -81,19 +81,17 @@ class SequenceBatcher(Scheduler):
         self._active = ActiveSequences(None if iterative else max_idle_us * 1000)
         self._backlog = Backlog()
         self._slots = Slots(slots_each)
+        self._queues = SlotQueues()
         self._departures = Departures()
         # Where implicit state is kept by sequence: those that are over without an END, to be told
         self._over: list[tuple[Instance, int]] = []
-        # Where each request waits that has a slot
-        self._waiting_in: dict[Request, Slot] = {}
         # Whose slots wait for their execution
         self._executing: dict[Request, Slot] = {}
         self._answers: list[tuple[Request, ServeError]] = []
         self._now_ns = 0
         # Called when a poll has left no sequence that further requests belong to
         self.when_quiet: Callable[[], None] | None = None
-        # Instances that are closed and have sequences, and what is called with each that has none any more
-        self._closing: set[Instance] = set()
+        # Called with each instance that was closed and has no sequence any more
         self.when_vacant: Callable[[Instance], None] | None = None
 
     # The strategy
@@ -152,8 +150,7 @@ class SequenceBatcher(Scheduler):
             slot.last_ns = now_ns
             if is_last:
                 self._active.end(slot)
-            slot.queue.append(request)
-            self._waiting_in[request] = slot
+            self._queues.add(slot, request)
             if slot.running is None:
                 self._filled(slot)
         if request.cancelled:
@@ -190,8 +187,7 @@ class SequenceBatcher(Scheduler):
         request.queue_start_ns = slot.last_ns = now_ns
         request.flags = 0
         slot.running = None
-        slot.queue.appendleft(request)
-        self._waiting_in[request] = slot
+        self._queues.put_back(slot, request)
         self._filled(slot)
         if request.cancelled:
             self.cancel(request)
@@ -215,21 +211,15 @@ class SequenceBatcher(Scheduler):
         if waiting is not None:
             self._answer_cancelled(waiting.requests)
             return
-        slot = self._waiting_in.get(request)
+        slot = self._queues.slot_of(request)
         if slot is None:
             self._cancel_elsewhere(request)
             return
-        behind = slot.cut(request)
-        self._out_of_slots(behind)
-        self._answer_cancelled(behind)
+        self._answer_cancelled(self._queues.cut(slot, request))
         self._end(slot)
 
     def _answer_cancelled(self, requests: Iterable[Request]) -> None:
         self._answers += [(request, cancellation(request)) for request in requests]
-
-    def _out_of_slots(self, requests: Iterable[Request]) -> None:
-        for request in requests:
-            del self._waiting_in[request]
 
     # Sequences and slots
 
@@ -243,7 +233,7 @@ class SequenceBatcher(Scheduler):
 
     def _release(self, slot: Slot) -> None:
         """A slot is free: the backlog's next has it from now on. Only within a poll, which knows the time."""
-        if self._closing and slot.instance in self._closing:
+        if self._slots.is_closing(slot.instance):
             self._departures.add(slot)  # its last request may still be about to execute
             return
         waiting = self._backlog.take()
@@ -253,17 +243,14 @@ class SequenceBatcher(Scheduler):
         self._active.begin(waiting.sequence, slot, self._now_ns)
         if waiting.complete:
             self._active.end(slot)
-        slot.queue.extend(waiting.requests)
-        self._waiting_in.update(dict.fromkeys(waiting.requests, slot))
+        self._queues.add_all(slot, waiting.requests)
         if slot.running is None:
             self._filled(slot)
 
     def _empty(self, slot: Slot) -> list[Request]:
         """Takes everything out of a slot's queue; the sequence is over if there was anything."""
-        queued = list(slot.queue)
+        queued = self._queues.clear(slot)
         if queued:
-            self._out_of_slots(queued)
-            slot.queue.clear()
             self._end(slot)
         return queued
 
@@ -278,7 +265,9 @@ class SequenceBatcher(Scheduler):
 
     # Instances
 
-    def instance_idle(self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0) -> None:
+    def instance_idle(
+        self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0, most: int = 0
+    ) -> None:
         if not works:
             if instance in self._slots:
                 self._rests(instance)
@@ -290,11 +279,7 @@ class SequenceBatcher(Scheduler):
 
     def close_instance(self, instance: Instance) -> bool:
         """No sequence begins on this instance any more; those that are there go on. Whether there are any."""
-        self._slots.close(instance)
-        if self._slots.is_vacant(instance):
-            return False
-        self._closing.add(instance)
-        return True
+        return self._slots.close(instance)
 
     def instance_gone(self, instance: Instance) -> None:
         slots = self._slots.leave(instance)
@@ -307,9 +292,7 @@ class SequenceBatcher(Scheduler):
             if slot.running is not None:
                 self._executing.pop(slot.running, None)
                 slot.running = None
-            self._out_of_slots(slot.queue)
-            lost += slot.queue
-            slot.queue.clear()
+            lost += self._queues.clear(slot)
             self._active.lose(slot, name)
         self._active.tidy(self._now_ns)
         self._answers += [(request, self._refusals.lost(request.correlation_id, name)) for request in lost]
@@ -329,11 +312,12 @@ class SequenceBatcher(Scheduler):
             if self.keeps_states:
                 self._over.append((slot.instance, slot.number))
             self._slots.give_back(slot)
-        if self._closing:
-            self._tell_vacant()
+        for instance in self._slots.take_vacant():
+            if self.when_vacant is not None:
+                self.when_vacant(instance)
         while backlog and (free := self._slots.take()) is not None:
             self._release(free)
-        if not self._hold.holds(len(self._waiting_in), len(backlog)):
+        if not self._hold.holds(len(self._queues), len(backlog)):
             self._run(now_ns, decision)
         decision.answer, self._answers = self._answers, []
         if self._over:
@@ -343,13 +327,6 @@ class SequenceBatcher(Scheduler):
         decision.wake_by(backlog.next_deadline_ns())
         decision.wake_by(self._active.next_check_ns())
         return decision
-
-    def _tell_vacant(self) -> None:
-        """Tells of closed instances that have no sequence any more, or are gone."""
-        for instance in [one for one in self._closing if self._slots.is_vacant(one)]:
-            self._closing.remove(instance)
-            if self.when_vacant is not None:
-                self.when_vacant(instance)
 
     def drain(self) -> list[Request]:
         drained = [request for request, _ in self._answers]
@@ -367,4 +344,4 @@ class SequenceBatcher(Scheduler):
 
     @property
     def queued(self) -> int:
-        return len(self._waiting_in) + len(self._backlog) + len(self._answers)
+        return len(self._queues) + len(self._backlog) + len(self._answers)

@@ -123,8 +123,7 @@ class DirectBatcher(SequenceBatcher):
                 extras += [nothing] * empty
                 sequences += [0] * empty
             if fits:
-                slot.queue.popleft()
-                del self._waiting_in[request]
+                self._queues.take(slot)
                 requests.append(request)
                 extras.append(controls.of(request, slot))
                 sequences.append(slot.number)

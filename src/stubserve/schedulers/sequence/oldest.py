@@ -147,8 +147,7 @@ class OldestBatcher(SequenceBatcher):
 
     def _advance(self, slot: Slot, now_ns: int) -> None:
         """Makes the oldest request of a slot a candidate."""
-        request = slot.queue.popleft()
-        del self._waiting_in[request]
+        request = self._queues.take(slot)
         slot.running = request
         self._candidates[request] = (slot, slot.number, request.queue_start_ns)
         self._batchers[slot.instance].enqueue(request, now_ns)

@@ -55,12 +55,5 @@ class Slot:
         self.last_ns = 0
         self.controls: tuple[SequenceId, Sequence[Tensor]] | None = None
 
-    def cut(self, request: Request) -> list[Request]:
-        """Takes a request and all behind it out of the queue."""
-        behind = [self.queue.pop()]
-        while behind[-1] is not request:
-            behind.append(self.queue.pop())
-        return behind[::-1]
-
     def __repr__(self) -> str:
         return f"<Slot {self.index} of {self.instance}: {self.sequence!r}, {len(self.queue)} queued>"

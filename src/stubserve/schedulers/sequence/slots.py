@@ -27,7 +27,7 @@ class _Row:
 class Slots:
     """`each` slots of every instance. Taking one and giving it back costs the logarithm of how many are free."""
 
-    __slots__ = ("_each", "_free", "_joined", "_rows")
+    __slots__ = ("_closing", "_each", "_free", "_joined", "_rows")
 
     def __init__(self, each: int) -> None:
         self._each = each
@@ -36,6 +36,8 @@ class Slots:
         # A heap of (index, when its instance joined, its row, the slot). There is no slot yet in the last entry of a
         # row; entries of rows that are closed may be there.
         self._free: list[tuple[int, int, _Row, Slot | None]] = []
+        # Instances that are closed, until it is told that they are vacant
+        self._closing: set[Instance] = set()
 
     def join(self, instance: Instance) -> bool:
         """Adds the slots of an instance; False if they are there."""
@@ -58,26 +60,27 @@ class Slots:
             slot.gone = True
         return row.slots
 
-    def close(self, instance: Instance) -> None:
-        """No slot of this instance is to be taken any more."""
+    def close(self, instance: Instance) -> bool:
+        """No slot of this instance is to be taken any more. Whether any is; then `take_vacant` tells when none is."""
         row = self._rows.get(instance)
-        if row is not None:
-            row.closed = True
+        if row is None:
+            return False
+        row.closed = True
+        if row.taken:
+            self._closing.add(instance)
+        return row.taken > 0
 
-    def is_open(self, instance: Instance) -> bool:
-        """Whether sequences may begin on an instance."""
-        row = self._rows.get(instance)
-        return row is not None and not row.closed
+    def is_closing(self, instance: Instance) -> bool:
+        """Whether an instance is closed, and `take_vacant` has still to tell of it."""
+        return instance in self._closing
 
-    def is_vacant(self, instance: Instance) -> bool:
-        """Whether no slot of an instance is taken, if it has any."""
-        row = self._rows.get(instance)
-        return row is None or not row.taken
-
-    def of(self, instance: Instance) -> Sequence[Slot]:
-        """Those slots of an instance that were ever used, by index."""
-        row = self._rows.get(instance)
-        return () if row is None else row.slots
+    def take_vacant(self) -> list[Instance]:
+        """The instances that are closed and have no slot any more that is taken, or are gone: each once."""
+        if not self._closing:
+            return []
+        vacant = [instance for instance in self._closing if self._is_vacant(instance)]
+        self._closing.difference_update(vacant)
+        return vacant
 
     def take(self) -> Slot | None:
         """The free slot with the lowest index; of equal ones, that of the instance that joined first."""
@@ -109,3 +112,7 @@ class Slots:
     def used(self) -> list[Slot]:
         """All that were ever used."""
         return [slot for row in self._rows.values() for slot in row.slots]
+
+    def _is_vacant(self, instance: Instance) -> bool:
+        row = self._rows.get(instance)
+        return row is None or not row.taken

@@ -21,31 +21,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from time import perf_counter
 from typing import cast
 
 from stubserve.errors import ServeError
 from stubserve.protocols.fair_queues import peer_name
 from stubserve.protocols.grpc.http2 import frames
-from stubserve.protocols.grpc.http2.fields import MAX_FIELDS, MAX_LIST_BYTES
+from stubserve.protocols.grpc.http2.fields import MAX_LIST_BYTES
 from stubserve.protocols.grpc.http2.frames import ConnectionFault, StreamFault
-from stubserve.protocols.grpc.http2.heads import ACCEPTED, NOT_GRPC, OPENING, TOO_LARGE, RpcHead, trailers
+from stubserve.protocols.grpc.http2.heads import CALL_TOO_LARGE, NOT_GRPC, TOO_LARGE, UNKNOWN_METHOD, RpcHead
+from stubserve.protocols.grpc.http2.identifiers import StreamIdentifiers
 from stubserve.protocols.grpc.http2.idling import Idling
+from stubserve.protocols.grpc.http2.inbox import RECEIVE_WINDOW
 from stubserve.protocols.grpc.http2.pings import Pings
 from stubserve.protocols.grpc.http2.read_share import SHORT_BYTES, ReadShare
 from stubserve.protocols.grpc.http2.reader import MAX_FRAME_BYTES, FrameReader
 from stubserve.protocols.grpc.http2.sender import Sender, Sending
 from stubserve.protocols.grpc.http2.shared import SharedByConnections
-from stubserve.protocols.grpc.http2.stream import RECEIVE_WINDOW, Stream
-from stubserve.protocols.grpc.transport import RESOURCE_EXHAUSTED, UNIMPLEMENTED, Method
+from stubserve.protocols.grpc.http2.stream import Stream
+from stubserve.protocols.grpc.transport import Method
 
 log = logging.getLogger("stubserve.grpc")
 
 MAX_STREAMS = 1024
-_SKIPPED = 16
-
-_TOO_LARGE_TEXT = f"the metadata of a call may have {MAX_FIELDS} fields and {MAX_LIST_BYTES} bytes"
 
 
 class Http2Connection(asyncio.BufferedProtocol):
@@ -69,16 +67,13 @@ class Http2Connection(asyncio.BufferedProtocol):
         # What it may read at once, and whether it waits for its turn to read on
         self._read_share = ReadShare(shared.ingress.offload, shared.scratch_view)
         self._rests = False
-        # Streams: those open, and the last that the client opened
+        # Streams: those open, and the identifiers of all
         self.streams: dict[int, Stream] = {}
         self.stream = self.streams.get
-        self.last_id = 0
-        # Ranges of streams that it has left out, which it may not open any more; as many as a proper client has
-        self._skipped: deque[tuple[int, int]] = deque(maxlen=_SKIPPED)
-        # What the client does that is of no use, and the frames of DATA when its last window update came
+        self.identifiers = StreamIdentifiers()
+        # What the client does that is of no use
         self._idling = Idling()
         self.take_idle_frame = self._idling.take_frame
-        self._data_bytes = 0
         self.bytes_received = 0
         self._peer: str | None = None
         self._watched = False
@@ -186,7 +181,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         """No new streams; the connection ends with the last that is open."""
         if not self._closing:
             self._closing = True
-            self.sender.write(frames.goaway(self.last_id, frames.NO_ERROR))
+            self.sender.write(frames.goaway(self.identifiers.last, frames.NO_ERROR))
         if not self.streams:
             self.close()
 
@@ -241,22 +236,15 @@ class Http2Connection(asyncio.BufferedProtocol):
                 raise StreamFault(id, frames.PROTOCOL_ERROR, fault)
             stream.ended_by_client()
             return
-        if id <= self.last_id:
-            if any(first <= id < end for first, end in self._skipped):
-                raise ConnectionFault(frames.PROTOCOL_ERROR, f"stream {id} is opened after stream {self.last_id}")
-            # Of a stream that was open: they may have been on their way when it ended.
+        if not self.identifiers.open(id):
             self.take_idle_frame()
             return
-        if id > self.last_id + 2:
-            self._skipped.append((self.last_id + 1, id))
-        self.last_id = id
         if self._idling.frames > 0:
             self._idling.excuse_frames()
         if self._closing or len(self.streams) >= MAX_STREAMS:
             self.sender.write(frames.rst_stream(id, frames.REFUSED_STREAM))
         elif head.too_large:
-            block = OPENING + trailers(RESOURCE_EXHAUSTED, _TOO_LARGE_TEXT) if head.is_grpc else TOO_LARGE
-            self._refuse(id, block, ends)
+            self._refuse(id, CALL_TOO_LARGE if head.is_grpc else TOO_LARGE, ends)
         elif head.fault:
             raise StreamFault(id, frames.PROTOCOL_ERROR, head.fault)
         elif not head.is_grpc:
@@ -266,7 +254,7 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def take_frame(self, kind: int, flags: int, id: int, payload: memoryview) -> None:
         if kind == frames.WINDOW_UPDATE:
-            self._widen(id, _uint32(payload) & 0x7FFF_FFFF)
+            self._widen(id, frames.uint32(payload) & 0x7FFF_FFFF)
         elif kind == frames.SETTINGS:
             self.take_idle_frame()
             if id:
@@ -280,8 +268,8 @@ class Http2Connection(asyncio.BufferedProtocol):
                 raise ConnectionFault(frames.PROTOCOL_ERROR, "a ping of a stream")
             self._pings.answer(flags, payload)
         elif kind == frames.RST_STREAM:
-            _uint32(payload)
-            self._must_not_be_idle(id, "the end")
+            frames.uint32(payload)
+            self.identifiers.refuse_idle(id, "the end")
             self._reset(id)
         elif kind == frames.PRIORITY:
             self.take_idle_frame()
@@ -307,7 +295,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def _begin(self, id: int, head: RpcHead, ends: bool) -> None:
         method = self._shared.methods.get(head.path)
         if method is None:
-            self._refuse(id, OPENING + ACCEPTED + trailers(UNIMPLEMENTED, ""), ends)
+            self._refuse(id, UNKNOWN_METHOD, ends)
             return
         stream = Stream(self, id, head, method)
         self.streams[id] = stream
@@ -323,7 +311,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def _widen(self, id: int, increment: int) -> None:
         stream = self.streams.get(id)
         if id:
-            self._must_not_be_idle(id, "a window")
+            self.identifiers.refuse_idle(id, "a window")
             if not increment:
                 raise StreamFault(id, frames.PROTOCOL_ERROR, "a window that does not grow")
             if stream is not None:
@@ -335,16 +323,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             self.sender.widen(increment)
         else:
             raise ConnectionFault(frames.PROTOCOL_ERROR, "a window that does not grow")
-        moved = self.sender.data_bytes - self._data_bytes
-        if moved:
-            self._data_bytes += moved
-            self._idling.excuse_updates(moved)
-        else:
-            self.take_idle_frame()
-
-    def _must_not_be_idle(self, id: int, what: str) -> None:
-        if id % 2 == 0 or id > self.last_id:
-            raise ConnectionFault(frames.PROTOCOL_ERROR, f"{what} of stream {id}, which was never open")
+        self._idling.take_update(self.sender.data_bytes)
 
     def _reset(self, id: int) -> None:
         stream = self.streams.get(id)
@@ -364,11 +343,5 @@ class Http2Connection(asyncio.BufferedProtocol):
     def _fail(self, code: int, text: str) -> None:
         log.info("closing a gRPC connection: %s", text)
         self._closing = True
-        self.sender.write(frames.goaway(self.last_id, code, text))
+        self.sender.write(frames.goaway(self.identifiers.last, code, text))
         self.close()
-
-
-def _uint32(payload: memoryview) -> int:
-    if len(payload) != 4:
-        raise ConnectionFault(frames.FRAME_SIZE_ERROR, "a frame of a wrong length")
-    return int(frames.UINT32.unpack(payload)[0])

@@ -1,4 +1,4 @@
-"""HTTP/2's frames (RFC 9113): their numbers, and packing them."""
+"""HTTP/2's frames (RFC 9113): their numbers, and packing and unpacking them."""
 
 from __future__ import annotations
 
@@ -96,3 +96,10 @@ def rst_stream(stream: int, code: int) -> bytes:
 
 def goaway(last_stream: int, code: int, text: str = "") -> bytes:
     return frame(GOAWAY, 0, 0, UINT32.pack(last_stream) + UINT32.pack(code) + text.encode())
+
+
+def uint32(payload: memoryview) -> int:
+    """The number that is all of a payload. Raises ConnectionFault."""
+    if len(payload) != UINT32.size:
+        raise ConnectionFault(FRAME_SIZE_ERROR, "a frame of a wrong length")
+    return int(UINT32.unpack(payload)[0])

@@ -14,8 +14,15 @@ import binascii
 import functools
 import re
 
-from stubserve.protocols.grpc.http2.fields import FIELD_BYTES, TABLE_BYTES, Field, FieldDecoder
-from stubserve.protocols.grpc.transport import Metadata
+from stubserve.protocols.grpc.http2.fields import (
+    FIELD_BYTES,
+    MAX_FIELDS,
+    MAX_LIST_BYTES,
+    TABLE_BYTES,
+    Field,
+    FieldDecoder,
+)
+from stubserve.protocols.grpc.transport import RESOURCE_EXHAUSTED, UNIMPLEMENTED, Metadata
 
 _REMEMBERED = 64
 _REMEMBERED_BYTES = 1024
@@ -200,9 +207,6 @@ def _literal(name: bytes, value: bytes) -> bytes:
 
 _TYPE = _literal(b"content-type", b"application/grpc")
 OPENING = b"\x88" + _TYPE
-NOT_GRPC = _literal(b":status", b"415")
-TOO_LARGE = _literal(b":status", b"431")
-ACCEPTED = _literal(b"grpc-accept-encoding", b"identity, deflate, gzip")
 
 
 @functools.cache
@@ -226,3 +230,12 @@ def _trailers(status: int, message: str) -> bytes:
             text = re.sub(rb"%.?$", b"", text[:_MESSAGE_BYTES])
         block += _literal(b"grpc-message", text)
     return block
+
+
+# Whole answers: to what is no call of gRPC's, and to such a call
+NOT_GRPC = _literal(b":status", b"415")
+TOO_LARGE = _literal(b":status", b"431")
+CALL_TOO_LARGE = OPENING + trailers(
+    RESOURCE_EXHAUSTED, f"the metadata of a call may have {MAX_FIELDS} fields and {MAX_LIST_BYTES} bytes"
+)
+UNKNOWN_METHOD = OPENING + _literal(b"grpc-accept-encoding", b"identity, deflate, gzip") + trailers(UNIMPLEMENTED, "")

@@ -22,9 +22,11 @@ _MOST_BEFOREHAND = 100_000
 class Idling:
     """One connection's. `frames` and `resets` are what counts at the moment."""
 
-    __slots__ = ("frames", "resets")
+    __slots__ = ("_sent", "frames", "resets")
 
     def __init__(self) -> None:
+        # The bytes of messages that had been sent when a window was widened last
+        self._sent = 0
         self.frames = 0
         self.resets = 0
 
@@ -38,9 +40,14 @@ class Idling:
         """A stream is opened by a client that has had some."""
         self.frames = max(self.frames - _EXCUSED, 0)
 
-    def excuse_updates(self, nbytes: int) -> None:
-        """So much has been sent since a window was widened last."""
-        self.frames = max(self.frames - _EXCUSED - nbytes // _BYTES_EACH, -_MOST_BEFOREHAND)
+    def take_update(self, sent: int) -> None:
+        """A window is widened where `sent` bytes have been sent so far; without any since the last it moves nothing."""
+        moved = sent - self._sent
+        if not moved:
+            self.take_frame()
+            return
+        self._sent = sent
+        self.frames = max(self.frames - _EXCUSED - moved // _BYTES_EACH, -_MOST_BEFOREHAND)
 
     def take_reset(self) -> None:
         """A stream is ended by its client, or broken. One that ends by itself takes one back: half may end so."""

@@ -17,6 +17,7 @@ from stubserve.errors import ServeError
 from stubserve.inference.memory import Block
 from stubserve.protocols.arrival import ArenaArrival
 from stubserve.protocols.grpc.envelope import first_raw
+from stubserve.protocols.grpc.http2.frames import MAX_WINDOW
 from stubserve.protocols.grpc.transport import INTERNAL, MAX_MESSAGE_BYTES, RESOURCE_EXHAUSTED, UNIMPLEMENTED
 from stubserve.protocols.pressure import Owner
 from stubserve.protocols.serving import Ingress
@@ -25,6 +26,8 @@ from stubserve.protocols.stall import StallWatch
 log = logging.getLogger("stubserve.grpc")
 
 PREFIX_BYTES = 5
+# How much a client may send on a stream before the server has taken it.
+RECEIVE_WINDOW = 2 << 20
 # Longer messages go to the arena, and so do all when unfinished ones may already have this much of the heap.
 SMALL_BYTES = 64 * 1024
 ROOM_BYTES = 16 << 20
@@ -173,9 +176,21 @@ class Inbox:
             if self._filled == self._length:
                 yield self._finish()
 
-    def watch(self, watch: StallWatch | None) -> None:
-        """Has somebody watch that the message at hand goes on, or nobody."""
+    def may_go_on(self, window: int) -> int:
+        """How much more the client may send on a stream whose window has so much left, once it has used half of it.
+
+        It may send the whole of a large message at once: there is a place for that already.
+        """
+        more = min(RECEIVE_WINDOW + self.missing, MAX_WINDOW) - window
+        return more if more >= RECEIVE_WINDOW // 2 else 0
+
+    def has_to_go_on(self, watch: StallWatch | None) -> None:
+        """Has somebody watch that the message at hand goes on, if there is one; or nobody, where the client may not."""
+        if not self.partial:
+            watch = None
         before, self._watch = self._watch, watch
+        if before is watch:
+            return
         if before is not None:
             before.unwatch(self)
         self.watched = watch is not None
@@ -204,7 +219,7 @@ class Inbox:
         if self._length >= 0:
             self.drop()
         if self.watched:
-            self.watch(None)
+            self.has_to_go_on(None)
         self._owner = None
 
     def _forget(self) -> None:

@@ -15,6 +15,7 @@ from typing import Protocol
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.frames import ConnectionFault, StreamFault
 from stubserve.protocols.grpc.http2.heads import HeadDecoder, RpcHead
+from stubserve.protocols.grpc.http2.identifiers import StreamIdentifiers
 
 MAX_FRAME_BYTES = 1 << 20
 MAX_BLOCK_BYTES = 1 << 20
@@ -46,7 +47,7 @@ class DataStream(Protocol):
 class FrameTaker(Protocol):
     """What the reader tells. All of these raise ConnectionFault or StreamFault."""
 
-    last_id: int
+    identifiers: StreamIdentifiers
 
     def stream(self, id: int) -> DataStream | None:
         """The stream if it is open."""
@@ -184,7 +185,7 @@ class FrameReader:
                 raise ConnectionFault(frames.PROTOCOL_ERROR, "more padding than frame")
         connection = self._connection
         stream = connection.stream(id)
-        if stream is None and (id % 2 == 0 or id > connection.last_id):
+        if stream is None and connection.identifiers.is_idle(id):
             raise ConnectionFault(frames.PROTOCOL_ERROR, f"data on stream {id}, which is not open")
         self._received += length
         if self._received >= _GRANT_BYTES:

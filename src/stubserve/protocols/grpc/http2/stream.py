@@ -14,12 +14,12 @@ import logging
 from collections.abc import Callable, Sequence
 
 from stubserve.errors import ServeError
-from stubserve.inference.heap_account import FREE_BYTES
+from stubserve.inference.heap_account import FREE_BYTES, HeapShare
 from stubserve.inference.memory import Block
 from stubserve.inference.steps import Steps
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.heads import OPENING, RpcHead, trailers
-from stubserve.protocols.grpc.http2.inbox import Inbox, Message, MessageRefusal
+from stubserve.protocols.grpc.http2.inbox import RECEIVE_WINDOW, Inbox, Message, MessageRefusal
 from stubserve.protocols.grpc.http2.intake import Intake
 from stubserve.protocols.grpc.http2.outbox import Outbox
 from stubserve.protocols.grpc.http2.shared import StreamOwner
@@ -40,9 +40,6 @@ from stubserve.protocols.offload import LARGE_BYTES
 
 log = logging.getLogger("stubserve.grpc")
 
-# How much a client may send on a stream before the server has taken it.
-RECEIVE_WINDOW = 2 << 20
-
 
 class Stream:
     """A stream that the client has opened. `widened` is what the client takes beyond its initial window; less than 0
@@ -51,11 +48,11 @@ class Stream:
     __slots__ = (
         "_asked",
         "_connection",
-        "_counted",
         "_deadline",
         "_encoding",
         "_handler",
         "_head",
+        "_heap_share",
         "_inbox",
         "_intake",
         "_method",
@@ -78,8 +75,8 @@ class Stream:
         self._method = method
         self._handler: Handler | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        # What the heap's account has been told of the metadata
-        self._counted = 0
+        # The metadata's, where that is more than a little
+        self._heap_share: HeapShare | None = None
         # From the client
         self._inbox = Inbox(
             connection.ingress, connection.small_room, connection, self, head.encoding, method.max_bytes
@@ -99,8 +96,7 @@ class Stream:
 
     def begin(self) -> None:
         """Opens the RPC's handler."""
-        if log.isEnabledFor(logging.DEBUG):
-            log.debug(REQUEST_LINE, self._head.path)
+        log.debug(REQUEST_LINE, self._head.path)
         if self._head.nbytes > FREE_BYTES:
             self._count_metadata()
         if self._head.timeout_s is not None:
@@ -203,9 +199,8 @@ class Stream:
             self.finish(OK)
 
     def reply_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> None:
-        if self._status is None:
-            self.send_in_steps(work, blocks)
-            self.finish(OK)
+        self.send_in_steps(work, blocks)
+        self.finish(OK)
 
     def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
         if self._status is not None:
@@ -247,19 +242,15 @@ class Stream:
         self._cut_off(refusal.status, str(refusal))
 
     def grant(self) -> None:
-        """Lets the client send more, once it has used half of what it may.
-
-        It may send the whole of a large message at once: there is a place for that already.
-        """
+        """Lets the client send more, where it has used enough of what it may."""
         if not self._reading or self.half_closed or self._status is not None:
             return
         if self._intake is not None and self._intake.busy:
             return
-        window = min(RECEIVE_WINDOW + self._inbox.missing, frames.MAX_WINDOW)
-        more = window - self.receive_window
-        if more >= RECEIVE_WINDOW // 2:
+        more = self._inbox.may_go_on(self.receive_window)
+        if more:
             self._sender.write(frames.window_update(self.id, more))
-            self.receive_window = window
+            self.receive_window += more
 
     # What the outbox tells
 
@@ -293,10 +284,8 @@ class Stream:
 
     def _watch_or_not(self) -> None:
         """The client has to go on with a message that it has begun, where it may."""
-        inbox = self._inbox
-        wanted = inbox.partial and self._reading and self._status is None
-        if wanted != inbox.watched:
-            inbox.watch(self._connection.stall_watch if wanted else None)
+        may = self._reading and self._status is None
+        self._inbox.has_to_go_on(self._connection.stall_watch if may else None)
 
     # The end
 
@@ -325,18 +314,16 @@ class Stream:
         self.closed = True
         self._handler = None
         self._inbox.close()
-        if self._outbox is not None:
-            self._outbox.clear()
         if self._outbox is not None or self._intake is not None:
+            self._clear_outbox()
             self._drop_jobs()
             # What knows the stream is not known by it any more.
             self._outbox = self._intake = None
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-        if self._counted:
-            self._connection.ingress.heap.give_back(self._counted)
-            self._counted = 0
+        if self._heap_share is not None:
+            self._heap_share.drop()
 
     def _open_outbox(self) -> Outbox:
         outbox = self._outbox = Outbox(self._connection, self, self._encoding)
@@ -354,8 +341,8 @@ class Stream:
 
     def _count_metadata(self) -> None:
         """Tells the heap's account. Raises nothing: where there is no memory for it the RPC ends."""
+        self._heap_share = self._connection.ingress.heap.share()
         try:
-            self._connection.ingress.heap.take(self._head.nbytes)
-            self._counted = self._head.nbytes
+            self._heap_share.add(self._head.nbytes)
         except ServeError as error:
             asyncio.get_running_loop().call_soon(self.give_up, error)

@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 _PATIENCE_S = 5.0
 
 
-class Places:
+class Repositories:
     """The repositories of a server: folders, and after `open` those in the cloud, of which there are copies."""
 
     def __init__(self, settings: RepositorySettings) -> None:
