@@ -91,6 +91,34 @@ def run(act: Callable[[House], Awaitable[None]], listener: socket.socket | None 
     asyncio.run(asyncio.wait_for(whole(), 60))
 
 
+def test_who_goes_in_the_middle_of_a_head_is_let_go_without_a_turn() -> None:
+    """Whether it has been looked at before, or has come and gone since; who has asked all is answered all the same."""
+
+    async def act(house: House) -> None:
+        seen = [house.connect(HEAD[:-2]) for _ in range(20)]
+        await house.has_outside(20)
+        stays = house.connect(HEAD[:3])
+        asks = house.connect(HEAD)
+        await house.has_in(asks)
+        for client in seen[:10]:
+            client.close()
+        await house.has_outside(11)
+        for client in seen[10:]:
+            client.shutdown(socket.SHUT_WR)
+        await house.has_outside(1)
+        for _ in range(20):
+            house.connect(HEAD[:10]).close()
+        last = house.connect(HEAD)
+        last.shutdown(socket.SHUT_WR)
+        await house.has_in(asks, last)
+        await house.has_outside(1)
+        assert last.recv(100) == b"got " + HEAD
+        house.offload.next()
+        await house.has_in(asks, last, stays)
+
+    run(act)
+
+
 def test_who_has_asked_comes_in_before_those_who_have_not() -> None:
     async def act(house: House) -> None:
         quiet = [house.connect() for _ in range(100)]

@@ -29,6 +29,10 @@ class Wrong(Exception):
     """A success whose content does not follow from its request."""
 
 
+class Elsewhere(Exception):
+    """This server has nothing that could be asked for."""
+
+
 class Refused(Exception):
     """An answer that is an error, with its reason."""
 
@@ -188,6 +192,8 @@ class Client(threading.Thread):
         try:
             self.ask()
             self.tally["right"] += 1
+        except Elsewhere:
+            pass
         except Wrong as error:
             self.tally["wrong"] += 1
             world.fault(f"{self.name}: wrong: {error}")

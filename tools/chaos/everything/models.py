@@ -152,6 +152,9 @@ def write(repository: Path) -> None:
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(config)
     onnx.save(_sum(), repository / "adds" / "1" / "model.onnx")
+    # A store has no folders that are empty.
+    for folder in repository.glob("*/1"):
+        (folder / "version").touch()
 
 
 def works_text(instances: int) -> str:

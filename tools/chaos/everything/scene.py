@@ -47,8 +47,8 @@ class Everything(Scene):
         (regions.Regions, 2),
         (regions.UnaryRegions, 2),
     ]
-    # A collector's and a store's connections come and go.
-    spare: ClassVar[dict[str, int]] = {**SPARE, "socket:[N]": 4}
+    # Connections of a collector and of a store come and go, and the process that sends spans is started by the first.
+    spare: ClassVar[dict[str, int]] = {**SPARE, "socket:[N]": 4, "pipe:[N]": 2}
 
     def __init__(self, folder: Path, world: World, children: bool = True) -> None:
         super().__init__(folder, world, children)
