@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from stubserve_stub.wire import messages
+from stubserve_stub.wire import messages, places
+from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.places import InArena, Shared
 
 from stubserve.inference.memory import Block, Span
-from stubserve.inference.request import SEQUENCE_START, Request
+from stubserve.inference.request import SEQUENCE_START, Request, Response
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
-from stubserve.instances.batch import Batch, pack_batch
+from stubserve.instances.batch import Batch, pack_batch, read_result
 from tests.inference.models import request
 from tests.instances.fakes import FP32, small
 
@@ -40,6 +42,34 @@ def test_a_request_with_all_that_it_can_have() -> None:
     }
     [wire] = unpacked([request(small(1), **fields)])
     assert wire == ("a", "seq", 1, 5, {"p": 1}, None, ("OUT",), (("IN", FP32, (1,), b"\1\0\0\0"),))
+
+
+def answered(asked: Request, place: Any, datatype: int = BYTES) -> Response:
+    """What a stub's answer to a request becomes, with one output there."""
+    batch = Batch(Work([asked]), None)
+    memory: Any = SimpleNamespace(held=lambda offset: None)
+    entry = (None, [("OUT", datatype, (1, 1), tuple(places.AsJson(place)))], None)
+    [(_, response)], _ = read_result(batch, 1, 2, [entry], None, memory, "m_0")
+    return response
+
+
+def test_strings_come_as_json_where_only_the_client_sees_them() -> None:
+    asked, traced = request(small(1)), request(small(1))
+    for one in (asked, traced):
+        assert [wire[2] for wire in unpacked([one])] == [0]
+        one.texts_as_json = True
+    traced.trace = cast(Any, SimpleNamespace(wire=(1, None)))
+    assert [wire[2] for wire in unpacked([asked, traced])] == [messages.TEXTS_AS_JSON, 0]
+    [output] = answered(asked, b'["a"]').outputs
+    assert (output.json, output.data, output.nbytes) == (b'["a"]', b"", 0)
+
+
+def test_json_for_which_nobody_has_asked_is_refused() -> None:
+    asked, other = request(small(1)), request(small(1))
+    asked.texts_as_json = True
+    for response in (answered(other, b'["a"]'), answered(asked, b"[1.0]", FP32)):
+        assert not response.outputs
+        assert str(response.error) == "output 'OUT' of stub 'm_0' is JSON, for which nobody has asked"
 
 
 def test_sharing_is_the_spans_alone() -> None:

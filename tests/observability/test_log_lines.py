@@ -29,8 +29,8 @@ def test_a_line_has_upstreams_form() -> None:
 
 
 def test_more_lines_follow_below_and_look_like_no_record() -> None:
-    first, *rest = lines("failed\nE1122 server.py:1] faked\n\tfile \x1b[31m\r é\n")
-    assert first.endswith('] "failed"')
+    first, *rest = lines("failed\u2028\nE1122 server.py:1] faked\n\tfile \x1b[31m\r é\n")
+    assert first.endswith('] "failed\\u2028"')
     assert rest == ["    E1122 server.py:1] faked", "    \tfile \\x1b[31m\\r é"]
 
 

@@ -22,7 +22,7 @@ from grpc import RpcError
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from tests.real_server import Answer, Serving, binary_request, eventually, write_model
+from tests.real_server import Answer, Serving, binary_request, eventually, io_config, write_model
 from tests.server.grpc_calls import connected
 from tests.server.grpc_calls import request as grpc_request
 
@@ -453,25 +453,44 @@ def test_a_log_may_be_json(tmp_path: Path) -> None:
         assert (line["level"], line["place"].partition(":")[0]) == ("warning", "model.py")
 
 
+FORGED = 'I1122 00:00:00.000000 1 server.cc:1] "forged"'
+QUOTES = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            text = requests[0].inputs()[0].as_numpy().reshape(-1)[0].decode()
+            pb_utils.Logger.log_info(text)
+            print(text, flush=True)
+            raise ValueError(text)
+"""
+
+
 def test_clients_cannot_forge_records(tmp_path: Path) -> None:
-    """Text of a client's (names, ids, headers, metadata) is no line of the log by itself, in neither format."""
-    write_model(tmp_path, "echo")
-    forged = 'I1122 00:00:00.000000 1 server.cc:1] "forged"'
-    name = quote(f"x\n{forged}\r\n{forged}\x1b[2J\u2028{forged}", safe="")
+    """Text of a client's is no line of the log by itself, whoever quotes it, and controls no terminal."""
+    write_model(tmp_path, "quotes", QUOTES, io_config("STRING", "1"))
+    text = f"x\n{FORGED}\r\n{FORGED}\x1b[2J\u2028{FORGED}"
+    path = quote(text, safe="")
+    configs = [{"name": text}, {"backend": text}]
     for flags in ((), ("--log-format=json",)):
-        with Serving(tmp_path, "--log-verbose=2", *flags) as server:
+        with Serving(tmp_path, "--log-verbose=2", "--model-control-mode=explicit", "--load-model=*", *flags) as server:
             server.wait_until_ready()
-            for method, path in (
-                ("GET", f"/v2/models/{name}"),
-                ("POST", f"/v2/models/{name}/infer"),
-                ("POST", f"/v2/repository/models/{name}/load"),
-                ("GET", f"/{name}"),
+            for method, where in (
+                ("GET", f"/v2/models/{path}"),
+                ("POST", f"/v2/models/{path}/infer"),
+                ("GET", f"/{path}"),
             ):
-                assert server.request(method, path, b"{}" if method == "POST" else None).status >= 400
-            data = {"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}
-            assert server.infer_json("echo", [data], id=f"x\n{forged}").status == 200
-            assert server.infer_json("echo", [{**data, "name": f"y\n{forged}"}]).status == 400
-        assert server.output.count("forged") > 5  # it is there, but
-        lines = server.output.splitlines()
+                assert server.request(method, where, b"{}" if method == "POST" else None).status >= 400
+            for config in configs:
+                load = json.dumps({"parameters": {"config": json.dumps(config)}}).encode()
+                assert server.request("POST", "/v2/repository/models/quotes/load", load).status >= 400
+            data = {"name": "INPUT0", "datatype": "BYTES", "shape": [1], "data": [text]}
+            assert server.infer_json("quotes", [data], id=text).status == 500
+            server.wait_for("Failed to process the request")
+        assert server.output.count("forged") > 10  # it is there, but
+        # What models print is theirs, behind the instance's name.
+        told = [line for line in server.output.split("\n") if not line.startswith("[quotes_0] ")]
+        lines = told if flags else [line for one in told for line in one.splitlines()]
         assert not [line for line in lines if line.startswith("I1122 00:00")], server.output
-        assert "\x1b[2J" not in server.output
+        assert not [line for line in lines if "\x1b" in line]

@@ -8,7 +8,8 @@ the median of many counts. For TLS it is the rates that are compared.
 
 `python -m tools.bench.costs [--pairs N] [--fours N] [--only REGEX] [--python PATH]` does that with several pairs of
 servers one after the other, and shows the interval that holds 95 of 100 medians of as many figures drawn from those
-that were measured. The first row compares a server with itself: what it shows is what this way cannot tell apart.
+that were measured. The first row compares a server with itself: what it shows is what this way cannot tell apart. On a
+machine that has other work too `--instructions` tells more: it counts instead (`instructions`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Protocol
 
-from . import cached, h2load, in_step, payloads, wrk
+from . import cached, h2load, in_step, instructions, payloads, wrk
 from .payloads import Form, Sample
 from .servers import Program, Server, stubserve
 from .streaming import KServeOnly, service_pb2
@@ -42,6 +43,7 @@ CONNECTIONS = 16
 # In one turn
 REQUESTS = 4000
 RATED_REQUESTS = 20_000
+COUNTED_REQUESTS = 800
 # How many heads differ: more than a server remembers
 HEADS = 4096
 WITHOUT_WITH = (0, 1, 1, 0)
@@ -61,6 +63,9 @@ class Asking(Protocol):
     def turn(self, server: Server, secure: bool) -> float:
         """One turn: seconds of processor time, or of the clock, for a request."""
 
+    def ask(self, server: Server, requests: int) -> None:
+        """Asks, and measures nothing."""
+
 
 class HttpInStep:
     """HTTP, always the same request, or with heads that differ."""
@@ -71,9 +76,10 @@ class HttpInStep:
         self._requests = cycle([_request(number) for number in range(HEADS if own_heads else 1)])
 
     def turn(self, server: Server, secure: bool) -> float:
-        return _processor_time(
-            server, lambda: in_step.run(server.http_port, self._requests, CONNECTIONS, REQUESTS), REQUESTS
-        )
+        return _processor_time(server, self)
+
+    def ask(self, server: Server, requests: int) -> None:
+        in_step.run(server.http_port, self._requests, CONNECTIONS, requests)
 
 
 class GrpcCalls:
@@ -91,7 +97,10 @@ class GrpcCalls:
     def turn(self, server: Server, secure: bool) -> float:
         if self.metric is SHARE:
             return 1 / self._run(server, secure, RATED_REQUESTS)
-        return _processor_time(server, lambda: self._run(server, secure, REQUESTS), REQUESTS)
+        return _processor_time(server, self)
+
+    def ask(self, server: Server, requests: int) -> None:
+        self._run(server, False, requests)
 
     def _run(self, server: Server, secure: bool, requests: int) -> float:
         url = f"http{'s' * secure}://127.0.0.1:{server.grpc_port}{_PATH}"
@@ -113,6 +122,9 @@ class HttpRate:
         scheme = f"http{'s' * secure}"
         return 1 / wrk.run(server.http_port, self._script, self._payload, CONNECTIONS, 1, scheme).requests_per_s
 
+    def ask(self, server: Server, requests: int) -> None:
+        raise NotImplementedError("a rate is not counted in instructions")
+
 
 @dataclass(frozen=True)
 class Option:
@@ -128,6 +140,7 @@ class Option:
 
     @property
     def secure(self) -> bool:
+        """Whether it is TLS; then rates are compared."""
         return self.repository == "tls"
 
 
@@ -212,11 +225,11 @@ def all_loads() -> list[OptionCost]:
     return [OptionCost(option) for option in all_options()]
 
 
-def _processor_time(server: Server, ask: Callable[[], object], requests: int) -> float:
+def _processor_time(server: Server, asking: Asking) -> float:
     processes = server.processes()
     before = processes.parent_cpu_seconds()
-    ask()
-    return (processes.parent_cpu_seconds() - before) / requests
+    asking.ask(server, REQUESTS)
+    return (processes.parent_cpu_seconds() - before) / REQUESTS
 
 
 def _request(number: int) -> bytes:
@@ -269,9 +282,19 @@ def main() -> None:
     parser.add_argument("--fours", type=int, default=10, help="fours of turns with each (default: %(default)s)")
     parser.add_argument("--only", metavar="REGEX", default="", help="only options whose name matches")
     parser.add_argument("--python", type=lambda text: Path(text).absolute(), default=Path(sys.executable))
+    parser.add_argument(
+        "--instructions", action="store_true", help="count instructions by valgrind, one pair of servers"
+    )
     options = parser.parse_args()
+    if options.instructions and not instructions.available():
+        sys.exit("valgrind is not installed: apt-get install valgrind")
     for option in all_options():
-        if re.search(options.only, option.name):
+        if not re.search(options.only, option.name):
+            continue
+        if options.instructions:
+            if not option.secure:
+                print(_counted(option, options.python), flush=True)
+        else:
             figures = [figure for _ in range(options.pairs) for figure in _pair(option, options.python, options.fours)]
             print(_line(option, figures), flush=True)
 
@@ -289,6 +312,28 @@ def _pair(option: Option, python: Path, fours: int) -> Iterator[float]:
         four(option, asking, servers)
         for _ in range(fours):
             yield four(option, asking, servers)
+
+
+def _counted(option: Option, python: Path) -> str:
+    """How many instructions a request takes without the option and with it; of three runs of each the least."""
+    least = []
+    with tempfile.TemporaryDirectory(prefix="bench-costs-") as name:
+        folder = Path(name)
+        write_model(folder / "models")
+        for which, flags in (("without", ()), ("with", option.flags(folder))):
+            own = folder / which
+            program = instructions.counted(stubserve(python), own)
+            program = replace(program, arguments=(*program.arguments, *flags))
+            with Server(program, folder / "models", folder / f"{which}.log") as server:
+                asking = option.asking(folder)
+                asking.ask(server, HEADS)
+
+                def ask(asking: Asking = asking, server: Server = server) -> None:
+                    asking.ask(server, COUNTED_REQUESTS)
+
+                least.append(min(instructions.of(server, own, ask) for _ in range(3)) / COUNTED_REQUESTS)
+    more = (least[1] / least[0] - 1) * 100
+    return f"{option.name:55} {more:8.2f} %   {least[0]:,.0f} and {least[1]:,.0f} instructions"
 
 
 def _line(option: Option, figures: Sequence[float]) -> str:

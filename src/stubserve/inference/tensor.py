@@ -17,10 +17,13 @@ class Tensor:
     None, the `nbytes` at arena offset `offset` inside `span`: all of it, where these two are not given. Only a tensor
     that has no place yet has neither.
 
+    An output of strings that only its client is to see, as JSON, may be no more than that: `json`, its elements as an
+    array. Then its bytes are none.
+
     `strings` is how many elements the bytes are known to be, where whoever made them of strings has counted; else -1.
     """
 
-    __slots__ = ("data", "datatype", "name", "nbytes", "offset", "shape", "span", "strings")
+    __slots__ = ("data", "datatype", "json", "name", "nbytes", "offset", "shape", "span", "strings")
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class Tensor:
         self.data = data
         self.span = span
         self.strings = -1
+        self.json: bytes | None = None
         if data is not None:
             self.offset = 0
             self.nbytes = len(data)

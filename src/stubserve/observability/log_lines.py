@@ -66,7 +66,8 @@ class LogFormatter(logging.Formatter):
             return f"{_HEAD_COLORS[letter]}{head}{_RESET} {color}{text}{_RESET if color else ''}"
         if not self._escape:
             return f"{head} {message}"
-        return f"{head} {_indented(message, json.dumps(message.partition(chr(10))[0], ensure_ascii=False))}"
+        quoted = json.dumps(message.partition("\n")[0], ensure_ascii=False)
+        return f"{head} {_indented(message, printable(quoted))}"
 
 
 def printable(text: str) -> str:

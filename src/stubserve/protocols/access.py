@@ -11,7 +11,7 @@ the same, so credentials that were granted a kind of API are known from then on,
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
 from stubserve.errors import Code, ServeError
 from stubserve.protocols.tokens import Tokens
@@ -70,6 +70,11 @@ class Access:
     def guards(self, kind: str) -> bool:
         """Whether there is anything to ask about this kind."""
         return kind in self._restricted or (self._tokens is not None and kind not in self._open_kinds)
+
+    def credentials_in(self, metadata: Sequence[tuple[str, str | bytes]]) -> tuple[tuple[str, str | bytes], ...]:
+        """A call's credentials, of its metadata."""
+        names = self.credentials
+        return tuple([one for one in metadata if one[0] in names])
 
     def knows(self, kind: str, credentials: Hashable) -> bool:
         """Whether a request with these credentials, all that it has, was granted an API of this kind, and still is."""

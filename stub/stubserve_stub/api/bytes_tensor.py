@@ -25,24 +25,24 @@ from stubserve_stub.wire import strings
 Buffer = Union[bytes, bytearray, memoryview, "np.ndarray[Any, Any]"]
 
 _TABLE = 256
-_pack_length = struct.Struct("<I").pack
 _unpack_length = struct.Struct("<I").unpack_from
 _READERS = [struct.Struct("<{}sI".format(length)).unpack_from for length in range(_TABLE)]
 
 
-def encode(array: "np.ndarray[Any, Any]") -> bytes:
-    """An array of objects or of `S` strings as a blob; objects that are not exactly `bytes` go through `str()`.
+def elements_of(array: "np.ndarray[Any, Any]") -> List[bytes]:
+    """The elements of an array of objects or of `S` strings; objects that are not exactly `bytes` go through `str()`.
 
     Raises UnicodeEncodeError for text with lone surrogates, and what an object's `__str__` raises.
     """
-    if array.size == 1:
-        alone = array.item()
-        if type(alone) is bytes:
-            return _pack_length(len(alone)) + alone
-    elements: List[Any] = array.reshape(-1).tolist()
+    elements: List[Any] = [array.item()] if array.size == 1 else array.reshape(-1).tolist()
     if list(map(type, elements)).count(bytes) != len(elements):
         elements = [element if type(element) is bytes else str(element).encode() for element in elements]
-    return strings.join(elements)
+    return elements
+
+
+def encode(array: "np.ndarray[Any, Any]") -> bytes:
+    """An array as a blob. Raises as `elements_of` does."""
+    return strings.join(elements_of(array))
 
 
 def decode(blob: Buffer) -> List[bytes]:

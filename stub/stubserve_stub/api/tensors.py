@@ -1,7 +1,7 @@
 """`Tensor`: a name, a data type, a shape, and memory that is only looked at when the model asks for it.
 
-A tensor that a model makes has its array; BYTES are serialised at once, as upstream does, so that later changes of the
-objects do not count. A tensor that arrives has bytes of its message, or a view of the arena:
+A tensor that a model makes has its array; of BYTES the elements are taken out at once, as upstream does, so that later
+changes of the objects do not count. A tensor that arrives has bytes of its message, or a view of the arena:
 
 - `as_numpy()` makes the array on its first call: a writable copy of bytes, the arena's memory itself (no copy).
 - BYTES are decoded when looked at, and a tensor that is passed on is sent from the memory in which it came.
@@ -25,6 +25,7 @@ import numpy as np
 from stubserve_stub.api import bytes_tensor
 from stubserve_stub.api.arguments import as_text, incompatible
 from stubserve_stub.api.exceptions import TritonModelException
+from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BF16, BY_NUMBER, BYTES
 
 if TYPE_CHECKING:
@@ -49,13 +50,15 @@ class Tensor:
     no array, TritonModelException for other data types and an empty name.
     """
 
-    __slots__ = ("__weakref__", "_array", "_datatype", "_name", "_shape", "_source", "_storage")
+    __slots__ = ("__weakref__", "_array", "_datatype", "_elements", "_name", "_shape", "_source", "_storage")
 
     _name: str
     _datatype: int
     _shape: Sequence[int]
     # The memory as it came or, of BYTES, as it goes
     _source: Source
+    # Of BYTES that a model has made
+    _elements: Optional[List[bytes]]
     # The memory as an array (BF16: of uint16), once it has been looked at
     _storage: Optional[Array]
     # What as_numpy() returns
@@ -81,11 +84,12 @@ class Tensor:
         self._datatype = datatype
         self._shape = array.shape
         self._array = array
+        self._source = None
         if datatype == BYTES:
-            self._source = bytes_tensor.encode(array)
+            self._elements = bytes_tensor.elements_of(array)
             self._storage = None
         else:
-            self._source = None
+            self._elements = None
             self._storage = array
 
     @staticmethod
@@ -98,7 +102,7 @@ class Tensor:
         self._datatype = datatype
         self._shape = shape
         self._source = view if data is None else data
-        self._storage = self._array = None
+        self._elements = self._storage = self._array = None
         return self
 
     @staticmethod
@@ -111,7 +115,7 @@ class Tensor:
         storage = memory.view(_MEMORY[datatype]) if memory.nbytes else np.zeros(0, _MEMORY[datatype])
         if not storage.flags.aligned:
             storage = storage.copy()
-        self._source = None
+        self._source = self._elements = None
         self._storage = storage.reshape(shape)
         self._array = None if datatype == BF16 else self._storage
         return self
@@ -134,7 +138,7 @@ class Tensor:
         self._name = text
         self._datatype, self._storage = dlpack.imported(tensor)
         self._shape = self._storage.shape
-        self._source = self._array = None
+        self._source = self._elements = self._array = None
         return self
 
     def name(self) -> str:
@@ -177,7 +181,7 @@ class Tensor:
     def _memory(self) -> Array:
         """The memory as an array in its own data type and shape; of BYTES, the blob."""
         if self._storage is None:
-            source, dtype = self._source, _MEMORY[self._datatype]
+            source, dtype = self._blob() if self._datatype == BYTES else self._source, _MEMORY[self._datatype]
             assert source is not None
             shape: Any = (len(source),) if self._datatype == BYTES else self._shape
             if isinstance(source, bytes) or not source:
@@ -237,12 +241,19 @@ class Tensor:
             source = self._source = source.toreadonly()
         return source
 
+    def _blob(self) -> Union[bytes, memoryview]:
+        """The bytes of a tensor that has no array of its own, or of BYTES."""
+        if self._source is None:
+            assert self._elements is not None
+            self._source = strings.join(self._elements)
+        return self._source
+
     def _payload(self) -> Tuple[int, Sequence[int], Union[bytes, memoryview, Array]]:
         """(datatype, shape, contiguous buffer): what goes over the wire."""
         storage = self._storage
         if storage is None or self._datatype == BYTES:
-            assert self._source is not None
-            return (self._datatype, self._shape, self._source)
+            source = self._source
+            return (self._datatype, self._shape, self._blob() if source is None else source)
         if type(storage) is not np.ndarray:
             storage = storage.view(np.ndarray)
         return (self._datatype, self._shape, storage)

@@ -3,7 +3,8 @@
 Only such batches meet any of this. A request whose region is not there when its batch begins, or goes away meanwhile,
 is answered with an error whatever the model says; until then it reads zeros, so that others of its batch are executed
 as if nothing had happened. What is returned from `execute` is judged when that is over, what a sender sends as it is
-sent: zeros can be read only after the region is known to have gone, so no response made of them gets out.
+sent: zeros can be read only after the region is known to have gone, so no response made of them gets out. What the
+model asks of other models meanwhile may be made of them; its own request fails then, whatever those answer.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class SlotInputs:
     def has_failed(self) -> bool:
         """Looks whether all of it is there. Once it is not, the request has failed for good."""
         if not self.failure and any(window.torn for window in self.windows):
-            self.failure = "it has become smaller"
+            self.failure = "it has become smaller, or /dev/shm is full"
         return bool(self.failure)
 
     def judged(self, response: Optional[WireResponse], free: Callable[[Sequence[int]], None]) -> Optional[WireResponse]:

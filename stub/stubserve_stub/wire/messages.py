@@ -27,13 +27,14 @@ read by whoever waits for them while the main thread is in `execute`::
 
     requests  one for each slot of the batch, in order; None for a slot that is empty
     request   (id, correlation_id, flags, timeout_us, parameters, trace, requested_outputs, inputs)
+    flags     Triton's for a request; with TEXTS_AS_JSON, outputs of BYTES may come as the JSON of their elements
     region_outputs   (slot, name, region, offset, nbytes): outputs that are to be written into clients' regions
     entries   one for each slot: a response; None where a sender answers, before or after, and for an empty slot;
               RESCHEDULED where the same request is to be executed again
     sequences for models with implicit state, one for each slot: the number of the sequence whose states are meant,
               which no other sequence has; 0 for an empty slot
     response  (error, outputs, parameters); in RESPONSE and in answers also None: the flag alone
-    flags     FINAL: no further response to this request; ACKNOWLEDGE: say when it has been passed on
+    flags     of RESPONSE; FINAL: no further response to this request; ACKNOWLEDGE: say when it has been passed on
     trace     (number, context) of a request that is traced, or None; the context is a text for other programs, or None
     tensor    (name, datatype, shape, place)      datatype is the number in Triton's DataType enum
     place     see `stubserve_stub.wire.places`
@@ -75,6 +76,9 @@ CALL_BLOCKS = 5
 CANCEL = 6
 DISCARD = 7
 TAKEN = 8
+
+# Triton's flags are 32 bits.
+TEXTS_AS_JSON = 1 << 32
 
 FINAL = 1
 ACKNOWLEDGE = 2

@@ -1,6 +1,6 @@
 """Where the bytes of a tensor are: one vocabulary for parent and stub.
 
-A place is one of six things. The bytes themselves are a place, too: a small tensor travels inside its message, as
+A place is one of seven things. The bytes themselves are a place, too: a small tensor travels inside its message, as
 msgpack's own binary type, and costs neither an object nor a tag. Every other place is a tuple that begins with its tag,
 and goes into a message as it is::
 
@@ -11,6 +11,8 @@ and goes into a message as it is::
                                                               that begins at `within`
     InRegion  (4, region, offset, nbytes)                     inside a client's own memory, registered under a number
     OnDevice  (5, kind, device, handle, offset, nbytes)       memory of a device; its driver opens it by `handle`
+    AsJson    (6, text)                     stub ▶ parent     no place: the strings of an output as the JSON that its
+                                                              client is to get, where the request says TEXTS_AS_JSON
 
 Offsets and sizes are bytes; those of the first three count from the beginning of the arena, those of the last two from
 the beginning of the region or of the device's allocation. Regions are only there where a client has named them, and
@@ -26,6 +28,7 @@ SHARED = 2
 LENT = 3
 REGION = 4
 DEVICE = 5
+JSON = 6
 
 
 class _ArenaFields(NamedTuple):
@@ -55,6 +58,11 @@ class _DeviceFields(NamedTuple):
     handle: bytes
     offset: int
     nbytes: int
+
+
+class _JsonFields(NamedTuple):
+    tag: int
+    text: bytes
 
 
 class InArena(_ArenaFields):
@@ -102,7 +110,20 @@ class OnDevice(_DeviceFields):
         return super().__new__(cls, DEVICE, kind, device, handle, offset, nbytes)
 
 
-Place = Union[bytes, InArena, Shared, Lent, InRegion, OnDevice]
+class AsJson(_JsonFields):
+    """The elements of a BYTES output as a JSON array."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: bytes) -> AsJson:
+        return super().__new__(cls, JSON, text)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.text)
+
+
+Place = Union[bytes, InArena, Shared, Lent, InRegion, OnDevice, AsJson]
 
 # By the tag and the types of all fields, for a message may hold anything
 _CLASSES: Dict[Tuple[int, Tuple[type, ...]], Type[Any]] = {
@@ -111,6 +132,7 @@ _CLASSES: Dict[Tuple[int, Tuple[type, ...]], Type[Any]] = {
     (LENT, (int,) * 4): Lent,
     (REGION, (int,) * 4): InRegion,
     (DEVICE, (int, int, int, bytes, int, int)): OnDevice,
+    (JSON, (int, bytes)): AsJson,
 }
 
 
@@ -120,7 +142,7 @@ def unpack(wire: Any) -> Place:
         return wire
     if type(wire) is tuple and wire and type(wire[0]) is int:
         found = _CLASSES.get((wire[0], tuple(map(type, wire))))
-        if found is not None and min(wire if found is not OnDevice else wire[:3] + wire[4:]) >= 0:
+        if found is not None and (found is AsJson or min(wire if found is not OnDevice else wire[:3] + wire[4:]) >= 0):
             place: Place = tuple.__new__(found, wire)
             return place
     raise ValueError("no place of a tensor: {!r}".format(wire))
@@ -130,6 +152,8 @@ def refusal(place: Place) -> str:
     """Why nobody here can use memory of this kind, for people; empty if the kind is served."""
     if isinstance(place, InRegion):
         return "lies in a client's shared memory (region {}), of which nobody has told".format(place.region)
+    if isinstance(place, AsJson):
+        return "is JSON, for which nobody has asked"
     if isinstance(place, OnDevice):
         return "lies in the memory of device {} (kind {}), which is not served yet".format(place.device, place.kind)
     return ""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from stubserve_stub.wire import messages, places
-from stubserve_stub.wire.places import InArena, InRegion, Lent, OnDevice, Place, Shared
+from stubserve_stub.wire.places import AsJson, InArena, InRegion, Lent, OnDevice, Place, Shared
 
 # The format, to the byte: whoever changes one of these changes WIRE_VERSION as well.
 GOLDEN: list[tuple[Place, str]] = [
@@ -18,6 +18,7 @@ GOLDEN: list[tuple[Place, str]] = [
     (Lent(4160, 1025, 4096), "9403cd1040cd0401cd1000"),
     (InRegion(7, 64, 1025), "94040740cd0401"),
     (OnDevice(2, 1, b"\xff\0", 256, 1025), "96050201c402ff00cd0100cd0401"),
+    (AsJson(b'["a"]'), "9206c4055b2261225d"),
 ]
 
 
@@ -54,7 +55,10 @@ def test_kinds_with_the_same_fields_are_not_equal() -> None:
         "text",
         (),
         (0, 1, 2),
-        (6, 1, 2),
+        (6, 1),
+        (6, "[]"),
+        (6, b"[]", 2),
+        (7, 1, 2),
         ("1", 1, 2),
         (1, 64),
         (1, 64, 128, 192),
@@ -75,10 +79,11 @@ def test_what_is_no_place_is_refused(wire: Any) -> None:
         places.unpack(wire)
 
 
-def test_regions_and_devices_are_refused_for_now() -> None:
+def test_what_is_refused_where_nobody_can_use_it() -> None:
     assert places.refusal(InRegion(7, 0, 64)) == "lies in a client's shared memory (region 7), of which nobody has told"
     assert (
         places.refusal(OnDevice(2, 1, b"", 0, 64)) == "lies in the memory of device 1 (kind 2), which is not served yet"
     )
+    assert places.refusal(AsJson(b"[]")) == "is JSON, for which nobody has asked"
     assert not places.refusal(b"")
     assert not places.refusal(InArena(0, 64))

@@ -153,8 +153,7 @@ def rpc_access(
 
 
 def _guarded(method: Method, access: Access, kind: str, call: Rpc) -> Handler:
-    names = access.credentials
-    credentials = tuple([one for one in call.metadata() if one[0] in names])
+    credentials = access.credentials_in(call.metadata())
     if access.knows(kind, credentials):
         return method.open(call)
     refusal = access.learn(kind, credentials, functools.partial(values_of, credentials))

@@ -105,6 +105,7 @@ class GenerateCall(Call):
     def _submit(self, request: Request, size: int) -> None:
         request.on_response = self.on_response
         request.request_start_ns = time.monotonic_ns()
+        request.texts_as_json = True
         try:
             if size > FREE_BYTES:
                 self._share.add(kept_by(request))

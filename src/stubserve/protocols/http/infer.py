@@ -197,6 +197,7 @@ class HttpInferCall(Call):
         """Raises ServeError, and then nothing is held."""
         request.on_response = self.on_response
         request.request_start_ns = self._start_ns
+        request.texts_as_json = reply_format.all_json
         self.reply_format = reply_format
         try:
             if self._ingress.http_forwarding is not None:

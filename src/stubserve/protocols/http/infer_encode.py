@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 import orjson
-from stubserve_stub.wire import strings
+from stubserve_stub.wire import json_strings, strings
 from stubserve_stub.wire.datatypes import BF16, BOOL, BY_NUMBER, BYTES, FP16
 
 from stubserve import malloc
@@ -236,9 +236,11 @@ def _parameters(parameters: dict[str, object]) -> bytes:
 
 def json_array(tensor: Tensor) -> bytes:
     """A tensor's elements as a flat JSON array."""
+    if tensor.json is not None:
+        return tensor.json
     elements = _check_for_json(tensor)
     if tensor.datatype == BYTES:
-        return json_text.strings(_elements(tensor, elements))
+        return json_strings.array(_elements(tensor, elements))
     if elements <= _FEW:
         values = _unpacker(tensor.datatype, elements)(tensor.buffer)
         return json_text.floats(values) if tensor.datatype in _FLOATS else orjson.dumps(values)
@@ -247,6 +249,9 @@ def json_array(tensor: Tensor) -> bytes:
 
 def json_array_steps(tensor: Tensor) -> Iterator[bytes]:
     """As `json_array`, in pieces, each of little work; some are empty."""
+    if tensor.json is not None:
+        yield tensor.json
+        return
     elements = _check_for_json(tensor)
     if not elements:
         yield b"[]"
@@ -255,7 +260,7 @@ def json_array_steps(tensor: Tensor) -> Iterator[bytes]:
     if tensor.datatype == BYTES:
         for strings_ in _element_steps(tensor, elements):
             if strings_:
-                yield front + json_text.strings(strings_)[1:-1]
+                yield front + json_strings.array(strings_)[1:-1]
                 front = b","
     else:
         values = np.frombuffer(tensor.buffer, BY_NUMBER[tensor.datatype].numpy)

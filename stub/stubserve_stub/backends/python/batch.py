@@ -48,6 +48,8 @@ class ModelBatch:
         # Inputs in the arena: offset and tensor of each
         self._tensors: List[Tuple[int, Tensor]] = []
         self.requests = [self._request(wire, output_names) for wire in wire_requests]
+        # Of each request, whether its client gets the strings of outputs as JSON
+        self._as_json = [wire is not None and wire[2] >= messages.TEXTS_AS_JSON for wire in wire_requests]
         # What each request does with the states of its sequence; empty for models without implicit state
         self._steps: Sequence[Step] = ()
         if states is not None:
@@ -75,7 +77,7 @@ class ModelBatch:
         return InferenceRequest._received(
             request_id,
             correlation_id,
-            flags,
+            flags & ~messages.TEXTS_AS_JSON,
             timeout_us,
             parameters,
             trace,
@@ -121,7 +123,7 @@ class ModelBatch:
             for index, (request, response) in enumerate(zip(self.requests, responses)):
                 step = self._steps[index] if self._steps else None
                 outputs = None if self._regions is None else self._regions.outputs(index)
-                entries.append(self._entry(request, response, step, outputs))
+                entries.append(self._entry(request, response, step, outputs, self._as_json[index]))
         except BaseException:
             self._memory.take_back(entries)
             raise
@@ -133,6 +135,7 @@ class ModelBatch:
         response: Optional[InferenceResponse],
         step: Optional[Step],
         outputs: Optional[SlotOutputs],
+        as_json: bool,
     ) -> Any:
         if request._release_flags & REQUEST_RELEASE_RESCHEDULE:
             if response is None:
@@ -153,7 +156,8 @@ class ModelBatch:
             if sender._sent:
                 raise ContractBroken("Unable to send response. Non-decoupled model cannot send more than one response.")
             sender._revoke()
-        return encode_step(response, request._requested_output_names, self._memory, step, in_regions=outputs)
+        names = request._requested_output_names
+        return encode_step(response, names, self._memory, step, in_regions=outputs, as_json=as_json)
 
     def left_open(self) -> List[Entry]:
         """The entries of RESULT for a decoupled model: all is said, or will be, through senders."""
