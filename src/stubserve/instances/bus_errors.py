@@ -1,7 +1,7 @@
 """Threads of a stub that will never come out of a bus error.
 
 When a client makes a region of its shared memory smaller while a stub reads it, the kernel sends SIGBUS to the thread
-that reads, and the stub's handler mends that (`stubserve_stub.runtime.client_regions`). The handler needs the
+that reads, and the stub's handler mends that (`stubserve_stub.runtime.region_window`). The handler needs the
 interpreter's lock. Native code that has the lock and waits for threads of its own, one of which reads the region, keeps
 it for ever: neither goes on, and nothing within the process can tell. From outside it can be told: for as long as a
 handler runs, the kernel holds back its signal for that thread, which /proc shows. No thread holds back SIGBUS and lets

@@ -19,23 +19,7 @@ what `torn` says then. Either costs 2 ms for 4 MiB, and happens to few.
 
 **Outputs are copied once**, from where the model has them into a shared mapping, if they fit.
 
-**A region may go away.** Whoever owns a file in /dev/shm can make it smaller, which nothing prevents (only memfds can
-be sealed), and touching what is gone is a SIGBUS; so is a page for which a full /dev/shm has no room. Nobody can look
-first: the file can shrink between looking and touching. Reading and writing with system calls would be safe, and take
-another 0.6 ms for 4 MiB both ways. So the signal is caught: its handler puts pages of zeros in place of what is gone,
-says so, and whatever the thread was doing goes on. Whatever a request is answered with after that is an error
-(`torn`, which the file's size tells as well: a system call that meets the gap fails without a signal, and a process
-that the model has forked has a handler of its own). Others of the batch, the stub and its model do not notice.
-
-The handler is a Python function, which ctypes lets the kernel call. That is sound because a SIGBUS is no interruption:
-the thread stands at an instruction that touches a region, so in no allocator and in no lock of Python's. If it does not
-have the interpreter's lock it waits for it. It would wait for ever if whoever has the lock waits for this thread
-meanwhile: native code that starts threads of its own and does not let go of the lock, as extensions may (numpy,
-onnxruntime, torch and all that is called through `ctypes.CDLL` do let go of it). Nothing in this process could end
-that, so the server does: it sees a thread that stays in the handler, and ends the stub with the cause
-(`stubserve.instances.bus_errors`). Only a handler in machine code could do without the lock, and the stub has none for
-any processor. A SIGBUS at any other address is passed to whoever handled it before, and kills the process as it would
-have.
+**A region may go away**, as a whole or a part of it, while it is used: `region_window` says what happens then.
 """
 
 from __future__ import annotations
@@ -44,35 +28,14 @@ import collections
 import ctypes
 import mmap
 import os
-import signal
 import socket
 import threading
-from typing import Any, Deque, Dict, List, Optional, Tuple
+from typing import Any, Deque, Dict, Optional, Tuple
 
 import msgpack
 import numpy as np
 
-from stubserve_stub.wire.layout import PAGE
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_mmap = _libc.mmap
-_mmap.restype = ctypes.c_void_p
-_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong]
-_mremap = _libc.mremap
-_mremap.restype = ctypes.c_void_p
-_mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
-_munmap = _libc.munmap
-_munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_madvise = _libc.madvise
-_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
-_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
-_MAP_FIXED = 0x10
-_ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-_MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
-_FAILED = ctypes.c_void_p(-1).value
-_MADV_DONTNEED = 4
-_MADV_POPULATE_WRITE = 23
+from stubserve_stub.runtime.region_window import RegionGone, Window
 
 # How many private mappings of a region are kept for the next input
 _KEPT = 4
@@ -80,76 +43,12 @@ _KEPT = 4
 _DATAGRAM = 256
 
 
-class RegionGone(Exception):
-    """A region is not there, or not all of it."""
-
-
-class _Window:
-    """A mapping of a whole region. `address` is where the region begins in this process."""
-
-    __slots__ = ("__weakref__", "_descriptor", "_span", "_start", "address", "is_spent", "used")
-
-    def __init__(self, descriptor: int, start: int, nbytes: int, flags: int) -> None:
-        _catch_sigbus()
-        before = start % PAGE
-        size = -(-(before + nbytes) // PAGE) * PAGE
-        address = _mmap(None, size, _READ_WRITE, flags, descriptor, start - before)
-        if address is None or address == _FAILED:
-            raise RegionGone("it cannot be mapped: " + os.strerror(ctypes.get_errno()))
-        self.address = address + before
-        self._descriptor = descriptor
-        # Where the region begins in its file
-        self._start = start
-        # The range of the region that a model has had last
-        self.used: Tuple[int, int] = (0, 0)
-        # Whether some of it is this process's own memory, and no window any more
-        self.is_spent = False
-        # Address, size, whether it is torn: what the handler knows of it
-        self._span: List[int] = [address, size, 0]
-        _live[address] = self._span
-
-    @property
-    def torn(self) -> bool:
-        """Whether the client has taken memory away that was used, or is."""
-        return bool(self._span[2]) or (not self.is_spent and self._is_short())
-
-    def _is_short(self) -> bool:
-        """Whether the file ends before what is used; False when it has been closed, because nobody refers to it."""
-        try:
-            return os.fstat(self._descriptor).st_size < self._start + sum(self.used)
-        except OSError:
-            return False
-
-    def keep(self) -> None:
-        """Puts what is used of it into memory of this process's own, at the same address. Raises RegionGone."""
-        start, size = self.pages(*self.used)
-        copy = _mmap(None, size, _READ_WRITE, _ANONYMOUS, -1, 0)
-        if copy is None or copy == _FAILED:
-            raise RegionGone("there is no memory for what the model keeps of it")
-        ctypes.memmove(copy, start, size)
-        if _mremap(copy, size, size, _MREMAP_MAYMOVE | _MREMAP_FIXED, start) == _FAILED:
-            _munmap(copy, size)
-            raise RegionGone("what the model keeps of it cannot be kept: " + os.strerror(ctypes.get_errno()))
-        self.is_spent = True
-
-    def pages(self, offset: int, nbytes: int) -> Tuple[int, int]:
-        """Address and size of the pages in which a part of the region lies."""
-        first = (self.address + offset) // PAGE * PAGE
-        return first, -(-(self.address + offset + nbytes - first) // PAGE) * PAGE
-
-    def __del__(self) -> None:
-        span = getattr(self, "_span", None)
-        if span is not None:
-            del _live[span[0]]
-            _munmap(span[0], span[1])
-
-
 class Loan:
     """What lies at the bottom of all views of one input; with the last of them it ends."""
 
     __slots__ = ("__array_interface__", "__weakref__", "_pool", "region", "window")
 
-    def __init__(self, window: _Window, pool: "Deque[_Window]", offset: int, nbytes: int, region: int) -> None:
+    def __init__(self, window: Window, pool: "Deque[Window]", offset: int, nbytes: int, region: int) -> None:
         self.window = window
         self.region = region
         self._pool = pool
@@ -171,12 +70,7 @@ class Loan:
 
     def detach(self) -> None:
         """As `keep`, for what somebody may be writing to: it is lost again if the client makes its file smaller."""
-        start, size = self.window.pages(*self.window.used)
-        if _madvise(start, size, _MADV_POPULATE_WRITE):
-            # A kernel before 5.14; or something of it is gone, and writing to that is what finds it out.
-            for address in range(start, start + size, PAGE):
-                byte = ctypes.c_ubyte.from_address(address)
-                byte.value = byte.value
+        self.window.detach()
 
     def __del__(self) -> None:
         if len(self._pool) < _KEPT and not self.window.is_spent:
@@ -191,8 +85,8 @@ class ClientRegion:
         self.nbytes = nbytes
         self._descriptor = descriptor
         self._start = start
-        self._kept: Deque[_Window] = collections.deque()
-        self._shared: Optional[_Window] = None
+        self._kept: Deque[Window] = collections.deque()
+        self._shared: Optional[Window] = None
         status = os.fstat(descriptor)
         self._file = (status.st_dev, status.st_ino)
 
@@ -223,7 +117,7 @@ class ClientRegion:
         self._check(offset, source.nbytes)
         window = self._shared
         if window is None or window.torn:
-            window = self._shared = _Window(self._descriptor, self._start, self.nbytes, mmap.MAP_SHARED)
+            window = self._shared = Window(self._descriptor, self._start, self.nbytes, mmap.MAP_SHARED)
         target = (ctypes.c_ubyte * source.nbytes).from_address(window.address + offset)
         np.copyto(np.frombuffer(memoryview(target), np.uint8), source)
         if window.torn:
@@ -240,15 +134,13 @@ class ClientRegion:
         if os.fstat(self._descriptor).st_size < self._start + offset + nbytes:
             raise RegionGone("it has become smaller")
 
-    def _private(self) -> _Window:
+    def _private(self) -> Window:
         """A private mapping that shows what the client has in the region now."""
         while self._kept:
             window = self._kept.pop()
-            if not window.torn:
-                start, size = window.pages(*window.used)
-                if not _written(start, size) or not _madvise(start, size, _MADV_DONTNEED):
-                    return window
-        return _Window(self._descriptor, self._start, self.nbytes, mmap.MAP_PRIVATE)
+            if not window.torn and window.renew():
+                return window
+        return Window(self._descriptor, self._start, self.nbytes, mmap.MAP_PRIVATE)
 
 
 class ClientRegions:
@@ -293,71 +185,3 @@ class ClientRegions:
                 continue  # this process has as many open files as it may
             number, start, nbytes = msgpack.unpackb(data)
             self._regions[number] = ClientRegion(number, descriptors[0], start, nbytes)
-
-
-# What is mapped, by address, for the handler
-_live: Dict[int, List[int]] = {}
-
-# In the stub's process, once it is open
-_pagemap = -1
-
-
-def _written(start: int, size: int) -> bool:
-    """Whether this process has pages of its own in a private mapping of a file; True where nobody can tell."""
-    global _pagemap
-    try:
-        if _pagemap < 0:
-            _pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-        entries = np.frombuffer(os.pread(_pagemap, size // PAGE * 8, start // PAGE * 8), np.uint64)
-    except OSError:
-        return True
-    # The three highest bits: whether the page is there, whether it is swapped out, and whether it is the file's
-    kinds = entries >> np.uint64(61)
-    return len(kinds) < size // PAGE or bool(((kinds != 0) & (kinds & np.uint64(1) == 0)).any())
-
-
-class _Action(ctypes.Structure):
-    """`struct sigaction` of Linux's C libraries."""
-
-    _fields_ = (
-        ("handler", ctypes.c_void_p),
-        ("mask", ctypes.c_ulong * 16),
-        ("flags", ctypes.c_int),
-        ("restorer", ctypes.c_void_p),
-    )
-
-
-_SA_SIGINFO = 4
-# Where in `siginfo_t` the address is
-_SI_ADDR = 16
-_Handler = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, use_errno=True)
-_before = _Action()
-_installed = False
-_sigaction = _libc.sigaction
-_sigaction.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
-
-
-def _on_sigbus(number: int, info: int, context: int) -> None:
-    """Puts zeros in place of what is gone, from the page that was touched to the end of its mapping."""
-    address = ctypes.c_size_t.from_address(info + _SI_ADDR).value
-    for span in list(_live.values()):
-        start, size, _ = span
-        if start <= address < start + size:
-            page = address // PAGE * PAGE
-            span[2] = 1
-            if _mmap(page, start + size - page, _READ_WRITE, _ANONYMOUS | _MAP_FIXED, -1, 0) != _FAILED:
-                return
-    # It is none of ours: back to whoever handled it before, and the instruction is tried again.
-    _sigaction(number, ctypes.addressof(_before), None)
-
-
-_handler = _Handler(_on_sigbus)
-
-
-def _catch_sigbus() -> None:
-    global _installed
-    if not _installed:
-        action = _Action(handler=ctypes.cast(_handler, ctypes.c_void_p), flags=_SA_SIGINFO)
-        if _sigaction(signal.SIGBUS, ctypes.addressof(action), ctypes.addressof(_before)):
-            raise RegionGone("it cannot be guarded: " + os.strerror(ctypes.get_errno()))
-        _installed = True

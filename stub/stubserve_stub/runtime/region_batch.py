@@ -14,9 +14,10 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from stubserve_stub.runtime.client_regions import ClientRegion, ClientRegions, Loan, RegionGone
+from stubserve_stub.runtime.client_regions import ClientRegion, ClientRegions, Loan
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.outputs import failed, placed, wire_tensor
+from stubserve_stub.runtime.region_window import RegionGone
 from stubserve_stub.wire import codes, places
 from stubserve_stub.wire.layout import INLINE_BYTES
 from stubserve_stub.wire.messages import Entry, RegionOutput, WireRequest, WireResponse, WireTensor

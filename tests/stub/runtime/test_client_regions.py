@@ -13,8 +13,9 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from stubserve_stub.runtime import client_regions
-from stubserve_stub.runtime.client_regions import ClientRegion, ClientRegions, RegionGone
+from stubserve_stub.runtime import region_window
+from stubserve_stub.runtime.client_regions import ClientRegion, ClientRegions
+from stubserve_stub.runtime.region_window import RegionGone
 
 from tests.client_memory import PAGE, SharedFile
 
@@ -58,13 +59,13 @@ def test_the_next_input_is_what_the_client_has_written_by_then(file: SharedFile)
 
 
 def test_without_a_page_map_it_is_the_same(file: SharedFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_regions, "_pagemap", os.open("/dev/null", os.O_RDONLY))
+    monkeypatch.setattr(region_window, "_pagemap", os.open("/dev/null", os.O_RDONLY))
     shared = region(file)
     array, loan = shared.lend(0, SIZE)
     array[:] = 1
     del array, loan
     assert (shared.lend(0, SIZE)[0] == numbers()).all()
-    os.close(client_regions._pagemap)
+    os.close(region_window._pagemap)
 
 
 def test_two_inputs_at_a_time_do_not_see_each_other(file: SharedFile) -> None:
@@ -98,9 +99,9 @@ def test_mappings_end_with_their_last_view(file: SharedFile) -> None:
     shared = region(file)
     array, loan = shared.lend(0, SIZE)
     shared.write(0, numbers(1))
-    before = len(client_regions._live)
+    before = len(region_window._live)
     shared.close()
-    assert len(client_regions._live) == before - 1
+    assert len(region_window._live) == before - 1
     view = memoryview(array)[5:]
     del array, loan
     assert view[0] == 6
@@ -108,7 +109,7 @@ def test_mappings_end_with_their_last_view(file: SharedFile) -> None:
     del view
     gc.collect()
     shared._kept.clear()
-    assert len(client_regions._live) == before - 2
+    assert len(region_window._live) == before - 2
 
 
 @pytest.mark.parametrize("on_a_thread", [False, True])
