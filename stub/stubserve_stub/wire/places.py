@@ -14,9 +14,9 @@ and goes into a message as it is::
     AsJson    (6, text)                     stub ▶ parent     no place: the strings of an output as the JSON that its
                                                               client is to get, where the request says TEXTS_AS_JSON
 
-Offsets and sizes are bytes; those of the first three count from the beginning of the arena, those of regions and devices from
-the beginning of the region or of the device's allocation. Regions are only there where a client has named them, and
-nobody makes device memory yet: whoever meets one in another place refuses it by what `refusal` says.
+Offsets and sizes are bytes; those of the first three count from the beginning of the arena, those of regions and
+devices from the beginning of the region or of the device's allocation. Regions are only there where a client has named
+them, and nobody makes device memory yet: whoever meets one in another place refuses it by what `refusal` says.
 """
 
 from __future__ import annotations
