@@ -97,8 +97,8 @@ class WorkerIngress:
 class CountedConnections(OpenConnections):
     """A worker's connections, which tell the owner how many have been closed, in `words`."""
 
-    def __init__(self, words: Any, idle_timeout_s: float, most: int) -> None:
-        super().__init__(idle_timeout_s, most)
+    def __init__(self, words: Any, idle_timeout_s: float, most: int, workers: int) -> None:
+        super().__init__(idle_timeout_s, most, workers)
         self._words = words
 
     def forget(self, connection: OpenConnection) -> None:
@@ -171,7 +171,9 @@ async def _serve(
     cors = Cors(http.cors_origins) if http.cors_origins else None
     access = http_access(http.restricted, tokens, auth.open_kinds)
     connections = Connections(ingress, cors, settings.logging.access, access)
-    connections.open = open_ = CountedConnections(segment.stub_words, ingress.idle_timeout_s, ingress.max_connections)
+    connections.open = open_ = CountedConnections(
+        segment.stub_words, ingress.idle_timeout_s, ingress.max_connections, settings.workers
+    )
     connections.passes_on = ingress.passes_on
     descriptors.setblocking(False)
 
