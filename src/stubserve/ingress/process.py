@@ -221,6 +221,7 @@ class Clients:
         tls: ssl.SSLContext | None,
     ) -> None:
         self._descriptors = descriptors
+        self._count = open_.count
         config: Any = None  # for uvicorn's protocol, which is not here
         self._make = functools.partial(HttpConnection, connections, config, ServerState(), {})
         self._doorway = Doorway(tls, on_failure=open_.count)
@@ -230,10 +231,12 @@ class Clients:
 
     def _on_descriptor(self) -> None:
         try:
-            _, descriptors = receive(self._descriptors, 1)
+            sent, descriptors = receive(self._descriptors, 1)
         except OSError:
             return
-        if not descriptors:
+        if not sent:
             self._loop.remove_reader(self._descriptors.fileno())
+        elif not descriptors:
+            self._count()  # it is closed for want of a descriptor
         for descriptor in descriptors:
             self._doorway.let_in(socket.socket(fileno=descriptor), self._make)
