@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from stubserve_stub.wire.datatypes import BY_NAME
+import pytest
 
-from stubserve.inference.memory import Block
+from stubserve.errors import ServeError
+from stubserve.inference.regions import RegionSpan
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.trace import BACKEND_OUTPUT, MOST_KEPT, QUEUE_INPUT, TENSOR_BYTES, Trace
+from stubserve.protocols.client_regions import ClientRegions
+from tests.client_memory import SharedFile
 from tests.inference.models import request, zeros
 from tests.inference.traces import Collected
 
@@ -44,8 +47,15 @@ def test_copies_without_data_count_too() -> None:
 
 def test_names_and_shapes_are_had_without_a_look_at_the_data() -> None:
     trace = Trace(Collected(0), "m", 1, "HTTP", 1)
-    block = Block(0, 0, memoryview(b""), lambda block: None)
-    trace.keep(QUEUE_INPUT, [Tensor("IN", BY_NAME["FP32"], (2, 512), None, block.whole(), 0, 4096)])
+    regions = ClientRegions()
+    with SharedFile(4096) as file:
+        regions.register("in", file.key, 0, 4096)
+        gone = Tensor("IN", 11, (2, 512), None, RegionSpan(regions.piece(1, 0, 4096)))
+        file.shrink(0)
+    with pytest.raises(ServeError):
+        assert gone.buffer
+    trace.keep(QUEUE_INPUT, [gone])
+    regions.unregister("")
     [copy] = trace.tensors
     assert (copy.name, copy.shape, copy.data, copy.nbytes) == ("IN", (2, 512), b"", 4096)
     trace.end(request())
