@@ -7,6 +7,7 @@ import gzip
 import http.client
 import json
 import os
+import resource
 import signal
 import socket
 import threading
@@ -298,6 +299,44 @@ def test_workers_end_with_their_server(repository: Path) -> None:
         server.process.wait()
         gone, alive = psutil.wait_procs(running, 20)
         assert not alive
+
+
+@contextlib.contextmanager
+def out_of_descriptors(pid: int) -> Iterator[None]:
+    """A process that gets no further descriptor: the next one would be the lowest that is free."""
+    used = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    lowest = min(set(range(len(used) + 1)) - used)
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("who", ["owner", "worker"])
+def test_requests_and_connections_come_through_again_when_there_are_descriptors(repository: Path, who: str) -> None:
+    """Without them the owner loses what it is passed, and a worker the connections that it is given: both are ended.
+    What a worker cannot pass on waits.
+    """
+    with Serving(repository, "--http-workers=1") as server, contextlib.ExitStack() as stack:
+        known = Way(server)
+        stack.callback(known.connection.close)
+        for _ in range(3):  # passed on at first; when the last one is answered, nothing of that is open any more
+            assert known(binary("identity", LARGE)).status == 200
+        with out_of_descriptors(server.process.pid if who == "owner" else workers(server)[0].pid):
+            known.connection.request("GET", "/v2/health/live")
+            if who == "worker":
+                given = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+                with contextlib.suppress(ConnectionResetError):
+                    given.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
+                    assert given.recv(1) == b""
+            else:
+                with contextlib.suppress(ConnectionError):
+                    assert known.connection.getresponse().status == 503
+        if who == "worker":
+            assert known.connection.getresponse().status == 200
+        assert server.get("/v2/health/live").status == 200
 
 
 def test_connections_are_shared_out_evenly(server: Serving) -> None:

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -143,12 +144,12 @@ def refusals(calls: list[Any]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("way", "worker"),
-    [("address", ""), ("connection", ""), ("token", ""), ("address", "passes it on"), ("token", "reads it")],
+    [("address", ""), ("connection", ""), ("token", ""), ("token", "reads it")],
 )
 def test_a_client_that_floods_a_model_gives_way_to_others(tmp_path: Path, way: str, worker: str) -> None:
     """One client has filled the queue; another gets in all the same, by the place of the first one's newest.
 
-    Also where its request comes in by a worker, which passes requests to a model on until it has heard of the model.
+    Also where its request comes in by a worker that has heard of the model, and so reads the request itself.
     """
     write_model(tmp_path / "models", "waiting", WAITING)
     flood_token, quiet_token = "flood-0123456789abcdef", "quiet-0123456789abcdef"
@@ -191,6 +192,44 @@ def test_a_client_that_floods_a_model_gives_way_to_others(tmp_path: Path, way: s
     assert sum(text.endswith("Exceeds maximum queue size") for text in texts) == len(texts) - 1
 
 
+def test_requests_that_a_worker_passes_on_are_still_their_clients(tmp_path: Path) -> None:
+    """Those whose answers are streams are always passed on. The owner tells their clients apart by address."""
+    write_model(tmp_path, "waiting", WAITING)
+
+    def ask(address: str) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=60, source_address=(address, 0))
+        with contextlib.closing(connection):
+            connection.request("POST", "/v2/models/waiting/generate_stream", b'{"INPUT0": [1.0, 2.0]}')
+            response = connection.getresponse()
+            return Answer(response.status, dict(response.getheaders()), response.read())
+
+    with (
+        Serving(tmp_path, "--fair-queues=address", "--max-queue-size=3", "--http-workers=1") as serving,
+        ThreadPoolExecutor(16) as pool,
+    ):
+        flood: list[Future[Answer]] = []
+
+        def refusals() -> list[str]:
+            answers = [asked.result() for asked in flood if asked.done()]
+            return [answer.body.decode() for answer in answers if answer.status != 200]
+
+        def full() -> bool:
+            flood.append(pool.submit(ask, "127.0.0.1"))
+            return any("Exceeds maximum queue size" in text for text in refusals())
+
+        try:
+            eventually(full)
+            quiet = pool.submit(ask, "127.0.0.2")
+            eventually(lambda: quiet.done() or any("the place went to" in text for text in refusals()))
+        finally:
+            (tmp_path / "waiting" / "go").touch()
+        assert quiet.result().status == 200
+        wait(flood)
+        texts = refusals()
+    assert all("Exceeds maximum queue size" in text for text in texts)
+    assert sum("the place went to a client that has fewer requests waiting" in text for text in texts) == 1
+
+
 @contextlib.contextmanager
 def connected(port: int) -> Iterator[socket.socket]:
     """A connection with a request under way whose body never ends."""
@@ -199,9 +238,19 @@ def connected(port: int) -> Iterator[socket.socket]:
         yield connection
 
 
-def test_connections_are_limited(repository: Path) -> None:
+@pytest.mark.parametrize(
+    ("workers", "told"),
+    [
+        (0, "4 connections are open, as many as --max-connections allows; "),
+        (2, "2 connections are open, as many as --max-connections allows each of 2 workers; "),
+    ],
+)
+def test_connections_are_limited(repository: Path, workers: int, told: str) -> None:
     """Idle ones yield to new ones; where all are busy a new one is refused."""
-    with Serving(repository, "--max-connections=4") as serving, contextlib.ExitStack() as stack:
+    with (
+        Serving(repository, f"--http-workers={workers}", "--max-connections=4") as serving,
+        contextlib.ExitStack() as stack,
+    ):
         idle = stack.enter_context(socket.create_connection(("127.0.0.1", serving.port), timeout=60))
         idle.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
         assert idle.recv(1000).startswith(b"HTTP/1.1 200")
@@ -218,6 +267,6 @@ def test_connections_are_limited(repository: Path) -> None:
                 connection.close()
 
         eventually(refused)
-        serving.wait_for("4 connections are open, as many as --max-connections allows; ")
+        serving.wait_for(told)
         stack.close()
         eventually(lambda: serving.get("/v2/health/live").status == 200)

@@ -29,10 +29,6 @@ class Wrong(Exception):
     """A success whose content does not follow from its request."""
 
 
-class Elsewhere(Exception):
-    """This server has nothing that could be asked for."""
-
-
 class Refused(Exception):
     """An answer that is an error, with its reason."""
 
@@ -56,7 +52,6 @@ class World:
     trust: ssl.SSLContext | None = None
     authority: bytes = b""
     cut: float = float("-inf")
-    shares_memory: bool = False
     go: threading.Event = field(default_factory=threading.Event)
     over: bool = False
     faults: list[str] = field(default_factory=list)
@@ -192,8 +187,6 @@ class Client(threading.Thread):
         try:
             self.ask()
             self.tally["right"] += 1
-        except Elsewhere:
-            pass
         except Wrong as error:
             self.tally["wrong"] += 1
             world.fault(f"{self.name}: wrong: {error}")

@@ -87,15 +87,12 @@ class PassingOn:
     # To the owner
 
     async def _connect(self) -> None:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        with theirs:
-            while True:
-                try:
-                    self._send(theirs, self._peer)
-                    break
-                except OSError:
-                    await asyncio.sleep(_RETRY_S)
+        while True:
+            try:
+                ours = self._offer()
+                break
+            except OSError:
+                await asyncio.sleep(_RETRY_S)
         try:
             await self._loop.create_connection(lambda: _OwnersEnd(self), sock=ours)
         except OSError:
@@ -104,6 +101,21 @@ class PassingOn:
         except BaseException:
             ours.close()
             raise
+
+    def _offer(self) -> socket.socket:
+        """Sends the owner one end of a new pair, and returns the other.
+
+        Raises OSError while the owner takes none, or no descriptor is left.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._send(theirs, self._peer)
+            except OSError:
+                ours.close()
+                raise
+        ours.setblocking(False)
+        return ours
 
     def connected(self, transport: asyncio.Transport) -> None:
         """The owner's end is there."""

@@ -97,8 +97,8 @@ class WorkerIngress:
 class CountedConnections(OpenConnections):
     """A worker's connections, which tell the owner how many have been closed, in `words`."""
 
-    def __init__(self, words: Any, idle_timeout_s: float, most: int) -> None:
-        super().__init__(idle_timeout_s, most)
+    def __init__(self, words: Any, idle_timeout_s: float, most: int, workers: int) -> None:
+        super().__init__(idle_timeout_s, most, workers)
         self._words = words
 
     def forget(self, connection: OpenConnection) -> None:
@@ -171,7 +171,9 @@ async def _serve(
     cors = Cors(http.cors_origins) if http.cors_origins else None
     access = http_access(http.restricted, tokens, auth.open_kinds)
     connections = Connections(ingress, cors, settings.logging.access, access)
-    connections.open = open_ = CountedConnections(segment.stub_words, ingress.idle_timeout_s, ingress.max_connections)
+    connections.open = open_ = CountedConnections(
+        segment.stub_words, ingress.idle_timeout_s, ingress.max_connections, settings.workers
+    )
     connections.passes_on = ingress.passes_on
     descriptors.setblocking(False)
 
@@ -219,6 +221,7 @@ class Clients:
         tls: ssl.SSLContext | None,
     ) -> None:
         self._descriptors = descriptors
+        self._count = open_.count
         config: Any = None  # for uvicorn's protocol, which is not here
         self._make = functools.partial(HttpConnection, connections, config, ServerState(), {})
         self._doorway = Doorway(tls, on_failure=open_.count)
@@ -228,10 +231,12 @@ class Clients:
 
     def _on_descriptor(self) -> None:
         try:
-            _, descriptors = receive(self._descriptors, 1)
+            sent, descriptors = receive(self._descriptors, 1)
         except OSError:
             return
-        if not descriptors:
+        if not sent:
             self._loop.remove_reader(self._descriptors.fileno())
+        elif not descriptors:
+            self._count()  # it is closed for want of a descriptor
         for descriptor in descriptors:
             self._doorway.let_in(socket.socket(fileno=descriptor), self._make)

@@ -205,10 +205,11 @@ class Worker:
             peer, descriptors = receive(self._descriptors, _PEER_BYTES)
         except OSError:
             return
+        if not peer:
+            self._loop.remove_reader(self._descriptors.fileno())
+        # Without a descriptor it is lost, which its worker learns of as of any request that is broken off.
         for descriptor in descriptors:
             self._pass_on(socket.socket(fileno=descriptor), messages.unpack(peer))
-        if not descriptors:
-            self._loop.remove_reader(self._descriptors.fileno())
 
     # What it tells over its ring
 

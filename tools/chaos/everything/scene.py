@@ -23,7 +23,7 @@ from .troubles import TroublesOfAll
 FLAGS = (
     "--auth-open-api=health", "--cache-config=local,size=4M", "--rate-limit=execution_count",
     "--shed-on-memory-pressure", "--max-queue-size=64", "--execute-timeout-secs=4",
-    "--access-log", "--model-load-retry-count=1", "--log-info=true",
+    "--access-log", "--model-load-retry-count=1", "--log-info=true", "--allow-client-shm", "--fair-queues=connection",
 )  # fmt: skip
 COLLECTOR_FLAGS = ("mode=opentelemetry", "opentelemetry,bsp_schedule_delay=200")
 
@@ -76,10 +76,8 @@ class Everything(Scene):
             flags += ["--model-control-mode=explicit", "--load-model=*"]
         else:
             flags += ["--model-control-mode=poll", "--repository-poll-secs=1"]
-        # What the workers cannot do yet
-        alone = ["--allow-client-shm", "--fair-queues=connection"]
-        flags += ["--http-workers=2"] if self.workers else alone
-        self.world.shares_memory = not self.workers
+        if self.workers:
+            flags.append("--http-workers=2")
         self.world.trust = None
         if self.certificates is not None:
             flags += self.certificates.flags
