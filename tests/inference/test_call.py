@@ -10,12 +10,16 @@ import pytest
 from stubserve.errors import Code, ServeError, unavailable
 from stubserve.inference.call import Call
 from stubserve.inference.memory import Block
+from stubserve.inference.regions import RegionSpan
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.tensor import Tensor
-from stubserve.inference.trace import ModelTracing
+from stubserve.inference.trace import TENSOR_BYTES, ModelTracing
+from stubserve.protocols.client_regions import ClientRegions
+from tests.client_memory import SharedFile
 
 from .models import echo
+from .traces import Collected
 
 
 class Model:
@@ -24,6 +28,7 @@ class Model:
     tracing = ModelTracing()
 
     def __init__(self) -> None:
+        self.name, self.version = "m", 1
         self.signature = echo("m", "FP32", "1")
         self.refuses: Exception | None = None
         self.submitted: list[Request] = []
@@ -155,3 +160,24 @@ def test_an_answered_call_is_freed_without_the_garbage_collector() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_a_trace_of_what_a_client_has_taken_away_leaves_nothing() -> None:
+    class Traced(Recorded):
+        protocol = "HTTP"
+
+    model, collected, regions = Model(), Collected(TENSOR_BYTES), ClientRegions()
+    model.tracing = ModelTracing()
+    model.tracing.sampler = collected
+    call = Traced(model)
+    request = call.asked()
+    with SharedFile(16) as file:
+        regions.register("in", file.key, 0, 16)
+        request.inputs.append(Tensor("GONE", 11, [4], None, RegionSpan(regions.piece(1, 0, 16))))
+        file.shrink(0)
+        with pytest.raises(ServeError):
+            call.submit(request)
+    assert call.request is None
+    assert call.released == 1
+    assert [len(tree) for tree in collected.trees] == [1]
+    regions.unregister("")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from stubserve_stub.wire import layout, messages
@@ -13,21 +13,33 @@ from stubserve_stub.wire.messages import pack, unpack
 from stubserve_stub.wire.places import InArena, InRegion, Shared
 from stubserve_stub.wire.ring import RingReader, RingWriter, read_doorbell
 
-from stubserve.errors import Code, not_found
+from stubserve.errors import Code, not_found, overloaded
 from stubserve.inference.served_model import ServedModel
-from stubserve.ingress.messages import CALL, handlers_of_owner
+from stubserve.inference.signature import Signature
+from stubserve.ingress.messages import CALL, DESCRIBE, handlers_of_owner
 from stubserve.ingress.worker_calls import WorkerCalls
 from stubserve.instances.answer_ring import AnswerRing
 from stubserve.instances.memory import Memory
 from stubserve.instances.stub_memory import StubMemory
+from stubserve.model_config.parse import parse_text
 from stubserve.protocols.client_regions import ClientRegions
 from tests.client_memory import SharedFile
 
 
-class Owned:
-    """One worker's calls, and what the worker hears; there is no model."""
+class Busy:
+    """As much of a model as is described."""
 
-    def __init__(self, regions: ClientRegions | None = None) -> None:
+    config = parse_text('backend: "python"', "config.pbtxt")
+
+    def __init__(self) -> None:
+        self.signature = Signature("m", 3, self.config)
+
+
+class Owned:
+    """One worker's calls, and what the worker hears; there is no model, or one that takes no requests now."""
+
+    def __init__(self, regions: ClientRegions | None = None, busy: Busy | None = None) -> None:
+        self.busy = busy
         self.server = Memory(16 << 20)
         self.memory = StubMemory(self.server.segments, most_unreported=0)
         self.segment = self.server.arena.segment(self.memory.index)
@@ -37,10 +49,16 @@ class Owned:
             self.segment.ring(layout.ANSWER_RING), self.segment.stub_words, layout.ANSWERS_READ, self.doorbell
         )
         answers = AnswerRing(ring, self.segment.parent_words, self.memory, self.server, lambda: None)
-        self.calls = WorkerCalls(self.find, self.memory, answers, lambda: 0, regions)
+        self.calls = WorkerCalls(self, self.memory, answers, lambda: 0, regions)
 
-    def find(self, name: str, version: str) -> ServedModel:
-        raise not_found(f"no model '{name}'")
+    def find_model(self, name: str, version: str) -> ServedModel:
+        self.known_model(name, version)
+        raise overloaded("memory is short on this machine")
+
+    def known_model(self, name: str, version: str) -> ServedModel:
+        if self.busy is None:
+            raise not_found(f"no model '{name}'")
+        return cast(ServedModel, self.busy)
 
     def hear(self, message: object) -> None:
         """As from the ring."""
@@ -100,6 +118,20 @@ def test_a_request_to_an_unknown_model_is_refused_and_its_memory_free() -> None:
         ((number, final, (error, outputs, parameters), frees),) = owned.answers()
         assert (number, final, outputs, parameters, frees) == (7, True, (), None, (place.offset,))
         assert error == ("no model 'unknown'", int(Code.NOT_FOUND), 0, True)
+        await owned.close()
+
+    asyncio.run(talk())
+
+
+def test_a_model_is_described_while_its_requests_are_refused() -> None:
+    async def talk() -> None:
+        owned = Owned(busy=Busy())
+        owned.hear((DESCRIBE, "m", ""))
+        ((number, _, description, _),) = owned.answers()
+        assert (number, description[:3], description[5]) == (0, ("m", "", 0), 3)
+        owned.hear((CALL, 7, "m", "", wire_request(), ()))
+        ((_, _, (error, _, _), _),) = owned.answers()
+        assert error[:2] == ("memory is short on this machine", int(Code.UNAVAILABLE))
         await owned.close()
 
     asyncio.run(talk())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from stubserve_stub.wire import messages, places
@@ -13,10 +12,14 @@ from stubserve_stub.wire.places import InArena, Shared
 from stubserve.inference.memory import Block, Span
 from stubserve.inference.request import SEQUENCE_START, Request, Response
 from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.inference.trace import Trace
 from stubserve.inference.work import Work
 from stubserve.instances.batch import Batch, pack_batch, read_result
+from stubserve.instances.memory import Memory
+from stubserve.instances.stub_memory import StubMemory
 from tests.inference.models import request
-from tests.instances.fakes import FP32, small
+from tests.inference.traces import Collected
+from tests.instances.fakes import FP32, LIMIT, small
 
 
 def block(released: list[Block], offset: int = 4096, nbytes: int = 8192) -> Block:
@@ -47,7 +50,7 @@ def test_a_request_with_all_that_it_can_have() -> None:
 def answered(asked: Request, place: Any, datatype: int = BYTES) -> Response:
     """What a stub's answer to a request becomes, with one output there."""
     batch = Batch(Work([asked]), None)
-    memory: Any = SimpleNamespace(held=lambda offset: None)
+    memory = StubMemory(Memory(LIMIT).segments)
     entry = (None, [("OUT", datatype, (1, 1), tuple(places.AsJson(place)))], None)
     [(_, response)], _ = read_result(batch, 1, 2, [entry], None, memory, "m_0")
     return response
@@ -58,8 +61,9 @@ def test_strings_come_as_json_where_only_the_client_sees_them() -> None:
     for one in (asked, traced):
         assert [wire[2] for wire in unpacked([one])] == [0]
         one.texts_as_json = True
-    traced.trace = cast(Any, SimpleNamespace(wire=(1, None)))
+    traced.trace = Trace(Collected(), "m", 1, "HTTP", 1)
     assert [wire[2] for wire in unpacked([asked, traced])] == [messages.TEXTS_AS_JSON, 0]
+    traced.trace.end(traced)
     [output] = answered(asked, b'["a"]').outputs
     assert (output.json, output.data, output.nbytes) == (b'["a"]', b"", 0)
 

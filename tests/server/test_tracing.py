@@ -260,7 +260,7 @@ def test_spans_reach_a_collector(repository: Path, tmp_path: Path) -> None:
     write_models(repository)
     file = tmp_path / "spans"
     with collector(file) as url:
-        settings = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=1000", f"opentelemetry,url={url}")
+        settings = ("mode=opentelemetry", "level=TIMESTAMPS", "level=TENSORS", "rate=1000", f"opentelemetry,url={url}")
         with Serving(
             repository, *tracing(*settings, "opentelemetry,bsp_schedule_delay=50", "opentelemetry,resource=team=a")
         ) as server:
@@ -308,6 +308,7 @@ def test_spans_reach_a_collector(repository: Path, tmp_path: Path) -> None:
                 assert "COMPUTE_START" in span.events
             elif span is not root:
                 assert span.attributes["triton.model_name"] == span.name
+                assert span.attributes["TENSOR_BACKEND_OUTPUT.OUTPUT0"] == "[1, 4], 16 bytes"
         drawn = draw(spans)
         assert drawn.startswith(f"trace {trace}, ")
         assert re.search(r"echo_0, batch \d+, size 1", drawn)

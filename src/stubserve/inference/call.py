@@ -64,9 +64,9 @@ class Call:
         sampler = self.model.tracing.sampler
         if sampler is not None and self.protocol:
             request.trace = sampler.sample(self)
-        if request.trace is not None:
-            request.trace.keep(QUEUE_INPUT, request.inputs)
         try:
+            if request.trace is not None:
+                request.trace.keep(QUEUE_INPUT, request.inputs)
             if not request.admitted:
                 admit(request, self.model.signature)
             if together:

@@ -9,12 +9,16 @@ Traces make trees: the steps of an ensemble and the calls of a model are childre
 (`child`). A tree is handed to its collector when all of it has ended. Stubs know a trace by its number (`find`), so
 that a model can hand it on with a request of its own; a number that is not under way is nobody's.
 
+What the trees that are under way keep of tensors is bounded (MOST_KEPT). Tensors that come when so much is kept are
+left out of their trace, which says how many.
+
 Times are CLOCK_MONOTONIC nanoseconds, 0 for what has not happened.
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Sequence
 from random import getrandbits
 from typing import NamedTuple, Protocol
@@ -23,11 +27,17 @@ from stubserve.inference.tensor import Tensor
 
 # Of a tensor no more than this is kept.
 TENSOR_BYTES = 1 << 20
+# What the traces that are under way keep of tensors, together.
+MOST_KEPT = 64 << 20
+# About what a copy takes beside its name, its dimensions and its data, and what a dimension takes
+_COPY_BYTES, _DIMENSION_BYTES = 512, 40
 
 QUEUE_INPUT = "TENSOR_QUEUE_INPUT"
 BACKEND_OUTPUT = "TENSOR_BACKEND_OUTPUT"
 
 _live: dict[int, Trace] = {}
+# What the tensors of trees that are under way take, in bytes
+_kept = 0
 _numbers = itertools.count(1)
 
 
@@ -61,7 +71,7 @@ class Parent(NamedTuple):
 
 
 class TensorCopy(NamedTuple):
-    """A tensor's bytes at a moment, the first TENSOR_BYTES of `nbytes`."""
+    """A tensor's bytes at a moment: the first of `nbytes`, as many as the collector wants."""
 
     activity: str
     name: str
@@ -72,9 +82,14 @@ class TensorCopy(NamedTuple):
 
 
 class Collector(Protocol):
-    """Who takes trees of traces. `tensors` says that tensors are wanted, `spans` that traces are to have span ids."""
+    """Who takes trees of traces.
+
+    `tensors` says that tensors are wanted, and `tensor_bytes` how many bytes of each; `spans` that traces are to have
+    span ids.
+    """
 
     tensors: bool
+    tensor_bytes: int
     spans: bool
 
     def collect(self, tree: Sequence[Trace]) -> None:
@@ -85,7 +100,7 @@ class Trace:
     """The trace of one request to `model`. `protocol` is "HTTP" or "GRPC" for a client's request, else empty.
 
     `batch`, `batch_size` and `instance` say what it was executed in, as soon as it has ended; 0 and empty where it was
-    not. `wire` is what a stub is told of it.
+    not. `wire` is what a stub is told of it. `tensors` take about `kept` bytes; `left_out` tensors had no room.
     """
 
     __slots__ = (
@@ -106,6 +121,8 @@ class Trace:
         "cut_off",
         "error",
         "instance",
+        "kept",
+        "left_out",
         "model",
         "number",
         "outer_span",
@@ -170,6 +187,7 @@ class Trace:
         self.cut_off = False
         self.error = ""
         self.tensors: list[TensorCopy] = []
+        self.kept = self.left_out = 0
         # When what happened
         self.begun_ns = begun_ns
         self.answered_ns = self.sent_ns = 0
@@ -182,13 +200,26 @@ class Trace:
         return Trace(self._collector, model, version, "", begun_ns, self)
 
     def keep(self, activity: str, tensors: Sequence[Tensor]) -> None:
-        """Copies tensors, if they are wanted. Their memory is held by the caller."""
-        if self._collector.tensors:
-            for tensor in tensors:
-                data = bytes(tensor.buffer[:TENSOR_BYTES])
-                self.tensors.append(
-                    TensorCopy(activity, tensor.name, tensor.datatype, tuple(tensor.shape), data, tensor.nbytes)
-                )
+        """Copies tensors, if they are wanted, and while there is room. Their memory is held by the caller.
+
+        Raises ServeError where one lay in a client's region and is gone.
+        """
+        global _kept
+        if not self._collector.tensors:
+            return
+        most = self._collector.tensor_bytes
+        for tensor in tensors:
+            size = min(most, tensor.nbytes) + sys.getsizeof(tensor.name) + _DIMENSION_BYTES * len(tensor.shape)
+            size += _COPY_BYTES
+            if _kept + size > MOST_KEPT:
+                self.left_out += 1
+                continue
+            data = bytes(tensor.buffer[:most]) if most else b""
+            self.tensors.append(
+                TensorCopy(activity, tensor.name, tensor.datatype, tuple(tensor.shape), data, tensor.nbytes)
+            )
+            self.kept += size
+            _kept += size
 
     def join(self, instance: str, work: TracedWork) -> None:
         """It is executed by an instance, with others."""
@@ -197,6 +228,7 @@ class Trace:
 
     def end(self, request: TracedRequest) -> None:
         """Takes what the request knows; nothing more is told of it. Once."""
+        global _kept
         del _live[self.number]
         self.request_id = request.id
         self.request_start_ns = request.request_start_ns
@@ -217,6 +249,7 @@ class Trace:
             tree, root._ended = root._ended, []
             for trace in tree:
                 trace._root = trace  # no circles
+                _kept -= trace.kept
             self._collector.collect(tree)
 
     def __repr__(self) -> str:

@@ -28,8 +28,7 @@ class PassingOn:
     """One client's requests to the owner. In the place of uvicorn's protocol (`protocols.http.fallback`).
 
     `send` gives the owner its end of a socket pair, with the client's address, and raises OSError while it cannot.
-    `on_status` hears of each
-    answer's status.
+    `on_status` hears of each answer's status.
     """
 
     def __init__(self, send: Callable[[socket.socket, Peer | None], None], on_status: Callable[[int], None]) -> None:

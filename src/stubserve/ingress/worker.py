@@ -50,6 +50,8 @@ class Owner(Protocol):
 
     def find_model(self, name: str, version: str) -> ServedModel: ...
 
+    def known_model(self, name: str, version: str) -> ServedModel: ...
+
 
 @dataclass(frozen=True)
 class _Program(Environment):
@@ -130,7 +132,7 @@ class Worker:
             segment.ring(layout.ANSWER_RING), theirs_words, layout.ANSWERS_READ, self._process.answer_doorbell
         )
         answers = AnswerRing(ring, words, self._memory, memory, self._on_broken_ring, together=True)
-        self.calls = WorkerCalls(owner.find_model, self._memory, answers, lambda: words[STATE], owner.regions)
+        self.calls = WorkerCalls(owner, self._memory, answers, lambda: words[STATE], owner.regions)
         self._handlers = handlers_of_owner(self.calls)
         self._memory.on_many_frees = self._free_soon
         self._loop.add_reader(self._process.doorbell_in, self._on_doorbell)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from stubserve_stub.wire import places
 from stubserve_stub.wire.datatypes import BYTES
@@ -44,6 +44,16 @@ class _Told:
         self.signature: Signature | None = None
 
 
+class Models(Protocol):
+    """Those that a worker's clients may ask for. Both ways of asking raise ServeError."""
+
+    def find_model(self, name: str, version: str) -> ServedModel:
+        """The one that a request is for; none while requests are refused for want of memory."""
+
+    def known_model(self, name: str, version: str) -> ServedModel:
+        """The one that is to be described."""
+
+
 class WorkerCall(Call):
     """One request, which the worker knows by `number`."""
 
@@ -68,20 +78,20 @@ class WorkerCall(Call):
 class WorkerCalls:
     """Those of one worker (`messages.WorkerListener`). `memory` is the worker's.
 
-    `find_model` raises ServeError; `state` tells the number of the registry's state; `regions` are None where clients
+    `models` are the owner's; `state` tells the number of the registry's state; `regions` are None where clients
     may not use shared memory.
     """
 
     def __init__(
         self,
-        find_model: Callable[[str, str], ServedModel],
+        models: Models,
         memory: StubMemory,
         answers: AnswerRing,
         state: Callable[[], int],
         regions: RegionTable | None = None,
     ) -> None:
         self._regions = regions
-        self._find_model = find_model
+        self._models = models
         self._memory = memory
         self._answers = answers
         self._state = state
@@ -115,7 +125,7 @@ class WorkerCalls:
 
     def on_describe(self, model: str, version: str) -> None:
         try:
-            found = self._find_model(model, version)
+            found = self._models.known_model(model, version)
         except ServeError:
             return  # its clients are told by the owner itself
         self._tell(self._told_of(model, version), found)
@@ -155,7 +165,7 @@ class WorkerCalls:
             self._take_inputs(wire_inputs, inputs)
             if regions is not None:
                 request.regions = {output: self._piece(*place) for output, *place in regions}
-            model = self._find_model(name, version)
+            model = self._models.find_model(name, version)
             signature = model.signature
             if signature.decoupled:
                 raise unsupported("HTTP end point doesn't support models with decoupled transaction policy")

@@ -5,7 +5,8 @@ A file is an array of small objects that belong together by `id`. With a log fre
 `<file>`, as it comes, and the file is a whole array at any moment, so nothing piles up in memory until the end, and a
 server that is killed leaves its traces.
 
-Beside upstream's fields an object with `model_name` has the `batch` that the request was executed in.
+Beside upstream's fields an object with `model_name` has the `batch` that the request was executed in, and
+`tensors_left_out`, how many there was no room for, where that is not 0.
 """
 
 from __future__ import annotations
@@ -104,6 +105,8 @@ def _objects(tree: Sequence[Trace], tracer: Tracer) -> Iterator[str]:
             what["batch"] = {"id": trace.batch, "size": trace.batch_size, "instance": trace.instance}
         if trace.error:
             what["error"] = trace.error
+        if trace.left_out:
+            what["tensors_left_out"] = trace.left_out
         yield _json(what)
         if tracer.timestamps:
             for name, ns in timestamps(trace):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ Item = tuple[Sequence[Trace], Tracer]
 
 
 class TraceQueue:
-    """At most `limit` traces, and 64 MiB of tensors. A subclass writes them, on a thread of its own.
+    """At most `limit` traces, and 64 MiB of their ids and tensors. A subclass writes them, on a thread of its own.
 
     `write` gets what has come within `delay_s`, or as soon as there are `enough` traces. What it raises is logged.
     """
@@ -47,7 +48,7 @@ class TraceQueue:
         self._told_at = 0.0
 
     def put(self, tree: Sequence[Trace], tracer: Tracer) -> None:
-        nbytes = sum(len(copy.data) for trace in tree for copy in trace.tensors) if tracer.tensors else 0
+        nbytes = _nbytes(tree)
         with self._news:
             if self._traces + len(tree) > self._limit or self._bytes + nbytes > _BYTES:
                 self._lose(len(tree))
@@ -117,7 +118,7 @@ class TraceQueue:
                 for _ in items:
                     tree, _tracer = self._items.popleft()
                     self._traces -= len(tree)
-                    self._bytes -= sum(len(copy.data) for trace in tree for copy in trace.tensors)
+                    self._bytes -= _nbytes(tree)
                 done = closing and not self._items
             if done:
                 try:
@@ -125,3 +126,8 @@ class TraceQueue:
                 except Exception as error:
                     log.warning("the last traces could not be written: %s", error)
                 return
+
+
+def _nbytes(tree: Sequence[Trace]) -> int:
+    """About what its traces take of what clients and models can make large."""
+    return sum(trace.kept + sys.getsizeof(trace.request_id) + sys.getsizeof(trace.error) for trace in tree)

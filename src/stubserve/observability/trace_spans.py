@@ -94,5 +94,13 @@ def _record(trace: Trace) -> SpanRecord:
         (trace.begun_ns, trace.answered_ns or last),
         (trace.compute_start_ns, trace.compute_end_ns or trace.answered_ns or last),
         timestamps(trace),
-        {f"{copy.activity}.{copy.name}": f"{list(copy.shape)}, {copy.nbytes} bytes" for copy in trace.tensors},
+        _tensors(trace),
     )
+
+
+def _tensors(trace: Trace) -> dict[str, str]:
+    """Attributes that tell of its tensors."""
+    told = {f"{copy.activity}.{copy.name}": f"{list(copy.shape)}, {copy.nbytes} bytes" for copy in trace.tensors}
+    if trace.left_out:
+        told["stubserve.tensors_left_out"] = str(trace.left_out)
+    return told

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from stubserve.inference.trace import Asking, ModelTracing, Parent, Trace
+from stubserve.inference.trace import TENSOR_BYTES, Asking, ModelTracing, Parent, Trace
 from stubserve.tracing_settings import OPENTELEMETRY, TIMESTAMPS, TracingSettings
 
 TENSORS, OFF = "TENSORS", "OFF"
@@ -56,6 +56,8 @@ class Tracer:
         self.rules = rules
         self.tensors = TENSORS in rules.levels
         self.timestamps = TIMESTAMPS in rules.levels
+        # Spans have the names and shapes of tensors alone.
+        self.tensor_bytes = 0 if spans else TENSOR_BYTES
         self.spans = spans
         self._destination = destination
         # How many requests are passed over before the next is traced

@@ -15,7 +15,10 @@ make it smaller. So what is still alive after `execute` is put into memory of th
 Of a request that has been answered it is copied, and the copy takes the place of the mapping (`keep`). One that is
 still open may have a thread of its model at work on it, whose writes such an exchange could lose: its pages become
 private where they are, as if they had been written to (`detach`). Those the kernel takes away with the file, which is
-what `torn` says then. Either costs 2 ms for 4 MiB, and happens to few.
+what `torn` says then. After the last response nobody asks for that any more: a sender's model that goes on with its
+input, or keeps it, may find zeros there then, also where it has written. That much its client could have sent, so it is
+no more than this; a model that keeps such an input for others copies it. Either way costs 2 ms for 4 MiB, and happens
+to few.
 
 **Outputs are copied once**, from where the model has them into a shared mapping, if they fit.
 

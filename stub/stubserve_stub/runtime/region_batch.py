@@ -4,7 +4,8 @@ Only such batches meet any of this. A request whose region is not there when its
 is answered with an error whatever the model says; until then it reads zeros, so that others of its batch are executed
 as if nothing had happened. What is returned from `execute` is judged when that is over, what a sender sends as it is
 sent: zeros can be read only after the region is known to have gone, so no response made of them gets out. What the
-model asks of other models meanwhile may be made of them; its own request fails then, whatever those answer.
+model asks of other models meanwhile may be made of them: they compute what they would for a client that sends zeros,
+and its own request fails whatever they answer, unless it has sent its last response before.
 """
 
 from __future__ import annotations

@@ -1,0 +1,61 @@
+"""What traces keep of tensors."""
+
+from __future__ import annotations
+
+import pytest
+
+from stubserve.errors import ServeError
+from stubserve.inference.regions import RegionSpan
+from stubserve.inference.tensor import Tensor
+from stubserve.inference.trace import BACKEND_OUTPUT, MOST_KEPT, QUEUE_INPUT, TENSOR_BYTES, Trace
+from stubserve.protocols.client_regions import ClientRegions
+from tests.client_memory import SharedFile
+from tests.inference.models import request, zeros
+from tests.inference.traces import Collected
+
+
+def test_what_is_under_way_keeps_no_more_than_the_bound() -> None:
+    collected = Collected(TENSOR_BYTES)
+    trace = Trace(collected, "m", 1, "HTTP", 1)
+    child = trace.child("other", 1, 1)
+    large = zeros("IN", (TENSOR_BYTES,), itemsize=1)
+    count = MOST_KEPT // TENSOR_BYTES
+    # With the names and shapes of all of them the last has no room.
+    trace.keep(QUEUE_INPUT, [large] * (count // 2))
+    child.keep(QUEUE_INPUT, [large] * (count // 2))
+    child.keep(BACKEND_OUTPUT, [zeros("OUT", (1,))])
+    assert (len(trace.tensors), len(child.tensors), child.left_out) == (count // 2, count // 2, 1)
+    child.end(request())
+    other = Trace(collected, "m", 1, "HTTP", 1)
+    other.keep(QUEUE_INPUT, [large])
+    assert (len(other.tensors), other.left_out) == (0, 1)
+    trace.end(request())
+    other.keep(QUEUE_INPUT, [large] * count)
+    assert (len(other.tensors), other.left_out) == (count - 1, 2)
+    other.end(request())
+    assert [len(tree) for tree in collected.trees] == [2, 1]
+
+
+def test_copies_without_data_count_too() -> None:
+    trace = Trace(Collected(0), "m", 1, "HTTP", 1)
+    tensor = zeros("IN", (0,) * 50_000)
+    for _ in range(40):
+        trace.keep(BACKEND_OUTPUT, [tensor])
+    assert trace.left_out
+    trace.end(request())
+
+
+def test_names_and_shapes_are_had_without_a_look_at_the_data() -> None:
+    trace = Trace(Collected(0), "m", 1, "HTTP", 1)
+    regions = ClientRegions()
+    with SharedFile(4096) as file:
+        regions.register("in", file.key, 0, 4096)
+        gone = Tensor("IN", 11, (2, 512), None, RegionSpan(regions.piece(1, 0, 4096)))
+        file.shrink(0)
+    with pytest.raises(ServeError):
+        assert gone.buffer
+    trace.keep(QUEUE_INPUT, [gone])
+    regions.unregister("")
+    [copy] = trace.tensors
+    assert (copy.name, copy.shape, copy.data, copy.nbytes) == ("IN", (2, 512), b"", 4096)
+    trace.end(request())

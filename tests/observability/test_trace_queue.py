@@ -1,0 +1,57 @@
+"""How much waits to be written, and what the file says of what had no room."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from stubserve_stub.wire.datatypes import BYTES
+
+from stubserve.inference.tensor import Tensor
+from stubserve.inference.trace import QUEUE_INPUT, TENSOR_BYTES, Trace
+from stubserve.observability.trace_file import TraceFile
+from stubserve.observability.trace_queue import Item, TraceQueue
+from stubserve.observability.tracing import TENSORS, Tracer, TraceRules
+from tests.inference.models import request
+
+
+class Slow(TraceQueue):
+    """Writes when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(1000, 1, 0.0)
+        self.go_on = threading.Event()
+        self.written: list[str] = []
+
+    def write(self, items: Sequence[Item]) -> None:
+        self.go_on.wait()
+        self.written += [trace.request_id for tree, _ in items for trace in tree]
+
+
+def test_long_ids_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    queue = Slow()
+    tracer = Tracer(TraceRules(), queue, spans=False)
+    long = "i" * (40 << 20)
+    for id_ in long, long, "short":
+        Trace(tracer, "m", 1, "HTTP", 1).end(request(id=id_))
+    queue.go_on.set()
+    queue.close()
+    assert queue.written == [long, "short"]
+    assert queue.dropped == 1
+    assert "1 traces are lost" in caplog.text
+
+
+def test_the_file_says_how_many_tensors_are_left_out(tmp_path: Path) -> None:
+    file = TraceFile(str(tmp_path / "traces.json"))
+    tracer = Tracer(TraceRules((TENSORS,)), file, spans=False)
+    trace = Trace(tracer, "m", 1, "HTTP", 1)
+    # Of strings that are cut nothing is written, so the file is a small one.
+    trace.keep(QUEUE_INPUT, [Tensor("IN", BYTES, (1,), bytes(TENSOR_BYTES + 1))] * 64)
+    trace.end(request())
+    file.close()
+    first, *others = json.loads((tmp_path / "traces.json").read_text())
+    assert first["tensors_left_out"] == 1
+    assert [one["tensor"]["name"] for one in others] == ["IN"] * 63
