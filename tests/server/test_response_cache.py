@@ -38,6 +38,7 @@ COUNTS = """
             for request in requests:
                 given = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
                 if given.ravel()[0] == -2:
+                    print("executing slowly", flush=True)
                     time.sleep(0.5)
                 TritonPythonModel.executed += 1
                 if given.ravel()[0] == -1:
@@ -246,12 +247,9 @@ def test_a_client_that_is_gone_leaves_an_answer_for_others(tmp_path: Path) -> No
         slow = np.full(4, -2, np.float32)
         connection = server.connect()
         connection.request("POST", *binary_request("counts", slow))
-        # It executes when the next one waits behind it.
-        waiting = threading.Thread(target=ask, args=(server,))
-        waiting.start()
-        eventually(lambda: b'pending_request_count{model="counts",version="1"} 1' in server.metrics().body)
+        server.wait_for("executing slowly")
         connection.close()
-        waiting.join()
+        assert ask(server) == 2  # behind the first one
         assert ask(server, array=slow) == 1
         assert counts(server) == (1, 2, 2)
 

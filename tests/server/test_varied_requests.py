@@ -41,7 +41,7 @@ class TritonPythonModel:
         if mood == 5:
             return pb_utils.InferenceResponse([])
         if mood == 6:
-            print("waiting", flush=True)
+            print("asked to wait", flush=True)
             while not request.is_cancelled():
                 time.sleep(0.005)
             print("cancelled", flush=True)
@@ -238,7 +238,7 @@ def test_a_client_that_goes_cancels_its_request(server: Serving) -> None:
         for _ in range(3):
             assert ask(client, vector(10, 0, 0))[0] == 200
         client.send(request(vector(6, 0, 0)))
-        server.wait_for("waiting")
+        server.wait_for("asked to wait")
     server.wait_for("cancelled")
 
 
