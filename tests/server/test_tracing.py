@@ -347,6 +347,8 @@ def test_a_process_that_exports_spans_and_dies_costs_what_it_had(repository: Pat
             ask(server)
             spans_of(file, lambda spans: len(spans) == 3)
             busy = worker()
+            # It has said of the first group that it is taken, and reads what comes next from its input.
+            eventually(lambda: Path(f"/proc/{busy.pid}/syscall").read_text().split()[1:2] == ["0x0"])
             busy.suspend()
             given = os.open(f"/proc/{busy.pid}/fd/0", os.O_RDONLY)
             ask(server)

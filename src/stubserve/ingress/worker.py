@@ -20,12 +20,11 @@ from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.ring import RingReader, RingWriter, read_doorbell
 
 from stubserve.environments.environment import Environment
-from stubserve.inference.served_model import ServedModel
 from stubserve.ingress.descriptors import receive
 from stubserve.ingress.messages import handlers_of_owner
 from stubserve.ingress.region_news import RegionNews
 from stubserve.ingress.words import CLOSED, STATE
-from stubserve.ingress.worker_calls import WorkerCalls
+from stubserve.ingress.worker_calls import Models, WorkerCalls
 from stubserve.instances.answer_ring import AnswerRing
 from stubserve.instances.loan import Loan
 from stubserve.instances.memory import Memory
@@ -42,15 +41,11 @@ _YIELD_S = 1.0
 _PEER_BYTES = 256
 
 
-class Owner(Protocol):
+class Owner(Models, Protocol):
     """What a worker's clients want of the server."""
 
     memory: Memory
     regions: ClientRegions | None
-
-    def find_model(self, name: str, version: str) -> ServedModel: ...
-
-    def known_model(self, name: str, version: str) -> ServedModel: ...
 
 
 @dataclass(frozen=True)
