@@ -55,3 +55,23 @@ def test_the_file_says_how_many_tensors_are_left_out(tmp_path: Path) -> None:
     first, *others = json.loads((tmp_path / "traces.json").read_text())
     assert first["tensors_left_out"] == 1
     assert [one["tensor"]["name"] for one in others] == ["IN"] * 63
+
+
+class AtOnce(TraceFile):
+    """Writes what it is given without a thread."""
+
+    def put(self, tree: Sequence[Trace], tracer: Tracer) -> None:
+        self.write([(tree, tracer)])
+
+
+def test_what_waits_for_a_numbered_file_is_written_when_it_is_much(tmp_path: Path) -> None:
+    """However many traces a client wants in each file."""
+    file = AtOnce(str(tmp_path / "traces.json"))
+    tracers = [Tracer(TraceRules(log_frequency=1_000_000), file, spans=False) for _ in range(2)]
+    for id_, tracer in ("i" * (40 << 20), tracers[0]), ("short", tracers[1]), ("j" * (40 << 20), tracers[0]):
+        assert not list(tmp_path.iterdir())
+        Trace(tracer, "m", 1, "HTTP", 1).end(request(id=id_))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["traces.json.0", "traces.json.1"]
+    Trace(tracers[0], "m", 1, "HTTP", 1).end(request(id="last"))
+    file.finish()
+    assert [len(json.loads((tmp_path / f"traces.json.{index}").read_text())) for index in range(3)] == [2, 1, 1]

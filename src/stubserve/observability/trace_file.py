@@ -1,7 +1,8 @@
 """Traces in upstream's form: JSON files, for `trace_summary.py` and for people.
 
 A file is an array of small objects that belong together by `id`. With a log frequency of n there is a file
-`<file>.<index>` for every n sampled requests, and for those that are left at the end. Without one everything goes into
+`<file>.<index>` for every n sampled requests, and for those that are left at the end; and for those that wait for
+others when they have come to 64 MiB of text, since a client may ask for any n. Without one everything goes into
 `<file>`, as it comes, and the file is a whole array at any moment, so nothing piles up in memory until the end, and a
 server that is killed leaves its traces.
 
@@ -27,6 +28,8 @@ from stubserve.observability.tracing import Tracer
 _LIMIT = 20_000
 _ENOUGH = 256
 _DELAY_S = 0.5
+# Characters of text that may wait for their numbered files
+_MOST_WAITING = 64 << 20
 
 
 class TraceFile(TraceQueue):
@@ -40,12 +43,13 @@ class TraceFile(TraceQueue):
         self._end = 0
         # What waits for its numbered file, by who collected it: texts of trees
         self._waiting: dict[Tracer, list[str]] = {}
+        self._waiting_size = 0
 
     def write(self, items: Sequence[Item]) -> None:
         texts: list[str] = []
         for tree, tracer in items:
             if not tree:
-                self._write_numbered(self._waiting.pop(tracer, []))
+                self._write_waiting(tracer)
                 continue
             text = ",".join(_objects(tree, tracer))
             if not tracer.rules.log_frequency:
@@ -53,17 +57,22 @@ class TraceFile(TraceQueue):
                 continue
             waiting = self._waiting.setdefault(tracer, [])
             waiting.append(text)
+            self._waiting_size += len(text)
             if len(waiting) >= tracer.rules.log_frequency:
-                self._write_numbered(self._waiting.pop(tracer))
+                self._write_waiting(tracer)
+            if self._waiting_size > _MOST_WAITING:
+                self.finish()
         self._append_texts(texts)
 
     def finish(self) -> None:
-        for texts in self._waiting.values():
-            self._write_numbered(texts)
+        for tracer in list(self._waiting):
+            self._write_waiting(tracer)
 
-    def _write_numbered(self, texts: Sequence[str]) -> None:
+    def _write_waiting(self, tracer: Tracer) -> None:
+        texts = self._waiting.pop(tracer, None)
         if not texts:
             return
+        self._waiting_size -= sum(map(len, texts))
         path = f"{self._path}.{self._index}"
         self._index += 1
         with open(path, "w", encoding="utf-8") as file:
