@@ -185,6 +185,13 @@ def test_outputs_and_classification(triton: Grpc) -> None:
     assert triton.refusal(message)[1] == "unexpected inference output 'OTHER' for model 'echo'"
 
 
+def test_classes_of_whole_numbers(triton: Grpc) -> None:
+    """Whole numbers have no point, also where compiled code might take them for floats."""
+    message = typed("INT32", "INT32", "int_contents", [7, -1, 300])
+    message.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = 2
+    assert triton.infer(message).raw_output_contents[0] == b"\5\0\0\000300:2\3\0\0\0007:0"
+
+
 def test_metadata_becomes_parameters(triton: Grpc) -> None:
     message = request("parameters")
     message.parameters["own"].int64_param = 5

@@ -79,7 +79,8 @@ def _greatest(values: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
     return found
 
 
-def _class_text(value: float, index: int, labels: Sequence[str]) -> bytes:
+def _class_text(value: object, index: int, labels: Sequence[str]) -> bytes:
+    """`value` is a float or an int. Were it a float by its annotation, compiled code would make an int one."""
     number = f"{value:.6f}" if isinstance(value, float) else str(value)
     label = labels[index] if index < len(labels) else ""
     return (f"{number}:{index}:{label}" if label else f"{number}:{index}").encode()
