@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import Any
 
 from stubserve.protocols.paced_transport import _PIECE, PacedProtocol, PacedTransport
@@ -113,3 +114,23 @@ def test_a_connection_that_has_gone_holds_nothing() -> None:
             below.protocol.connection_lost(None)
         data.extend(b"nobody has a view of it any more")
         assert inner.transport.get_write_buffer_size() <= _PIECE
+
+
+def test_what_has_gone_is_forgotten_by_whoever_still_knows_its_transport() -> None:
+    """With a connection's buffers, which nobody may have to wait for the collector to free."""
+    underneath, inner = connected(takes=10)
+    inner.transport.write(bytes(20))
+    inner.transport.write(bytes(_PIECE))
+    gone = weakref.ref(underneath)
+    underneath.protocol.connection_lost(None)
+    del underneath
+    assert gone() is None
+    inner.transport.write(b"late")
+    inner.transport.writelines([b"late"])
+    inner.transport.pause_reading()
+    inner.transport.resume_reading()
+    inner.transport.close()
+    inner.transport.abort()
+    assert inner.transport.is_closing()
+    assert inner.transport.get_write_buffer_size() == 0
+    assert inner.transport.get_extra_info("peername") is None

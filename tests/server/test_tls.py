@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.http as triton_http
 import trustme
@@ -228,3 +229,25 @@ def test_large_answers_keep_no_memory(repository: Path, certificates: Certificat
             assert rss_anon(server.process.pid) - before < array.nbytes
         for connection in connections:
             connection.close()
+
+
+def test_connections_that_come_and_go_leave_no_memory(repository: Path, certificates: Certificates) -> None:
+    """Each has about a MiB of buffers."""
+    path, body, headers = binary_request("echo", np.zeros(1 << 18, np.float32))
+    with Serving(repository, *certificates.flags) as server:
+        parent = psutil.Process(server.process.pid)
+        descriptors = parent.num_fds()
+        afterwards = []
+        for _ in range(3):
+            connections = [
+                http.client.HTTPSConnection("127.0.0.1", server.port, timeout=60, context=certificates.client())
+                for _ in range(30)
+            ]
+            for connection in connections:
+                connection.request("POST", path, body, headers)
+                assert len(connection.getresponse().read()) > len(body) // 2
+            for connection in connections:
+                connection.close()
+            assert eventually(lambda: parent.num_fds() <= descriptors)
+            afterwards.append(rss_anon(server.process.pid))
+        assert afterwards[-1] - afterwards[0] < 10 << 20

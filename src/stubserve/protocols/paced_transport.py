@@ -30,12 +30,7 @@ class PacedTransport(asyncio.Transport):
         self._nbytes = 0
         self._paused = False
         self._closes = False
-        # As they are, and often asked for
-        self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
-        self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
-        self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
-        self.set_write_buffer_limits = transport.set_write_buffer_limits  # type: ignore[method-assign]
-        self.write_eof = transport.write_eof  # type: ignore[method-assign]
+        self._know(transport)
 
     def write(self, data: _Data) -> None:
         if self._closes:
@@ -80,9 +75,28 @@ class PacedTransport(asyncio.Transport):
         return not self._paused
 
     def forget(self) -> None:
-        """The connection has gone."""
+        """Nothing of what waits is wanted any more."""
         self._waiting.clear()
         self._nbytes = 0
+
+    def lost(self) -> None:
+        """The connection has gone, and with it its buffers.
+
+        They are about a MiB. Whoever still knows this transport is part of a circle of objects, which Python's
+        collector finds late, and each of a hundred more connections would have as much until then.
+        """
+        self.forget()
+        self._closes = True
+        self._transport = gone = _Gone()
+        self._know(gone)
+
+    def _know(self, transport: asyncio.Transport) -> None:
+        """Takes what is the transport's own, and often asked for, as it is."""
+        self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
+        self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
+        self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
+        self.set_write_buffer_limits = transport.set_write_buffer_limits  # type: ignore[method-assign]
+        self.write_eof = transport.write_eof  # type: ignore[method-assign]
 
     def _add(self, data: _Data) -> None:
         if len(data):
@@ -102,6 +116,37 @@ class PacedTransport(asyncio.Transport):
             self._transport.write(piece)
         if self._closes and not waiting:
             self._transport.close()
+
+
+class _Gone(asyncio.Transport):
+    """In place of a transport that has been closed: takes everything, and does nothing."""
+
+    def write(self, data: _Data) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def write_eof(self) -> None:
+        pass
 
 
 class PacedProtocol(asyncio.BufferedProtocol):
@@ -137,3 +182,5 @@ class PacedProtocol(asyncio.BufferedProtocol):
         if self._paced is not None:
             self._paced.forget()
         self._protocol.connection_lost(exc)
+        if self._paced is not None:
+            self._paced.lost()
