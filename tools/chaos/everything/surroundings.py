@@ -65,30 +65,44 @@ class Folder:
 
 
 class Bucket:
-    """The same in a store. A model that is restored comes file by file."""
+    """The same in a store. A model that is restored comes file by file, its configuration first."""
 
     def __init__(self, home: Path, store: S3Store, name: str) -> None:
         self._home = home
         self._store = store
         self._name = name
+        # What was put in place of the files of `home`, by the path there
+        self._put: dict[str, str] = {}
         self.fill()
 
     def fill(self) -> None:
+        """All that was there, into a store that is empty."""
         self._store.make_bucket(self._name)
-        self._store.put_folder(self._name, "models", self._home)
+        for model in sorted(self._home.iterdir()):
+            self._fill(model)
 
     @property
     def address(self) -> str:
         return self._store.address(f"{self._name}/models")
 
     def put(self, model: str, name: str, text: str) -> None:
+        self._put[f"{model}/{name}"] = text
         self._store.put(self._name, f"models/{model}/{name}", text.encode())
 
     def take_away(self, model: str) -> None:
         self._store.delete(self._name, f"models/{model}/")
 
     def restore(self, model: str) -> None:
-        self._store.put_folder(self._name, f"models/{model}", self._home / model)
+        for name in [name for name in self._put if name.startswith(f"{model}/")]:
+            del self._put[name]
+        self._fill(self._home / model)
+
+    def _fill(self, model: Path) -> None:
+        files = [path for path in model.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        for path in sorted(files, key=lambda path: (path.name != "config.pbtxt", path)):
+            name = str(path.relative_to(self._home))
+            text = self._put.get(name)
+            self._store.put(self._name, f"models/{name}", path.read_bytes() if text is None else text.encode())
 
 
 class Collector:
