@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from stubserve.protocols.entrance import Entrance
 from stubserve.protocols.http.app import create_app
 from stubserve.protocols.http.connection import HttpConnection
+from stubserve.protocols.http.fallback import uvicorn_config
 from stubserve.protocols.http.guarded import guarded
 from stubserve.protocols.http.head import has_asked
 from stubserve.protocols.http.metrics import create_metrics_app
@@ -129,17 +130,7 @@ def _tls(server: Server) -> ssl.SSLContext | None:
 
 
 def _config(server: Server, app: Any, **more: Any) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        ws="none",
-        lifespan="off",
-        # There is one logger for both front ends; and who asks for metrics is seen in the same place.
-        access_log=server.settings.logging.access,
-        log_config=None,
-        server_header=False,
-        date_header=False,
-        **more,
-    )
+    return uvicorn_config(app, server.settings.logging.access, **more)
 
 
 def grpc_server(server: Server) -> GrpcTransport:

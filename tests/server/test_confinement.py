@@ -17,13 +17,11 @@ from typing import Any
 import pytest
 from stubserve_stub.runtime.confinement import NETWORK_VERSION, landlock_version
 
+from ..evaluating_model import evaluating
 from ..real_server import Serving, eventually, write_model
 
-# Evaluates an expression of Python and answers with its value as JSON.
-EVALUATE = """
-    import json, os, socket, subprocess, sys, tempfile
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
+EVALUATE = evaluating("""
+    import os, socket, subprocess, sys, tempfile
 
     def write(path):
         try:
@@ -40,23 +38,7 @@ EVALUATE = """
         except OSError as error:
             return type(error).__name__
         return "connected"
-
-    def outcome(attempt, *arguments):
-        try:
-            attempt(*arguments)
-        except OSError as error:
-            return type(error).__name__
-        return "done"
-
-    class TritonPythonModel:
-        def execute(self, requests):
-            responses = []
-            for request in requests:
-                text = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy().reshape(-1)[0].decode()
-                value = json.dumps(eval(text)).encode()
-                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.array([value], object))]))
-            return responses
-"""
+""")
 CONFIG = """
     backend: "python"
     input [ { name: "INPUT0" data_type: TYPE_STRING dims: [ 1 ] } ]

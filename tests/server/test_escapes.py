@@ -12,25 +12,17 @@ from typing import Any
 import pytest
 from stubserve_stub.runtime.confinement import NETWORK_VERSION, SCOPE_VERSION, landlock_version
 
+from tests.evaluating_model import evaluating
 from tests.real_server import Serving, write_model
 from tests.server.test_confinement import CONFIG, evaluate
 
 ROOT = Path(__file__).parents[2]
 
-# Evaluates an expression of Python, as that of test_confinement does; each attempt says what became of it.
-ESCAPES = """
-    import ctypes, json, os, signal, socket, subprocess, sys
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
+# Each attempt says what became of it.
+ESCAPES = evaluating("""
+    import ctypes, os, signal, socket, subprocess, sys
 
     libc = ctypes.CDLL(None, use_errno=True)
-
-    def outcome(attempt, *arguments):
-        try:
-            attempt(*arguments)
-        except OSError as error:
-            return type(error).__name__
-        return "done"
 
     def checked(result):
         if result < 0:
@@ -71,16 +63,7 @@ ESCAPES = """
     def abstract(name):
         with socket.socket(socket.AF_UNIX) as client:
             client.connect("\\0" + name)
-
-    class TritonPythonModel:
-        def execute(self, requests):
-            responses = []
-            for request in requests:
-                text = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy().reshape(-1)[0].decode()
-                value = json.dumps(eval(text)).encode()
-                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.array([value], object))]))
-            return responses
-"""
+""")
 DENIED = "PermissionError"
 
 

@@ -71,6 +71,18 @@ class World:
             return http.client.HTTPSConnection(HOST, port or self.http_port, timeout=timeout, context=self.trust)
         return http.client.HTTPConnection(HOST, port or self.http_port, timeout=timeout)
 
+    def post(self, path: str, body: bytes | str, headers: dict[str, str]) -> tuple[int, bytes]:
+        """Status and body of the answer to a request on a connection of its own. Raises OSError."""
+        connection = self.http()
+        try:
+            connection.request("POST", path, body, headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"{error!r}") from error
+        finally:
+            connection.close()
+
     def connect(self, port: int, protocol: str = "http/1.1") -> socket.socket:
         """A bare connection. Raises OSError."""
         plain = socket.create_connection((HOST, port), ANSWER_WITHIN_S)

@@ -6,7 +6,6 @@ import functools
 import logging
 import socket
 
-import uvicorn
 from uvicorn.server import ServerState
 
 from stubserve.protocols.doorway import Doorway
@@ -14,6 +13,7 @@ from stubserve.protocols.fair_queues import Peer
 from stubserve.protocols.http.app import create_app
 from stubserve.protocols.http.connection import HttpConnection
 from stubserve.protocols.http.cors import Cors
+from stubserve.protocols.http.fallback import uvicorn_config
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.open_connections import OpenConnections
 from stubserve.server import Server
@@ -30,16 +30,7 @@ class PassedRequests:
         shared = Connections(server, Cors(origins) if origins else None, False, server.http_access)
         shared.open = OpenConnections(0)
         shared.have_one_request = True
-        config = uvicorn.Config(
-            app,
-            ws="none",
-            lifespan="off",
-            # Not False where there is a log: that would end it for everybody.
-            access_log=server.settings.logging.access,
-            log_config=None,
-            server_header=False,
-            date_header=False,
-        )
+        config = uvicorn_config(app, server.settings.logging.access)
         config.load()
         self._make = functools.partial(HttpConnection, shared, config, ServerState(), {})
         self._doorway = Doorway()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import http.client
 import json
 import time
 
@@ -138,17 +137,9 @@ class Intruder(HttpClient):
             tokens.append(world.withdrawn)
         token = self.random.choice(tokens)
         path, body = self.random.choice(self.doors)
-        connection = world.http()
-        try:
-            connection.request("POST", path, body, {"Authorization": f"Bearer {token}"} if token else {})
-            response = connection.getresponse()
-            text = response.read()
-        except http.client.HTTPException as error:
-            raise ConnectionError(f"{error!r}") from error
-        finally:
-            connection.close()
-        if response.status not in (401, 403):
-            raise Wrong(f"{path} with the token {token!r}: {response.status} {text[:100]!r}")
+        status, text = world.post(path, body, {"Authorization": f"Bearer {token}"} if token else {})
+        if status not in (401, 403):
+            raise Wrong(f"{path} with the token {token!r}: {status} {text[:100]!r}")
 
 
 class UnaryIntruder(GrpcClient):

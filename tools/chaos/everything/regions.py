@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import uuid
@@ -97,17 +96,9 @@ class RegionClient(Client):
         return f"{self.name} {way}".replace(" ", "-")
 
     def _manage(self, path: str, body: dict[str, Any]) -> None:
-        connection = self.world.http()
-        try:
-            connection.request("POST", path, json.dumps(body), self.world.headers)
-            response = connection.getresponse()
-            text = response.read()
-        except http.client.HTTPException as error:
-            raise ConnectionError(f"{error!r}") from error
-        finally:
-            connection.close()
-        if response.status != 200:
-            raise Refused(f"{response.status} {reason(text)}")
+        status, text = self.world.post(path, json.dumps(body), self.world.headers)
+        if status != 200:
+            raise Refused(f"{status} {reason(text)}")
 
     def _cut_input(self) -> None:
         assert self.given is not None

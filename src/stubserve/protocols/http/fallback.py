@@ -13,6 +13,21 @@ from uvicorn.server import ServerState
 from stubserve.protocols.fair_queues import Peer
 
 
+def uvicorn_config(app: Any, logs_access: bool, **more: Any) -> Config:
+    """What uvicorn needs to know to serve an app as a part of ours; `more` is passed on to it."""
+    return Config(
+        app,
+        ws="none",
+        lifespan="off",
+        # There is one logger for all front ends. False where another has a log would end it for everybody.
+        access_log=logs_access,
+        log_config=None,
+        server_header=False,
+        date_header=False,
+        **more,
+    )
+
+
 class Fallback(HttpToolsProtocol):
     """Serves the Starlette app on a transport that belongs to somebody else.
 
