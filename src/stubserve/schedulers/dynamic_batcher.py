@@ -203,7 +203,6 @@ class DynamicBatcher(QueueingScheduler):
             size = request.batch_size or 1
             if count:
                 if count == self._most:
-                    stopped = True
                     break
                 if total + size > self._max_preferred:
                     best = best or count
