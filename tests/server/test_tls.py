@@ -232,13 +232,13 @@ def test_large_answers_keep_no_memory(repository: Path, certificates: Certificat
 
 
 def test_connections_that_come_and_go_leave_no_memory(repository: Path, certificates: Certificates) -> None:
-    """Each has about a MiB of buffers."""
+    """Each has about a MiB of buffers. What the heap keeps of thirty is used again by the next thirty."""
     path, body, headers = binary_request("echo", np.zeros(1 << 18, np.float32))
     with Serving(repository, *certificates.flags) as server:
         parent = psutil.Process(server.process.pid)
         descriptors = parent.num_fds()
         afterwards = []
-        for _ in range(3):
+        for _ in range(6):
             connections = [
                 http.client.HTTPSConnection("127.0.0.1", server.port, timeout=60, context=certificates.client())
                 for _ in range(30)
@@ -250,4 +250,5 @@ def test_connections_that_come_and_go_leave_no_memory(repository: Path, certific
                 connection.close()
             assert eventually(lambda: parent.num_fds() <= descriptors)
             afterwards.append(rss_anon(server.process.pid))
-        assert afterwards[-1] - afterwards[0] < 10 << 20
+        # All 150 that have come since would keep 140 MiB.
+        assert eventually(lambda: rss_anon(parent.pid) - afterwards[0] < 45 << 20), afterwards
