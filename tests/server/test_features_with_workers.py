@@ -439,12 +439,15 @@ def test_limits(guarded: Serving) -> None:
                 assert refused.status == 400
                 assert "exceeds the maximum allowed input size of 65536 bytes" in refused.error
     head = (
-        f"POST /v2/models/echo/infer HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {GUEST}\r\nContent-Length: 9\r\n\r\n"
+        "POST /v2/models/echo/infer HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n"
+        f"Authorization: Bearer {GUEST}\r\nContent-Length: 9\r\n\r\n"
     )
     with contextlib.ExitStack() as stack:
         for _ in range(8):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", guarded.port), timeout=60))
-            client.sendall(head.encode() + b"{")
+            client.sendall(head.encode())
+            # Until its head is read, a connection is idle and gives way to the next.
+            assert b" 100 Continue\r\n" in client.recv(65536)
         # Each of them has its part of --max-connections, and nobody in it gives way.
         eventually(lambda: guarded.get("/v2/health/live").status == 503)
     eventually(lambda: guarded.request("GET", "/v2/health/live", headers=bearer(GUEST)).status == 200)

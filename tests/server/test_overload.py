@@ -232,9 +232,12 @@ def test_requests_that_a_worker_passes_on_are_still_their_clients(tmp_path: Path
 
 @contextlib.contextmanager
 def connected(port: int) -> Iterator[socket.socket]:
-    """A connection with a request under way whose body never ends."""
+    """A connection with a request under way whose body never comes."""
+    head = b"POST /v2/models/quick/infer HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 100\r\n\r\n"
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-        connection.sendall(b"POST /v2/models/quick/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+        connection.sendall(head)
+        # Until its head is read, a connection is idle and gives way to the next.
+        assert b" 100 Continue\r\n" in connection.recv(1000)
         yield connection
 
 
