@@ -16,47 +16,88 @@ from stubserve.protocols.http import infer_structs
 from stubserve.protocols.http.infer_structs import InferDocument
 from stubserve.protocols.http.json_values import ESCAPED_COLON
 
-# From this length on it pays to look for colons in what is not data only
+# From this length on it pays to read what is not elements by itself
 _LONG = 1024
-# So much of an input's data is looked for in a text
-_FRONT = 32
+_KEY = b'"data":'
+# What stands in the place of elements that have been cut out
+_EMPTY = b"[]"
 
 
 def read(text: bytes) -> InferDocument | None:
-    """The request in a JSON text; None where it is not a usual one, or none at all."""
+    """The request in a JSON text; None where it is not a usual one, or none at all.
+
+    Elements of a long text have not been read: whether they are a list at all is for their reader to find out.
+    """
+    if len(text) >= _LONG:
+        pieces = _cut(text)
+        if pieces is not None:
+            return _read_around(pieces)
     try:
         document = infer_structs.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    members = _members(document)
-    if len(text) < _LONG and text.count(b":") == members:
+    if text.count(b":") == _members(document):
         return document
-    colons = _colons_beside_data(text, document) - members
-    # Where one is escaped, a string has more of them than its text.
-    if colons and (ESCAPED_COLON in text or colons != _colons_in_strings(document)):
+    colons = text.count(b":") - sum(bytes(item.data).count(b":") for item in document.inputs)
+    return document if _has_each_name_once(document, text, colons) else None
+
+
+def _cut(text: bytes) -> list[bytes] | None:
+    """A text cut before and behind each list of elements, so that every second piece is one; None if that is not easy.
+
+    A key is known by its closing quote and colon, which stand in no string. The end of a list is the first bracket, of
+    strings the last one behind a quote: where that is wrong, what has been cut out is no list, or the rest no request.
+    """
+    pieces: list[bytes] = []
+    at = 0
+    key = text.find(_KEY)
+    while key >= 0:
+        start = key + len(_KEY)
+        key = text.find(_KEY, start)
+        if text.startswith(b" ", start):
+            start += 1
+        first = start
+        while text.startswith(b"[", first):
+            first += 1
+        close = b"]" * (first - start)
+        if not close or text[first : first + 1].isspace():
+            return None
+        if text.startswith(b'"', first):
+            found = text.rfind(b'"' + close, first, key if key >= 0 else len(text)) + 1
+        else:
+            found = text.find(close, first)
+        if found <= 0:
+            return None
+        pieces.append(text[at:start])
+        at = found + len(close)
+        pieces.append(text[start:at])
+    pieces.append(text[at:])
+    return pieces
+
+
+def _read_around(pieces: list[bytes]) -> InferDocument | None:
+    """The request in a text that is cut, its elements as they were cut out."""
+    rest = _EMPTY.join(pieces[::2])
+    try:
+        document = infer_structs.decode(rest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    given = [item for item in document.inputs if item.data]
+    # There are more where a key is spelled in another way, and less where an input has two of them.
+    if len(given) != len(pieces) // 2 or not _has_each_name_once(document, rest, rest.count(b":")):
+        return None
+    at = 1
+    for item in given:
+        item.data = msgspec.Raw(pieces[at])
+        at += 2
     return document
 
 
-def _colons_beside_data(text: bytes, document: InferDocument) -> int:
-    """How many colons a text has, but for those among the elements of its inputs."""
-    if len(text) < _LONG:
-        count = text.count(b":")
-        for item in document.inputs:
-            count -= bytes(item.data).count(b":")
-        return count
-    # Nearly all of a long text are elements. What is cut out may lie before an input's own place, but only if it reads
-    # the same, so the same characters are left.
-    count = at = 0
-    for item in document.inputs:
-        data = bytes(item.data)
-        if data:
-            start = text.find(data[:_FRONT], at)
-            if not text.startswith(data, start):
-                start = text.find(data, start)
-            count += text.count(b":", at, start)
-            at = start + len(data)
-    return count + text.count(b":", at)
+def _has_each_name_once(document: InferDocument, text: bytes, colons: int) -> bool:
+    """Whether a text with so many colons, beside those in elements, has no name that was read over."""
+    colons -= _members(document)
+    # Where one is escaped, a string has more of them than its text.
+    return not colons or (ESCAPED_COLON not in text and colons == _colons_in_strings(document))
 
 
 def _members(document: InferDocument) -> int:
