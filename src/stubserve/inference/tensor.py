@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stubserve_stub.wire.datatypes import BY_NUMBER
+from stubserve_stub.wire import messages, strings
+from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
 
 from stubserve.inference.memory import Block, Span
 
@@ -20,10 +21,13 @@ class Tensor:
     An output of strings that only its client is to see, as JSON, may be no more than that: `json`, its elements as an
     array. Then its bytes are none.
 
+    An input of strings that were read from JSON may be `texts`, its elements one by one (`messages.pack_texts`), in as
+    many bytes as `nbytes` says. Whoever wants `data` has it made.
+
     `strings` is how many elements the bytes are known to be, where whoever made them of strings has counted; else -1.
     """
 
-    __slots__ = ("data", "datatype", "json", "name", "nbytes", "offset", "shape", "span", "strings")
+    __slots__ = ("_data", "datatype", "json", "name", "nbytes", "offset", "shape", "span", "strings", "texts")
 
     def __init__(
         self,
@@ -38,10 +42,11 @@ class Tensor:
         self.name = name
         self.datatype = datatype
         self.shape = shape
-        self.data = data
+        self._data = data
         self.span = span
         self.strings = -1
         self.json: bytes | None = None
+        self.texts: bytes | None = None
         if data is not None:
             self.offset = 0
             self.nbytes = len(data)
@@ -51,6 +56,22 @@ class Tensor:
         else:
             self.offset = span.offset if offset is None else offset
             self.nbytes = span.nbytes if nbytes is None else nbytes
+
+    @staticmethod
+    def of_texts(name: str, shape: Sequence[int], texts: bytes, count: int) -> Tensor:
+        """A tensor of `count` strings that are packed."""
+        tensor = Tensor(name, BYTES, shape, None, None, 0, len(texts))
+        tensor.texts = texts
+        tensor.strings = count
+        return tensor
+
+    @property
+    def data(self) -> bytes | None:
+        """The bytes themselves, None where they lie in a span."""
+        if self._data is None and self.texts is not None:
+            self._data = data = strings.join(messages.unpack_texts(self.texts))
+            self.nbytes = len(data)
+        return self._data
 
     @property
     def block(self) -> Block | None:
@@ -63,8 +84,9 @@ class Tensor:
 
         Those of an input in a client's region are read, and a copy. Raises ServeError where they are gone.
         """
-        if self.data is not None:
-            return self.data
+        data = self.data
+        if data is not None:
+            return data
         assert self.span is not None
         return self.span.read(self.offset, self.nbytes)
 

@@ -14,7 +14,7 @@ from itertools import chain
 from stubserve_stub.wire import messages, places
 from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
-from stubserve_stub.wire.places import AsJson, InArena, InRegion, Lent, Place, Shared
+from stubserve_stub.wire.places import AsJson, AsList, InArena, InRegion, Lent, Place, Shared
 
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.memory import Block, Span
@@ -132,11 +132,19 @@ def _packed(request: Request, inputs: Sequence[Tensor]) -> WireRequest:
                 tensor.name,
                 tensor.datatype,
                 tensor.shape,
-                tensor.data if tensor.data is not None else place_of(tensor),
+                _place(tensor),
             )
             for tensor in inputs
         ],
     )
+
+
+def _place(tensor: Tensor) -> Place:
+    """Where a stub finds an input."""
+    if tensor.texts is not None:
+        return AsList(tensor.texts)
+    data = tensor.data
+    return place_of(tensor) if data is None else data
 
 
 def place_of(tensor: Tensor) -> InArena | Shared | InRegion:

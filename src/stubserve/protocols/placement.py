@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from stubserve_stub.wire import messages, strings
 from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.layout import INLINE_BYTES
 
@@ -97,6 +98,16 @@ class BodyPlacer:
         if len(data) <= SMALL_BYTES or self._goes_inside(len(data)):
             return Tensor(name, datatype, shape, bytes(data))
         return Tensor(name, datatype, shape, None, self._keep(self._store(data)).whole())
+
+    def put_texts(self, name: str, shape: Sequence[int], texts: list[str]) -> Tensor:
+        """A tensor of strings that are UTF-8: one by one where they go inside the message."""
+        if len(texts) > 1:
+            packed = messages.pack_texts(texts)
+            if len(packed) <= SMALL_BYTES or self._goes_inside(len(packed)):
+                return Tensor.of_texts(name, shape, packed, len(texts))
+        tensor = self.put(name, BYTES, shape, strings.join([*map(str.encode, texts)]))
+        tensor.strings = len(texts)
+        return tensor
 
     def in_region(
         self, name: str, datatype: int, shape: Sequence[int], region: str, offset: int, nbytes: int

@@ -57,7 +57,7 @@ class Tensor:
     _shape: Sequence[int]
     # The memory as it came or, of BYTES, as it goes
     _source: Source
-    # Of BYTES that a model has made
+    # Of BYTES that a model has made, or that came one by one
     _elements: Optional[List[bytes]]
     # The memory as an array (BF16: of uint16), once it has been looked at
     _storage: Optional[Array]
@@ -103,6 +103,13 @@ class Tensor:
         self._shape = shape
         self._source = view if data is None else data
         self._elements = self._storage = self._array = None
+        return self
+
+    @staticmethod
+    def _listed(name: str, shape: Sequence[int], elements: List[bytes]) -> Tensor:
+        """A tensor of BYTES out of a message that has its elements one by one."""
+        self = Tensor._received(name, BYTES, shape, None, None)
+        self._elements = elements
         return self
 
     @staticmethod
@@ -166,6 +173,8 @@ class Tensor:
 
     def _look(self) -> Array:
         if self._datatype == BYTES:
+            if self._elements is not None:
+                return bytes_tensor.object_array(self._elements).reshape(self._shape)
             assert self._source is not None
             return bytes_tensor.decode_array(self._source).reshape(self._shape)
         if self._datatype == BF16:

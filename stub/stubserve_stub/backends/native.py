@@ -28,10 +28,11 @@ from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets, wire_
 from stubserve_stub.runtime.region_batch import SlotOutputs
 from stubserve_stub.runtime.states import States, Step, has_states, keep_states
 from stubserve_stub.runtime.wire_batch import WireBatch
-from stubserve_stub.wire import codes
+from stubserve_stub.wire import codes, messages, strings
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.layout import INLINE_BYTES
 from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
+from stubserve_stub.wire.places import LIST
 
 
 class InputView(NamedTuple):
@@ -184,6 +185,8 @@ class NativeBackend(Backend):
 def _view(name: str, place: Any, memory: BatchMemory, writable: bool) -> Any:
     if isinstance(place, np.ndarray):
         return place
+    if place[0] == LIST:
+        return strings.join(messages.unpack_texts(place[1]))
     offset, view = memory.input(name, place, writable)
     array = np.frombuffer(view, np.uint8)
     bottom: Any = array

@@ -56,7 +56,7 @@ Over the control socket, off the hot path, travel dicts with a "kind", each behi
 from __future__ import annotations
 
 import struct
-from typing import Any, Callable, Dict, Iterable, Optional, Protocol, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple, Union
 
 import msgpack
 
@@ -110,6 +110,17 @@ pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True, autoreset=True,
 def unpack(data: Any) -> Any:
     """One message out of its bytes; arrays become tuples."""
     return msgpack.unpackb(data, use_list=False, strict_map_key=False, unicode_errors=_TEXT)
+
+
+def pack_texts(texts: Sequence[str]) -> bytes:
+    """Strings as `places.AsList` has them."""
+    return pack(texts)
+
+
+def unpack_texts(packed: Any) -> List[bytes]:
+    """The strings that were packed, as UTF-8."""
+    texts: List[bytes] = msgpack.unpackb(packed, raw=True)
+    return texts
 
 
 # parent ▶ stub

@@ -1,6 +1,6 @@
 """Where the bytes of a tensor are: one vocabulary for parent and stub.
 
-A place is one of seven things. The bytes themselves are a place, too: a small tensor travels inside its message, as
+A place is one of eight things. The bytes themselves are a place, too: a small tensor travels inside its message, as
 msgpack's own binary type, and costs neither an object nor a tag. Every other place is a tuple that begins with its tag,
 and goes into a message as it is::
 
@@ -13,6 +13,8 @@ and goes into a message as it is::
     OnDevice  (5, kind, device, handle, offset, nbytes)       memory of a device; its driver opens it by `handle`
     AsJson    (6, text)                     stub ▶ parent     no place: the strings of an output as the JSON that its
                                                               client is to get, where the request says TEXTS_AS_JSON
+    AsList    (7, packed)                   parent ▶ stub     no place: the strings of an input one by one, as they were
+                                                              read from JSON (`messages.pack_texts`)
 
 Offsets and sizes are bytes; those of the first three count from the beginning of the arena, those of regions and
 devices from the beginning of the region or of the device's allocation. Regions are only there where a client has named
@@ -29,6 +31,7 @@ LENT = 3
 REGION = 4
 DEVICE = 5
 JSON = 6
+LIST = 7
 
 
 class _ArenaFields(NamedTuple):
@@ -63,6 +66,11 @@ class _DeviceFields(NamedTuple):
 class _JsonFields(NamedTuple):
     tag: int
     text: bytes
+
+
+class _ListFields(NamedTuple):
+    tag: int
+    packed: bytes
 
 
 class InArena(_ArenaFields):
@@ -123,7 +131,20 @@ class AsJson(_JsonFields):
         return len(self.text)
 
 
-Place = Union[bytes, InArena, Shared, Lent, InRegion, OnDevice, AsJson]
+class AsList(_ListFields):
+    """The elements of a BYTES input as a list in msgpack."""
+
+    __slots__ = ()
+
+    def __new__(cls, packed: bytes) -> AsList:
+        return super().__new__(cls, LIST, packed)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.packed)
+
+
+Place = Union[bytes, InArena, Shared, Lent, InRegion, OnDevice, AsJson, AsList]
 
 # By the tag and the types of all fields, for a message may hold anything
 _CLASSES: Dict[Tuple[int, Tuple[type, ...]], Type[Any]] = {
@@ -133,6 +154,7 @@ _CLASSES: Dict[Tuple[int, Tuple[type, ...]], Type[Any]] = {
     (REGION, (int,) * 4): InRegion,
     (DEVICE, (int, int, int, bytes, int, int)): OnDevice,
     (JSON, (int, bytes)): AsJson,
+    (LIST, (int, bytes)): AsList,
 }
 
 
@@ -142,7 +164,9 @@ def unpack(wire: Any) -> Place:
         return wire
     if type(wire) is tuple and wire and type(wire[0]) is int:
         found = _CLASSES.get((wire[0], tuple(map(type, wire))))
-        if found is not None and (found is AsJson or min(wire if found is not OnDevice else wire[:3] + wire[4:]) >= 0):
+        if found is not None and (
+            found in (AsJson, AsList) or min(wire if found is not OnDevice else wire[:3] + wire[4:]) >= 0
+        ):
             place: Place = tuple.__new__(found, wire)
             return place
     raise ValueError("no place of a tensor: {!r}".format(wire))
@@ -154,6 +178,8 @@ def refusal(place: Place) -> str:
         return "lies in a client's shared memory (region {}), of which nobody has told".format(place.region)
     if isinstance(place, AsJson):
         return "is JSON, for which nobody has asked"
+    if isinstance(place, AsList):
+        return "is a list of strings, which only inputs may be"
     if isinstance(place, OnDevice):
         return "lies in the memory of device {} (kind {}), which is not served yet".format(place.device, place.kind)
     return ""

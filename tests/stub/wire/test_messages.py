@@ -138,7 +138,7 @@ class Listener:
 
 
 def test_the_version_of_this_format() -> None:
-    assert layout.WIRE_VERSION == 6
+    assert layout.WIRE_VERSION == 7
 
 
 def test_nothing_is_left_out() -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 
 from msgspec import UNSET
-from stubserve_stub.wire.datatypes import BY_NAME
+from stubserve_stub.wire.datatypes import BY_NAME, BYTES
 
 from stubserve.errors import ServeError, invalid
 from stubserve.inference.memory import Block
@@ -145,13 +145,17 @@ def _json_tensor(item: Input, placer: BodyPlacer, max_input_size: int) -> Tensor
             return None
     if elements * kind.itemsize > max_input_size or not item.shape:
         return None
-    found = json_data.read_plain(kind.number, bytes(item.data), elements)
+    data = bytes(item.data)
+    if kind.number == BYTES:
+        texts = json_data.read_texts(data, elements)
+        # So many bytes are lengths, and the strings have no more than their JSON.
+        if texts is None or 4 * elements + len(data) > max_input_size:
+            return None
+        return placer.put_texts(item.name, item.shape, texts)
+    found = json_data.read_plain(kind.number, data, elements)
     if found is None or len(found) > max_input_size:
         return None
-    tensor = placer.put(item.name, kind.number, item.shape, found)
-    if not kind.itemsize:
-        tensor.strings = elements
-    return tensor
+    return placer.put(item.name, kind.number, item.shape, found)
 
 
 def _reply_format(document: InferDocument, binary: bool, signature: Signature) -> ReplyFormat:

@@ -40,16 +40,11 @@ _read_bools = msgspec.json.Decoder(list[bool]).decode
 
 
 def read_plain(datatype: int, text: bytes, elements: int) -> bytes | None:
-    """The bytes of `elements` elements of type number `datatype`, out of the text of a list of them.
+    """The bytes of `elements` numbers or booleans of type number `datatype`, out of the text of a list of them.
 
     None where they are not so many of the right kind, or lie in lists inside of the list otherwise than numbers may.
     """
     try:
-        if datatype == BYTES:
-            texts = orjson.loads(text)
-            if type(texts) is not list or len(texts) != elements:
-                return None
-            return strings.join([*map(str.encode, texts)])
         if datatype == BOOL:
             values = _read_bools(text)
             return bytes(values) if len(values) == elements else None
@@ -75,6 +70,17 @@ def read_plain(datatype: int, text: bytes, elements: int) -> bytes | None:
     ):
         pass
     return None
+
+
+def read_texts(text: bytes, elements: int) -> list[str] | None:
+    """As `read_plain`, the elements of a list of strings."""
+    try:
+        texts = orjson.loads(text)
+    except (orjson.JSONDecodeError, RecursionError):
+        return None
+    if type(texts) is not list or len(texts) != elements or set(map(type, texts)) != {str}:
+        return None
+    return texts
 
 
 @lru_cache(maxsize=2048)

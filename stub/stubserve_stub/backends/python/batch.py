@@ -25,6 +25,7 @@ from stubserve_stub.runtime.region_batch import RegionBatch, SlotOutputs
 from stubserve_stub.runtime.states import States, Step
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.messages import Entry, WireRequest
+from stubserve_stub.wire.places import LIST
 
 
 class ModelBatch:
@@ -69,6 +70,9 @@ class ModelBatch:
                 continue
             if isinstance(data, np.ndarray):
                 inputs.append(Tensor._of_region(name, datatype, shape, data))
+                continue
+            if data[0] == LIST:
+                inputs.append(Tensor._listed(name, shape, messages.unpack_texts(data[1])))
                 continue
             offset, view = self._memory.input(name, data)
             tensor = Tensor._received(name, datatype, shape, None, view)
