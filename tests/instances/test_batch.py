@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from stubserve_stub.wire import messages, places
+from stubserve_stub.wire import messages, places, strings
 from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.places import InArena, Shared
 
@@ -66,6 +66,24 @@ def test_strings_come_as_json_where_only_the_client_sees_them() -> None:
     traced.trace.end(traced)
     [output] = answered(asked, b'["a"]').outputs
     assert (output.json, output.data, output.nbytes) == (b'["a"]', b"", 0)
+
+
+def test_strings_go_one_by_one_where_they_came_so() -> None:
+    texts = ["a", "é", ""]
+    tensor = Tensor.of_texts("IN", [1, 3], messages.pack_texts(texts), 3)
+    [wire] = unpacked([request(tensor)])
+    assert wire[-1] == (("IN", BYTES, (1, 3), places.AsList(messages.pack_texts(texts))),)
+    # Whoever wants the bytes of the tensor has them, and its stub still gets the strings.
+    assert tensor.data == tensor.buffer == strings.join([text.encode() for text in texts])
+    assert tensor.nbytes == len(tensor.buffer)
+    assert unpacked([request(tensor)]) == (wire,)
+
+
+def test_a_stub_does_not_answer_with_strings_one_by_one() -> None:
+    batch = Batch(Work([request(small(1))]), None)
+    entry = (None, [("OUT", BYTES, (1,), tuple(places.AsList(messages.pack_texts(["a"]))))], None)
+    [(_, response)], _ = read_result(batch, 1, 2, [entry], None, StubMemory(Memory(LIMIT).segments), "m_0")
+    assert str(response.error) == "output 'OUT' of stub 'm_0' is a list of strings, which only inputs may be"
 
 
 def test_json_for_which_nobody_has_asked_is_refused() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from stubserve_stub.wire import strings
+from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.layout import INLINE_BYTES
 
 from stubserve.inference.tensor import Tensor
@@ -24,6 +26,19 @@ def memory() -> Iterator[Memory]:
 
 def is_inside(tensor: Tensor) -> bool:
     return tensor.data is not None
+
+
+def test_strings_go_inside_one_by_one_as_long_as_there_is_room(memory: Memory) -> None:
+    placer = BodyPlacer(b"", None, 0, memory.store)
+    several, most = ["é", ""], ["x" * 200] * (MOST_INLINE // 203)
+    lists = [several, most, most, several, ["alone"]]
+    tensors = [placer.put_texts("IN", [len(texts)], texts) for texts in lists]
+    assert [tensor.texts is not None for tensor in tensors] == [True, True, False, True, False]
+    assert [is_inside(tensor) for tensor in tensors] == [True, True, False, True, True]
+    for tensor, texts in zip(tensors, lists, strict=True):
+        assert bytes(tensor.buffer) == strings.join([text.encode() for text in texts])
+        assert (tensor.datatype, tensor.strings, tensor.nbytes) == (BYTES, len(texts), len(tensor.buffer))
+    placer.undo()
 
 
 @pytest.mark.parametrize("in_body", [False, True])

@@ -38,6 +38,19 @@ class TritonPythonModel:
         except UnicodeDecodeError:
             return text
 """
+# Passes on what came in to a model that answers twice.
+ASKING = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.ask(request) for request in requests]
+
+    def ask(self, request):
+        names = ["OUTPUT0", "SAME"]
+        asked = pb_utils.InferenceRequest(model_name="texts", requested_output_names=names, inputs=request.inputs())
+        return pb_utils.InferenceResponse(asked.exec().output_tensors())
+"""
 SAME = 'output [ { name: "SAME" data_type: TYPE_STRING dims: [ -1 ] } ]'
 CACHED = "response_cache { enable: true }"
 BYTES = ["", "a", '"quoted"', "back\\slash", "\x00", "\n\r\t\b\f\x1f\x7f", "\u00e9\u20ac\U0001f680", "/", "%d %b"]
@@ -61,6 +74,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "texts", MODEL, io_config("STRING", extra=SAME))
     write_model(repository, "cached", MODEL, io_config("STRING", extra=SAME + CACHED))
+    write_model(repository, "asks", ASKING, io_config("STRING", extra=SAME))
+    write_model(repository, "native", "", io_config("STRING").replace('"python"', '"identity"'))
     with Serving(repository, "--cache-config=local,size=10000000") as running:
         yield running
 
@@ -93,6 +108,22 @@ def test_any_strings(server: Serving, elements: list[bytes]) -> None:
             assert answer.body.endswith(expected(elements, "OUTPUT0", "SAME"))
     answer = infer(server, elements, outputs=[{"name": "SAME"}])
     assert answer.body.endswith(expected(elements, "SAME"))
+
+
+@pytest.mark.parametrize("elements", ANSWERS, ids=lambda elements: f"{len(elements)}x{sum(map(len, elements))}")
+def test_any_strings_that_come_as_json(server: Serving, elements: list[bytes]) -> None:
+    try:
+        data = [element.decode() for element in elements]
+    except UnicodeDecodeError:
+        return
+    tensor = {"name": "INPUT0", "datatype": "BYTES", "shape": [len(data)], "data": data}
+    for escaped in (False, True):
+        body = json.dumps({"inputs": [tensor], "id": "colons: ]"}, ensure_ascii=escaped).encode()
+        for model in ("texts", "cached", "asks"):
+            answer = server.request("POST", f"/v2/models/{model}/infer", body)
+            assert answer.body.endswith(expected(elements, "OUTPUT0", "SAME"))
+        answer = server.request("POST", "/v2/models/native/infer", body)
+        assert [output["data"] for output in answer.json()["outputs"]] == [data]
 
 
 def test_outputs_in_different_ways(server: Serving) -> None:

@@ -11,8 +11,9 @@ from stubserve_stub.backends.base import InstanceFacts
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse, Output
 from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.runtime.wire_batch import WireBatch
-from stubserve_stub.wire import codes
-from stubserve_stub.wire.places import InArena, Lent, Shared
+from stubserve_stub.wire import codes, messages, strings
+from stubserve_stub.wire.datatypes import BYTES
+from stubserve_stub.wire.places import AsList, InArena, Lent, Shared
 
 from tests.stub.runtime.stub_memory import StubMemory, stub_memory
 
@@ -72,6 +73,12 @@ def test_requests_come_as_views(stub: StubMemory) -> None:
     assert stub.read(place)[0] == 99
     assert first.inputs["S"].memory == b"0123456789"
     assert not second.inputs["O"].memory.flags.writeable
+
+
+def test_strings_that_come_one_by_one_are_as_all_others(stub: StubMemory) -> None:
+    native = Native(lambda requests: [NativeResponse() for _ in requests])
+    native.execute(batch(stub, request(("S", BYTES, (2,), tuple(AsList(messages.pack_texts(["a", "é"])))))))
+    assert native.given[0].inputs["S"].memory == strings.join([b"a", "é".encode()])
 
 
 def test_rows_without_batching(stub: StubMemory) -> None:

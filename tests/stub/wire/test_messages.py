@@ -137,6 +137,13 @@ class Listener:
         self.heard.append(("on_discard", {"call": call}))
 
 
+def test_strings_one_by_one() -> None:
+    texts = ["", "a", "é€🚀", "\0", "x" * 300, "y" * 70_000]
+    packed = messages.pack_texts(texts)
+    assert packed.startswith(bytes.fromhex("96a0a161"))
+    assert messages.unpack_texts(packed) == [text.encode() for text in texts]
+
+
 def test_the_version_of_this_format() -> None:
     assert layout.WIRE_VERSION == 7
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from stubserve_stub.wire import messages, places
-from stubserve_stub.wire.places import AsJson, InArena, InRegion, Lent, OnDevice, Place, Shared
+from stubserve_stub.wire.places import AsJson, AsList, InArena, InRegion, Lent, OnDevice, Place, Shared
 
 # The format, to the byte: whoever changes one of these changes WIRE_VERSION as well.
 GOLDEN: list[tuple[Place, str]] = [
@@ -19,6 +19,7 @@ GOLDEN: list[tuple[Place, str]] = [
     (InRegion(7, 64, 1025), "94040740cd0401"),
     (OnDevice(2, 1, b"\xff\0", 256, 1025), "96050201c402ff00cd0100cd0401"),
     (AsJson(b'["a"]'), "9206c4055b2261225d"),
+    (AsList(b"\x91\xa1a"), "9207c40391a161"),
 ]
 
 
@@ -58,7 +59,8 @@ def test_kinds_with_the_same_fields_are_not_equal() -> None:
         (6, 1),
         (6, "[]"),
         (6, b"[]", 2),
-        (7, 1, 2),
+        (7, "a"),
+        (8, 1, 2),
         ("1", 1, 2),
         (1, 64),
         (1, 64, 128, 192),
@@ -84,6 +86,7 @@ def test_what_is_refused_where_nobody_can_use_it() -> None:
     assert (
         places.refusal(OnDevice(2, 1, b"", 0, 64)) == "lies in the memory of device 1 (kind 2), which is not served yet"
     )
+    assert places.refusal(AsList(b"\x90")) == "is a list of strings, which only inputs may be"
     assert places.refusal(AsJson(b"[]")) == "is JSON, for which nobody has asked"
     assert not places.refusal(b"")
     assert not places.refusal(InArena(0, 64))

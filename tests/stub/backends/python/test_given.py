@@ -18,12 +18,12 @@ from stubserve_stub.backends.python.batch import ModelBatch
 from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.wire import messages
+from stubserve_stub.wire import messages, strings
 from stubserve_stub.wire.arena import Arena
 from stubserve_stub.wire.budget import Grant, Ledger
 from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.layout import INLINE_BYTES
-from stubserve_stub.wire.places import AsJson, InArena, InRegion, Lent, OnDevice, Place, Shared
+from stubserve_stub.wire.places import AsJson, AsList, InArena, InRegion, Lent, OnDevice, Place, Shared
 from stubserve_stub.wire.stub_arena import StubArena
 
 FP32 = 11
@@ -69,6 +69,19 @@ def test_own_memory_is_writable_and_shared_memory_is_copied_when_it_is_looked_at
     memory = [np.frombuffer(channel.arena.view(place.offset, place.nbytes), np.float32) for place in places]
     assert memory[0].tolist() == [-1] * 10_000
     assert memory[1].tolist() == list(range(10_000))
+
+
+def test_strings_that_come_one_by_one(channel: Channel) -> None:
+    elements = [b"a", b"", "é".encode(), b"d"]
+    place = AsList(messages.pack_texts([one.decode() for one in elements]))
+    fields = ("IN", BYTES, (2, 2), place)
+    made = batch(channel, (*request()[:-1], [fields]))
+    [given] = made.requests[0].inputs()
+    array = given.as_numpy()
+    assert array.tolist() == [elements[:2], elements[2:]]
+    assert given.as_numpy() is array
+    array[0, 0] = b"written to"
+    assert given._payload() == (BYTES, (2, 2), strings.join(elements))
 
 
 def test_an_empty_slot_is_refused(channel: Channel) -> None:
