@@ -106,6 +106,4 @@ def decode_array(blob: Buffer) -> "np.ndarray[Any, Any]":
 
 def object_array(elements: Sequence[bytes]) -> "np.ndarray[Any, Any]":
     """A writable one-dimensional array of objects."""
-    array = np.empty(len(elements), np.object_)
-    array[:] = elements
-    return array
+    return np.array(elements, np.object_)

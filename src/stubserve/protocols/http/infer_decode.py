@@ -70,7 +70,7 @@ def decode(
                 f"{LIMIT_HINT}"
             )
         header = bytes(body[:end])
-        document = infer_document.read(header)
+        document = infer_document.read(header, len(signature.inputs))
         if document is not None:
             found = _read(document, body, end, signature, placer, max_input_size)
             if found is not None:
