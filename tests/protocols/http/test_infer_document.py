@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from stubserve_stub.wire import strings as wire_strings
 
 from stubserve.inference.signature import Signature
 from stubserve.protocols.http import infer_decode, infer_document, infer_structs
@@ -305,6 +306,68 @@ def test_odd_documents(memory: Memory, text: bytes) -> None:
         same(echo_of(kind), text, memory)
 
 
+TWO = signature(
+    "m", io("input", "A", "STRING", "-1") + io("input", "B", "STRING", "-1") + io("output", "OUT", "STRING", "-1")
+)
+# What looks like the end of a list, like a key, or like a whole input
+TRICKY = [
+    '"]',
+    '"]]',
+    "]",
+    '"data":',
+    '"data":["',
+    '"data": [1]',
+    '"]},{"name":"B","data":["',
+    ":",
+    "\\",
+    '\\"',
+    "[",
+    "é🚀",
+]
+
+
+def two(first: str, second: str, *more: str) -> bytes:
+    """A request with two lists of strings, whose members are in another order in each input."""
+    inputs = (
+        f'{{"data":{first},"name":"A","datatype":"BYTES","shape":[13]}}',
+        f'{{"shape":[13],"name":"B","datatype":"BYTES","data": {second}}}',
+    )
+    return f'{{"inputs":[{",".join([*inputs, *more])}],"id":"a]:"}}'.encode()
+
+
+def strings(padding: int = 1500, escaped: bool = True) -> str:
+    return json.dumps([*TRICKY, "x" * padding], ensure_ascii=escaped)
+
+
+@pytest.mark.parametrize("model", [TWO, echo_of("BYTES")])
+def test_long_lists_that_are_hard_to_tell_apart(memory: Memory, model: Signature) -> None:
+    good = strings()
+    texts = [
+        two(good, good, '{"name":"C","datatype":"BYTES","shape":[1],"data":["a"]}'),
+        two(good, good).replace(b'"id":"', b'"id":"]'),
+        two(good, good).replace(b'"data": ', b'"data" :'),
+        two(good, good).replace(b'"data":', b'"d\\u0061ta":'),
+        two(good, good).replace(b'"data":[', b'"data":["a"],"data":['),
+        two(good, good).replace(b'"data":[', b'"data":["a"],"data" :['),
+        two(good, good).replace(b'"name":"A"', b'"name":"A","name":"A"'),
+        two(good, good).replace(b'"id"', b'"parameters":{"data":["a"]},"id"'),
+        two(good, good).replace(b'"id"', b'"parameters":{"data":"]"},"id"'),
+        two(good, good).replace(b'"id"', b'"x\\"data":["a"],"id"'),
+    ]
+    bad = [good[:-1], good + "]", f"[{good}]", f"[[{good}]", good.replace(",", ",,", 1), good + ',"a"', "[" + good[:-1]]
+    bad += [
+        good.replace('":"', "5"),
+        good.replace('":"', "[]"),
+        good.replace('":"', r'"\ud800"'),
+        f'"{"x" * 999}"',
+        "[]",
+    ]
+    for data in (*bad, "[" + "1," * 999 + "2]", "[[1],[" + "1," * 999 + "2]]"):
+        texts += [two(data, good), two(good, data), text_of("BYTES", data), text_of("FP32", data, "[1000]")]
+    for text in texts:
+        same(model, text, memory)
+
+
 def names() -> bytes:
     items = [f'{{"name":"{name}","datatype":"FP32","shape":[1],"data":[1]}}' for name in ("a:0", "b")]
     return f'{{"id":"urn:x:1","inputs":[{",".join(items)}],"outputs":[{{"name":"o:0"}}]}}'.encode()
@@ -383,3 +446,24 @@ def test_what_was_placed_before_an_odd_input_is_let_go_of(memory: Memory) -> Non
     text = b'{"inputs":[{%b},{%b}]}' % (fields.format("A").encode(), odd.format("B").encode())
     model = signature("m", io("input", "A", "FP64", "-1") + io("input", "B", "FP64", "-1") + "max_batch_size: 8")
     assert "Unable to parse 'data'" in same(model, text, memory)[1]
+
+
+@pytest.mark.usefixtures("alone")
+def test_long_lists_are_usual(memory: Memory) -> None:
+    values = [*TRICKY, "x" * 1500]
+    expected = wire_strings.join([value.encode() for value in values])
+    for escaped in (False, True):
+        data = strings(escaped=escaped)
+        for text in (text_of("BYTES", data, "[1,13]"), text_of("BYTES", f"[{data}]", "[1,13]", back=',"id":"a:"')):
+            inputs, *_ = outcome(echo_of("BYTES"), text, b"", memory)
+            assert inputs[0][3] == expected
+        inputs, *_ = outcome(TWO, two(data, strings(2000, escaped)), b"", memory)
+        assert [one[3] for one in inputs] == [expected, wire_strings.join([*map(str.encode, TRICKY), b"x" * 2000])]
+    numbers = list(range(1000))
+    for data in (
+        json.dumps(numbers),
+        json.dumps([numbers[:500], numbers[500:]]),
+        json.dumps([[[each]] for each in numbers]),
+    ):
+        inputs, *_ = outcome(echo_of("FP32"), text_of("FP32", data, "[1,1000]"), b"", memory)
+        assert inputs[0][3] == struct.pack("<1000f", *numbers)
