@@ -354,6 +354,8 @@ def test_long_lists_that_are_hard_to_tell_apart(memory: Memory, model: Signature
         two(good, good).replace(b'"id"', b'"parameters":{"data":"]"},"id"'),
         two(good, good).replace(b'"id"', b'"x\\"data":["a"],"id"'),
     ]
+    numbers = "[" + "1," * 999 + "2]"
+    texts += [two(numbers, numbers).replace(b'"data": ', b'"data" :'), two(numbers, numbers)]
     bad = [good[:-1], good + "]", f"[{good}]", f"[[{good}]", good.replace(",", ",,", 1), good + ',"a"', "[" + good[:-1]]
     bad += [
         good.replace('":"', "5"),
@@ -362,7 +364,7 @@ def test_long_lists_that_are_hard_to_tell_apart(memory: Memory, model: Signature
         f'"{"x" * 999}"',
         "[]",
     ]
-    for data in (*bad, "[" + "1," * 999 + "2]", "[[1],[" + "1," * 999 + "2]]"):
+    for data in (*bad, numbers, "[[1],[" + "1," * 999 + "2]]"):
         texts += [two(data, good), two(good, data), text_of("BYTES", data), text_of("FP32", data, "[1000]")]
     for text in texts:
         same(model, text, memory)
@@ -458,11 +460,8 @@ def test_long_lists_are_usual(memory: Memory) -> None:
         assert inputs[0][3] == expected
         inputs, *_ = outcome(TWO, two(data, strings(2000, escaped)), b"", memory)
         assert [one[3] for one in inputs] == [expected, wire_strings.join([*map(str.encode, TRICKY), b"x" * 2000])]
-    numbers = list(range(1000))
-    for data in (
-        json.dumps(numbers),
-        json.dumps([numbers[:500], numbers[500:]]),
-        json.dumps([[[each]] for each in numbers]),
-    ):
-        inputs, *_ = outcome(echo_of("FP32"), text_of("FP32", data, "[1,1000]"), b"", memory)
-        assert inputs[0][3] == struct.pack("<1000f", *numbers)
+    numbers = list(range(300))
+    nested: list[Any] = [numbers, [numbers[:150], numbers[150:]], [[[number]] for number in numbers]]
+    for data in [json.dumps(each, indent=indent) for each in nested for indent in (None, 1)]:
+        inputs, *_ = outcome(echo_of("FP32"), text_of("FP32", data, "[1,300]"), b"", memory)
+        assert inputs[0][3] == struct.pack("<300f", *numbers)
