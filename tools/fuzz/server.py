@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import uvloop
 
 from stubserve.errors import ServeError, not_found
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
-from stubserve.inference.steps import Steps
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.trace import ModelTracing
 from stubserve.instances.memory import Memory as SharedMemory
@@ -120,7 +120,7 @@ class CountedOffload(Offload):
         super().__init__()
         self._busy: set[asyncio.Future[Any]] = set()
 
-    async def run(self, steps: Steps[T]) -> T:
+    async def run(self, steps: LongWork[T]) -> T:
         work = asyncio.ensure_future(super().run(steps))
         self._busy.add(work)
         work.add_done_callback(self._busy.discard)

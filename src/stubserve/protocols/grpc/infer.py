@@ -12,10 +12,10 @@ from stubserve.errors import ServeError, internal, unsupported
 from stubserve.inference import call as inference
 from stubserve.inference.admission import admit_steps
 from stubserve.inference.heap_account import FREE_BYTES, HeapShare, kept_by
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
-from stubserve.inference.steps import Steps
 from stubserve.protocols import region_strings
 from stubserve.protocols.access import AUTHORIZATION
 from stubserve.protocols.fair_queues import FairQueues
@@ -32,7 +32,7 @@ from stubserve.protocols.serving import Ingress
 log = logging.getLogger("stubserve.grpc")
 
 # Makes a message, in steps
-Work = Callable[[Keep], Steps[Parts]]
+Work = Callable[[Keep], LongWork[Parts]]
 
 
 class GrpcInferCall(inference.Call):
@@ -139,7 +139,7 @@ class GrpcInferCall(inference.Call):
         except Exception as error:
             raise self._as_answer(error, "encoding an answer of") from None
 
-    def _encode_in_steps(self, response: Response, encoder: Encoder, keep: Keep) -> Steps[Parts]:
+    def _encode_in_steps(self, response: Response, encoder: Encoder, keep: Keep) -> LongWork[Parts]:
         try:
             return (
                 yield from encode_steps(

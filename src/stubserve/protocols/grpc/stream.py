@@ -20,9 +20,9 @@ from collections import deque
 from collections.abc import Mapping
 
 from stubserve.errors import ServeError, internal
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Response
-from stubserve.inference.steps import Steps
 from stubserve.protocols.grpc.envelope import Envelope, split
 from stubserve.protocols.grpc.infer import GrpcInferCall, Work, client_of, held_blocks
 from stubserve.protocols.grpc.infer_encode import Parts, encode_empty_final, encode_in_stream, encode_stream_error
@@ -234,7 +234,7 @@ def _drop(turn: _Turn) -> None:
 def _or_error(work: Work, id: str, model: tuple[str, str], final: bool) -> Work:
     """The same work, which makes a message of its error."""
 
-    def made(keep: Keep) -> Steps[Parts]:
+    def made(keep: Keep) -> LongWork[Parts]:
         try:
             return (yield from work(keep))
         except ServeError as error:

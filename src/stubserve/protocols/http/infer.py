@@ -12,10 +12,10 @@ from stubserve.errors import ServeError, internal, unsupported
 from stubserve.inference.admission import admit_steps
 from stubserve.inference.call import Call
 from stubserve.inference.heap_account import FREE_BYTES, HeapShare, kept_by
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
-from stubserve.inference.steps import Steps
 from stubserve.inference.tensor import drop_blocks
 from stubserve.protocols import region_strings
 from stubserve.protocols.forwarding import HeaderForwarding
@@ -288,7 +288,7 @@ def reply_steps(
     reply_format: ReplyFormat,
     blocks: Sequence[Block],
     keep: Keep,
-) -> Steps[Reply]:
+) -> LongWork[Reply]:
     """The reply that carries a large response, which lies in `blocks`; calls `keep(nbytes)` for what it makes.
 
     Raises ServeError.

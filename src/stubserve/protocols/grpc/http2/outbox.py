@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 from stubserve.errors import ServeError, internal, unavailable
 from stubserve.inference.heap_account import FREE_BYTES, HeapShare
+from stubserve.inference.long_work import LongWork, finish
 from stubserve.inference.memory import Block
-from stubserve.inference.steps import Steps, finish
 from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.grpc.http2.compression import deflate
 from stubserve.protocols.grpc.http2.heads import OPENING, opening
@@ -112,11 +112,11 @@ class Outbox:
         self._put(parts, blocks)
         return not self._slow
 
-    def send_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> bool:
+    def send_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> bool:
         """Takes a message that has still to be made. False: that takes a while."""
         encoding = self._encoding
 
-        def compressed(keep: Keep) -> Steps[Parts]:
+        def compressed(keep: Keep) -> LongWork[Parts]:
             parts = yield from work(keep)
             if encoding is not None:
                 parts = yield from deflate(parts, encoding, self._connection.compression_level, keep)
@@ -211,7 +211,7 @@ class Outbox:
             self._slow = True
 
     def _send_later(
-        self, work: Callable[[Keep], Steps[Parts]] | None, blocks: Sequence[Block], parts: Parts = ()
+        self, work: Callable[[Keep], LongWork[Parts]] | None, blocks: Sequence[Block], parts: Parts = ()
     ) -> bool:
         """Sends what the work makes, or these parts, in its turn. Says that the client is behind."""
         held = [block.hold() for block in blocks]

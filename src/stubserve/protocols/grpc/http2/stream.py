@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 
 from stubserve.errors import ServeError
 from stubserve.inference.heap_account import FREE_BYTES, HeapShare
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.memory import Block
-from stubserve.inference.steps import Steps
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.heads import OPENING, RpcHead, trailers
 from stubserve.protocols.grpc.http2.inbox import RECEIVE_WINDOW, Inbox, Message, MessageRefusal
@@ -198,7 +198,7 @@ class Stream:
             self.send(parts, blocks)
             self.finish(OK)
 
-    def reply_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> None:
+    def reply_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> None:
         self.send_in_steps(work, blocks)
         self.finish(OK)
 
@@ -207,7 +207,7 @@ class Stream:
             return True
         return (self._outbox or self._open_outbox()).send(parts, blocks)
 
-    def send_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> bool:
+    def send_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> bool:
         if self._status is not None:
             return True
         return (self._outbox or self._open_outbox()).send_in_steps(work, blocks)

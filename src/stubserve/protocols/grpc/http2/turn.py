@@ -11,7 +11,7 @@ from collections.abc import Callable
 from stubserve_stub.wire.layout import ALIGNMENT
 
 from stubserve.inference.heap_account import HeapShare
-from stubserve.inference.steps import Steps
+from stubserve.inference.long_work import LongWork
 from stubserve.protocols.grpc.envelope import first_raw
 from stubserve.protocols.grpc.http2.compression import inflate, short_content
 from stubserve.protocols.grpc.http2.inbox import Message
@@ -36,7 +36,7 @@ class Turn:
         self._share: HeapShare = ingress.heap.share()
         self._placed: Message | None = None
 
-    def begin(self) -> Steps[None] | None:
+    def begin(self) -> LongWork[None] | None:
         """What is to be done; None where that was little, and is done.
 
         Raises MessageRefusal, ServeError and Malformed, as the steps do.
@@ -62,23 +62,23 @@ class Turn:
             self._placed.drop()
         self._share.drop()
 
-    def _inflate(self, limit: int) -> Steps[None]:
+    def _inflate(self, limit: int) -> LongWork[None]:
         pieces = yield from inflate(self.message.data, limit, self._share.add)
         yield from self._become(pieces)
         further = self._prepared()
         if further is not None:
             yield from further
 
-    def _prepared(self) -> Steps[None] | None:
+    def _prepared(self) -> LongWork[None] | None:
         data = self.message.data
         work = self._prepare(data) if self._prepare is not None and len(data) > LARGE_BYTES else None
         return None if work is None else self._rewrite(work)
 
-    def _rewrite(self, work: Callable[[Keep], Steps[Parts]]) -> Steps[None]:
+    def _rewrite(self, work: Callable[[Keep], LongWork[Parts]]) -> LongWork[None]:
         pieces = yield from work(self._share.add)
         yield from self._become(pieces)
 
-    def _become(self, pieces: Parts) -> Steps[None]:
+    def _become(self, pieces: Parts) -> LongWork[None]:
         """Has the pieces be the message. Raises ServeError where the arena has no place for them."""
         size = sum(map(len, pieces))
         beginning = b"".join((pieces[0], *(piece[:ALIGNMENT] for piece in pieces[1:2])))
