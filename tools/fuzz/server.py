@@ -1,7 +1,7 @@
 """What stands in for the rest of the server when its readers are fuzzed: models that answer at once, and transports.
 
-`Ingress` has one model of each kind of signature, and the server's own shared memory, which counts what it gives: a
-target can tell what was not given back. Time stands still, so that no answer depends on how long an input takes.
+`FuzzedServer` has one model of each kind of signature, and the server's own shared memory, which counts what it gives:
+a target can tell what was not given back. Time stands still, so that no answer depends on how long an input takes.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ _shared_memory = SharedMemory(SHARED_BYTES)
 _offload = CountedOffload()
 
 
-class Ingress:
+class FuzzedServer:
     """The server as protocols see it. What is read in another process is beyond its largest input."""
 
     max_input_size = 1 << 16

@@ -11,7 +11,7 @@ from stubserve.inference.version import parse_version
 from stubserve.protocols import client_regions
 from stubserve.protocols.access import Access
 from stubserve.protocols.client_regions import ClientRegions
-from stubserve.protocols.serving import Ingress
+from stubserve.protocols.inference_server import InferenceServer
 
 SYSTEM_SHARED_MEMORY, CUDA_SHARED_MEMORY = "system_shared_memory", "cuda_shared_memory"
 # In upstream's order; clients look features up here.
@@ -66,7 +66,7 @@ class ChangeableTracing(Protocol):
     def update(self, changes: Mapping[str, Any], model: str = "") -> None: ...
 
 
-class ServerFacts(Ingress, Protocol):
+class ServerFacts(InferenceServer, Protocol):
     """What management needs of the server."""
 
     name: str

@@ -28,9 +28,9 @@ from stubserve.protocols.grpc.http2.inbox import PREFIX_BYTES
 from stubserve.protocols.grpc.http2.jobs import OrderedJobs
 from stubserve.protocols.grpc.http2.sender import Sender, Sending
 from stubserve.protocols.grpc.transport import Keep, Parts
+from stubserve.protocols.inference_server import InferenceServer
 from stubserve.protocols.offload import LARGE_BYTES
 from stubserve.protocols.sent_memory import SentMemory
-from stubserve.protocols.serving import Ingress
 
 log = logging.getLogger("stubserve.grpc")
 
@@ -41,7 +41,7 @@ OUTBOX_BYTES = 1 << 20
 class Outlet(Protocol):
     """What an outbox needs of its connection."""
 
-    ingress: Ingress
+    server: InferenceServer
     sender: Sender
     sent_memory: SentMemory
     send_watch: SendWatch
@@ -215,11 +215,11 @@ class Outbox:
     ) -> bool:
         """Sends what the work makes, or these parts, in its turn. Says that the client is behind."""
         held = [block.hold() for block in blocks]
-        ingress = self._connection.ingress
+        server = self._connection.server
         if self._jobs is None:
-            self._jobs = OrderedJobs(ingress.offload)
+            self._jobs = OrderedJobs(server.offload)
         self._slow = True
-        share = ingress.heap.share()
+        share = server.heap.share()
         steps = None if work is None else work(share.add)
         self._jobs.add(steps, functools.partial(self._send_made, parts, held, share))
         return False
@@ -261,7 +261,7 @@ class Outbox:
         not before whoever sends has returned."""
         kept = self._heap_bytes
         more = (kept if kept > FREE_BYTES else 0) - self._counted
-        heap = self._connection.ingress.heap
+        heap = self._connection.server.heap
         if more < 0:
             heap.give_back(-more)
         elif more:

@@ -78,9 +78,7 @@ class Stream:
         # The metadata's, where that is more than a little
         self._heap_share: HeapShare | None = None
         # From the client
-        self._inbox = Inbox(
-            connection.ingress, connection.small_room, connection, self, head.encoding, method.max_bytes
-        )
+        self._inbox = Inbox(connection.server, connection.small_room, connection, self, head.encoding, method.max_bytes)
         self._intake: Intake | None = None
         self.receive_window = RECEIVE_WINDOW
         self._reading = True
@@ -279,7 +277,7 @@ class Stream:
                 message.drop()
             return
         if intake is None:
-            intake = self._intake = Intake(self._connection.ingress, self._method.prepare, self)
+            intake = self._intake = Intake(self._connection.server, self._method.prepare, self)
         intake.add(message)
 
     def _watch_or_not(self) -> None:
@@ -341,7 +339,7 @@ class Stream:
 
     def _count_metadata(self) -> None:
         """Tells the heap's account. Raises nothing: where there is no memory for it the RPC ends."""
-        self._heap_share = self._connection.ingress.heap.share()
+        self._heap_share = self._connection.server.heap.share()
         try:
             self._heap_share.add(self._head.nbytes)
         except ServeError as error:

@@ -16,8 +16,8 @@ from stubserve.protocols.grpc.envelope import first_raw
 from stubserve.protocols.grpc.http2.compression import inflate, short_content
 from stubserve.protocols.grpc.http2.inbox import Message
 from stubserve.protocols.grpc.transport import Keep, Parts, Prepare
+from stubserve.protocols.inference_server import InferenceServer
 from stubserve.protocols.offload import LARGE_BYTES
-from stubserve.protocols.serving import Ingress
 
 # What is copied in one step.
 _COPIED_BYTES = 1 << 20
@@ -26,14 +26,14 @@ _COPIED_BYTES = 1 << 20
 class Turn:
     """One message's. `message` is what it is at the moment."""
 
-    __slots__ = ("_ingress", "_placed", "_prepare", "_share", "message")
+    __slots__ = ("_placed", "_prepare", "_server", "_share", "message")
 
-    def __init__(self, ingress: Ingress, prepare: Prepare | None, message: Message) -> None:
-        self._ingress = ingress
+    def __init__(self, server: InferenceServer, prepare: Prepare | None, message: Message) -> None:
+        self._server = server
         self._prepare = prepare
         self.message = message
         # What is kept of it in the heap, and where the next form of it is being written
-        self._share: HeapShare = ingress.heap.share()
+        self._share: HeapShare = server.heap.share()
         self._placed: Message | None = None
 
     def begin(self) -> LongWork[None] | None:
@@ -42,7 +42,7 @@ class Turn:
         Raises MessageRefusal, ServeError and Malformed, as the steps do.
         """
         message = self.message
-        limit = self._ingress.max_input_size
+        limit = self._server.max_input_size
         if message.compressed:
             content = short_content(message.data, min(limit, LARGE_BYTES)) if len(message.data) <= LARGE_BYTES else None
             if content is None:
@@ -83,7 +83,7 @@ class Turn:
         size = sum(map(len, pieces))
         beginning = b"".join((pieces[0], *(piece[:ALIGNMENT] for piece in pieces[1:2])))
         start = -first_raw(memoryview(beginning)) % ALIGNMENT
-        block = self._ingress.block(start + size)
+        block = self._server.block(start + size)
         placed = self._placed = Message(block.view[start : start + size], block, block.offset + start)
         view = memoryview(placed.data)
         end = 0
