@@ -53,13 +53,11 @@ class EnsembleModel(AnsweringModel):
         name: str,
         version: int,
         config: Any,
-        rendered_config: dict[str, Any],
-        labels: dict[str, list[str]],
         models: Models,
         members: Mapping[tuple[str, str], ServedModel],
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        super().__init__(name, version, config, rendered_config, labels, clock)
+        super().__init__(name, version, config, clock)
         # Fixed while it is loaded
         self.members = members
         self.plan = EnsemblePlan(config)

@@ -35,13 +35,11 @@ class SequenceModel(InstanceModel):
         name: str,
         version: int,
         config: Any,
-        rendered_config: dict[str, Any],
-        labels: dict[str, list[str]],
         scheduler: SequenceBatcher,
         clock: Callable[[], int] = time.monotonic_ns,
         limiter: RateLimiter | None = None,
     ) -> None:
-        super().__init__(name, version, config, rendered_config, labels, scheduler, clock, limiter)
+        super().__init__(name, version, config, scheduler, clock, limiter)
         self._sequences = scheduler
         # Whose sequences are passed on, and who passes them on
         self._former: SequenceModel | None = None
@@ -128,13 +126,7 @@ class SequenceModel(InstanceModel):
 
 
 def instance_model(
-    name: str,
-    version: int,
-    config: Any,
-    rendered_config: dict[str, Any],
-    labels: dict[str, list[str]],
-    limiter: RateLimiter | None = None,
-    max_queue_size: int = 0,
+    name: str, version: int, config: Any, limiter: RateLimiter | None = None, max_queue_size: int = 0
 ) -> InstanceModel:
     """The kind of model that a completed and validated configuration asks for. Raises ServeError UNSUPPORTED.
 
@@ -142,5 +134,5 @@ def instance_model(
     """
     scheduler = create_scheduler(config, max_queue_size)
     if isinstance(scheduler, SequenceBatcher):
-        return SequenceModel(name, version, config, rendered_config, labels, scheduler, limiter=limiter)
-    return InstanceModel(name, version, config, rendered_config, labels, scheduler, limiter=limiter)
+        return SequenceModel(name, version, config, scheduler, limiter=limiter)
+    return InstanceModel(name, version, config, scheduler, limiter=limiter)

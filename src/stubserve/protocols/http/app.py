@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from stubserve.errors import ServeError, internal, invalid
 from stubserve.inference.served_model import ServedModel
 from stubserve.model_config.metadata import model_metadata
+from stubserve.model_config.render import to_json_dict
 from stubserve.protocols import client_regions, management
 from stubserve.protocols.http.access import INFERENCE
 from stubserve.protocols.http.asgi_request import body_of, error_response, values_of
@@ -92,7 +93,7 @@ class ManagementRoutes:
         return json_response(model_metadata(model.config, versions))
 
     async def config(self, request: Request) -> Response:
-        return json_response(self._model(request).rendered_config)
+        return json_response(to_json_dict(self._model(request).config))
 
     # Statistics and repository
 
