@@ -224,7 +224,7 @@ class Server:
         return (self.cache is not None and self.cache.give_way()) or self.pressure.make_room()
 
     async def give_up_changes(self) -> None:
-        """Ends loads that are under way: who waits for one must not hold up those who wait for inference."""
+        """Ends loads that are under way: those who wait for one must not hold up those who wait for inference."""
         await self._control.give_up_changes()
 
     async def end_debugged(self) -> None:

@@ -49,7 +49,7 @@ class ServedModel(Protocol):
         """
 
     def enqueue(self, request: Request) -> None:
-        """As `submit`, for who calls `poll` when all that arrive together are queued."""
+        """As `submit`, for a caller that polls when all that arrive together are queued."""
 
     def poll(self) -> None:
         """Runs what can run now. Raises nothing."""

@@ -88,7 +88,7 @@ def confinement(settings: InstanceSettings) -> Confinement:
         )
     if sandbox and settings.stub_new_privileges:
         raise ConfinementError(
-            "--stub-sandbox and --stub-new-privileges exclude each other: who may use sudo is in no box"
+            "--stub-sandbox and --stub-new-privileges exclude each other: a process that may use sudo is not confined"
         )
     user = _user(settings.stub_user) if settings.stub_user else None
     folders = tuple(str(folder.absolute()) for folder in settings.stub_writable)

@@ -200,7 +200,7 @@ class HeapArrival(Arrival):
         self.has_moved(self.moved + len(data))
 
     def finish(self) -> tuple[bytes, HeapShare]:
-        """All of it, and the share in which it is counted, for who takes it."""
+        """All of it, and the share in which it is counted, for its new owner."""
         self._arrivals.forget(self)
         data, self._data = bytes(self._data), bytearray()
         return data, self._share

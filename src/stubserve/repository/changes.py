@@ -26,7 +26,7 @@ class Changes:
         self._over = False
 
     async def run(self, change: Callable[[Turn | None], Coroutine[Any, Any, _T]], asked_in: Turn | None) -> _T:
-        """Runs a load or unload to its end, whatever becomes of who asked for it. Raises ServeError.
+        """Runs a load or unload to its end, whatever becomes of the client that asked for it. Raises ServeError.
 
         `asked_in` is the load of the stub that asks, if one does; `change` is given it, unless it is over.
         """

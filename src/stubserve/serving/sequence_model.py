@@ -103,7 +103,7 @@ class SequenceModel(InstanceModel):
         return self.under_way + self._sequences.sequences
 
     async def drained(self, patience_s: float = 0.0) -> bool:
-        """As of other models; who passes sequences on is waited for, too."""
+        """As of other models; a model that passes sequences on is waited for, too."""
         if self._former is not None:
             self._former.let_go()
         while True:

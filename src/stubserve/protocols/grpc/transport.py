@@ -65,7 +65,7 @@ class Rpc(Protocol):
     def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
         """One message of several. False if the client reads slower than this: `on_writable` tells when to go on.
 
-        What is sent nevertheless is kept, so who does not wait grows the server.
+        What is sent nevertheless is kept, so a caller that does not wait makes the server grow.
         """
         ...
 

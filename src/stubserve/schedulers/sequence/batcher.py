@@ -124,7 +124,7 @@ class SequenceBatcher(Scheduler):
     def _run(self, now_ns: int, decision: Decision) -> None:
         """Forms batches for instances that are idle; sets when to look again."""
 
-    def _cancel_elsewhere(self, request: Request) -> None:  # for who has such requests
+    def _cancel_elsewhere(self, request: Request) -> None:  # for strategies with such requests
         """A request is cancelled that waits neither in the queue of a slot nor in the backlog, if at all."""
 
     def _drain_elsewhere(self) -> list[Request]:

@@ -4,8 +4,9 @@ What the client's windows do not let through waits here, in order, beside what i
 be compressed, or take long to write, are worked on in steps (`jobs`), and what follows them waits for its turn. A
 stream whose one answer leaves at once (`Sender.send_whole`) never has an outbox.
 
-Guarantees: nothing overtakes anything; what lies in the heap is counted in its account; who sends is told that the
-client is behind once OUTBOX_BYTES wait, and when it has caught up; who takes nothing is watched (`departure`).
+Guarantees: nothing overtakes anything; what lies in the heap is counted in its account; the sender is told that the
+client is behind once OUTBOX_BYTES wait, and when it has caught up; a client that takes nothing is watched
+(`departure`).
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ class Sender:
         # What the next header block has to begin with
         self._before_block = b""
         self._pump_is_due = False
-        # Streams that have more to send than it takes, the longest waiting first; who waits for a window of its own is
-        # not among them: each of a client's window updates must cost no more than what it lets through.
+        # Streams that have more to send than it takes, the longest waiting first; one that waits for a window of its
+        # own is not among them: each of a client's window updates must cost no more than what it lets through.
         self.waiting: OrderedDict[Sending, None] = OrderedDict()
         # Bytes of DATA so far
         self.data_bytes = 0
