@@ -10,7 +10,7 @@ Guarantees:
 - while a queue is not full nothing changes: requests are served in the order of arrival, also later on, because only
   the newest of somebody leave;
 - with n clients that all want more than they get, each has the n-th part of the places, and so of the model;
-- one who has a place less than his part, or fewer, is never refused. How long he waits is bounded by the queue's
+- a client that has a place less than its part, or fewer, is never refused. How long it waits is bounded by the queue's
   limit;
 - a client that is alone is served and refused exactly as without the flag.
 
