@@ -21,8 +21,6 @@ class AnsweringModel:
 
     statistics: ModelStatistics
     _delivery: Delivery
-    # Polls once for all that this turn of the event loop brings
-    _poll_soon: Callable[[], None]
     # Who samples its requests, told by whoever loads it
     tracing: ModelTracing = ModelTracing()
     # Stands for its configuration and files where a cache that several servers share has to know
@@ -53,28 +51,6 @@ class AnsweringModel:
     @latencies.setter
     def latencies(self, latencies: Latencies | None) -> None:
         self._delivery.latencies = latencies
-
-    # Requests
-
-    def submit(self, request: Request, at_once: bool = False) -> None:
-        """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
-        if self._cache is None:
-            self.enqueue(request)
-        elif self._cache.enqueue(request, at_once):
-            return
-        self._poll_soon()
-
-    def enqueue(self, request: Request) -> None:
-        """As `submit`, for a caller that polls when all that arrive together are queued."""
-        if self._cache is None:
-            self._queue(request)
-            self._delivery.expect(request)
-        else:
-            self._cache.enqueue(request)
-
-    def _queue(self, request: Request) -> None:
-        """Queues a request that no cache answers. Raises ServeError if it is not taken."""
-        raise NotImplementedError
 
     def _make_cache(
         self, cache: ResponseCache, identity: bytes, queue: Callable[[Request], None], run: Callable[[], None]

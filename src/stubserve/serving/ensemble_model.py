@@ -70,43 +70,55 @@ class EnsembleModel(AnsweringModel):
         # Moving parts
         self.statistics = ModelStatistics()
         self._delivery = Delivery(self.signature, self.statistics, self._draining)
-        self._waiting: list[Request] = []
+        self._queue: list[Request] = []
         self._runs: dict[Request, EnsembleRun] = {}
         self._coming = _ComingRun(name, self._coming_calls)
         self._poll_is_due = False
         self.poll = self._begin_runs
-        self._poll_soon = self._begin_soon
         self._closed = False
 
     # Requests
 
-    def _queue(self, request: Request) -> None:
+    def submit(self, request: Request, at_once: bool = False) -> None:
+        """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
+        if self._cache is None:
+            self.enqueue(request)
+        elif self._cache.enqueue(request, at_once):
+            return
+        if not self._poll_is_due:
+            self._poll_is_due = True
+            self._loop.call_soon(self.poll)
+
+    def enqueue(self, request: Request) -> None:
+        """As `submit`, for who calls `poll` when all that arrive together are queued."""
+        if self._cache is None:
+            self._take(request)
+            self._delivery.expect(request)
+        else:
+            self._cache.enqueue(request)
+
+    def _take(self, request: Request) -> None:
         """Queues a request. Raises ServeError when it is served no more."""
         if self._closed:
             request.outcome = REJECTED
             self.statistics.record_failure(request)
             raise self._unavailable()
         request.queue_start_ns = self._clock()
-        self._waiting.append(request)
+        self._queue.append(request)
 
     def use_cache(self, cache: ResponseCache, identity: bytes) -> None:
         """Answers from the response cache what it knows. `identity` stands for all that answers depend on.
 
         Before its first request.
         """
-        self._cache = self._make_cache(cache, identity, self._queue, self._begin_runs)
+        self._cache = self._make_cache(cache, identity, self._take, self._begin_runs)
         self.poll = self._cache.poll
-
-    def _begin_soon(self) -> None:
-        if not self._poll_is_due:
-            self._poll_is_due = True
-            self._loop.call_soon(self.poll)
 
     def _begin_runs(self) -> None:
         """Begins the runs of what is queued: its `poll`, if no cache answers first. Raises nothing."""
         self._poll_is_due = False
-        waiting, self._waiting = self._waiting, []
-        for request in waiting:
+        queue, self._queue = self._queue, []
+        for request in queue:
             request.compute_start_ns = self._clock()
             run = self._runs[request] = EnsembleRun(self, request)
             if request.cancelled:
@@ -127,7 +139,7 @@ class EnsembleModel(AnsweringModel):
     @property
     def queued(self) -> int:
         """Requests that have not begun; the steps of others wait with their models."""
-        return len(self._waiting)
+        return len(self._queue)
 
     # What runs ask and tell
 
@@ -237,8 +249,8 @@ class EnsembleModel(AnsweringModel):
     async def stop(self, timeout_s: float) -> None:
         """Takes no request from now on; what is under way ends when the members have let go of it."""
         self._closed = True
-        waiting, self._waiting = self._waiting, []
-        self._delivery.fail(waiting, self._unavailable(), OTHER_FAILURE)
+        queue, self._queue = self._queue, []
+        self._delivery.fail(queue, self._unavailable(), OTHER_FAILURE)
         for run in list(self._runs.values()):
             run.give_up(self._unavailable())
 

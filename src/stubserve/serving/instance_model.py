@@ -80,6 +80,22 @@ class InstanceModel(AnsweringModel):
 
     # Requests
 
+    def submit(self, request: Request, at_once: bool = False) -> None:
+        """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
+        if self._cache is None:
+            self.enqueue(request)
+        elif self._cache.enqueue(request, at_once):
+            return
+        self._poll_soon()
+
+    def enqueue(self, request: Request) -> None:
+        """As `submit`, for who calls `poll` when all that arrive together are queued."""
+        if self._cache is None:
+            self._queue(request)
+            self._delivery.expect(request)
+        else:
+            self._cache.enqueue(request)
+
     def _queue(self, request: Request) -> None:
         """Queues a request with the scheduler. Raises ServeError, and counts what is a request of this model's."""
         dispatcher = self._dispatcher
