@@ -90,7 +90,7 @@ class EnsembleModel(AnsweringModel):
             self._loop.call_soon(self.poll)
 
     def enqueue(self, request: Request) -> None:
-        """As `submit`, for who calls `poll` when all that arrive together are queued."""
+        """As `submit`, for a caller that polls when all that arrive together are queued."""
         if self._cache is None:
             self._take(request)
             self._delivery.expect(request)

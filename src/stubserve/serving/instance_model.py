@@ -89,7 +89,7 @@ class InstanceModel(AnsweringModel):
         self._poll_soon()
 
     def enqueue(self, request: Request) -> None:
-        """As `submit`, for who calls `poll` when all that arrive together are queued."""
+        """As `submit`, for a caller that polls when all that arrive together are queued."""
         if self._cache is None:
             self._queue(request)
             self._delivery.expect(request)
