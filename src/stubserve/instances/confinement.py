@@ -45,7 +45,7 @@ class User:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """For `subprocess`."""
+        """Keyword arguments of `subprocess.Popen`."""
         return {"user": self.uid, "group": self.gid, "extra_groups": self.groups}
 
 

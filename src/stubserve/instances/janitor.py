@@ -23,7 +23,7 @@ log = logging.getLogger("stubserve.instances")
 
 
 class Janitor:
-    """One server's. `variables` mark what belongs to it, and are to be in the environment of its stubs."""
+    """The janitor of one server. `variables` mark what belongs to it, and are to be in the environment of its stubs."""
 
     def __init__(self) -> None:
         mark = secrets.token_hex(8)

@@ -206,7 +206,7 @@ class HeapArrival(Arrival):
         return data, self._share
 
     def drop(self) -> None:
-        """Nobody wants it."""
+        """Lets go of what has arrived: nobody wants it."""
         self._arrivals.forget(self)
         self._data = bytearray()
         self._share.drop()

@@ -150,7 +150,7 @@ def region_rows(server: ServerFacts, name: str) -> list[dict[str, str | int]]:
 
 
 def cuda_region_rows(server: ServerFacts, name: str) -> list[dict[str, str | int]]:
-    """The same of GPUs' memory, of which there is none. Raises ServeError."""
+    """As `region_rows`, for GPUs' memory, of which there is none. Raises ServeError."""
     if name:
         if server.regions is not None and name in server.regions:
             raise client_regions.not_cuda(name)

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class Changes:
-    """Those that are under way. `slots` limits how many versions start at a time."""
+    """The loads and unloads that are under way. `slots` limits how many versions start at a time."""
 
     def __init__(self, slots: asyncio.Semaphore) -> None:
         self._slots = slots

@@ -19,7 +19,7 @@ _MANY = 64
 
 
 class Pace:
-    """That of one run, whose responses go to the reader of `request`. `readers` tells who reads what a step makes.
+    """The pace of one run, whose responses go to the reader of `request`. `readers` tells who reads what a step makes.
 
     `at_gates` is what waits at gates, if there are any.
     """

@@ -51,7 +51,7 @@ def encode(id: str, response: Response, signature: Signature, reply_format: Repl
 
 
 def encode_in_stream(id: str, response: Response, signature: Signature, reply_format: ReplyFormat) -> Parts:
-    """The same inside a ModelStreamInferResponse, with the parameter that says whether it is the last."""
+    """As `encode`, inside a ModelStreamInferResponse, with the parameter that says whether it is the last."""
     return _checked(_in_stream(_response(id, response, signature, reply_format, _FINAL[response.final])))
 
 

@@ -232,7 +232,7 @@ def _drop(turn: _Turn) -> None:
 
 
 def _or_error(work: Work, id: str, model: tuple[str, str], final: bool) -> Work:
-    """The same work, which makes a message of its error."""
+    """As `work`, but an error becomes a message."""
 
     def made(keep: Keep) -> LongWork[Parts]:
         try:

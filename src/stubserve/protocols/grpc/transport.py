@@ -59,7 +59,7 @@ class Rpc(Protocol):
         ...
 
     def reply_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> None:
-        """The same with what the work makes. Where it raises ServeError the RPC ends in that."""
+        """As `reply`, with what the work makes. Where it raises ServeError the RPC ends in that."""
         ...
 
     def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
@@ -70,7 +70,7 @@ class Rpc(Protocol):
         ...
 
     def send_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> bool:
-        """The same with what the work makes; what is sent afterwards waits for it."""
+        """As `send`, with what the work makes; what is sent afterwards waits for it."""
         ...
 
     def finish(self, status: int, message: str = "") -> None:

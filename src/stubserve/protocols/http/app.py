@@ -202,7 +202,7 @@ class _Methods:
 
     @property
     def methods(self) -> list[str]:
-        """Those that it answers."""
+        """The HTTP methods that it answers."""
         return list(self._handlers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -33,7 +33,7 @@ access_log = logging.getLogger("uvicorn.access")
 
 
 class Calls:
-    """Those of `connection`. `repeated_length` is how long a request is that may be the last one again, 0 for none."""
+    """The calls of `connection`. A request of `repeated_length` bytes may be the last one again; 0 for none."""
 
     __slots__ = ("_call", "_connection", "_front", "_repeat", "_server", "_shared", "repeated_length")
 

@@ -25,7 +25,8 @@ from stubserve.protocols.http.state import BODY, BUSY, CLOSED, HEAD, PASS, SKIP
 
 
 class RequestReader:
-    """One connection's. `inbox` is where the next read goes, unless there is an `arena_body`: then into its rest."""
+    """The reader of one connection. `inbox` is where the next read goes, unless there is an `arena_body`: then into its
+    rest."""
 
     def __init__(self, connection: Exchange, shared: Connections) -> None:
         self._connection = connection

@@ -188,7 +188,7 @@ class ModelBatch:
             update.end()
 
     def senders(self) -> List["weakref.ref[InferenceResponseSender]"]:
-        """Those that there are, without keeping them alive."""
+        """The senders that there are, without keeping them alive."""
         return [weakref.ref(request._sender) for request in self.requests if request._sender is not None]
 
     def cancel(self, indices: Sequence[int]) -> None:

@@ -76,8 +76,8 @@ class InboxOwner(Owner, Protocol):
 
 
 class Inbox:
-    """One stream's. `encoding` is what its compressed messages are compressed with; no message may be longer than
-    `max_bytes`. `connection` and `owner` are whose the messages are while they arrive."""
+    """The inbox of one stream. `encoding` is what its compressed messages are compressed with; no message may be longer
+    than `max_bytes`. `connection` and `owner` are whose the messages are while they arrive."""
 
     __slots__ = (
         "_arrival",

@@ -42,7 +42,7 @@ class MessageTaker(Protocol):
 
 
 class Intake:
-    """One stream's."""
+    """The intake of one stream."""
 
     __slots__ = ("_end_is_due", "_jobs", "_prepare", "_server", "_taker")
 

@@ -66,8 +66,8 @@ class OutboxOwner(Sending, Protocol):
 
 
 class Outbox:
-    """One stream's. `encoding` is what its messages are compressed with. `opened` says that its headers have left, and
-    `unsent` how much the client has not taken, or not let in."""
+    """The outbox of one stream. `encoding` is what its messages are compressed with. `opened` says that its headers
+    have left, and `unsent` how much the client has not taken, or not let in."""
 
     __slots__ = (
         "_connection",

@@ -47,7 +47,8 @@ class Sending(Protocol):
 
 
 class Sender:
-    """One connection's. `stream_window` is what the client takes on a stream before it has widened its window."""
+    """The sender of one connection. `stream_window` is how many bytes the client takes on a stream before it has
+    widened its window."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport

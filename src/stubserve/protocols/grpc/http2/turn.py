@@ -24,7 +24,7 @@ _COPIED_BYTES = 1 << 20
 
 
 class Turn:
-    """One message's. `message` is what it is at the moment."""
+    """The turn of one message. `message` is what it has become so far."""
 
     __slots__ = ("_placed", "_prepare", "_server", "_share", "message")
 
