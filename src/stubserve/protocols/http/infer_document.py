@@ -5,6 +5,10 @@ None here, and is for `infer_json` to read, which knows upstream's rules for the
 What fits means the same to both, but for names that occur twice in one object: msgspec takes the last of them, upstream
 the first. So the members that were read are counted, and have to be as many as the text has colons outside of strings.
 A name that was dropped leaves a colon behind, whatever its value was, so no such text can pass.
+
+Nearly all of a long text are elements, and those are read by whoever makes bytes of them. So their lists are cut out,
+and what is left is read with an empty list in each place: if that is a usual request, and what was cut out are lists,
+then the whole text is one, and means both together.
 """
 
 from __future__ import annotations
