@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from stubserve.errors import Code, ServeError
 from stubserve.inference import admission
 from stubserve.inference.admission import admit, admit_steps, reshape_outputs
+from stubserve.inference.long_work import finish
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
-from stubserve.inference.steps import finish
 from stubserve.inference.tensor import Tensor
 from tests.inference.models import echo, io, request, signature, zeros
 

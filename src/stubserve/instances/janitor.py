@@ -1,7 +1,7 @@
 """The process that ends what models have started when the server is gone (`janitor_program`), as the server has it.
 
-It is told of every stub, and started again should somebody end it. Who ends both at the same moment with SIGKILL gets
-what the models have started left over.
+It is told of every stub, and started again should somebody end it. Whoever ends both at the same moment with SIGKILL
+gets what the models have started left over.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("stubserve.instances")
 
 
 class Janitor:
-    """One server's. `variables` mark what belongs to it, and are to be in the environment of its stubs."""
+    """The janitor of one server. `variables` mark what belongs to it, and are to be in the environment of its stubs."""
 
     def __init__(self) -> None:
         mark = secrets.token_hex(8)

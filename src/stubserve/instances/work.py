@@ -66,7 +66,7 @@ class WorkOwner(Protocol):
 
 
 class StubWork:
-    """One stub's. It hears what the stub says about batches (`messages.WorkListener`).
+    """The requests of one stub. It hears what the stub says about batches (`messages.WorkListener`).
 
     It is also the stub as one that may wait for others (`waiting.Waiter`).
     """

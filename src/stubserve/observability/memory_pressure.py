@@ -18,7 +18,7 @@ from time import monotonic
 
 log = logging.getLogger("stubserve.server")
 
-# A tenth of the time. Who is not root may only ask for windows of whole times two seconds.
+# A tenth of the time. A user that is not root may only ask for windows of whole times two seconds.
 STALL_US, WINDOW_US = 200_000, 2_000_000
 PRESSED_S = 5.0
 _LOG_PAUSE_S = 60.0

@@ -8,7 +8,7 @@
 Guarantees:
 - An object whose tag, size and time are the same is fetched once, also across restarts and for several servers.
 - A copy is one state of a model: it is listed before and after it is fetched, and where the two differ it is taken
-  again. What serves keeps the copy that it was loaded from until it is gone (`ModelCopy` is held by who loads it).
+  again. What serves keeps the copy that it was loaded from until it is gone (`ModelCopy` is held by what loads it).
 - A store that fails, is slow, or is gone changes nothing of what has been copied.
 
 What it costs: a listing per look and model, of one request for up to 1,000 objects with S3.
@@ -48,7 +48,7 @@ class ModelCopy:
     def __init__(self, folder: Path, listing: Mapping[str, Stamp]) -> None:
         self.folder = folder
         self.listing = dict(listing)
-        # In a thread: who lets go of it last may be the event loop.
+        # In a thread: the last to let go of it may be the event loop.
         self._end = weakref.finalize(self, _remove_soon, folder)
         self._end.atexit = False
 
