@@ -85,8 +85,8 @@ SCRIBBLER = """
 
 # By order: how the stub dies of it
 DEATHS = {
-    "text on the control socket": "because it sent the server something that is not a message",
-    "a message that is none": "because it sent the server something that is not a message",
+    "text on the control socket": "because it sent something that is not a message",
+    "a message that is none": "because it sent something that is not a message",
     "close the control socket": "because it has closed its line to the server",
     "become another program": "because it has closed its line to the server",
     "ring without a record": "because its ring holds something that is not a message",

@@ -191,9 +191,7 @@ class StubProcess:
                 self._on_message(message)
         except Exception:
             log.exception("stub '%s' (pid %d) sent something that is not a message", self.name, self.pid)
-            self.condemn(
-                "it sent the server something that is not a message; does its model write to descriptors of others?"
-            )
+            self.condemn("it sent something that is not a message; does its model write to descriptors of others?")
             return False
         return True
 

@@ -55,9 +55,7 @@ class Settling:
             needs = await asyncio.to_thread(self._disk.needs, loading)
             for name in (one for group in rounds(needs) for one in group):
                 if not await self._load(name):
-                    log.error(
-                        "ensemble '%s' is unloaded, because it cannot be served with its members as they are", name
-                    )
+                    log.error("ensemble '%s' is unloaded: it cannot be served with its members as they are", name)
                     await self._retire(name)
                     # It comes back when somebody loads it.
                     self.away.pop(name, None)

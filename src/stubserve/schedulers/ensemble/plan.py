@@ -60,10 +60,9 @@ class Route:
     """What has to run for a set of requested outputs.
 
     `given` are the tensors of the caller, `made` those of each step, by its index; what is used by nobody is in
-    neither. `takes` are the inputs of each step, by its index,
-    and in the last place what the caller gets. `asked` are the names of the outputs that a step is asked for. `needs`
-    is how many different tensors a step waits for, and in the last place how many the caller does. `steps` are those
-    that run, `followers` those that read what a step makes.
+    neither. `takes` are the inputs of each step, by its index, and in the last place what the caller gets. `asked` are
+    the names of the outputs that a step is asked for. `needs` is how many different tensors a step waits for, and in
+    the last place how many the caller does. `steps` are those that run, `followers` those that read what a step makes.
     """
 
     outputs: tuple[str, ...]
