@@ -70,7 +70,7 @@ class Janitor:
             self._pidfd = os.pidfd_open(self._process.pid)
         except OSError as error:
             if not self._failed:
-                log.warning("no process to clean up when the server is killed can be started: %s", error)
+                log.warning("the process that cleans up when the server is killed cannot be started: %s", error)
             self._failed = True
             if self._process is not None:
                 self._process.kill()

@@ -96,7 +96,7 @@ class MemoryPressure:
         if now - self._last_log >= _LOG_PAUSE_S:
             self._last_log = now
             log.warning(
-                "memory is short: processes wait for it, %d ms of %d at least; %s",
+                "memory is short: processes have waited for it for at least %d ms of %d; %s",
                 STALL_US // 1000,
                 WINDOW_US // 1000,
                 "new requests to models are refused for a while"

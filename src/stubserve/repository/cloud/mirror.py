@@ -79,7 +79,7 @@ class Mirror:
         except Exception as error:
             if self._known is None:
                 raise
-            log.warning("%s. What was known of it goes on", error)
+            log.warning("%s. The last known state of it is used", error)
         return self._known
 
     def refresh(self, name: str) -> ModelCopy:
@@ -109,7 +109,7 @@ class Mirror:
         What cannot be copied stays as it is, and the log says why. Raises ServeError at first.
         """
         if not self._looks.run(patience_s if self._known is not None else threading.TIMEOUT_MAX):
-            log.info("repository '%s' is still being looked at; what is known of it goes on", self.address)
+            log.info("repository '%s' is still being read; the last known state of it is used", self.address)
 
     def _refresh_all(self) -> None:
         names = self.names()
