@@ -16,7 +16,7 @@ _LOOK_S = 5.0
 
 
 async def reap() -> None:
-    """Reaps them for ever."""
+    """Reaps orphans until it is cancelled."""
     seen: set[int] = set()
     while True:
         await asyncio.sleep(_LOOK_S)

@@ -56,43 +56,46 @@ class Server:
         self.log_settings = logs.configure(settings.logging)
         self.name = settings.id
         self.version = __version__
-        self.max_input_size = settings.http.max_input_size
-        pattern = settings.http.header_forward_pattern
-        self.http_forwarding = HeaderForwarding(pattern) if pattern else None
-        auth = settings.auth
+        # Who may ask, and what a client may take
+        auth, clients = settings.auth, settings.clients
         self.tokens = None if auth.token_file is None else Tokens(auth.token_file, KINDS)
         self.http_access = http_access(settings.http.restricted, self.tokens, auth.open_kinds)
-        self._registry = Registry(settings.repository.namespacing)
+        pattern = settings.http.header_forward_pattern
+        self.http_forwarding = HeaderForwarding(pattern) if pattern else None
+        self.max_input_size = settings.http.max_input_size
+        self.pace = Pace(clients.min_rate, clients.request_timeout_secs)
+        self.send_timeout_s: float = clients.send_timeout_secs
+        self.idle_timeout_s: float = clients.idle_timeout_secs
+        self.max_connections: int = clients.max_connections
+        self.fair_queues = None if clients.fair_queues == OFF else FairQueues(clients.fair_queues)
+        # Shared memory, and what makes room in it
         self.memory = Memory(settings.shm_limit)
+        self.memory.make_room = self._make_room
         self.block = self.memory.block
         self.store = self.memory.store
         self.heap = self.memory.heap
-        self.regions = ClientRegions() if settings.clients.shm else None
+        self.regions = ClientRegions() if clients.shm else None
         self.pressure = Pressure()
-        self.cache = create_cache(settings.cache, self.memory.spare, self.memory.store)
-        self.memory.make_room = self._make_room
         self.arrivals = Arrivals(self.memory, self.pressure, settings.connection_share_bytes)
-        self.pace = Pace(settings.clients.min_rate, settings.clients.request_timeout_secs)
-        self.send_timeout_s: float = settings.clients.send_timeout_secs
-        self.idle_timeout_s: float = settings.clients.idle_timeout_secs
-        self._sheds = settings.shed_on_memory_pressure
-        self._memory_pressure = MemoryPressure(self._sheds)
-        self.max_connections: int = settings.clients.max_connections
-        ways = settings.clients.fair_queues
-        self.fair_queues = None if ways == OFF else FairQueues(ways)
-        self.grpc_port = 0
+        self.cache = create_cache(settings.cache, self.memory.spare, self.memory.store)
+        # What takes long
         self.offload = Offload()
         self.large_json = JsonProcess(self.memory.block)
+        # The machine's memory, and requests that were refused because it was short
+        self._sheds = settings.shed_on_memory_pressure
+        self._memory_pressure = MemoryPressure(self._sheds)
+        self._shed = 0
+        # Where it stands: whether it is about to stop, and whether it has
+        self.grpc_port = 0
         self.loaded = False
         self.failed = False
-        # Whether it is about to stop, and whether it has
         self.leaves = False
         self.exiting = False
+        # Its models, and what is told of them
+        self._registry = Registry(settings.repository.namespacing)
         custom = MetricRegistry(RESERVED)
         measured = settings.metrics
         machine = MachineMetrics(measured.interval_ms / 1000, measured.allow_cpu)
-        # Requests that were refused because memory was short
-        self._shed = 0
         self.metrics = ServerMetrics(
             self._registry.serving, measured.latencies, machine, custom, self.memory, self._readings(), self.cache
         )
@@ -100,33 +103,30 @@ class Server:
             self.name, self.version, self._registry.models.values, self.memory, self.log_settings.last_errors
         )
         self.tracing = Tracing(settings.tracing, _trace_destination(settings.tracing))
+        self._janitor = Janitor()
+        self._control = self._model_control(custom)
+
+    def _model_control(self, custom: MetricRegistry) -> ModelControl:
+        """What loads and unloads the models; their own metrics live in `custom`. Raises ConfinementError."""
+        settings = self.settings
         loader = Loader(
             settings.instances,
             self.memory,
             tracing=self.tracing.of,
             completes=not settings.repository.disable_auto_complete,
-            latencies=measured.latencies if measured.allow else None,
+            latencies=settings.metrics.latencies if settings.metrics.allow else None,
             cache=self.cache,
             limiter=create_limiter(settings.rate_limit.mode, settings.rate_limit.resources),
-        )
-        self._janitor = Janitor()
-        asked = settings.instances
-        confined = confinement(
-            asked.stub_user,
-            asked.stub_memory_limit,
-            asked.stub_sandbox,
-            asked.stub_writable,
-            asked.stub_new_privileges,
         )
         services = Services(
             self._registry,
             self.log_settings,
             custom,
             janitor=self._janitor,
-            confinement=confined,
+            confinement=confinement(settings.instances),
             client_regions=settings.clients.shm,
         )
-        self._control = ModelControl(settings.repository, loader, self._registry, services, settings.exit_timeout_secs)
+        return ModelControl(settings.repository, loader, self._registry, services, settings.exit_timeout_secs)
 
     async def load(self) -> bool:
         """Loads the models that are to be there; whether all are. Raises ServeError if a repository cannot be read.
@@ -224,7 +224,7 @@ class Server:
         return (self.cache is not None and self.cache.give_way()) or self.pressure.make_room()
 
     async def give_up_changes(self) -> None:
-        """Ends loads that are under way: who waits for one must not hold up those who wait for inference."""
+        """Ends loads that are under way: those who wait for one must not hold up those who wait for inference."""
         await self._control.give_up_changes()
 
     async def end_debugged(self) -> None:

@@ -1,4 +1,4 @@
-"""What the operator can set, grouped by who needs it: each part of the server is given its group and sees no other.
+"""What the operator can set, in groups: each part of the server is given its own and sees no other.
 
 Sizes are in bytes and times in seconds where a name does not say otherwise. `flags` makes these of a command line.
 """
@@ -322,7 +322,7 @@ class Settings:
     rate_limit: RateLimitSettings = RateLimitSettings()
 
     def for_development(self, has_terminal: bool) -> Settings:
-        """The same for who writes models: what is saved is loaded, every answer is checked, any model may be debugged.
+        """For developing models: what is saved is loaded, every answer is checked, any model may be debugged.
 
         A model that does not load does not end the server: the next save may mend it.
         """

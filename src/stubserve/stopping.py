@@ -1,4 +1,4 @@
-"""The end of a server, as who ends it sees it: what it still waits for and for how long, and how to wait no longer.
+"""The end of a server, as whoever ends it sees it: what it still waits for and for how long, and how to wait no longer.
 
 SIGINT and SIGTERM begin it. A second SIGINT, which is a second ctrl-C, ends the server at once: the kernel ends its
 stubs with it, and the janitor what their models have started.
@@ -19,7 +19,7 @@ from stubserve.starting import listed, now_and_then
 
 log = logging.getLogger("stubserve.server")
 
-# Who has started the server may send on the signal that it got too, so one ctrl-C may come twice.
+# The program that has started the server may send on the signal that it got too, so one ctrl-C may come twice.
 _SAME_S = 0.3
 
 _PATIENCE_S = 1.0
@@ -29,7 +29,7 @@ _ENDED_BY_SIGINT = 128 + signal.SIGINT
 class Stopping:
     """Hears the signals. `at_once` gives back what must not be left when the process is ended.
 
-    Who presses ctrl-C is `impatient`; SIGTERM comes from who starts and stops servers.
+    Whoever presses ctrl-C is `impatient`; SIGTERM comes from a program that starts and stops servers.
     """
 
     def __init__(self, at_once: Callable[[], None]) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import tarfile
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -45,18 +46,24 @@ def test_keeps_what_matters(tmp_path: Path, mode: str) -> None:
         pack(
             tmp_path / "env",
             ("./", DIRECTORY, b""),
-            ("./lib/a/module.py", FILE, b"x = 1"),
+            ("./lib/a/module.py", FILE, b"x = 1  # longer than what is to be in its place"),
+            ("lib/a/other.py", HARD, "lib/a/module.py"),
+            ("lib/a/plain", LINK, "module.py"),
             ("lib/big", FILE, big),
             ("lib/again", HARD, "lib/big"),
             ("lib64", LINK, "lib"),
             ("lib/a/up", LINK, "../../lib/big"),
             ("bin/python3", LINK, "/usr/bin/python3.99"),
             ("lib/a/module.py", FILE, b"x = 2"),
+            ("lib/a/plain", FILE, b"plain"),
             mode=mode,
         )
     )
     module = folder / "lib64" / "a" / "module.py"
     assert module.read_bytes() == b"x = 2"
+    assert module.with_name("other.py").read_bytes() == b"x = 1  # longer than what is to be in its place"
+    assert module.with_name("plain").read_bytes() == b"plain"
+    assert not module.with_name("plain").is_symlink()
     assert module.stat().st_mtime == 1_000_000_000
     assert module.stat().st_mode & 0o7777 == 0o755
     assert (folder / "lib" / "a" / "up").read_bytes() == big
@@ -106,6 +113,9 @@ def test_zstd(tmp_path: Path) -> None:
         ([("out", LINK, "/tmp"), ("out/deep/evil", FILE, b"x")], "Cannot extract through symlink out/deep/evil"),
         ([("secret", LINK, "/etc/passwd")], "Symlink leads out of the environment, to '/etc/passwd'"),
         ([("lib/secret", LINK, "../../secret")], "Symlink leads out of the environment"),
+        ([("secret", LINK, "../outside")], "Symlink leads out of the environment"),
+        ([("lib/bin/python3", LINK, "/etc/passwd")], "Symlink leads out of the environment"),
+        ([("bin/python3/secret", LINK, "/etc/passwd")], "Symlink leads out of the environment"),
         ([("secret", HARD, "link"), ("link", LINK, "/etc/passwd")], "does not exist"),
         ([("link", LINK, "/etc/passwd"), ("secret", HARD, "link")], "Symlink leads out of the environment"),
         # Each looks harmless by itself
@@ -185,10 +195,11 @@ def test_sparse_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         unpack(tmp_path / "env.tar")
 
 
-def test_header_bomb(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [b"", tarfile.TarInfo("file").tobuf()])
+def test_header_bomb(tmp_path: Path, before: bytes) -> None:
     header = tarfile.TarInfo("pax")
     header.type, header.size = tarfile.XHDTYPE, 4 << 30
-    (tmp_path / "env.tar").write_bytes(header.tobuf() + bytes(4 << 20))
+    (tmp_path / "env.tar").write_bytes(before + header.tobuf() + bytes(4 << 20))
     with pytest.raises(ArchiveRefused, match="header of more than 1048576 bytes"):
         unpack(tmp_path / "env.tar")
 
@@ -209,3 +220,27 @@ def test_headers_upon_headers(tmp_path: Path) -> None:
     (tmp_path / "env.tar").write_bytes((header.tobuf() + bytes(512)) * 5000)
     with pytest.raises(ArchiveRefused, match="it is damaged"):
         unpack(tmp_path / "env.tar")
+
+
+def test_entries_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MAX_ENTRIES", 3)
+    for count in (3, 4):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        path = pack(folder / "env.tar", *[("lib", DIRECTORY, b"")] * count, mode="w:")
+        if count == 3:
+            unpack(path)
+        else:
+            with pytest.raises(ArchiveRefused, match="has more than 3 entries"):
+                unpack(path)
+
+
+def test_many_entries_are_not_kept(tmp_path: Path) -> None:
+    path = pack(tmp_path / "env.tar", *[("lib", DIRECTORY, b"")] * 3000, mode="w:")
+    tracemalloc.start()
+    try:
+        unpack(path)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 1 << 20

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from stubserve.errors import Code, ServeError
 from stubserve.inference import admission
 from stubserve.inference.admission import admit, admit_steps, reshape_outputs
+from stubserve.inference.long_work import finish
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
-from stubserve.inference.steps import finish
 from stubserve.inference.tensor import Tensor
 from tests.inference.models import echo, io, request, signature, zeros
 
@@ -301,6 +301,14 @@ def test_in_steps_as_at_once(element: bytes | None, end: bytes, count: int) -> N
         return ""
 
     assert outcome(lambda made: finish(admit_steps(made, model))) == outcome(lambda made: admit(made, model))
+
+
+def test_a_long_shape_of_strings_is_not_multiplied_out() -> None:
+    """All of it would take a quarter of an hour."""
+    model = signature("m", io("input", "IN", "STRING", "-1") + io("output", "OUT", "STRING", "-1"))
+    for data in (pack(*[b"abc"] * 200), pack(*[b"", b"abc"] * 100)):
+        with pytest.raises(ServeError, match="unexpected shape for input 'IN'"):
+            finish(admit_steps(strings([2**62] * 500_000, data), model))
 
 
 # One look

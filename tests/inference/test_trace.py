@@ -59,3 +59,20 @@ def test_names_and_shapes_are_had_without_a_look_at_the_data() -> None:
     [copy] = trace.tensors
     assert (copy.name, copy.shape, copy.data, copy.nbytes) == ("IN", (2, 512), b"", 4096)
     trace.end(request())
+
+
+@pytest.mark.parametrize("wanted", [64, TENSOR_BYTES])
+def test_no_more_is_read_of_a_region_than_is_kept(wanted: int) -> None:
+    """What lies behind it is gone, and is not missed."""
+    collected = Collected(wanted)
+    trace = Trace(collected, "m", 1, "HTTP", 1)
+    regions = ClientRegions()
+    with SharedFile(bytes(range(64)) + bytes(TENSOR_BYTES + 4032)) as file:
+        regions.register("in", file.key, 0, file.nbytes)
+        tensor = Tensor("IN", 2, (file.nbytes - 16,), None, RegionSpan(regions.piece(1, 16, file.nbytes - 16)))
+        file.shrink(16 + wanted)
+        trace.keep(QUEUE_INPUT, [tensor])
+    regions.unregister("")
+    [copy] = trace.tensors
+    assert (copy.data, copy.nbytes) == ((bytes(range(16, 64)) + bytes(wanted))[:wanted], TENSOR_BYTES + 4080)
+    trace.end(request())

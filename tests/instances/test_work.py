@@ -497,7 +497,7 @@ async def test_garbage_ends_the_stub_and_answers_its_requests(garbage: bytes, ca
         with caplog.at_level(logging.CRITICAL, "stubserve.instances"):
             await stub.say(garbage)
         assert stub.process.condemned == [
-            "what it has put into its ring is no message; does its model write to memory of others?"
+            "its ring holds something that is not a message; does its model write to memory of others?"
         ]
         assert stub.owner.results == []
         assert stub.work.over

@@ -7,7 +7,7 @@ import math
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stubserve.inference.steps import finish
+from stubserve.inference.long_work import finish
 from stubserve.observability.exposition import Exposition, number
 
 

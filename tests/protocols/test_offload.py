@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from stubserve.inference.steps import Steps, finish
+from stubserve.inference.long_work import LongWork, finish
 from stubserve.protocols import offload
 from stubserve.protocols.offload import Offload
 
 
-def numbers(count: int, seen: list[int]) -> Steps[int]:
+def numbers(count: int, seen: list[int]) -> LongWork[int]:
     """Work of many steps; each notes that it was done."""
     for number in range(count):
         seen.append(number)
@@ -24,7 +24,7 @@ def numbers(count: int, seen: list[int]) -> Steps[int]:
     return count
 
 
-def in_thread(seen: list[Any]) -> Steps[str]:
+def in_thread(seen: list[Any]) -> LongWork[str]:
     """Work that lets a function run elsewhere."""
     yield None
     name: str = yield lambda: threading.current_thread().name
@@ -32,7 +32,7 @@ def in_thread(seen: list[Any]) -> Steps[str]:
     return name
 
 
-def failing() -> Steps[None]:
+def failing() -> LongWork[None]:
     yield None
     raise ValueError("no")
 
@@ -73,7 +73,7 @@ def test_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_have_the_loops_own_priority() -> None:
     """They share the interpreter's lock with it: who is put aside while he has it keeps the loop waiting."""
 
-    def work() -> Steps[int]:
+    def work() -> LongWork[int]:
         return (yield lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
     async def run() -> int:
@@ -129,7 +129,7 @@ def test_cancelled_work_is_closed_and_others_go_on() -> None:
     async def run() -> None:
         begun, closed = asyncio.Event(), asyncio.Event()
 
-        def endless() -> Steps[None]:
+        def endless() -> LongWork[None]:
             try:
                 while True:
                     begun.set()

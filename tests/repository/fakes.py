@@ -64,7 +64,7 @@ class FakeModel(InstanceModel):
             raise self.stop_error
 
     def change_instances(
-        self, instances: list[Instance], config: Any, rendered_config: dict[str, Any], stop_timeout_s: float
+        self, instances: list[Instance], config: Any, stop_timeout_s: float
     ) -> list[asyncio.Task[None]]:
         if self.change_error is not None:
             raise self.change_error

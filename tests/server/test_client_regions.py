@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import uuid
@@ -292,6 +293,14 @@ def test_strings(server: Serving, count: int) -> None:
             asked.set_shared_memory("in", len(data))
             result = client.infer("strings", [asked])
             assert (result.as_numpy("OUTPUT0") == texts).all()
+            # The last one ends behind what is said of the region
+            cut = r"incomplete string data for inference input 'INPUT0', expecting string of length \d+ but only \d+"
+            asked.set_shared_memory("in", len(data) - 1)
+            with pytest.raises(InferenceServerException, match=cut):
+                client.infer("strings", [asked])
+            answer = infer(server, "strings", piece("in", len(data) - 1), parts[1], [count], datatype="BYTES")
+            assert (answer.status, re.match(cut, answer.error) is not None) == (400, True), answer.error
+            asked.set_shared_memory("in", len(data))
             # Bytes that are no strings
             given.put(np.full(len(data), 255, np.uint8))
             with pytest.raises(InferenceServerException, match="string elements for inference input"):

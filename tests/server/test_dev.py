@@ -51,7 +51,7 @@ def test_where_files_cannot_be_watched_they_are_looked_at(repository: Path, tmp_
         "async def awatch(*paths, **options):\n    raise OSError('no watches left')\n    yield\n"
     )
     with Serving(repository, "--dev", environment={"PYTHONPATH": str(tmp_path)}) as server:
-        server.wait_for("files cannot be watched, so there is a look every second: no watches left")
+        server.wait_for("files cannot be watched, so they are checked every second: no watches left")
         write_model(repository, "adds", adds(2))
         eventually(lambda: answer(server) == 2)
 

@@ -231,6 +231,16 @@ def test_many_strings_and_classes_keep_nobody_waiting(repository: Path) -> None:
         assert "expected 100001 string elements for inference input 'INPUT0' for model 'text', got 100000" in text
         refused, answered = calls.stream(asked[1], asked[0])
         assert "got 100000" in refused.error_message
+        # Of the last its last byte is missing
+        asked[1] = request("text", None, [len(texts)], [packed[:-1]], "BYTES")
+        few = request("text", None, [1], [b"\x05\0\0\0abc"], "BYTES")
+        for cut, length, there in ((asked[1], 4, 3), (few, 5, 3)):
+            text = f"expecting string of length {length} but only {there} bytes available"
+            status, found = calls.refusal(cut)
+            assert (status, text in found) == ("INVALID_ARGUMENT", True), found
+            refused, answered = calls.stream(cut, asked[0])
+            assert text in refused.error_message
+            assert answered.infer_response.raw_output_contents[0] == packed
         assert answered.infer_response.raw_output_contents[0] == packed
         values = np.random.default_rng(7).permutation(100_000).astype(np.float32)
         classes = request(raw=[values.tobytes()], shape=[len(values)])

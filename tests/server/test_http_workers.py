@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import http.client
+import itertools
 import json
 import os
 import resource
@@ -17,7 +18,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
+from tests.client_memory import SharedFile
 from tests.real_server import Answer, Serving, binary_request, eventually, io_config, write_model
 
 SLOW = """
@@ -318,29 +322,54 @@ def out_of_descriptors(pid: int) -> Iterator[None]:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize("who", ["owner", "worker"])
-def test_requests_and_connections_come_through_again_when_there_are_descriptors(repository: Path, who: str) -> None:
-    """Without them the owner loses what it is passed, and a worker the connections that it is given: both are ended.
-    What a worker cannot pass on waits.
-    """
+def test_requests_and_connections_come_through_again_when_a_worker_has_descriptors(repository: Path) -> None:
+    """Without them it loses the connections that it is given. What it cannot pass on waits."""
     with Serving(repository, "--http-workers=1") as server, contextlib.ExitStack() as stack:
         known = Way(server)
         stack.callback(known.connection.close)
         for _ in range(3):  # passed on at first; when the last one is answered, nothing of that is open any more
             assert known(binary("identity", LARGE)).status == 200
-        with out_of_descriptors(server.process.pid if who == "owner" else workers(server)[0].pid):
+        with out_of_descriptors(workers(server)[0].pid):
             known.connection.request("GET", "/v2/health/live")
-            if who == "worker":
-                given = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
-                with contextlib.suppress(ConnectionResetError):
-                    given.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
-                    assert given.recv(1) == b""
-            else:
-                with contextlib.suppress(ConnectionError):
-                    assert known.connection.getresponse().status == 503
-        if who == "worker":
-            assert known.connection.getresponse().status == 200
+            given = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            with contextlib.suppress(ConnectionResetError):
+                given.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
+                assert given.recv(1) == b""
+        assert known.connection.getresponse().status == 200
         assert server.get("/v2/health/live").status == 200
+
+
+def test_what_the_owner_has_no_descriptors_for_is_refused(repository: Path) -> None:
+    """A client's shared memory takes all that there are."""
+    with Serving(repository, "--http-workers=1", "--allow-client-shm") as server, contextlib.ExitStack() as stack:
+        ways = [Way(server) for _ in range(3)]
+        for way in ways:
+            stack.callback(way.connection.close)
+            for _ in range(3):  # passed on at first; when the last one is answered, nothing of that is open any more
+                assert way(binary("identity", LARGE)).status == 200
+        file = stack.enter_context(SharedFile(4096))
+        client = stack.enter_context(tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}"))
+        client.register_system_shared_memory("first", file.key, 4096)
+        owner = server.process.pid
+        limits = resource.prlimit(owner, resource.RLIMIT_NOFILE)
+        most = max(int(path.name) for path in Path(f"/proc/{owner}/fd").iterdir()) + 1
+        resource.prlimit(owner, resource.RLIMIT_NOFILE, (most, limits[1]))
+
+        numbers = itertools.count()
+
+        def take_all() -> None:
+            for _ in range(most):
+                client.register_system_shared_memory(f"region{next(numbers)}", file.key, 4096)
+
+        for way in ways:
+            with pytest.raises(InferenceServerException, match="Unable to open shared memory region"):
+                take_all()
+            refused = way(("GET", "/v2/models/identity", None, {}))
+            assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+            assert "no descriptor left" in refused.error
+        client.unregister_system_shared_memory()
+        resource.prlimit(owner, resource.RLIMIT_NOFILE, limits)
+        assert server.get("/v2/models/identity").status == 200
 
 
 def test_connections_are_shared_out_evenly(server: Serving) -> None:

@@ -103,7 +103,7 @@ def test_changes_are_found(bucket: Bucket) -> None:
         bucket.store.process.send_signal(signal.SIGSTOP)
         try:
             assert [values(run(server, name, 0)) for name in ("changes", "comes")] == [[2], [3]]
-            server.wait_for("is still being looked at; what is known of it goes on|What was known of it goes on")
+            server.wait_for("[Tt]he last known state of it is used")
             assert values(run(server, "comes", 0)) == [3]
         finally:
             bucket.store.process.send_signal(signal.SIGCONT)

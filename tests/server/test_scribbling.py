@@ -85,13 +85,13 @@ SCRIBBLER = """
 
 # By order: how the stub dies of it
 DEATHS = {
-    "text on the control socket": "because what it sent to the server is no message",
-    "a message that is none": "because what it sent to the server is no message",
+    "text on the control socket": "because it sent something that is not a message",
+    "a message that is none": "because it sent something that is not a message",
     "close the control socket": "because it has closed its line to the server",
     "become another program": "because it has closed its line to the server",
-    "ring without a record": "because what it has put into its ring is no message",
-    "ring for a record that was read long ago": "because what it has put into its ring is no message",
-    "rubbish as a result": "because what it has put into its ring is no message",
+    "ring without a record": "because its ring holds something that is not a message",
+    "ring for a record that was read long ago": "because its ring holds something that is not a message",
+    "rubbish as a result": "because its ring holds something that is not a message",
     "block the doorbell and die": "it exited with code 5",
     "write to where the arena begins": "it was killed by signal 11 (SIGSEGV)",
 }

@@ -221,7 +221,7 @@ class Served:
         self.reader = Reader()
         self.stubs: dict[str, FakeStub] = {}
         self.config = parse_text(config, "config.pbtxt")
-        self.model = InstanceModel("m", 1, self.config, {}, {}, scheduler, self.clock)
+        self.model = InstanceModel("m", 1, self.config, scheduler, self.clock)
 
     async def start(self, *names: str, passive: bool = False) -> list[Instance]:
         """Instances that are ready and serve the model."""

@@ -150,7 +150,7 @@ class Pipe:
         self.members = {member.name: member for member in members}
         self.memory = Memory()
         self.reader = Reader()
-        self.model = EnsembleModel("pipe", 1, config, {}, {}, self, {})  # type: ignore[arg-type]
+        self.model = EnsembleModel("pipe", 1, config, self, {})  # type: ignore[arg-type]
 
     def find(self, name: str, version: str) -> Any:
         if name not in self.members:
@@ -558,7 +558,7 @@ async def test_it_stands_while_its_members_are_the_same() -> None:
     first, second = Member("first"), Member("second")
     pipe = Pipe(config_of(*CHAIN), first, second)
     loaded: Any = {("first", ""): first, ("second", ""): second}
-    model = EnsembleModel("pipe", 1, pipe.model.config, {}, {}, pipe, loaded)  # type: ignore[arg-type]
+    model = EnsembleModel("pipe", 1, pipe.model.config, pipe, loaded)  # type: ignore[arg-type]
     assert model.stands()
     pipe.members["first"] = Member("first")
     assert not model.stands()

@@ -10,6 +10,7 @@ from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.request import BACKEND_FAILURE, OTHER_FAILURE, REJECTED, Response
 from stubserve.inference.work import Work
 from stubserve.instances.instance import InstanceState
+from stubserve.model_config.parse import parse_text
 
 from .fakes import Blocks, Script, Served
 
@@ -304,9 +305,10 @@ def test_other_instances_join_and_leave_in_one_step() -> None:
         served.submit("c")
         await turn()
         assert served.stubs["m_2"].batches == []  # it is not one of the model's yet
-        (leaving,) = served.model.change_instances([stays, comes], served.config, {"new": True}, 5)
+        config = parse_text("instance_group [ { count: 2 } ]", "config.pbtxt")
+        (leaving,) = served.model.change_instances([stays, comes], config, 5)
         assert served.stubs["m_2"].batches == [["c"]]
-        assert served.model.rendered_config == {"new": True}
+        assert served.model.config is config
         served.submit("d")
         await turn()
         assert goes.state is InstanceState.DRAINING

@@ -33,7 +33,7 @@ class ServedSequences(Served):
         super().__init__(config)
         scheduler = create_scheduler(self.config)
         assert isinstance(scheduler, SequenceBatcher)
-        self.model = SequenceModel("m", 1, self.config, {}, {}, scheduler, self.clock)
+        self.model = SequenceModel("m", 1, self.config, scheduler, self.clock)
 
     def step(self, id: str, sequence: int, flags: int = 0) -> Request:
         request = self.reader.request(id)

@@ -14,8 +14,8 @@ PACKAGE = Path(stubserve_stub.__file__).parent
 
 # Each folder may import from itself and from those before it.
 ORDER = ["wire", "runtime", "api", "backends"]
-# The process finds a backend, and its loop leads that through its steps; neither knows one.
-INTERFACE = {("runtime.process", "backends.find"), ("runtime.worker", "backends.base")}
+# The process finds a backend, and its loop calls its functions; neither knows one.
+INTERFACE = {("runtime.process", "backends.find"), ("runtime.main_loop", "backends.base")}
 
 
 def imports() -> dict[str, set[str]]:

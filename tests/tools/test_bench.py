@@ -47,7 +47,7 @@ from tools.bench.table import all_workloads
 from tools.bench.targets import AFTERWARDS, BOUNDS, TARGETS
 from tools.bench.workloads import BATCH, CPU, P50, RATE, Figures, Metric, Subject, WrkLoad
 from tools.bench.wrk import LoadError
-from tools.soak import steady
+from tools.soak import everything, steady
 
 FIGURES = {
     "requests": 3000,
@@ -527,6 +527,15 @@ def test_a_checkout_of_before_is_measured_under_a_name_of_its_own(monkeypatch: p
 def test_everybody_is_first_in_turn() -> None:
     assert [turns(["a", "b", "c"], number)[0] for number in range(4)] == ["a", "b", "c", "a"]
     assert [turns(["a", "b"], number) for number in range(2)] == [["a", "b"], ["b", "a"]]
+
+
+def test_the_soak_names_the_stubs_that_have_grown_most() -> None:
+    same = {f"same{number}": 20.0 for number in range(everything.MOST_GROWN)}
+    grows = ({"grows": 1.0, "gone": 9.0}, {"more": 2.0}, {"grows": 3.5, "new": 70.0})
+    lines = everything.most_grown([{**same, **one} for one in grows])
+    assert lines[0] == "stub grows: 1.0 0.0 3.5"
+    assert len(lines) == everything.MOST_GROWN
+    assert not any("gone" in line or "new" in line for line in lines)
 
 
 def test_the_soak_compares_the_last_minute_with_the_first() -> None:

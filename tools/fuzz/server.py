@@ -1,7 +1,7 @@
 """What stands in for the rest of the server when its readers are fuzzed: models that answer at once, and transports.
 
-`Ingress` has one model of each kind of signature, and the server's own shared memory, which counts what it gives: a
-target can tell what was not given back. Time stands still, so that no answer depends on how long an input takes.
+`FuzzedServer` has one model of each kind of signature, and the server's own shared memory, which counts what it gives:
+a target can tell what was not given back. Time stands still, so that no answer depends on how long an input takes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import uvloop
 
 from stubserve.errors import ServeError, not_found
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
-from stubserve.inference.steps import Steps
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.trace import ModelTracing
 from stubserve.instances.memory import Memory as SharedMemory
@@ -120,7 +120,7 @@ class CountedOffload(Offload):
         super().__init__()
         self._busy: set[asyncio.Future[Any]] = set()
 
-    async def run(self, steps: Steps[T]) -> T:
+    async def run(self, steps: LongWork[T]) -> T:
         work = asyncio.ensure_future(super().run(steps))
         self._busy.add(work)
         work.add_done_callback(self._busy.discard)
@@ -137,7 +137,7 @@ _shared_memory = SharedMemory(SHARED_BYTES)
 _offload = CountedOffload()
 
 
-class Ingress:
+class FuzzedServer:
     """The server as protocols see it. What is read in another process is beyond its largest input."""
 
     max_input_size = 1 << 16

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.latencies import Latencies
+from stubserve.inference.long_work import finish
 from stubserve.inference.statistics import ModelStatistics
-from stubserve.inference.steps import finish
 from stubserve.observability import server_metrics
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.machine_metrics import MachineMetrics

@@ -1,7 +1,8 @@
 """Minutes of all that a server has: the clients of a chaotic run over everything, and no trouble but what they make.
 
 What they ask for is checked as it is there. A row for each minute says what the server's processes have; its memory is
-read while they ask, so it has what is under way in it.
+read while they ask, so it has what is under way in it. At the end a line for each of the stubs that have grown most
+since the first minute says what they had after each.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,16 +28,18 @@ from tools.chaos.world import ANSWER_WITHIN_S, World
 FLAGS = ("--shm-limit=256M", "--exit-timeout-secs=20")
 COLUMNS = ["", "right/s", "refused/s", "parent RSS", "its RssAnon", "workers", "stubs"]
 COLUMNS += ["processes", "fds", "threads", "/dev/shm"]
+# How many stubs are named at the end.
+MOST_GROWN = 5
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What a server has. Memory in MiB; that of workers and stubs is anonymous, and of all of them."""
+    """What a server has. Memory in MiB; that of workers and stubs is anonymous, and a stub's is by its name."""
 
     parent_rss: float
     parent_anon: float
     workers: float
-    stubs: float
+    stubs: dict[str, float]
     processes: int
     descriptors: int
     threads: int
@@ -65,18 +68,23 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
             for client in crowd:
                 client.start()
             before: Counter[str] = Counter()
+            stubs = []
             for minute in range(1, options.minutes + 1):
                 time.sleep(options.seconds)
                 server.require_alive()
                 tally = sum((client.tally for client in crowd), Counter[str]())
                 more = tally - before
                 before = tally
-                print(row(str(minute), more, options.seconds, figures(server.pid)), flush=True)
+                now = figures(server.pid)
+                stubs.append(now.stubs)
+                print(row(str(minute), more, options.seconds, now), flush=True)
             world.over = True
             for client in crowd:
                 client.join(ANSWER_WITHIN_S + 5)
             time.sleep(1.0)
-            print(row("at rest", Counter(), options.seconds, figures(server.pid)))
+            now = figures(server.pid)
+            print(row("at rest", Counter(), options.seconds, now))
+            print("\n".join(most_grown([*stubs, now.stubs])))
     finally:
         world.over = True
         world.faults += [f"left: {text}" for text in scene.end(True)]
@@ -87,24 +95,40 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
 
 def figures(pid: int) -> Figures:
     parent = psutil.Process(pid)
-    memory: Counter[str] = Counter()
+    parent_anon = workers = 0.0
+    stubs: dict[str, float] = defaultdict(float)
     found = [0, 0, 0]
     for process in (parent, *parent.children(recursive=True)):
         with contextlib.suppress(psutil.Error, OSError):
-            kind = "parent" if process == parent else "worker" if "stubserve.ingress" in process.cmdline() else "stub"
-            memory[kind] += rss_anon(process.pid)
+            command = process.cmdline()
+            anonymous = rss_anon(process.pid) / MIB
+            if process == parent:
+                parent_anon = anonymous
+            elif "stubserve.ingress" in command:
+                workers += anonymous
+            else:
+                stubs[command[3] if "triton_python_backend_stub" in command else " ".join(command[1:3])] += anonymous
             for index, value in enumerate((1, process.num_fds(), process.num_threads())):
                 found[index] += value
     return Figures(
         parent.memory_info().rss / MIB,
-        *(memory[kind] / MIB for kind in ("parent", "worker", "stub")),
+        parent_anon,
+        workers,
+        dict(stubs),
         *found,
         sum(name.startswith(PREFIX) for name in os.listdir("/dev/shm")),
     )
 
 
+def most_grown(stubs: list[dict[str, float]]) -> list[str]:
+    """Lines of the stubs that have grown most from the first of these to the last, with what they had in each."""
+    first, last = stubs[0], stubs[-1]
+    names = sorted(first.keys() & last.keys(), key=lambda name: first[name] - last[name])[:MOST_GROWN]
+    return [f"stub {name}: " + " ".join(f"{one.get(name, 0):.1f}" for one in stubs) for name in names]
+
+
 def row(label: str, more: Counter[str], seconds: int, now: Figures) -> str:
     cells = [label, f"{more['right'] / seconds:.0f}", f"{more['refused'] / seconds:.0f}"]
-    cells += [f"{size:.1f}" for size in (now.parent_rss, now.parent_anon, now.workers, now.stubs)]
+    cells += [f"{size:.1f}" for size in (now.parent_rss, now.parent_anon, now.workers, sum(now.stubs.values()))]
     cells += [str(count) for count in (now.processes, now.descriptors, now.threads, now.shared_files)]
     return "  ".join(cell.rjust(max(9, len(head))) for cell, head in zip(cells, COLUMNS, strict=True))

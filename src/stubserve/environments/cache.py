@@ -4,8 +4,8 @@
     <cache>/<key>.json    what it was made from; empty until it is complete
 
 The key is made of the archive's size, its time of change, and samples of its content: the same archive beside two
-models is extracted once, a touched one anew. The small file is both record and lock. Who extracts holds it
-exclusively, who runs stubs in the environment holds it shared (a `Lease`), and the kernel lets go of both when a
+models is extracted once, a touched one anew. The small file is both record and lock. A process that extracts holds it
+exclusively, one that runs stubs in the environment holds it shared (a `Lease`), and the kernel lets go of both when a
 process dies. The record is written last, when the disk has the rest already, so whatever is interrupted, be it by a
 crash of the machine, has no record, and is thrown away by the next who wants it. (Extracting under another name and
 renaming would not do: conda-unpack writes the final place into the files.)
@@ -103,7 +103,7 @@ def lease(cache: Path, key: str) -> CacheLease | None:
 
 
 class Entry:
-    """An entry of the cache, locked exclusively, as a context manager: for who extracts or removes it."""
+    """An entry of the cache, locked exclusively, as a context manager: to extract or remove it."""
 
     def __init__(self, cache: Path, key: str) -> None:
         self.folder = cache / key

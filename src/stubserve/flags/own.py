@@ -153,7 +153,7 @@ OWN = (
         "clients.fair_queues",
         parse_fair_queues,
         "Who comes to a full queue takes the place of the client that has most in it. A client is a connection, an "
-        "address or a token; off: who comes is refused (off).",
+        "address or a token; off: the newcomer is refused (off).",
     ),
     Flag("grpc-transport", "grpc.transport", str, "native, or grpcio for gRPC through its C core: slower (native)."),
     Flag(

@@ -22,9 +22,9 @@ from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
 
 from stubserve.errors import Code, ServeError, invalid
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature, TensorSignature
-from stubserve.inference.steps import Steps
 from stubserve.inference.string_elements import StringWalk, check_strings, holds_strings, walk_quickly
 from stubserve.inference.tensor import Tensor
 
@@ -121,7 +121,7 @@ def size_mismatch(request: Request, name: str, signature: Signature, expected: i
     )
 
 
-def admit_steps(request: Request, signature: Signature) -> Steps[None]:
+def admit_steps(request: Request, signature: Signature) -> LongWork[None]:
     """As `admit`, in steps, for requests with large inputs."""
     walks = {}
     for tensor in request.inputs:

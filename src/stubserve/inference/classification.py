@@ -12,7 +12,7 @@ from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BF16, BOOL, BY_NUMBER, BYTES, FP16
 
 from stubserve.errors import internal, invalid
-from stubserve.inference.steps import Steps, finish
+from stubserve.inference.long_work import LongWork, finish
 from stubserve.inference.tensor import Tensor
 
 MAX_ELEMENTS = 1_000_000
@@ -33,7 +33,7 @@ def classify(tensor: Tensor, count: int, batching: bool, labels: Sequence[str] =
     return finish(classify_steps(tensor, count, batching, labels))
 
 
-def classify_steps(tensor: Tensor, count: int, batching: bool, labels: Sequence[str] = ()) -> Steps[Tensor]:
+def classify_steps(tensor: Tensor, count: int, batching: bool, labels: Sequence[str] = ()) -> LongWork[Tensor]:
     """As `classify`, in steps."""
     if tensor.datatype in _UNSUPPORTED:
         raise invalid(

@@ -52,7 +52,7 @@ class Response:
 
 
 class Refusal(Response):
-    """In place of any response: who submits requests for another process has refused this one, and no model has it."""
+    """In place of any response: the submitter for another process has refused it, and no model has it."""
 
     __slots__ = ()
 
@@ -87,7 +87,7 @@ class Request:
     Times are CLOCK_MONOTONIC nanoseconds, 0 until they happen; statistics, metrics and traces derive from them.
 
     `on_response` is called with (request, response): once, or, for a decoupled model, once per response until one is
-    `final`. The blocks behind inputs (until the final response) and outputs are only promised until it returns: who
+    `final`. The blocks behind inputs (until the final response) and outputs are only promised until it returns: whoever
     needs them longer holds them.
 
     A reader that cannot keep up says `pause()`, from within `on_response` or at any time, and `resume()` when it has

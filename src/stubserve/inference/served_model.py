@@ -20,16 +20,15 @@ from stubserve.inference.trace import ModelTracing
 class ServedModel(Protocol):
     """A model version that takes requests.
 
-    `config` is the completed ModelConfig message, `rendered_config` the same as JSON has it. `load_seconds` is how long
-    its load took. `namespace` is empty where models are told apart by their names. `identity` stands for configuration
-    and files, where a shared response cache has to know; else it is empty.
+    `config` is the completed ModelConfig message. `load_seconds` is how long its load took. `namespace` is empty where
+    models are told apart by their names. `identity` stands for configuration and files, where a shared response cache
+    has to know; else it is empty.
     """
 
     name: str
     namespace: str
     version: int
     config: Any
-    rendered_config: dict[str, Any]
     signature: Signature
     statistics: ModelStatistics
     latencies: Latencies | None
@@ -50,7 +49,7 @@ class ServedModel(Protocol):
         """
 
     def enqueue(self, request: Request) -> None:
-        """As `submit`, for who calls `poll` when all that arrive together are queued."""
+        """As `submit`, for a caller that polls when all that arrive together are queued."""
 
     def poll(self) -> None:
         """Runs what can run now. Raises nothing."""

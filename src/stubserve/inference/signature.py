@@ -59,7 +59,7 @@ class TensorSignature:
 
 
 class Accepts(Protocol):
-    """What those who read requests have to know of a model. A `Signature` knows it, and who has none makes its own."""
+    """What a reader of requests has to know of a model. A `Signature` is one; processes without it make their own."""
 
     @property
     def model(self) -> str: ...

@@ -15,8 +15,8 @@ from struct import error as StructError
 from stubserve_stub.wire import strings
 
 from stubserve.errors import Code, ServeError, invalid
+from stubserve.inference.long_work import LongWork, finish
 from stubserve.inference.request import Request
-from stubserve.inference.steps import Steps, finish
 from stubserve.inference.tensor import Tensor
 
 # The product of a longer shape is a number that may take long to work out.
@@ -60,7 +60,7 @@ def holds_strings(data: bytes | memoryview, expected: int) -> bool:
     return at == size and count == expected
 
 
-def walk_quickly(tensor: Tensor) -> Steps[StringWalk]:
+def walk_quickly(tensor: Tensor) -> LongWork[StringWalk]:
     """Finds out what a large tensor holds, in steps."""
     data = tensor.buffer
     walk = StringWalk(len(data))
@@ -120,7 +120,7 @@ class StringWalk:
         )
 
 
-def _walk(data: bytes | memoryview) -> Steps[StringWalk]:
+def _walk(data: bytes | memoryview) -> LongWork[StringWalk]:
     """Walks from each element to the next, in steps."""
     size = len(data)
     walk = StringWalk(size)

@@ -68,6 +68,13 @@ class Tensor:
         assert self.span is not None
         return self.span.read(self.offset, self.nbytes)
 
+    def beginning(self, nbytes: int) -> bytes | memoryview:
+        """As `buffer`, but no more than the first `nbytes`. Raises as that does."""
+        if self.data is not None:
+            return self.data[:nbytes]
+        assert self.span is not None
+        return self.span.read(self.offset, min(nbytes, self.nbytes))
+
     @property
     def datatype_name(self) -> str:
         """The protocol's name of the type, as in 'FP32'."""

@@ -214,7 +214,7 @@ class Trace:
             if _kept + size > MOST_KEPT:
                 self.left_out += 1
                 continue
-            data = bytes(tensor.buffer[:most]) if most else b""
+            data = bytes(tensor.beginning(most)) if most else b""
             self.tensors.append(
                 TensorCopy(activity, tensor.name, tensor.datatype, tuple(tensor.shape), data, tensor.nbytes)
             )

@@ -103,18 +103,22 @@ class PassingOn:
             raise
 
     def _offer(self) -> socket.socket:
-        """Sends the owner one end of a new pair, and returns the other.
+        """Sends the owner one end of a new pair, with what there is of the request, and returns the other.
 
         Raises OSError while the owner takes none, or no descriptor is left.
         """
         ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        request = b"".join(self._waiting)
         with theirs:
             try:
+                # First, for an owner that cannot serve it answers and closes at once, and then nothing can be written.
+                sent = ours.send(request)
                 self._send(theirs, self._peer)
             except OSError:
                 ours.close()
                 raise
-        ours.setblocking(False)
+        self._waiting = [request[sent:]]
         return ours
 
     def connected(self, transport: asyncio.Transport) -> None:

@@ -52,8 +52,8 @@ from stubserve.protocols.tokens import Tokens
 _PR_SET_PDEATHSIG = 1
 
 
-class WorkerIngress:
-    """What connections find here of a server (`protocols.serving.Ingress`)."""
+class WorkerServer:
+    """What connections find here of a server (`protocols.inference_server.InferenceServer`)."""
 
     def __init__(
         self,
@@ -167,14 +167,14 @@ async def _serve(
     memory.on_freed = line.on_freed
     http, auth = settings.http, settings.auth
     tokens = None if auth.token_file is None else Tokens(auth.token_file, KINDS)
-    ingress = WorkerIngress(settings, memory, catalogue, regions)
+    server = WorkerServer(settings, memory, catalogue, regions)
     cors = Cors(http.cors_origins) if http.cors_origins else None
     access = http_access(http.restricted, tokens, auth.open_kinds)
-    connections = Connections(ingress, cors, settings.logging.access, access)
+    connections = Connections(server, cors, settings.logging.access, access)
     connections.open = open_ = CountedConnections(
-        segment.stub_words, ingress.idle_timeout_s, ingress.max_connections, settings.workers
+        segment.stub_words, server.idle_timeout_s, server.max_connections, settings.workers
     )
-    connections.passes_on = ingress.passes_on
+    connections.passes_on = server.passes_on
     descriptors.setblocking(False)
 
     def send(request: socket.socket, peer: Peer | None) -> None:
@@ -206,8 +206,8 @@ async def _serve(
     control.watch()
     control.send("ready")
     await over.wait()
-    ingress.large_json.close()
-    ingress.offload.close()
+    server.large_json.close()
+    server.offload.close()
 
 
 class Clients:

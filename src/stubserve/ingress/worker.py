@@ -20,7 +20,6 @@ from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.ring import RingReader, RingWriter, read_doorbell
 
 from stubserve.environments.environment import Environment
-from stubserve.ingress.descriptors import receive
 from stubserve.ingress.messages import handlers_of_owner
 from stubserve.ingress.region_news import RegionNews
 from stubserve.ingress.words import CLOSED, STATE
@@ -31,14 +30,11 @@ from stubserve.instances.memory import Memory
 from stubserve.instances.stub_memory import StubMemory
 from stubserve.instances.stub_process import StubProcess
 from stubserve.protocols.client_regions import ClientRegions
-from stubserve.protocols.fair_queues import Peer
 
 log = logging.getLogger("stubserve.server")
 
 # How long it is waited for a worker that is to give memory up.
 _YIELD_S = 1.0
-# A client's address, as text
-_PEER_BYTES = 256
 
 
 class Owner(Models, Protocol):
@@ -62,7 +58,7 @@ class _Program(Environment):
 class Worker:
     """A worker's process.
 
-    `pass_on` takes the owner's end of a request that is passed on, and the client's address.
+    `receive_passed` receives a request that is passed on over a socket; it says whether there may be more.
     `make_room` has other workers give memory up, and says whether one did. `boot` is what the worker is told of the
     settings. `on_death` is called once with the cause. Raises OSError.
     """
@@ -72,7 +68,7 @@ class Worker:
         name: str,
         owner: Owner,
         boot: dict[str, Any],
-        pass_on: Callable[[socket.socket, Peer | None], None],
+        receive_passed: Callable[[socket.socket], bool],
         make_room: Callable[[Worker], Awaitable[bool]],
         on_death: Callable[[Worker, str], None],
     ) -> None:
@@ -82,7 +78,7 @@ class Worker:
         self.drained = asyncio.Event()
         self.gone = asyncio.Event()
         self._owner = owner
-        self._pass_on = pass_on
+        self._receive_passed = receive_passed
         self._make_room = make_room
         self._yielding: asyncio.Future[bool] | None = None
         self._on_death = on_death
@@ -196,15 +192,8 @@ class Worker:
 
     def _on_descriptor(self) -> None:
         """A request that is passed on."""
-        try:
-            peer, descriptors = receive(self._descriptors, _PEER_BYTES)
-        except OSError:
-            return
-        if not peer:
+        if not self._receive_passed(self._descriptors):
             self._loop.remove_reader(self._descriptors.fileno())
-        # Without a descriptor it is lost, which its worker learns of as of any request that is broken off.
-        for descriptor in descriptors:
-            self._pass_on(socket.socket(fileno=descriptor), messages.unpack(peer))
 
     # What it tells over its ring
 

@@ -87,7 +87,7 @@ class Workers:
         server = self._server
         boot = boot_of(server.settings, server.log_settings.to_dict(), server.grpc_port)
         on_death = functools.partial(self._on_death, number)
-        worker = Worker(name, server, boot, self._passed.serve, self._make_room, on_death)
+        worker = Worker(name, server, boot, self._passed.receive, self._make_room, on_death)
         worker.set_state(self._state)
         self._workers[number] = worker
 

@@ -21,7 +21,8 @@ from stubserve.instances.stub_memory import StubMemory
 
 
 class AnswerRing:
-    """One stub's. `words` are the parent's in its segment, `memory` its accounts, `shared` the server's memory.
+    """The answer ring of one stub. `words` are the parent's in its segment, `memory` its accounts, `shared` the
+    server's memory.
 
     Answers are announced at once, or where they go `together`, at the end of the event loop's turn. `on_broken` is
     called when the stub has written over its side of the ring: nothing can be sent to it any more.

@@ -12,7 +12,7 @@ from stubserve.instances.open_requests import Key
 
 
 class Batches:
-    """One stub's, by their numbers. `memory` is the server's, which counts the stubs that have any."""
+    """The batches of one stub, by their numbers. `memory` is the server's, which counts the stubs that have any."""
 
     __slots__ = ("_batches", "_memory")
 

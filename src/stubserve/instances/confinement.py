@@ -7,7 +7,6 @@ import grp
 import os
 import pwd
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,8 @@ from stubserve_stub.runtime.confinement import (
     WRITABLE,
     landlock_version,
 )
+
+from stubserve.settings import InstanceSettings
 
 
 class ConfinementError(Exception):
@@ -44,7 +45,7 @@ class User:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """For `subprocess`."""
+        """Keyword arguments of `subprocess.Popen`."""
         return {"user": self.uid, "group": self.gid, "extra_groups": self.groups}
 
 
@@ -72,10 +73,9 @@ class Confinement:
         return {VARIABLE: "\n".join(lines), **({} if self.user is None else self.user.variables)}
 
 
-def confinement(
-    user: str, memory: int, sandbox: frozenset[str], writable: Sequence[Path], new_privileges: bool
-) -> Confinement:
+def confinement(settings: InstanceSettings) -> Confinement:
     """As the flags say it. Raises ConfinementError where this machine or this user cannot do it."""
+    sandbox = settings.stub_sandbox
     version = landlock_version() if sandbox else 0
     if sandbox and not version:
         raise ConfinementError(
@@ -86,12 +86,13 @@ def confinement(
         raise ConfinementError(
             f"--stub-sandbox=network: this kernel's Landlock (version {version}) cannot forbid TCP; Linux 6.7 can"
         )
-    if sandbox and new_privileges:
+    if sandbox and settings.stub_new_privileges:
         raise ConfinementError(
-            "--stub-sandbox and --stub-new-privileges exclude each other: who may use sudo is in no box"
+            "--stub-sandbox and --stub-new-privileges exclude each other: a process that may use sudo is not confined"
         )
-    folders = tuple(str(folder.absolute()) for folder in writable)
-    return Confinement(_user(user) if user else None, memory, sandbox, folders, new_privileges)
+    user = _user(settings.stub_user) if settings.stub_user else None
+    folders = tuple(str(folder.absolute()) for folder in settings.stub_writable)
+    return Confinement(user, settings.stub_memory_limit, sandbox, folders, settings.stub_new_privileges)
 
 
 def _user(name: str) -> User | None:

@@ -29,7 +29,7 @@ _REGIONS_LOOK_S = 1.0
 
 
 class Running(Protocol):
-    """What is watched."""
+    """What is executed, as the watch sees it."""
 
     @property
     def batches(self) -> int:
@@ -45,7 +45,7 @@ class Running(Protocol):
 
 
 class ExecutionWatch:
-    """One stub's. `on_idle` is called when the stub has had nothing to do for a while.
+    """The watch over one stub. `on_idle` is called when the stub has had nothing to do for a while.
 
     With `regions` it may be given shared memory of clients.
     """

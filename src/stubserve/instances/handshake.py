@@ -25,7 +25,8 @@ _PATIENCE_S = 30.0
 
 
 class Handshake:
-    """One stub's. `facts` are what it told with "imported"; `checks_readiness` is whether its model has `is_ready`."""
+    """The handshake of one stub. `facts` are what it told with "imported"; `checks_readiness` says whether its model
+    has `is_ready`."""
 
     def __init__(self, process: StubProcess, environment: Environment, health: Health) -> None:
         self.facts: dict[str, Any] = {}

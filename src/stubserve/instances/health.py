@@ -12,7 +12,7 @@ _NAMES = {0: "booting", 1: "loading", 2: "idle", 3: "executing", 4: "finalizing"
 
 
 class Health:
-    """One stub's. `words` is the header page of its segment."""
+    """The health of one stub. `words` is the header page of its segment."""
 
     def __init__(self, pid: int, words: memoryview) -> None:
         self._pid = pid

@@ -1,7 +1,7 @@
 """The process that ends what models have started when the server is gone (`janitor_program`), as the server has it.
 
-It is told of every stub, and started again should somebody end it. Who ends both at the same moment with SIGKILL gets
-what the models have started left over.
+It is told of every stub, and started again should somebody end it. Whoever ends both at the same moment with SIGKILL
+gets what the models have started left over.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("stubserve.instances")
 
 
 class Janitor:
-    """One server's. `variables` mark what belongs to it, and are to be in the environment of its stubs."""
+    """The janitor of one server. `variables` mark what belongs to it, and are to be in the environment of its stubs."""
 
     def __init__(self) -> None:
         mark = secrets.token_hex(8)
@@ -70,7 +70,7 @@ class Janitor:
             self._pidfd = os.pidfd_open(self._process.pid)
         except OSError as error:
             if not self._failed:
-                log.warning("no process to clean up when the server is killed can be started: %s", error)
+                log.warning("the process that cleans up when the server is killed cannot be started: %s", error)
             self._failed = True
             if self._process is not None:
                 self._process.kill()

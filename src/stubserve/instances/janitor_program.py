@@ -71,7 +71,7 @@ def find(mark: bytes, stubs: "set[int]") -> "set[int]":
 
 
 def kill_all(processes: "set[int]") -> bool:
-    """Whether there were any."""
+    """Kills all of them; whether there were any."""
     for process in processes:
         try:
             os.kill(process, _SIGKILL)

@@ -15,7 +15,7 @@ from stubserve.instances.stub_process import StubProcess
 
 
 class Loan:
-    """One process's, in its segment, whose accounts are `outputs`; `memory` is the server's.
+    """The loan of one process, in its segment, whose accounts are `outputs`; `memory` is the server's.
 
     Before the process is refused what the server could have, `make_room` may have somebody give memory up; it says
     whether somebody did.

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class IngressMemory:
-    """Blocks for what comes in over the network, in the segment of who takes it in, and the account of its heap.
+    """Blocks for what comes in over the network, in the segment of the process that receives it, and its heap account.
 
     `make_room` is to take some memory from whom it may, again and again, until there is room or it says that there is
     nobody.
@@ -109,7 +109,7 @@ class Memory(IngressMemory):
         return self.arena.limit
 
     def held(self) -> dict[str, int]:
-        """Committed bytes by who holds them: tensors of requests, texts and bodies in the heap, outputs of stubs."""
+        """Committed bytes by what holds them: tensors of requests, texts and bodies in the heap, outputs of stubs."""
         committed = self.ledger.committed()
         ingress = committed.pop(0, 0) + sum(committed.pop(index, 0) for index in self.workers)
         return {"requests": ingress - self.heap.taken, "heap": self.heap.taken, "stubs": sum(committed.values())}

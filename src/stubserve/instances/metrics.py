@@ -17,7 +17,7 @@ _KINDS = (COUNTER, GAUGE, HISTOGRAM)
 
 
 class StubMetrics:
-    """The tables of one stub."""
+    """The metrics that the model of one stub has made."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         self._registry = registry

@@ -47,6 +47,6 @@ async def change_model(control: ControlForModels, wish: dict[str, Any]) -> dict[
         return {"error": error.message}
     except Exception as raised:
         # The model waits for an answer, and it is no fault of its stub's.
-        log.exception("unexpected error while a model's wish was carried out: %s", wish.get("question"))
+        log.exception("unexpected error while a model's request was carried out: %s", wish.get("question"))
         return {"error": f"unexpected error in the server: {raised!r}"}
     return {"value": None}

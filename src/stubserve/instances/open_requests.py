@@ -12,7 +12,8 @@ Key = tuple[int, int]
 
 
 class OpenRequests:
-    """One stub's. The inputs that schedulers have added to these are held as the requests' own are, until the end."""
+    """The open requests of one stub. The inputs that schedulers have added to these are held as the requests' own are,
+    until the end."""
 
     __slots__ = ("_extras", "_keys", "_requests")
 

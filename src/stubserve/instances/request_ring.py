@@ -31,7 +31,8 @@ _LARGE_BYTES = 128 << 10
 
 
 class RequestRing:
-    """One stub's. `words` are the parent's in its segment, `memory` the server's memory, `stub` its name for errors.
+    """The request ring of one stub. `words` are the parent's in its segment, `memory` the server's memory, `stub` its
+    name for errors.
 
     `on_broken` is called when the stub has written over its side of the ring: nothing can be sent to it any more.
     """

@@ -190,8 +190,8 @@ class StubProcess:
             while (message := self._unframer.next()) is not None:
                 self._on_message(message)
         except Exception:
-            log.exception("stub '%s' (pid %d) sent what is no message", self.name, self.pid)
-            self.condemn("what it sent to the server is no message; does its model write to descriptors of others?")
+            log.exception("stub '%s' (pid %d) sent something that is not a message", self.name, self.pid)
+            self.condemn("it sent something that is not a message; does its model write to descriptors of others?")
             return False
         return True
 

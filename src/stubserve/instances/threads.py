@@ -5,9 +5,9 @@ onnxruntime does the same in every session. Four instances on eight cores then r
 than with eight; a container that may use two cores of sixty-four is slowed down most, because the libraries count
 sixty-four. So an instance gets `cores / instances of its model`, at least one.
 
-Nothing is set where it would change nothing: one instance that may use all cores. Who knows better is obeyed, in this
-order: the model's parameter THREADS_PER_INSTANCE (0 for no limit); variables that the server's own environment has. Of
-other models nothing is known here: they may be idle.
+Nothing is set where it would change nothing: one instance that may use all cores. Whoever knows better is obeyed, in
+this order: the model's parameter THREADS_PER_INSTANCE (0 for no limit); variables that the server's own environment
+has. Of other models nothing is known here: they may be idle.
 """
 
 from __future__ import annotations

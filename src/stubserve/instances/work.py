@@ -66,7 +66,7 @@ class WorkOwner(Protocol):
 
 
 class StubWork:
-    """One stub's. It hears what the stub says about batches (`messages.WorkListener`).
+    """The requests of one stub. It hears what the stub says about batches (`messages.WorkListener`).
 
     It is also the stub as one that may wait for others (`waiting.Waiter`).
     """
@@ -213,7 +213,7 @@ class StubWork:
         except Exception:
             # The requests of what cannot be read would never be answered.
             log.exception("what stub '%s' (pid %d) has put into its ring cannot be read", self.name, self._process.pid)
-            self._break_off("what it has put into its ring is no message;")
+            self._break_off("its ring holds something that is not a message;")
 
     def _take(self, count: int) -> None:
         try:

@@ -43,12 +43,12 @@ def find_templates(text: str) -> list[Template]:
 
 
 def unfilled_templates(text: str) -> list[Template]:
-    """Those in the place of a value."""
+    """The templates that stand in the place of a value."""
     return [one for one in find_templates(text) if not one.in_string]
 
 
 def kept_templates(text: str) -> list[Template]:
-    """Those in strings."""
+    """The templates within strings, which are kept as they are."""
     return [one for one in find_templates(text) if one.in_string]
 
 

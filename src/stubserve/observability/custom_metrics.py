@@ -88,7 +88,7 @@ class MetricRegistry:
         return family
 
     def close_family(self, family: Family) -> None:
-        """One owner less."""
+        """One of its owners needs it no more; with the last it goes."""
         family.owners -= 1
         if not family.owners:
             del self._families[family.name]
@@ -108,7 +108,7 @@ class MetricRegistry:
         return series
 
     def close_series(self, family: Family, series: Series) -> None:
-        """One owner less."""
+        """One of its owners needs it no more; with the last it goes."""
         series.owners -= 1
         if not series.owners:
             del family.series[series.labels]

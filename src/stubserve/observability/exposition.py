@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from stubserve.inference.steps import Steps
+from stubserve.inference.long_work import LongWork
 from stubserve.observability.custom_metrics import COUNTER, GAUGE, HISTOGRAM, Labels
 
 SUMMARY = "summary"
@@ -56,7 +56,7 @@ class Exposition:
             found = self._families[name] = (kind, description, [])
         return FamilyText(name, found[2], self._texts)
 
-    def text(self) -> Steps[str]:
+    def text(self) -> LongWork[str]:
         """All that was collected."""
         lines: list[str] = []
         for wanted in _ORDER:

@@ -1,6 +1,7 @@
 """The server's log, on stdout (info) and stderr (warnings and errors), or in a file; `log_lines` has its form.
 
-What is logged can be changed while the server runs (`LogSettings`). Who filters at the source, as stubs do, watches it.
+What is logged can be changed while the server runs (`LogSettings`). A part that filters at the source, as stubs do,
+watches it.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class LogSettings:
 
     @property
     def verbose(self) -> bool:
-        """Whether what only matters to who looks closely is logged."""
+        """Whether what only matters when one looks closely is logged."""
         return bool(self._values["log_verbose_level"] > 0)
 
     def lines_lost(self) -> int:

@@ -18,7 +18,7 @@ from time import monotonic
 
 log = logging.getLogger("stubserve.server")
 
-# A tenth of the time. Who is not root may only ask for windows of whole times two seconds.
+# A tenth of the time. A user that is not root may only ask for windows of whole times two seconds.
 STALL_US, WINDOW_US = 200_000, 2_000_000
 PRESSED_S = 5.0
 _LOG_PAUSE_S = 60.0
@@ -96,7 +96,7 @@ class MemoryPressure:
         if now - self._last_log >= _LOG_PAUSE_S:
             self._last_log = now
             log.warning(
-                "memory is short: processes wait for it, %d ms of %d at least; %s",
+                "memory is short: processes have waited for it for at least %d ms of %d; %s",
                 STALL_US // 1000,
                 WINDOW_US // 1000,
                 "new requests to models are refused for a while"

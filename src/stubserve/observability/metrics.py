@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.served_model import ServedModel
-from stubserve.inference.steps import Steps
 from stubserve.observability import cache_metrics, machine_metrics, model_metrics, own_metrics, server_metrics
 from stubserve.observability.custom_metrics import GAUGE, MetricRegistry
 from stubserve.observability.exposition import Exposition
@@ -50,7 +50,7 @@ class ServerMetrics:
         self._memory = memory
         self._cache = cache
 
-    def text(self) -> Steps[str]:
+    def text(self) -> LongWork[str]:
         """The metrics of this moment."""
         exposition = Exposition()
         for model in tuple(self._models()):

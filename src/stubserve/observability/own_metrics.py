@@ -51,7 +51,7 @@ class SharedMemory(Protocol):
     """The server's shared memory."""
 
     def held(self) -> dict[str, int]:
-        """Committed bytes by who holds them: "requests", "heap" and "stubs"."""
+        """Committed bytes by what holds them: "requests", "heap" and "stubs"."""
 
     @property
     def limit(self) -> int: ...

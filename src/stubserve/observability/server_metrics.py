@@ -32,6 +32,6 @@ Readings = Mapping[str, Callable[[], float]]
 
 
 def expose(readings: Readings, exposition: Exposition) -> None:
-    """Adds them."""
+    """Adds the families of the server as a whole."""
     for name, text in _DESCRIPTIONS.items():
         exposition.family(name, FAMILIES[name], text).sample((), readings[name]())

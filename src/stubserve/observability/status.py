@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import orjson
 
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.served_model import ServedModel
-from stubserve.inference.steps import Steps
 from stubserve.observability.last_errors import LastErrors
 from stubserve.observability.own_metrics import SharedMemory
 
@@ -65,7 +65,7 @@ class ServerStatus:
         # (Unix time, answered, failed, nanoseconds of those that were answered, waiting)
         self._history: deque[tuple[float, int, int, int, int]] = deque(maxlen=_SAMPLES)
 
-    def json(self) -> Steps[bytes]:
+    def json(self) -> LongWork[bytes]:
         """The status of this moment."""
         now = time.time()
         rows: list[dict[str, Any]] = []

@@ -2,7 +2,7 @@
 (`--http-restricted-api`, `--grpc-restricted-protocol`).
 
 The kinds are Triton's: health, metadata, inference and so on, and `metrics` for the port of that. What is asked comes
-first: who may not use an API is not told whether what was asked of it is there, or right.
+first: a client that may not use an API is not told whether what was asked of it is there, or right.
 
 What decides are a request's credentials: all of its headers that some rule asks for. Requests with the same ones may do
 the same, so credentials that were granted a kind of API are known from then on, until the tokens change.
@@ -33,7 +33,7 @@ KINDS = frozenset((*RESTRICTED_KINDS, "metrics"))
 
 AUTHORIZATION = "authorization"
 
-# Who has a token can write its header in many ways, and add others to it: so many are known, and only short ones.
+# A client with a token can write its header in many ways, and add others to it: so many are known, and only short ones.
 _KNOWN = 1024
 _KNOWN_LENGTH = 1024
 
@@ -90,7 +90,7 @@ class Access:
     def learn(self, kind: str, credentials: Hashable, values: Values) -> ServeError | None:
         """As `refusal`; without one `knows` says so from now on."""
         refusal = self.refusal(kind, values)
-        # Who has none may not be told apart from others here.
+        # Clients without one may not be told apart from others here.
         if refusal is None and credentials and len(repr(credentials)) <= _KNOWN_LENGTH:
             granted = self._granted.setdefault(kind, set())
             if len(granted) >= _KNOWN:

@@ -200,13 +200,13 @@ class HeapArrival(Arrival):
         self.has_moved(self.moved + len(data))
 
     def finish(self) -> tuple[bytes, HeapShare]:
-        """All of it, and the share in which it is counted, for who takes it."""
+        """All of it, and the share in which it is counted, for its new owner."""
         self._arrivals.forget(self)
         data, self._data = bytes(self._data), bytearray()
         return data, self._share
 
     def drop(self) -> None:
-        """Nobody wants it."""
+        """Lets go of what has arrived: nobody wants it."""
         self._arrivals.forget(self)
         self._data = bytearray()
         self._share.drop()

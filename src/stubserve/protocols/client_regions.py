@@ -73,7 +73,7 @@ class ClientRegion:
             raise internal(f"shared memory region '{self.name}' cannot be written to: {error.strerror}") from None
 
     def row(self) -> dict[str, str | int]:
-        """As the status has it."""
+        """The region as the status route shows it."""
         return {"name": self.name, "key": self.key, "offset": self.start, "byte_size": self.nbytes}
 
     def _gone(self) -> ServeError:
@@ -209,7 +209,7 @@ class ClientRegions(RegionTable):
         return [listed[name].row() for name in sorted(listed)]
 
     def row(self, name: str) -> dict[str, str | int]:
-        """The status of one."""
+        """The status of one region."""
         region = self._regions.get(name) or self._leaving.get(name)
         if region is None:
             raise unknown_system(name)

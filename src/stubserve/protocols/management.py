@@ -11,7 +11,7 @@ from stubserve.inference.version import parse_version
 from stubserve.protocols import client_regions
 from stubserve.protocols.access import Access
 from stubserve.protocols.client_regions import ClientRegions
-from stubserve.protocols.serving import Ingress
+from stubserve.protocols.inference_server import InferenceServer
 
 SYSTEM_SHARED_MEMORY, CUDA_SHARED_MEMORY = "system_shared_memory", "cuda_shared_memory"
 # In upstream's order; clients look features up here.
@@ -66,7 +66,7 @@ class ChangeableTracing(Protocol):
     def update(self, changes: Mapping[str, Any], model: str = "") -> None: ...
 
 
-class ServerFacts(Ingress, Protocol):
+class ServerFacts(InferenceServer, Protocol):
     """What management needs of the server."""
 
     name: str
@@ -150,7 +150,7 @@ def region_rows(server: ServerFacts, name: str) -> list[dict[str, str | int]]:
 
 
 def cuda_region_rows(server: ServerFacts, name: str) -> list[dict[str, str | int]]:
-    """The same of GPUs' memory, of which there is none. Raises ServeError."""
+    """As `region_rows`, for GPUs' memory, of which there is none. Raises ServeError."""
     if name:
         if server.regions is not None and name in server.regions:
             raise client_regions.not_cuda(name)

@@ -2,8 +2,9 @@
 
 Most of what takes long cannot leave the loop's thread for another one: orjson and loops in Python hold the
 interpreter's lock, and a second thread that wants the lock gets it only every 5 ms. So work comes in steps
-(`inference.steps`), and the loop does SLICE_S of it at a time, for one piece of work per pass of the loop, which looks
-at its sockets in between. However many large answers are being made, a small request waits for one slice per pass.
+(`inference.long_work`), and the loop does SLICE_S of it at a time, for one piece of work per pass of the loop, which
+looks at its sockets in between. However many large answers are being made, a small request waits for one slice per
+pass.
 Functions that let go of the lock run in a thread or two meanwhile. These have the loop's own priority: they take the
 lock for moments again and again, and a thread of low priority that is put aside while it has the lock keeps the loop
 waiting until all others have had the core (p99 of small requests under gzip-bombs: 28 ms, and 136 with nice 10).
@@ -25,7 +26,7 @@ from functools import partial
 from time import perf_counter
 from typing import TypeVar
 
-from stubserve.inference.steps import Steps
+from stubserve.inference.long_work import LongWork
 
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ class Offload:
         self._waiting: deque[Callable[[], object]] = deque()
         self._waking = False
 
-    async def run(self, steps: Steps[T]) -> T:
+    async def run(self, work: LongWork[T]) -> T:
         """The result of the work. Cancelled in the middle, the generator is closed."""
         loop = asyncio.get_running_loop()
         result = None
@@ -53,9 +54,9 @@ class Offload:
             while True:
                 await self._slice(loop)
                 end = perf_counter() + SLICE_S
-                wanted = steps.send(result)
+                wanted = work.send(result)
                 while wanted is None and perf_counter() < end:
-                    wanted = steps.send(None)
+                    wanted = work.send(None)
                 result = None
                 if wanted is not None:
                     result = await loop.run_in_executor(self._pool(), wanted)
@@ -63,7 +64,7 @@ class Offload:
             value: T = stop.value
             return value
         finally:
-            steps.close()
+            work.close()
 
     @property
     def busy(self) -> bool:

@@ -26,7 +26,7 @@ Store = Callable[["bytes | memoryview"], Block]
 
 
 class Regions(Protocol):
-    """Clients' shared memory, for who reads requests."""
+    """Clients' shared memory, for those who read requests."""
 
     def find(self, name: str, offset: int, nbytes: int) -> RegionPlace:
         """A piece of a region. Raises ServeError."""

@@ -1,4 +1,4 @@
-"""When memory is short, who is slow yields.
+"""When memory is short, slow clients yield.
 
 What arrives slowly, and what is read slowly, may hold memory as long as nobody else needs it. Where a request finds
 none, transfers that moved at less than SLOW_RATE lately are given up for it, the slowest first (of those that stand

@@ -11,10 +11,10 @@ from functools import partial
 
 from stubserve_stub.wire.datatypes import BYTES
 
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.memory import Block
 from stubserve.inference.regions import RegionSpan
 from stubserve.inference.request import Request
-from stubserve.inference.steps import Steps
 from stubserve.inference.tensor import Tensor
 
 
@@ -23,7 +23,7 @@ def are_left(request: Request) -> bool:
     return request.regions is not None and any(_in_region(tensor) for tensor in request.inputs)
 
 
-def read(request: Request, allocate: Callable[[int], Block]) -> Steps[None]:
+def read(request: Request, allocate: Callable[[int], Block]) -> LongWork[None]:
     """Reads them. Raises ServeError, where the client has taken them away or there is no memory for them."""
     for at, tensor in enumerate(request.inputs):
         span = tensor.span

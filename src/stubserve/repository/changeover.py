@@ -81,19 +81,7 @@ class Changeover:
         Where versions go on with fewer or other instances, the tasks are done when those that they had are gone.
         """
         name = candidate.folder.key
-        known = self._registry.entry(name).versions if name in self._registry.models else {}
-        try:
-            versions, on_disk = await asyncio.to_thread(_look, candidate, tuple(known))
-        except asyncio.CancelledError:
-            candidate.remove()
-            raise
-        except Exception as raised:
-            error = as_load_error(raised)
-            log.error("Poll failed for model directory '%s': %s", name, error)
-            if not candidate.made:
-                self._registry.entry(name).reason = error.message
-            await asyncio.to_thread(candidate.remove)
-            raise invalid(f"load failed for model '{name}': {error}\n") from None
+        versions, on_disk = await self._look(candidate)
         staying = self._staying(candidate, versions)
         if self._is_as_served(candidate, versions):
             if all(model.stands() and not model.down() for model in self._loaded[name].models):
@@ -108,42 +96,39 @@ class Changeover:
             version: asyncio.ensure_future(self._start(candidate, version, staying.get(version), services))
             for version in versions
         }
-        updates: list[InstanceUpdate] = []
-        models: list[ServedModel] = []
-        failures: dict[int, ServeError] = {}
         try:
             await asyncio.gather(*starts.values(), return_exceptions=True)
         finally:
-            for version, start in starts.items():
-                if start.cancelled():
-                    continue
-                failure = start.exception()
-                if isinstance(failure, ServeError):
-                    failures[version] = failure
-                elif failure is None:
-                    started = start.result()
-                    if isinstance(started, InstanceUpdate):
-                        updates.append(started)
-                    else:
-                        models.append(started)
+            models, updates, failures = _outcome(starts)
             if len(models) + len(updates) < len(versions):
                 for update in updates:
                     update.undo(self._stop_timeout_s)
                 self._give_up(Loaded(candidate, models), versions, failures, staying)
         if failures:
-            raise invalid(
-                f"load failed for model '{name}': "
-                + "".join(
-                    f"version {version} is at {'READY' if version in staying else 'UNAVAILABLE'} state: "
-                    f"{error.status_text};"
-                    for version, error in failures.items()
-                )
-                + "\n"
-            )
+            states = {version: "READY" if version in staying else "UNAVAILABLE" for version in failures}
+            reasons = (f"version {one} is at {states[one]} state: {failures[one].status_text};" for one in failures)
+            raise invalid(f"load failed for model '{name}': {''.join(reasons)}\n")
         leaving = [task for update in updates for task in self._commit(update)]
         self._take_over(Loaded(candidate, [*models, *staying.values()]), on_disk)
         log.info("successfully loaded '%s'", name)
         return leaving
+
+    async def _look(self, candidate: Candidate) -> tuple[list[int], frozenset[int]]:
+        """As the function `_look`. Raises ServeError, and then the candidate is removed."""
+        name = candidate.folder.key
+        known = self._registry.entry(name).versions if name in self._registry.models else {}
+        try:
+            return await asyncio.to_thread(_look, candidate, tuple(known))
+        except asyncio.CancelledError:
+            candidate.remove()
+            raise
+        except Exception as raised:
+            error = as_load_error(raised)
+            log.error("Poll failed for model directory '%s': %s", name, error)
+            if not candidate.made:
+                self._registry.entry(name).reason = error.message
+            await asyncio.to_thread(candidate.remove)
+            raise invalid(f"load failed for model '{name}': {error}\n") from None
 
     def goes_on(self, candidate: Candidate) -> bool:
         """Whether a load of it has nothing to do, and then that what served goes on."""
@@ -313,6 +298,31 @@ def _look(candidate: Candidate, known: Sequence[int]) -> tuple[list[int], frozen
     mention_stub_program(folder.path)
     on_disk = frozenset(version for version in known if folder.version_path(version).is_dir())
     return available_versions(folder, candidate.config), on_disk
+
+
+def _outcome(
+    starts: Mapping[int, asyncio.Future[ServedModel | InstanceUpdate]],
+) -> tuple[list[ServedModel], list[InstanceUpdate], dict[int, ServeError]]:
+    """What has become of starts, by version: new models, those with other instances, and why others failed.
+
+    What was cancelled, or failed by a fault of the server's, is none of them.
+    """
+    models: list[ServedModel] = []
+    updates: list[InstanceUpdate] = []
+    failures: dict[int, ServeError] = {}
+    for version, start in starts.items():
+        if start.cancelled():
+            continue
+        failure = start.exception()
+        if isinstance(failure, ServeError):
+            failures[version] = failure
+        elif failure is None:
+            started = start.result()
+            if isinstance(started, InstanceUpdate):
+                updates.append(started)
+            else:
+                models.append(started)
+    return models, updates, failures
 
 
 def as_load_error(raised: Exception) -> ServeError:

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class Changes:
-    """Those that are under way. `slots` limits how many versions start at a time."""
+    """The loads and unloads that are under way. `slots` limits how many versions start at a time."""
 
     def __init__(self, slots: asyncio.Semaphore) -> None:
         self._slots = slots
@@ -26,7 +26,7 @@ class Changes:
         self._over = False
 
     async def run(self, change: Callable[[Turn | None], Coroutine[Any, Any, _T]], asked_in: Turn | None) -> _T:
-        """Runs a load or unload to its end, whatever becomes of who asked for it. Raises ServeError.
+        """Runs a load or unload to its end, whatever becomes of the client that asked for it. Raises ServeError.
 
         `asked_in` is the load of the stub that asks, if one does; `change` is given it, unless it is over.
         """

@@ -9,7 +9,6 @@ from typing import Any
 from stubserve.errors import ServeError, invalid, raise_first
 from stubserve.inference.served_model import ServedModel
 from stubserve.model_config.proto import ModelConfig
-from stubserve.model_config.render import to_json_dict
 from stubserve.model_config.validate import validate
 from stubserve.model_config.validate_members import is_decoupled, member_problems
 from stubserve.repository.candidate import Candidate
@@ -35,8 +34,9 @@ async def start_ensemble(candidate: Candidate, version: int, models: Models) -> 
     completed.CopyFrom(config)
     # As upstream, whatever the configuration itself says
     completed.model_transaction_policy.decoupled = is_decoupled(config, configs)
-    labels = {**_labels_of_members(config, members), **labels}
-    return EnsembleModel(folder.name, version, completed, to_json_dict(completed), labels, models, members)
+    model = EnsembleModel(folder.name, version, completed, models, members)
+    model.signature.labels = {**_labels_of_members(config, members), **labels}
+    return model
 
 
 def check_members(config: Any, registry: Registry, namespace: str) -> None:

@@ -6,7 +6,7 @@
 
 A repository may be the folder of one model, too: then it holds that one.
 
-Everything here reads names and small files on demand and keeps nothing: who calls decides when to look again. Three
+Everything here reads names and small files on demand and keeps nothing: the caller decides when to look again. Three
 things upstream does are deliberately not done. It takes hidden folders and `__pycache__` for models and, with its
 default settings, refuses to start because of them; it reads `1abc`, `+1` and `1.5` as version 1 and then looks for a
 folder `1`; and a version number beyond 64 bits aborts its process.

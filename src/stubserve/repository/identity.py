@@ -19,12 +19,15 @@ _PIECE = 1 << 20
 
 
 def of_load() -> bytes:
-    """Another one with each call."""
+    """An identity that differs with each call."""
     return secrets.token_bytes(32)
 
 
 def of_files(config: Any, version: int, folder: Path) -> bytes:
-    """The same for equal configurations and files. Reads all of `folder`: for a thread. Raises OSError."""
+    """A digest that is the same for equal configurations and files. Reads all of `folder`: for a thread.
+
+    Raises OSError.
+    """
     digest = sha256(_of_config(config, version))
     for path in sorted(folder.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
@@ -36,7 +39,7 @@ def of_files(config: Any, version: int, folder: Path) -> bytes:
 
 
 def of_members(config: Any, version: int, members: Iterable[bytes]) -> bytes:
-    """The same for equal configurations of ensembles with equal members."""
+    """A digest that is the same for equal configurations of ensembles with equal members."""
     return sha256(_of_config(config, version) + b"".join(members)).digest()
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 from stubserve.instances.instance import Instance, InstanceState
 from stubserve.model_config.complete import InstanceSpec
-from stubserve.model_config.render import to_json_dict
 from stubserve.serving.instance_model import InstanceModel
 
 
@@ -44,7 +43,7 @@ class InstanceUpdate:
 
         The tasks are done when those of them are gone that a load waits for.
         """
-        return self.model.change_instances(self.instances, self.config, to_json_dict(self.config), stop_timeout_s)
+        return self.model.change_instances(self.instances, self.config, stop_timeout_s)
 
     def undo(self, stop_timeout_s: float) -> None:
         """Leaves everything as it was; the new instances end."""

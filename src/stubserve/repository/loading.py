@@ -26,7 +26,7 @@ from stubserve.instances.restart import RestartPolicy
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
 from stubserve.model_config.complete import InstanceSpec, instances_of, with_instances
-from stubserve.model_config.render import conclude_auto_complete, render_json, to_json_dict
+from stubserve.model_config.render import conclude_auto_complete, render_json
 from stubserve.model_config.validate import validate
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
 from stubserve.repository.candidate import Candidate
@@ -103,8 +103,8 @@ class Loader:
             validate(config)
             await asyncio.to_thread(check_initial_states, config, folder.path)
             labels = await asyncio.to_thread(read_labels, folder, config)
-            most = self._settings.max_queue_size
-            model = instance_model(name, version, config, to_json_dict(config), labels, self._limiter, most)
+            model = instance_model(name, version, config, self._limiter, self._settings.max_queue_size)
+            model.signature.labels = labels
             model.tracing = self._tracing(name)
             model.latencies = self._latencies(config)
             if self._cache is not None and self._cache.is_shared:

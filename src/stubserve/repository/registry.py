@@ -47,7 +47,7 @@ class ModelEntry:
 class Registry:
     """All models by key: by name, or with `namespacing` by namespace and name (`repositories`); clients know names.
 
-    `pending` are those that the server's start has still to load, of the `expected` ones that it loads: who asks for
+    `pending` are those that the server's start has still to load, of the `expected` ones that it loads: a request for
     one of them is told so, rather than that it is unknown.
     """
 

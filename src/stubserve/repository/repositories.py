@@ -155,7 +155,7 @@ class Repositories:
         return dict.fromkeys(names, True) if self._namespacing else names
 
     def absent(self, keys: Collection[str]) -> list[str]:
-        """Those that are not in exactly one repository."""
+        """The models that are not in exactly one repository."""
         return [key for key in keys if not self._has(key)]
 
     def _has(self, key: str) -> bool:

@@ -49,17 +49,17 @@ class Settling:
             if not ending and not loading:
                 return
             for name, members in ending.items():
-                log.info("ensemble '%s' goes, because a member of it does", name)
+                log.info("ensemble '%s' is unloaded, because one of its members is", name)
                 await self._retire(name)
                 self.away[name] = members
             needs = await asyncio.to_thread(self._disk.needs, loading)
             for name in (one for group in rounds(needs) for one in group):
                 if not await self._load(name):
-                    log.error("ensemble '%s' goes, because it cannot be served with its members as they are", name)
+                    log.error("ensemble '%s' is unloaded: it cannot be served with its members as they are", name)
                     await self._retire(name)
                     # It comes back when somebody loads it.
                     self.away.pop(name, None)
-        log.error("ensembles are still not what their members are after %d rounds of loading them", _ROUNDS)
+        log.error("ensembles still do not fit their members after %d rounds of loading", _ROUNDS)
 
     def _what_to_do(self) -> tuple[dict[str, Collection[str]], list[str]]:
         """The ensembles of which a member is gone, and those that are to be loaded."""

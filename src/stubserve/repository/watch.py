@@ -74,7 +74,7 @@ async def occasions(settings: RepositorySettings, sleep: Callable[[float], Await
             async for _ in _changes(settings.paths):
                 yield
         except (OSError, RuntimeError) as error:  # there is a limit on what may be watched
-            log.warning("files cannot be watched, so there is a look every second: %s", error)
+            log.warning("files cannot be watched, so they are checked every second: %s", error)
     while True:
         await sleep(interval)
         yield

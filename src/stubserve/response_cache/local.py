@@ -1,4 +1,4 @@
-"""Entries in this server's own memory: at most so many bytes, and who was asked for longest ago goes first."""
+"""Entries in this server's own memory: at most so many bytes, and what was asked for longest ago goes first."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ A scheduler is a plain state machine. Its owner (see `stubserve.serving.dispatch
 - `enqueue(request, now_ns)`      a request came in; raises ServeError if it cannot be queued
 - `reschedule(request, now_ns)`   the model wants to execute it once more
 - `cancel(request)`               its client went away
-- `response_complete(...)`        a request that ran has had its final response (for who `has_slots`)
+- `response_complete(...)`        a request that ran has had its final response (if it `has_slots`)
 - `work_done(instance, work)`     it has executed work: its slots are free (likewise)
 - `instance_idle(instance, ...)`  an instance can be given more work (`depth` says when, and how much)
 - `instance_gone(instance)`       it died or was removed

@@ -45,14 +45,14 @@ class Scheduler(abc.ABC):
 
     What becomes of work is told in this order: `response_complete` for each request that has had its final response,
     `reschedule` for each that is to be executed again, `work_done` for the work, and then, if the instance may have
-    more, `instance_idle`. Final responses of senders may come later, when the work is long done. Who loses an instance
-    hears `instance_gone` and nothing further about its work.
+    more, `instance_idle`. Final responses of senders may come later, when the work is long done. An owner that loses an
+    instance hears `instance_gone` and nothing further about its work.
     """
 
     __slots__ = ()
 
-    # Whether `response_complete` and `work_done` are to be called: who has no slots does without, and then no request
-    # pays for it.
+    # Whether `response_complete` and `work_done` are to be called: a scheduler without slots does without, and no
+    # request pays for it.
     has_slots = False
 
     @abc.abstractmethod
@@ -70,10 +70,10 @@ class Scheduler(abc.ABC):
     def cancel(self, request: Request) -> None:
         """Marks a request whose client is gone; if it is still queued the next `poll` answers it with CANCELLED."""
 
-    def response_complete(self, request: Request, response: Response) -> None:  # noqa: B027  # for who has slots
+    def response_complete(self, request: Request, response: Response) -> None:  # noqa: B027  # for schedulers with slots
         """A request that ran has had its final response, which has not gone out yet: outputs may be taken from it."""
 
-    def work_done(self, instance: Instance, work: Work) -> None:  # noqa: B027  # for who has slots
+    def work_done(self, instance: Instance, work: Work) -> None:  # noqa: B027  # for schedulers with slots
         """An instance has executed this work: its slots are free, but for those of rescheduled requests."""
 
     @abc.abstractmethod

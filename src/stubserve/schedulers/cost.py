@@ -1,9 +1,9 @@
 """What an execution costs by how many requests it has, and so whether two halves of a batch cost hardly more.
 
-Who gets all requests in one batch waits afterwards, until all their answers have been written, read by the clients, and
-followed by other requests. Of two halves the one is executed while the other is on its way. That is worth it where the
-time of an execution grows with its requests, as on processors it mostly does, and not where it is much the same for
-many as for few.
+An instance that gets all requests in one batch waits afterwards, until all their answers have been written, read by the
+clients, and followed by other requests. Of two halves the one is executed while the other is on its way. That is worth
+it where the time of an execution grows with its requests, as on processors it mostly does, and not where it is much the
+same for many as for few.
 
 So a line is laid through the last executions: what each takes at all, and what one more request adds. Times differ for
 other reasons, too, and where sizes hardly differ such a line says little. So halves are what is tried, and given up

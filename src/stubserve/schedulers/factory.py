@@ -12,7 +12,6 @@ from stubserve.schedulers.grouping import Grouping
 from stubserve.schedulers.hold import BACKLOG_VARIABLE, HOLD_VARIABLE, Hold, from_environment
 from stubserve.schedulers.policy_queue import PriorityLevels
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
-from stubserve.schedulers.sequence.controls import Controls
 from stubserve.schedulers.sequence.direct import DirectBatcher
 from stubserve.schedulers.sequence.oldest import OldestBatcher
 
@@ -27,9 +26,7 @@ def create_scheduler(config: Any, max_queue_size: int = 0) -> Scheduler:
         return DefaultScheduler(max_queue_size)
     hold_until = from_environment(HOLD_VARIABLE)
     if choice == "sequence_batching":
-        scheduler = _sequence_scheduler(config, hold_until)
-        scheduler.keeps_states = bool(config.sequence_batching.state)
-        return scheduler
+        return _sequence_scheduler(config, hold_until)
     if choice != "dynamic_batching":
         raise unsupported(f"model '{config.name}' is configured with '{choice}', which stubserve does not offer yet")
     batching = config.dynamic_batching
@@ -47,33 +44,6 @@ def create_scheduler(config: Any, max_queue_size: int = 0) -> Scheduler:
 
 
 def _sequence_scheduler(config: Any, hold_until: int) -> SequenceBatcher:
-    batching = config.sequence_batching
-    controls = Controls(config)
-    idle_us = batching.max_sequence_idle_microseconds
-    grouping = Grouping.from_config(config) if config.max_batch_size > 1 else None
-    if batching.HasField("oldest"):
-        oldest = batching.oldest
-        return OldestBatcher(
-            config.name,
-            config.max_batch_size,
-            idle_us,
-            controls,
-            oldest.max_candidate_sequences,
-            oldest.preferred_batch_size,
-            oldest.max_queue_delay_microseconds,
-            grouping,
-            batching.iterative_sequence,
-            hold_until,
-        )
-    direct = batching.direct
-    return DirectBatcher(
-        config.name,
-        config.max_batch_size,
-        idle_us,
-        controls,
-        direct.max_queue_delay_microseconds,
-        direct.minimum_slot_utilization,
-        grouping,
-        batching.iterative_sequence,
-        Hold(hold_until, from_environment(BACKLOG_VARIABLE)),
-    )
+    if config.sequence_batching.HasField("oldest"):
+        return OldestBatcher(config, hold_until)
+    return DirectBatcher(config, Hold(hold_until, from_environment(BACKLOG_VARIABLE)))

@@ -2,19 +2,19 @@
 
 A queue with a limit refuses who comes when it is full, as upstream does. A client that asks more than the model
 computes keeps it full, so that everybody else is refused, however little they ask. Where clients are told apart
-(`--fair-queues`) the place goes by need instead: who comes to a full queue gets the place of the newest request of
-whoever has most waiting there, unless that is himself, or would be with one more. This is known from routers as
-"longest queue drop".
+(`--fair-queues`) the place goes by need instead: a request that comes to a full queue gets the place of the newest
+request of whoever has most waiting there, unless that is itself, or would be with one more. This is known from routers
+as "longest queue drop".
 
 Guarantees:
-- while a queue is not full nothing changes: who waits is served in the order of arrival, also later on, because only
+- while a queue is not full nothing changes: requests are served in the order of arrival, also later on, because only
   the newest of somebody leave;
 - with n clients that all want more than they get, each has the n-th part of the places, and so of the model;
-- one who has a place less than his part, or fewer, is never refused. How long he waits is bounded by the queue's
+- a client that has a place less than its part, or fewer, is never refused. How long it waits is bounded by the queue's
   limit;
 - a client that is alone is served and refused exactly as without the flag.
 
-Who has no client (requests that models make, and warm-up) neither takes a place from anybody nor gives one.
+A request without a client (of models, and of warm-up) neither takes a place from anybody nor gives one.
 
 A queue that never fills up costs nothing: shares are counted from the moment at which it is full, by one look at all
 that wait, until it is half empty. Meanwhile a request costs O(1) on its way in and out: clients are in groups of those

@@ -91,7 +91,7 @@ class PriorityLevels:
         return self.policies.get(level, self.policy)
 
     def bounded(self, max_queue_size: int) -> PriorityLevels:
-        """The same, with this limit for the levels that have none."""
+        """These levels, with this limit for those that have none."""
 
         def limited(policy: QueuePolicy) -> QueuePolicy:
             return policy if policy.max_queue_size else replace(policy, max_queue_size=max_queue_size)

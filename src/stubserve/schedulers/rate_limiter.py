@@ -243,7 +243,7 @@ class RateLimiter:
         if not self._touched:
             return None
         lines = {line: None for pool in self._touched for line in pool.lines}
-        # Who waits for something else that these need is only asked what it keeps from them.
+        # An instance that waits for something else that these need is only asked what it keeps from them.
         around = {line: None for one in lines for pool, _ in one.needs for line in pool.lines}
         heads = [head for line in around if (head := self._head(line)) is not None]
         if len(heads) > 1:

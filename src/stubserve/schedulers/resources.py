@@ -25,7 +25,7 @@ class Pool:
         # Who waits for it: lines, and how many instances in them
         self.lines: list[Line] = []
         self.waiting = 0
-        # The tag of who was let in last
+        # The tag of the instance that was let in last
         self.tag = 0
 
 

@@ -28,21 +28,11 @@ class AnsweringModel:
     # Where models of the same name are told apart
     namespace: str = ""
 
-    def __init__(
-        self,
-        name: str,
-        version: int,
-        config: Any,
-        rendered_config: dict[str, Any],
-        labels: dict[str, list[str]],
-        clock: Callable[[], int],
-    ) -> None:
+    def __init__(self, name: str, version: int, config: Any, clock: Callable[[], int]) -> None:
         self.name = name
         self.version = version
         self.config = config
-        self.rendered_config = rendered_config
         self.signature = Signature(name, version, config)
-        self.signature.labels = labels
         self.load_seconds = 0.0
         self._clock = clock
         self._draining = Draining()

@@ -1,4 +1,4 @@
-"""The way back: from what a request's model or the server says to who asked.
+"""The way back: from what a request's model or the server says to the client that asked.
 
 Guarantees:
 - each request that `expect` was told of has exactly one final response passed on to its reader; what comes after it is

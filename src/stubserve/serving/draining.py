@@ -12,7 +12,7 @@ log = logging.getLogger("stubserve.model")
 class Draining:
     """Counts what is under way: requests until their final response, and questions whether the model is ready.
 
-    Whoever is in a hurry counts `under_way` by himself, and calls `tell` after counting down while `awaited` is true.
+    Hot code counts `under_way` itself, and calls `tell` after counting down while `awaited` is true.
     """
 
     __slots__ = ("_drained", "awaited", "under_way")

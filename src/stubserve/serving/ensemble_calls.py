@@ -29,7 +29,7 @@ class StepCall(Call):
 
 
 class Prospect(NamedTuple):
-    """A call that is still to be made, for who looks for dead ends."""
+    """A call that is still to be made, for a search for dead ends."""
 
     model: ServedModel
     request: Request | None = None

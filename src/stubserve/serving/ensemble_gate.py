@@ -1,9 +1,9 @@
 """How many requests of one step may be under way (`max_inflight_requests`).
 
 The limit is one for all requests to the ensemble, as upstream has it. Where upstream stops the thread that brings the
-answer before, and lets it go after five minutes whatever happens, here the step waits in a queue, and who makes more
-work for it is told to pause (`ensemble_pace`). What is under way never waits for the gate that it has passed, and a
-flow has no circles, so a gate always opens.
+answer before, and lets it go after five minutes whatever happens, here the step waits in a queue, and whoever makes
+more work for it is told to pause (`ensemble_pace`). What is under way never waits for the gate that it has passed, and
+a flow has no circles, so a gate always opens.
 """
 
 from __future__ import annotations

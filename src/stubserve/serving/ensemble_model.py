@@ -53,13 +53,11 @@ class EnsembleModel(AnsweringModel):
         name: str,
         version: int,
         config: Any,
-        rendered_config: dict[str, Any],
-        labels: dict[str, list[str]],
         models: Models,
         members: Mapping[tuple[str, str], ServedModel],
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        super().__init__(name, version, config, rendered_config, labels, clock)
+        super().__init__(name, version, config, clock)
         # Fixed while it is loaded
         self.members = members
         self.plan = EnsemblePlan(config)
@@ -92,7 +90,7 @@ class EnsembleModel(AnsweringModel):
             self._loop.call_soon(self.poll)
 
     def enqueue(self, request: Request) -> None:
-        """As `submit`, for who calls `poll` when all that arrive together are queued."""
+        """As `submit`, for a caller that polls when all that arrive together are queued."""
         if self._cache is None:
             self._take(request)
             self._delivery.expect(request)

@@ -2,7 +2,7 @@
 
 A step that answers many times is paused while the reader of the ensemble is behind, while a step that reads what it
 makes waits at its gate, and while such a step has many requests under way. It goes on when none of that is so. Nobody
-waits for who waits for him: a step waits for later ones only.
+waits for another that waits for it: a step waits for later ones only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MANY = 64
 
 
 class Pace:
-    """That of one run, whose responses go to the reader of `request`. `readers` tells who reads what a step makes.
+    """The pace of one run, whose responses go to the reader of `request`. `readers` tells who reads what a step makes.
 
     `at_gates` is what waits at gates, if there are any.
     """

@@ -64,7 +64,7 @@ def hold(tensor: Tensor, uses: int) -> Tensor:
 
 
 def drop(tensor: Tensor, holds: int = 1) -> None:
-    """Gives holds back."""
+    """Lets go of so many holds on a tensor."""
     if tensor.span is not None:
         for _ in range(holds):
             tensor.span.drop()

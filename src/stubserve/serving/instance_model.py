@@ -56,14 +56,12 @@ class InstanceModel(AnsweringModel):
         name: str,
         version: int,
         config: Any,
-        rendered_config: dict[str, Any],
-        labels: dict[str, list[str]],
         scheduler: Scheduler | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
         limiter: RateLimiter | None = None,
     ) -> None:
         # While it is loaded its configuration changes in the instances and the version policy alone.
-        super().__init__(name, version, config, rendered_config, labels, clock)
+        super().__init__(name, version, config, clock)
         self._instances = InstanceSet()
         self.statistics = ModelStatistics(self._instances.memory_usage)
         keep_order = config.dynamic_batching.preserve_ordering
@@ -91,7 +89,7 @@ class InstanceModel(AnsweringModel):
         self._poll_soon()
 
     def enqueue(self, request: Request) -> None:
-        """As `submit`, for who calls `poll` when all that arrive together are queued."""
+        """As `submit`, for a caller that polls when all that arrive together are queued."""
         if self._cache is None:
             self._queue(request)
             self._delivery.expect(request)
@@ -218,13 +216,13 @@ class InstanceModel(AnsweringModel):
                 self._limits.forget(instance)
 
     def change_instances(
-        self, instances: list[Instance], config: Any, rendered_config: dict[str, Any], stop_timeout_s: float
+        self, instances: list[Instance], config: Any, stop_timeout_s: float
     ) -> list[asyncio.Task[None]]:
         """Is served by `instances` from now on: those that are new join, those left out are retired.
 
         The tasks are done when those of the latter are gone that a load waits for.
         """
-        self.config, self.rendered_config = config, rendered_config
+        self.config = config
         joining, leaving = self._instances.change(instances)
         for instance in joining:
             if instance.state is InstanceState.READY:

@@ -35,13 +35,11 @@ class SequenceModel(InstanceModel):
         name: str,
         version: int,
         config: Any,
-        rendered_config: dict[str, Any],
-        labels: dict[str, list[str]],
         scheduler: SequenceBatcher,
         clock: Callable[[], int] = time.monotonic_ns,
         limiter: RateLimiter | None = None,
     ) -> None:
-        super().__init__(name, version, config, rendered_config, labels, scheduler, clock, limiter)
+        super().__init__(name, version, config, scheduler, clock, limiter)
         self._sequences = scheduler
         # Whose sequences are passed on, and who passes them on
         self._former: SequenceModel | None = None
@@ -105,7 +103,7 @@ class SequenceModel(InstanceModel):
         return self.under_way + self._sequences.sequences
 
     async def drained(self, patience_s: float = 0.0) -> bool:
-        """As of other models; who passes sequences on is waited for, too."""
+        """As of other models; a model that passes sequences on is waited for, too."""
         if self._former is not None:
             self._former.let_go()
         while True:
@@ -128,13 +126,7 @@ class SequenceModel(InstanceModel):
 
 
 def instance_model(
-    name: str,
-    version: int,
-    config: Any,
-    rendered_config: dict[str, Any],
-    labels: dict[str, list[str]],
-    limiter: RateLimiter | None = None,
-    max_queue_size: int = 0,
+    name: str, version: int, config: Any, limiter: RateLimiter | None = None, max_queue_size: int = 0
 ) -> InstanceModel:
     """The kind of model that a completed and validated configuration asks for. Raises ServeError UNSUPPORTED.
 
@@ -142,5 +134,5 @@ def instance_model(
     """
     scheduler = create_scheduler(config, max_queue_size)
     if isinstance(scheduler, SequenceBatcher):
-        return SequenceModel(name, version, config, rendered_config, labels, scheduler, limiter=limiter)
-    return InstanceModel(name, version, config, rendered_config, labels, scheduler, limiter=limiter)
+        return SequenceModel(name, version, config, scheduler, limiter=limiter)
+    return InstanceModel(name, version, config, scheduler, limiter=limiter)

@@ -87,7 +87,7 @@ class LocalExecutor:
             batch.give_up_senders(repr(raised))
             raise
         finally:
-            batch.end_steps()
+            batch.end_updates()
         opened.update((number, at) for at, entry in enumerate(entries) if entry is None)
         # What the model has let go of by now must not be kept alive from here.
         batch.release()

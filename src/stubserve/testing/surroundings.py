@@ -20,7 +20,7 @@ _ALL_LEVELS = 0b1111
 
 
 class Surroundings:
-    """Those of one model. `calls` answers its requests to other models, None while it may make none."""
+    """The surroundings of one model. `calls` answers its requests to other models, None while it may make none."""
 
     def __init__(self, model: str, search_path: Sequence[Path], version_dir: Path) -> None:
         self.calls: Any = None

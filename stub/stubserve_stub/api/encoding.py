@@ -17,7 +17,7 @@ from stubserve_stub.wire.places import AsJson
 if TYPE_CHECKING:
     # What it imports, msgpack, is not there where only the public module is wanted.
     from stubserve_stub.runtime.region_batch import SlotOutputs
-    from stubserve_stub.runtime.states import Step
+    from stubserve_stub.runtime.states import StateUpdate
     from stubserve_stub.wire.messages import WireResponse, WireTensor
 
 
@@ -57,26 +57,26 @@ def encode_response(
     return (None, outputs, response._parameters)
 
 
-def encode_step(
+def encode_and_keep(
     response: InferenceResponse,
     requested: Sequence[str],
     placer: Any,
-    step: Optional[Step],
+    update: Optional[StateUpdate],
     partly: bool = False,
     in_regions: Optional[SlotOutputs] = None,
     as_json: bool = False,
 ) -> WireResponse:
     """As `encode_response`; what it has of the states of its request's sequence is kept, `partly` if need be."""
-    if step is not None and step.sequence and response._error is None:
-        failure = _failure(step.keep, response, placer, partly)
+    if update is not None and update.sequence and response._error is None:
+        failure = _failure(update.keep, response, placer, partly)
         if failure is not None:
             return failure
     return encode_response(response, requested, placer, in_regions, as_json)
 
 
-def encode_states(response: InferenceResponse, placer: Any, step: Step) -> Optional[WireResponse]:
+def encode_states(response: InferenceResponse, placer: Any, update: StateUpdate) -> Optional[WireResponse]:
     """Keeps the new states, all that a request answers which executes again; the error if they cannot be kept."""
-    return _failure(step.keep_only, response, placer) if step.sequence else None
+    return _failure(update.keep_only, response, placer) if update.sequence else None
 
 
 def _failure(keep: Callable[..., None], response: InferenceResponse, *how: Any) -> Optional[WireResponse]:

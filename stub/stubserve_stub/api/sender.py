@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from stubserve_stub.api.arguments import UINT32_MAX, as_integer, incompatible
 from stubserve_stub.api.constants import RESPONSE_COMPLETE_FINAL
-from stubserve_stub.api.encoding import encode_step
+from stubserve_stub.api.encoding import encode_and_keep
 from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
@@ -36,7 +36,7 @@ from stubserve_stub.wire import codes
 
 if TYPE_CHECKING:
     # What it imports, msgpack, is not there where only the public module is wanted.
-    from stubserve_stub.runtime.states import Step
+    from stubserve_stub.runtime.states import StateUpdate
     from stubserve_stub.wire.messages import WireResponse
 
 GROUP_RESPONSES = 128
@@ -69,8 +69,8 @@ class InferenceResponseSender:
         "_senders",
         "_sending",
         "_sent",
-        "_step",
         "_tensors",
+        "_update",
     )
 
     # Where it sends to; None for a request that the model made itself
@@ -80,7 +80,7 @@ class InferenceResponseSender:
     # The request's inputs in the arena: offset and tensor of each
     _tensors: List[Tuple[int, Tensor]]
     # What it does with the states of its sequence, None without implicit state
-    _step: Optional[Step]
+    _update: Optional[StateUpdate]
     _cancelled: bool
     # Nothing more may be sent
     _closed: bool
@@ -144,7 +144,7 @@ class InferenceResponseSender:
                 senders.check.look(response, self._requested, None)
             wire = None
             if response is not None:
-                wire = encode_step(response, self._requested, senders.channel, self._step, senders.decoupled)
+                wire = encode_and_keep(response, self._requested, senders.channel, self._update, senders.decoupled)
             if bits:
                 self._finish(senders, wire, start)
             elif senders.decoupled:
@@ -249,11 +249,15 @@ class Senders:
         self._dropped: List[Tuple[Key, Optional[WireResponse], int, List[Tuple[int, Tensor]]]] = []
 
     def create(
-        self, key: Key, requested: Sequence[str], tensors: List[Tuple[int, Tensor]], step: Optional[Step] = None
+        self,
+        key: Key,
+        requested: Sequence[str],
+        tensors: List[Tuple[int, Tensor]],
+        update: Optional[StateUpdate] = None,
     ) -> InferenceResponseSender:
         """The sender of a request that was received."""
         sender = _blank(self)
-        sender._step = step
+        sender._update = update
         sender._key = key
         sender._requested = requested
         sender._tensors = tensors
@@ -324,6 +328,6 @@ def _blank(senders: Optional[Senders]) -> InferenceResponseSender:
     sender._group_left, sender._group_bytes = GROUP_RESPONSES, GROUP_BYTES
     sender._credit = None
     sender._kept = None
-    sender._step = None
+    sender._update = None
     sender._tensors = []
     return sender

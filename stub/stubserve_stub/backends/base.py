@@ -1,6 +1,6 @@
-"""What a stub asks of a backend: the seven steps of Triton's backend API, and what the server wants to know between.
+"""What a stub asks of a backend: the seven functions of Triton's backend API, and what the server wants to know.
 
-A stub runs one instance of one model, so each step is called at most once in a process, but for `execute`::
+A stub runs one instance of one model, so each function is called at most once in a process, but for `execute`::
 
     initialize             the process is up
     model_initialize       the model's files are there to be read; its configuration may still change
@@ -51,7 +51,7 @@ class InstanceFacts(NamedTuple):
 
 
 class Backend:
-    """One backend in one stub. All steps but `execute` are optional."""
+    """One backend in one stub. All functions but `execute` are optional."""
 
     host: Host
     # Known after `model_initialize`: whether `complete_config` is to be asked, and what of the contract the model has

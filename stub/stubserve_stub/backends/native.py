@@ -26,7 +26,7 @@ from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets, wire_tensor
 from stubserve_stub.runtime.region_batch import SlotOutputs
-from stubserve_stub.runtime.states import States, Step, has_states, keep_states
+from stubserve_stub.runtime.states import States, StateUpdate, has_states, keep_states
 from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.arena import ArenaFull
@@ -152,16 +152,16 @@ class NativeBackend(Backend):
     ) -> List[NativeResponse]:
         """As `_compute`: each request is given its sequence's states, and the new ones are kept."""
         there = [(wire, number) for wire, number in zip(batch.requests, batch.sequences) if wire is not None]
-        steps = states.steps([number for _, number in there], [wire[2] for wire, _ in there])
+        updates = states.updates([number for _, number in there], [wire[2] for wire, _ in there])
         try:
-            responses = self._compute(batch, [_with_states(*pair, states) for pair in zip(requests, steps)])
+            responses = self._compute(batch, [_with_states(*pair, states) for pair in zip(requests, updates)])
             # In room that several share, the state of one that is silent would keep that of all.
             placer = batch.memory if len(requests) == 1 else self.host.channel
-            kept = zip(requests, steps, responses)
-            return [_without_states(request, step, response, placer) for request, step, response in kept]
+            kept = zip(requests, updates, responses)
+            return [_without_states(*one, placer) for one in kept]
         finally:
-            for step in steps:
-                step.end()
+            for update in updates:
+                update.end()
 
     def _request(self, wire: WireRequest, memory: BatchMemory) -> NativeRequest:
         requested, wire_inputs = wire[-2:]
@@ -193,24 +193,26 @@ def _view(name: str, place: Any, memory: BatchMemory, writable: bool) -> Any:
     return array
 
 
-def _with_states(request: NativeRequest, step: Step, states: States) -> NativeRequest:
+def _with_states(request: NativeRequest, update: StateUpdate, states: States) -> NativeRequest:
     inputs = dict(request.inputs)
-    for tensor in step.tensors:
+    for tensor in update.tensors:
         name, datatype, shape, _ = tensor
         inputs[name] = InputView(name, datatype, shape, states.memory(tensor))
     outputs = request.outputs
-    if step.sequence:
+    if update.sequence:
         outputs = [*outputs, *(name for name in states.outputs if name not in outputs)]
     return NativeRequest(inputs, outputs, request.rows)
 
 
-def _without_states(request: NativeRequest, step: Step, response: NativeResponse, placer: Any) -> NativeResponse:
+def _without_states(
+    request: NativeRequest, update: StateUpdate, response: NativeResponse, placer: Any
+) -> NativeResponse:
     """The response with the outputs that its request has asked for; the states are kept."""
-    if response.error or not step.sequence:
+    if response.error or not update.sequence:
         return response
     try:
         answered = {output.name: (output.datatype, output.shape, output.memory) for output in response.outputs}
-        step.keep(answered, placer)
+        update.keep(answered, placer)
     except Refusal as refusal:
         return NativeResponse(error=str(refusal), code=refusal.code)
     except ArenaFull as full:

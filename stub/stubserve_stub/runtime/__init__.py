@@ -1,1 +1,1 @@
-"""The process around a backend: the worker's loop, the rings, the control socket, memory that a batch was given."""
+"""The process around a backend: the main loop, the rings, the control socket, memory that a batch was given."""

@@ -2,7 +2,8 @@
 
 - No new privileges: what a model starts can gain none (sudo and other programs of set-user-ID run as the stub's user).
 - A limit on the memory that is the stub's own (RLIMIT_DATA: heap, arrays, stacks of threads). The arena is not counted,
-  nor are files that are mapped. Who asks for more gets a MemoryError, in place of a visit of the OOM killer to anybody.
+  nor are files that are mapped. A process that asks for more gets a MemoryError, in place of a visit of the OOM killer
+  to anybody.
 - Files: with Landlock nothing can be written, made or removed but in some folders; to read is allowed as before.
 - Network: with Landlock no TCP connection can be made or waited for, and none to an abstract Unix socket of others,
   where the kernel knows how to forbid that. Other sockets are beyond it.

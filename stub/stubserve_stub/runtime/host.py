@@ -38,7 +38,7 @@ class Host:
 
     def failure(self, raised: BaseException) -> str:
         """Logs what requests have failed of; the error that their clients get."""
-        self.log(codes.LOG_ERROR, "worker.py", 0, self.failure_text(for_log(raised)))
+        self.log(codes.LOG_ERROR, "host.py", 0, self.failure_text(for_log(raised)))
         return self.failure_text(describe(raised))
 
     def failure_text(self, message: str) -> str:

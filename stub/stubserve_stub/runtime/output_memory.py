@@ -26,7 +26,8 @@ _GRAIN = 4 << 20
 
 
 class OutputMemory:
-    """One stub's. Until `connect` there is only what `arena.grant` has from the start. Safe on any thread."""
+    """The memory of one stub's outputs. Until `connect` there is only what `arena.grant` has from the start. Safe on
+    any thread."""
 
     def __init__(self, arena: StubArena) -> None:
         self._arena = arena

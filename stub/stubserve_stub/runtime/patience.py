@@ -5,10 +5,11 @@ A sleeping process on another core has to be woken, which on a virtual machine t
 of its latency. So after a request that was alone in the server the stub watches a word in shared memory, which the
 parent raises with every announcement, before it sleeps in the kernel.
 
-How long is learned from the pause before: twice of that, and LEAST_NS at least, so that who asks at an even pace finds
-it awake. Where the last pause was longer than LONGEST_NS, watching would have been in vain, and the stub sleeps at
-once; the next pause tells. So the stubs of an ensemble's steps, each of which waits while all others have their turn,
-stay awake for a whole round: one that falls asleep makes the pauses of all longer, and the others fall asleep, too.
+How long is learned from the pause before: twice of that, and LEAST_NS at least, so that a client that asks at an even
+pace finds it awake. Where the last pause was longer than LONGEST_NS, watching would have been in vain, and the stub
+sleeps at once; the next pause tells. So the stubs of an ensemble's steps, each of which waits while all others have
+their turn, stay awake for a whole round: one that falls asleep makes the pauses of all longer, and the others fall
+asleep, too.
 
 The word is only a hint: the doorbell (see `wire.ring`) alone decides what may be read, so nothing depends on how soon
 another core sees it. Under load nobody looks: then a request is not alone, and the core has better things to do. Where

@@ -16,7 +16,7 @@ from stubserve_stub.runtime import breakpoints, signals
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.control import Control
 from stubserve_stub.runtime.host import Host
-from stubserve_stub.runtime.worker import Worker
+from stubserve_stub.runtime.main_loop import MainLoop
 from stubserve_stub.wire.budget import Grant
 from stubserve_stub.wire.stub_arena import StubArena
 
@@ -41,7 +41,7 @@ def run(arena: int, control: int, *doorbells: int) -> NoReturn:
     host = Host(boot["instance"], channel, line, boot["settings"], boot.get("check_outputs", "never"))
     breakpoints.connect(host, boot.get("terminal", False))
     try:
-        Worker(host, boot, backend).run()
+        MainLoop(host, boot, backend).run()
     except BaseException as error:
         _break_off(error)
     _leave()

@@ -22,8 +22,10 @@ have.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
+import resource
 import signal
 from typing import Dict, List, Tuple
 
@@ -59,7 +61,7 @@ class RegionGone(Exception):
 class Window:
     """A mapping of a whole region. `address` is where the region begins in this process."""
 
-    __slots__ = ("__weakref__", "_descriptor", "_span", "_start", "address", "is_spent", "used")
+    __slots__ = ("__weakref__", "_descriptor", "_faults", "_span", "_start", "address", "is_spent", "used")
 
     def __init__(self, descriptor: int, start: int, nbytes: int, flags: int) -> None:
         _catch_sigbus()
@@ -76,6 +78,8 @@ class Window:
         self.used: Tuple[int, int] = (0, 0)
         # Whether some of it is this process's own memory, and no window any more
         self.is_spent = False
+        # How many page faults there had been when it showed what the client has; below 0 before that was looked at
+        self._faults = -1
         # Address, size, whether it is torn: what the handler knows of it
         self._span: List[int] = [address, size, 0]
         _live[address] = self._span
@@ -106,6 +110,7 @@ class Window:
 
     def detach(self) -> None:
         """As `keep`, for what somebody may be writing to: it is lost again if the client makes its file smaller."""
+        self._faults = -1
         start, size = self.pages(*self.used)
         if _madvise(start, size, _MADV_POPULATE_WRITE):
             # A kernel before 5.14; or something of it is gone, and writing to that is what finds it out.
@@ -115,8 +120,13 @@ class Window:
 
     def renew(self) -> bool:
         """Shows the client's memory again where a model has written; whether that could be done."""
+        if self._faults == _page_faults() and _faults_are_counted():
+            return True
         start, size = self.pages(*self.used)
-        return not _written(start, size) or not _madvise(start, size, _MADV_DONTNEED)
+        if _written(start, size) and _madvise(start, size, _MADV_DONTNEED):
+            return False
+        self._faults = _page_faults()
+        return True
 
     def pages(self, offset: int, nbytes: int) -> Tuple[int, int]:
         """Address and size of the pages in which a part of the region lies."""
@@ -134,6 +144,25 @@ class Window:
 _live: Dict[int, List[int]] = {}
 # In the stub's process, once it is open
 _pagemap = -1
+
+
+def _page_faults() -> int:
+    """How many page faults this process has had.
+
+    While there is none more, no page of a private mapping has become its own. Only who reaches into it from outside,
+    as debuggers do, writes without a fault of this process's.
+    """
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_minflt + usage.ru_majflt
+
+
+@functools.lru_cache(maxsize=None)
+def _faults_are_counted() -> bool:
+    """Whether the kernel counts them; one that only looks like Linux may not."""
+    with mmap.mmap(-1, PAGE) as page:
+        before = _page_faults()
+        page[0] = 1
+        return _page_faults() > before
 
 
 def _written(start: int, size: int) -> bool:

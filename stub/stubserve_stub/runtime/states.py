@@ -7,9 +7,9 @@ had, so what comes late for one that is over can do no harm.
 
 - The first request of a sequence (START) finds the initial state: zeros, the contents of a file, or, where nothing is
   said, zeros too: upstream gives the model what happens to lie in memory then, and that may be another caller's.
-- A step is one request's way: it is given the states, the model computes, `keep` takes the new ones out of its answer.
-  All of them are checked before the first is taken, and what was there before is freed when all are. So a step that
-  fails in whatever way leaves the states as they were, and the sequence may go on from there, as upstream.
+- An update is what one request does with them: it is given the states, the model computes, `keep` takes the new ones
+  out of its answer. All of them are checked before the first is taken, and what was there before is freed when all are.
+  So an update that fails leaves the states as they were, and the sequence may go on from there, as upstream.
 - The request with END leaves nothing. A sequence that ends without one (`over`) is told by the parent, on the control
   thread. With the process everything is gone.
 - With `iterative_sequence` a request executes many times and END means nothing: what its sequence has is kept from one
@@ -138,19 +138,20 @@ class States:
         # Blocks that nobody needs but whoever keeps a view
         self._lingering: "List[Tuple[int, weakref.ref[Any]]]" = []
 
-    def steps(self, sequences: Sequence[int], flags: Sequence[int]) -> "List[Step]":
-        """The steps of the requests of a batch, with their flags; 0 stands for an empty place instead of a sequence."""
+    def updates(self, sequences: Sequence[int], flags: Sequence[int]) -> "List[StateUpdate]":
+        """One for each request of a batch, with its sequence and flags; 0 stands for an empty place, not a sequence."""
         with self._guard:
             if self._lingering:
                 self._sweep()
-            steps = [
-                Step(self, sequence, self._given(sequence, flag), bool(flag & self._last))
+            updates = [
+                StateUpdate(self, sequence, self._given(sequence, flag), bool(flag & self._last))
                 for sequence, flag in zip(sequences, flags)
             ]
-        for step in steps:
-            if not step.sequence:
-                step.tensors = _zeros_like(next((other.tensors for other in steps if other.sequence), step.tensors))
-        return steps
+        for update in updates:
+            if not update.sequence:
+                given = (other.tensors for other in updates if other.sequence)
+                update.tensors = _zeros_like(next(given, update.tensors))
+        return updates
 
     def over(self, sequences: Sequence[int]) -> None:
         """No further request of these sequences comes."""
@@ -228,8 +229,8 @@ class States:
         return tensor
 
 
-class Step:
-    """One request's way through the states of its sequence. `tensors` are what it is given, one for each state.
+class StateUpdate:
+    """What one request does with the states of its sequence. `tensors` are what it is given, one for each state.
 
     `sequence` is 0 for an empty place of a batch. After the `last` one nothing is kept.
     """

@@ -13,8 +13,8 @@ from stubserve_stub.wire.datatypes import BY_NAME
 
 from stubserve.errors import ServeError
 from stubserve.inference.heap_account import MAX_WORDS_BYTES
+from stubserve.inference.long_work import finish
 from stubserve.inference.signature import Signature
-from stubserve.inference.steps import finish
 from stubserve.instances.memory import Memory
 from stubserve.model_config.proto import ModelConfig
 from stubserve.protocols.grpc import contents

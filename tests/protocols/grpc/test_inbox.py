@@ -32,16 +32,16 @@ def test_a_message_takes_memory_as_it_comes() -> None:
 def test_large_messages_lie_in_the_arena_and_claims_take_nothing() -> None:
     """Whole, however they come; and what thirteen prefixes claim is nobody's."""
     memory = Memory(64 << 20)
-    ingress = SimpleNamespace(arrivals=Arrivals(memory, Pressure(), 32 << 20))
+    server = SimpleNamespace(arrivals=Arrivals(memory, Pressure(), 32 << 20))
     room = SmallRoom()
-    claims = [Inbox(cast(Any, ingress), room, number, OWNER) for number in range(13)]
+    claims = [Inbox(cast(Any, server), room, number, OWNER) for number in range(13)]
     for inbox in claims:
         assert not list(inbox.feed(memoryview(b"\0" + (60 << 20).to_bytes(4, "big") + b"x")))
     for _ in range(2):  # cold, and then into warm blocks
         for size in (1000, 16_384, 300_000):
             content = random.Random(size).randbytes(3_000_000)
             sent = b"\0" + len(content).to_bytes(4, "big") + content
-            inbox = Inbox(cast(Any, ingress), room, 0, OWNER)
+            inbox = Inbox(cast(Any, server), room, 0, OWNER)
             [message] = [
                 message for at in range(0, len(sent), size) for message in inbox.feed(memoryview(sent[at : at + size]))
             ]
@@ -58,9 +58,9 @@ def test_large_messages_lie_in_the_arena_and_claims_take_nothing() -> None:
 def test_short_messages_share_a_room_in_the_heap() -> None:
     """A thousand streams of a thousand connections may be left with a message that is nearly there."""
     memory = Memory(64 << 20)
-    ingress = SimpleNamespace(arrivals=Arrivals(memory, Pressure(), 32 << 20))
+    server = SimpleNamespace(arrivals=Arrivals(memory, Pressure(), 32 << 20))
     room = SmallRoom()
-    inboxes = [Inbox(cast(Any, ingress), room, 0, OWNER) for _ in range(ROOM_BYTES // SMALL_BYTES + 100)]
+    inboxes = [Inbox(cast(Any, server), room, 0, OWNER) for _ in range(ROOM_BYTES // SMALL_BYTES + 100)]
     sent = memoryview(b"\0" + SMALL_BYTES.to_bytes(4, "big") + bytes(SMALL_BYTES))
     for inbox in inboxes:
         assert not list(inbox.feed(sent[:-1]))

@@ -70,10 +70,10 @@ def a_connection(monkeypatch: pytest.MonkeyPatch, seconds: float) -> tuple[Http2
     clock = itertools.count()
     monkeypatch.setattr(connection, "perf_counter", lambda: 1 + next(clock) * seconds)
     offload = Offload()
-    ingress = SimpleNamespace(offload=offload)
+    server = SimpleNamespace(offload=offload)
     watch = SimpleNamespace(watch=lambda one: None, unwatch=lambda one: None)
     shared = SimpleNamespace(
-        ingress=ingress,
+        server=server,
         options=GrpcSettings(),
         compression_level=0,
         scratch_view=memoryview(bytearray(256 * KIB)),

@@ -52,7 +52,7 @@ def test_a_client_that_may_not_send_has_not_stalled() -> None:
     sent = Sent()
     watched: set[Any] = set()
     connection = SimpleNamespace(
-        ingress=None,
+        server=None,
         small_room=SmallRoom(),
         sender=sent,
         compression=lambda method, head: None,
@@ -79,7 +79,7 @@ def test_a_client_that_may_not_send_has_not_stalled() -> None:
 def test_nothing_of_an_rpc_that_is_over_knows_itself(unary: bool) -> None:
     """Reference counting frees it: in steady traffic the garbage collector finds nothing."""
     connection = SimpleNamespace(
-        ingress=None,
+        server=None,
         small_room=SmallRoom(),
         sent_memory=SentMemory(),
         sender=Whole() if unary else Sent(),

@@ -9,7 +9,7 @@ import zlib
 import pytest
 
 from stubserve.errors import Code, ServeError
-from stubserve.inference.steps import finish
+from stubserve.inference.long_work import finish
 from stubserve.protocols.http import compression
 from stubserve.protocols.http.compression import choose, compress
 

@@ -12,9 +12,9 @@ from stubserve_stub.wire.datatypes import BY_NAME
 
 from stubserve.errors import invalid
 from stubserve.inference.heap_account import HeapAccount
+from stubserve.inference.long_work import finish
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
-from stubserve.inference.steps import finish
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.trace import ModelTracing
 from stubserve.model_config.proto import ModelConfig

@@ -251,6 +251,14 @@ def test_shapes_beyond_64_bits(model: Signature, shape: list[int], problem: str)
     assert refusal(model, body(tensor(shape=shape))) == (400, text)
 
 
+def test_sizes_in_bytes_beyond_64_bits(model: Signature) -> None:
+    text = (
+        f"byte size overflow for input 'IN': element count ({2**62}) * data type size (4) exceeds maximum allowed size"
+    )
+    status, error = refusal(model, body(tensor(shape=[1, 2**62])))
+    assert (status, error) == (400, f"{text} ({2**64 - 1})")
+
+
 def test_a_long_shape_is_not_multiplied_out(model: Signature) -> None:
     """All of it would take a quarter of an hour."""
     status, text = refusal(model, body(tensor(shape=[2**62] * 500_000)), limit=1 << 30)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from stubserve_stub.wire.datatypes import BY_NAME, DataType
 
 from stubserve.errors import Code, ServeError, not_found
+from stubserve.inference.long_work import finish
 from stubserve.inference.request import Response
-from stubserve.inference.steps import finish
 from stubserve.inference.tensor import Tensor
 from stubserve.protocols.http.infer_encode import (
     encode,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -44,7 +45,8 @@ def plan_of(steps: Sequence[Maps], inputs: str, outputs: str) -> EnsemblePlan:
 
 def uses(flow: EnsembleFlow[str], tensor: str) -> int:
     """How many take each turn of a tensor."""
-    return flow._route.uses.get(tensor, 0)
+    route = flow._route
+    return next((made.uses for made in chain(route.given, *route.made) if made.tensor == tensor), 0)
 
 
 class Caller:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import socket
 import subprocess
@@ -66,6 +67,41 @@ def test_without_a_page_map_it_is_the_same(file: SharedFile, monkeypatch: pytest
     del array, loan
     assert (shared.lend(0, SIZE)[0] == numbers()).all()
     os.close(region_window._pagemap)
+
+
+@pytest.mark.parametrize("are_counted", [True, False])
+def test_pages_are_looked_at_where_there_may_have_been_a_page_fault(
+    file: SharedFile, monkeypatch: pytest.MonkeyPatch, are_counted: bool
+) -> None:
+    """Or where the kernel counts none."""
+    looks = []
+    written = region_window._written
+    faults = 3
+    monkeypatch.setattr(region_window, "_page_faults", lambda: faults)
+    monkeypatch.setattr(region_window, "_faults_are_counted", lambda: are_counted)
+    monkeypatch.setattr(region_window, "_written", lambda *pages: looks.append(pages) or written(*pages))
+    shared = region(file)
+
+    def looks_of_the_next() -> int:
+        before = len(looks)
+        shared.lend(0, SIZE)
+        return len(looks) - before
+
+    assert looks_of_the_next() == 0  # a new mapping
+    assert looks_of_the_next() == 1
+    assert looks_of_the_next() == (0 if are_counted else 1)
+    faults += 1
+    assert looks_of_the_next() == 1
+
+
+def test_page_faults_are_counted_here() -> None:
+    assert region_window._faults_are_counted()
+    page = mmap.mmap(-1, PAGE)
+    before = region_window._page_faults()
+    thread = threading.Thread(target=page.__setitem__, args=(0, 1))
+    thread.start()
+    thread.join()
+    assert region_window._page_faults() > before
 
 
 def test_two_inputs_at_a_time_do_not_see_each_other(file: SharedFile) -> None:

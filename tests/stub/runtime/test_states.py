@@ -36,11 +36,11 @@ def state(name: str = "S", data_type: str = "TYPE_FP32", dims: Any = (-1,), **mo
 
 
 def one(states: States, sequence: int, flags: int = 0) -> Any:
-    return states.steps([sequence], [flags])[0]
+    return states.updates([sequence], [flags])[0]
 
 
-def numbers(states: States, step: Any) -> list[float]:
-    (tensor,) = step.tensors
+def numbers(states: States, update: Any) -> list[float]:
+    (tensor,) = update.tensors
     return np.frombuffer(states.memory(tensor), np.float32).tolist()
 
 
@@ -66,7 +66,7 @@ def test_where_requests_iterate_only_the_server_ends_a_sequence(stub: StubMemory
 
 
 @pytest.mark.parametrize("size", [1, LARGE])
-def test_what_is_kept_is_given_to_the_next_step(stub: StubMemory, size: int) -> None:
+def test_what_is_kept_is_given_to_the_next_update(stub: StubMemory, size: int) -> None:
     states = states_of(stub, state())
     first = one(states, 7, SEQUENCE_START)
     assert numbers(states, first) == [0.0]
@@ -114,10 +114,10 @@ def test_what_comes_late_is_for_nobody(stub: StubMemory) -> None:
     assert (states.sequences, live(stub)) == (0, 0)
 
 
-def test_all_states_of_a_step_or_none(stub: StubMemory) -> None:
+def test_all_states_of_an_update_or_none(stub: StubMemory) -> None:
     states = states_of(stub, state(), state("U"))
-    step = one(states, 7, SEQUENCE_START)
-    step.keep({"S_NEW": floats(1, LARGE), "U_NEW": floats(1, LARGE)}, stub.channel)
+    update = one(states, 7, SEQUENCE_START)
+    update.keep({"S_NEW": floats(1, LARGE), "U_NEW": floats(1, LARGE)}, stub.channel)
     for answered, text in (
         ({"S_NEW": floats(2, LARGE)}, "has not answered output 'U_NEW', the new state of 'U'"),
         (
@@ -136,7 +136,7 @@ def test_all_states_of_a_step_or_none(stub: StubMemory) -> None:
     assert [states.memory(tensor).nbytes for tensor in one(states, 7).tensors] == [LARGE * 4] * 2
     one(states, 7).keep({"U_NEW": floats(3, 1)}, stub.channel, partly=True)
     assert live(stub) == 1
-    assert numbers(states, type(step)(states, 7, one(states, 7).tensors[1:], False)) == [3.0]
+    assert numbers(states, type(update)(states, 7, one(states, 7).tensors[1:], False)) == [3.0]
 
 
 def test_an_output_in_the_room_of_a_batch_stays_where_it_is(stub: StubMemory) -> None:
@@ -144,9 +144,9 @@ def test_an_output_in_the_room_of_a_batch_stays_where_it_is(stub: StubMemory) ->
     memory = BatchMemory(stub.channel)
     room = memory.reserve(LARGE * 8).view(np.float32)
     room[:] = np.arange(LARGE * 2)
-    steps = states.steps([1, 2], [SEQUENCE_START] * 2)
-    for step, rows in zip(steps, (room[:LARGE], room[LARGE:]), strict=True):
-        step.keep({"S_NEW": (FP32, (LARGE,), rows)}, memory)
+    updates = states.updates([1, 2], [SEQUENCE_START] * 2)
+    for update, rows in zip(updates, (room[:LARGE], room[LARGE:]), strict=True):
+        update.keep({"S_NEW": (FP32, (LARGE,), rows)}, memory)
     memory.settle([None, None])
     assert live(stub) == 1
     del room
@@ -171,11 +171,11 @@ def test_memory_of_a_request_is_copied(stub: StubMemory) -> None:
 def test_a_state_in_place_stays_where_it_is_and_is_freed_when_nobody_sees_it(stub: StubMemory) -> None:
     states = states_of(stub, state(use_same_buffer_for_input_output=True))
     one(states, 7, SEQUENCE_START).keep({"S_NEW": floats(1, LARGE)}, stub.channel)
-    step = one(states, 7)
-    array = states.own_memory(step.tensors[0]).view(np.float32)
+    update = one(states, 7)
+    array = states.own_memory(update.tensors[0]).view(np.float32)
     array += 1
-    before = step.tensors[0][3]
-    step.keep({"S_NEW": (FP32, array.shape, array)}, stub.channel)
+    before = update.tensors[0][3]
+    update.keep({"S_NEW": (FP32, array.shape, array)}, stub.channel)
     assert one(states, 7).tensors[0][3] == before
     assert numbers(states, one(states, 7)) == [2.0] * LARGE
     one(states, 7, SEQUENCE_END).end()
@@ -188,11 +188,11 @@ def test_a_state_in_place_stays_where_it_is_and_is_freed_when_nobody_sees_it(stu
 
 def test_empty_places_have_zeros_in_the_shapes_of_the_others(stub: StubMemory) -> None:
     states = states_of(stub, state(dims=[-1, 2]), state("T", "TYPE_STRING", [1]), batch=4)
-    empty, _ = states.steps([0, 7], [0, SEQUENCE_START])
+    empty, _ = states.updates([0, 7], [0, SEQUENCE_START])
     assert [(tensor[2], tensor[3]) for tensor in empty.tensors] == [([1, 1, 2], bytes(8)), ([1, 1], bytes(4))]
     values = np.ones((1, 3, 2), np.float32)
     one(states, 7).keep({"S_NEW": (FP32, values.shape, values), "T_NEW": (13, (1, 1), b"\1\0\0\0x")}, stub.channel)
-    empty, there = states.steps([0, 7], [0, 0])
+    empty, there = states.updates([0, 7], [0, 0])
     assert [(tensor[2], tensor[3]) for tensor in empty.tensors] == [((1, 3, 2), bytes(24)), ((1, 1), bytes(4))]
     assert there.tensors[1][3] == b"\1\0\0\0x"
 

@@ -25,7 +25,7 @@ from stubserve.protocols.stall import StallWatch
 from stubserve.settings import GrpcSettings
 
 from ..finding import Finding, same
-from ..server import Ingress, Transport, cut, deliver, in_loop
+from ..server import FuzzedServer, Transport, cut, deliver, in_loop
 
 WHOLE = 1 << 16
 SCRATCH = memoryview(bytearray(WHOLE))
@@ -92,9 +92,9 @@ _ADDRESS = re.compile(rb"at 0x[0-9a-f]+")
 
 
 async def _answers(pieces: list[bytes]) -> bytes:
-    ingress = Ingress()
+    server = FuzzedServer()
     shared = SimpleNamespace(
-        ingress=ingress,
+        server=server,
         options=GrpcSettings(),
         methods=METHODS,
         response_encoding=None,
@@ -102,14 +102,14 @@ async def _answers(pieces: list[bytes]) -> bytes:
         scratch_view=SCRATCH,
         small_room=SmallRoom(),
         sent_memory=SentMemory(),
-        stall_watch=StallWatch(ingress.pace),
-        send_watch=SendWatch(ingress.pressure, ingress.send_timeout_s),
+        stall_watch=StallWatch(server.pace),
+        send_watch=SendWatch(server.pressure, server.send_timeout_s),
         add=lambda connection, descriptor: True,
         forget=lambda connection: None,
     )
     sent = await deliver(Http2Connection(cast(Any, shared)), Transport(), pieces)
-    if ingress.held or shared.small_room.left != ROOM_BYTES:
-        raise Finding("memory is held by a connection that is gone", f"{ingress.held} and {shared.small_room.left}")
+    if server.held or shared.small_room.left != ROOM_BYTES:
+        raise Finding("memory is held by a connection that is gone", f"{server.held} and {shared.small_room.left}")
     if _ADDRESS.search(sent):
         raise Finding("a client is told where something lies in the server's memory", repr(sent[-200:]))
     return sent

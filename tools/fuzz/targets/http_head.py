@@ -19,7 +19,7 @@ from stubserve.protocols.http.head import BadRequest, Http2Preface, parse_head
 from stubserve.protocols.http.shared import Connections
 
 from ..finding import Finding, same
-from ..server import Ingress, Transport, cut, deliver, in_loop
+from ..server import FuzzedServer, Transport, cut, deliver, in_loop
 
 WHOLE = 1 << 16
 
@@ -84,11 +84,11 @@ def _told(sent: bytes) -> bytes:
 
 
 async def _answers(pieces: list[bytes]) -> bytes:
-    ingress = Ingress()
-    connection = HttpConnection(Connections(ingress), CONFIG, ServerState(), {}, asyncio.get_running_loop())
+    server = FuzzedServer()
+    connection = HttpConnection(Connections(server), CONFIG, ServerState(), {}, asyncio.get_running_loop())
     sent = await deliver(connection, Transport(), pieces)
-    if ingress.held:
-        raise Finding("memory is held by a connection that is gone", str(ingress.held))
+    if server.held:
+        raise Finding("memory is held by a connection that is gone", str(server.held))
     return sent
 
 

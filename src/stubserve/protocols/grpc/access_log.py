@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from stubserve.errors import ServeError
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.memory import Block
-from stubserve.inference.steps import Steps
 from stubserve.protocols.grpc.transport import CANCELLED, OK, Handler, Keep, Metadata, Method, Parts, Rpc
 from stubserve.protocols.grpc.wire import LENGTH, Malformed, read_tag, read_varint, skip
 
@@ -38,7 +38,7 @@ _MODEL_FIELDS = {
 _MOST_FIELDS = 32
 _LONGEST_NAME = 256
 
-_Work = Callable[[Keep], Steps[Parts]]
+_Work = Callable[[Keep], LongWork[Parts]]
 
 
 class LoggedRpc:
@@ -121,7 +121,7 @@ class LoggedRpc:
 
     # The line
 
-    def _made(self, work: _Work, keep: Keep, ends: bool = False) -> Steps[Parts]:
+    def _made(self, work: _Work, keep: Keep, ends: bool = False) -> LongWork[Parts]:
         """What the work makes, counted."""
         status = CANCELLED
         try:

@@ -18,8 +18,8 @@ import grpc
 import grpc.aio
 
 from stubserve.errors import ServeError, internal
+from stubserve.inference.long_work import LongWork, finish
 from stubserve.inference.memory import Block
-from stubserve.inference.steps import Steps, finish
 from stubserve.protocols.grpc.service import Service
 from stubserve.protocols.grpc.transport import (
     CANCELLATION_LINE,
@@ -40,11 +40,11 @@ log = logging.getLogger("stubserve.grpc")
 # How much may wait for a client that reads slowly before it is said to be slow.
 OUTBOX_BYTES = 1 << 20
 _ALGORITHMS = {"low": grpc.Compression.Gzip, "medium": grpc.Compression.Deflate, "high": grpc.Compression.Deflate}
-_Waiting = bytes | tuple[Callable[[Keep], Steps[Parts]], list[Block]]
+_Waiting = bytes | tuple[Callable[[Keep], LongWork[Parts]], list[Block]]
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
 
-def _done(work: Callable[[Keep], Steps[Parts]]) -> Parts:
+def _done(work: Callable[[Keep], LongWork[Parts]]) -> Parts:
     """What the work makes, all of it at once: in a thread, as everything of grpcio's is."""
     return finish(work(lambda nbytes: None))
 
@@ -100,7 +100,7 @@ class _UnaryRpc(_Rpc):
         if not self.answer.done():
             self.answer.set_result(b"".join(parts))
 
-    def reply_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> None:
+    def reply_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> None:
         held = [block.hold() for block in blocks]
         made = asyncio.get_running_loop().run_in_executor(None, _done, work)
         made.add_done_callback(lambda _: self._reply_made(made, held))
@@ -117,7 +117,7 @@ class _UnaryRpc(_Rpc):
     def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
         raise AssertionError("a unary RPC has one reply")
 
-    def send_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> bool:
+    def send_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> bool:
         raise AssertionError("a unary RPC has one reply")
 
     def finish(self, status: int, message: str = "") -> None:
@@ -151,7 +151,7 @@ class _StreamRpc(_Rpc):
         self.send(parts, blocks)
         self.finish(OK)
 
-    def reply_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> None:
+    def reply_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> None:
         self.send_in_steps(work, blocks)
         self.finish(OK)
 
@@ -166,7 +166,7 @@ class _StreamRpc(_Rpc):
             self._slow = True
         return not self._slow
 
-    def send_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> bool:
+    def send_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> bool:
         if self._end is None:
             self._outbox.append((work, [block.hold() for block in blocks]))
             self._news.set()

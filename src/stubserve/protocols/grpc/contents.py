@@ -17,7 +17,7 @@ import numpy as np
 from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, BYTES
 
 from stubserve.errors import ServeError, invalid
-from stubserve.inference.steps import Steps
+from stubserve.inference.long_work import LongWork
 from stubserve.protocols.grpc.transport import Keep
 from stubserve.protocols.grpc.wire import (
     FIXED32,
@@ -88,7 +88,7 @@ class Elements:
         # Runs of the elements of each member that has any, and strings as a tensor has them
         self._runs: dict[int, list[bytes | memoryview]] = {}
 
-    def read(self, data: bytes | memoryview) -> Steps[int]:
+    def read(self, data: bytes | memoryview) -> LongWork[int]:
         """Takes an InferTensorContents; the parts that it is made of beside packed numbers and strings.
 
         Raises Malformed.
@@ -123,7 +123,7 @@ class Elements:
             varint(number << 3 | _SINGLE.get(number, LENGTH)) + bytes(_WIDTH.get(number, 1)) for number in self._runs
         )
 
-    def as_tensor(self, datatype: str, keep: Keep) -> Steps[list[bytes | memoryview] | None]:
+    def as_tensor(self, datatype: str, keep: Keep) -> LongWork[list[bytes | memoryview] | None]:
         """The tensor's bytes in pieces; None where the elements are none of this type. Raises Malformed."""
         if not self._runs:
             return []

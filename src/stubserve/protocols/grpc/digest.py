@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from stubserve.inference.heap_account import MAX_WORDS_BYTES
-from stubserve.inference.steps import Steps
+from stubserve.inference.long_work import LongWork
 from stubserve.protocols.grpc.contents import MAX_PARTS, Elements
 from stubserve.protocols.grpc.envelope import split
 from stubserve.protocols.grpc.messages import service_pb2
@@ -65,7 +65,7 @@ class _Input(NamedTuple):
     elements: Elements | None
 
 
-def digest(data: Bytes) -> Callable[[Keep], Steps[Pieces]] | None:
+def digest(data: Bytes) -> Callable[[Keep], LongWork[Pieces]] | None:
     """What is to be done to a message before it is decoded: work that gives it anew, in pieces, and raises Malformed.
 
     None where the message can be decoded as it is.
@@ -85,7 +85,7 @@ class _Walk:
         self._data = data
         self._parts = 0
 
-    def pieces(self, keep: Keep) -> Steps[Pieces]:
+    def pieces(self, keep: Keep) -> LongWork[Pieces]:
         rest: Pieces = []
         raw: Pieces = []
         inputs: list[_Input] = []
@@ -108,7 +108,7 @@ class _Walk:
             rest.append(field(_INPUT, one.rest + sample))
         return [b"".join(rest), *raw]
 
-    def _input(self, data: Bytes, keep: Keep) -> Steps[_Input]:
+    def _input(self, data: Bytes, keep: Keep) -> LongWork[_Input]:
         rest: list[Bytes] = []
         elements: Elements | None = None
         for number, wire, whole, content in self._fields(data):
@@ -154,7 +154,7 @@ class _Walk:
             raise TooManyParts("parts", MAX_PARTS)
 
 
-def _all_raw(inputs: list[_Input], keep: Keep) -> Steps[Pieces | None]:
+def _all_raw(inputs: list[_Input], keep: Keep) -> LongWork[Pieces | None]:
     """The raw contents that stand for the inputs' own; None where those are wrong, or not all of them have any."""
     made: Pieces = []
     for rest, elements in inputs:

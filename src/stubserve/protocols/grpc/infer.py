@@ -12,10 +12,10 @@ from stubserve.errors import ServeError, internal, unsupported
 from stubserve.inference import call as inference
 from stubserve.inference.admission import admit_steps
 from stubserve.inference.heap_account import FREE_BYTES, HeapShare, kept_by
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
-from stubserve.inference.steps import Steps
 from stubserve.protocols import region_strings
 from stubserve.protocols.access import AUTHORIZATION
 from stubserve.protocols.fair_queues import FairQueues
@@ -25,14 +25,14 @@ from stubserve.protocols.grpc.infer_encode import Encoder, Parts, encode, encode
 from stubserve.protocols.grpc.infer_encode import takes_long as takes_long_to_encode
 from stubserve.protocols.grpc.transport import Keep, Metadata, Rpc, values_of
 from stubserve.protocols.grpc.wire import Malformed
+from stubserve.protocols.inference_server import InferenceServer
 from stubserve.protocols.offload import LARGE_BYTES
 from stubserve.protocols.reply_format import ReplyFormat
-from stubserve.protocols.serving import Ingress
 
 log = logging.getLogger("stubserve.grpc")
 
 # Makes a message, in steps
-Work = Callable[[Keep], Steps[Parts]]
+Work = Callable[[Keep], LongWork[Parts]]
 
 
 class GrpcInferCall(inference.Call):
@@ -66,7 +66,7 @@ class GrpcInferCall(inference.Call):
     def start(
         self,
         data: bytes | memoryview,
-        ingress: Ingress,
+        server: InferenceServer,
         forwarded: Mapping[str, str] | None,
         block: Block | None,
         offset: int,
@@ -78,16 +78,14 @@ class GrpcInferCall(inference.Call):
         """
         start_ns = time.monotonic_ns()
         signature = self.model.signature
-        request, self.reply_format = decode(
-            data, self.envelope, signature, ingress.store, block, offset, ingress.regions
-        )
+        request, self.reply_format = decode(data, self.envelope, signature, server.store, block, offset, server.regions)
         self.envelope.forget_description()
         request.on_response = self.on_response
         request.request_start_ns = start_ns
         if forwarded:
             request.parameters = {**(request.parameters or {}), **forwarded}
         if len(data) > FREE_BYTES:
-            self._share = ingress.heap.share()
+            self._share = server.heap.share()
             try:
                 self._share.add(kept_by(request))
             except ServeError:
@@ -95,7 +93,7 @@ class GrpcInferCall(inference.Call):
                 raise
         strings_left = request.regions is not None and region_strings.are_left(request)
         if strings_left or (len(data) > LARGE_BYTES and takes_long(data, signature)):
-            self._task = asyncio.get_running_loop().create_task(self._admit_in_steps(request, ingress))
+            self._task = asyncio.get_running_loop().create_task(self._admit_in_steps(request, server))
             self._task.add_done_callback(functools.partial(self._admitted, request))
             return
         try:
@@ -139,7 +137,7 @@ class GrpcInferCall(inference.Call):
         except Exception as error:
             raise self._as_answer(error, "encoding an answer of") from None
 
-    def _encode_in_steps(self, response: Response, encoder: Encoder, keep: Keep) -> Steps[Parts]:
+    def _encode_in_steps(self, response: Response, encoder: Encoder, keep: Keep) -> LongWork[Parts]:
         try:
             return (
                 yield from encode_steps(
@@ -156,9 +154,9 @@ class GrpcInferCall(inference.Call):
         log.exception("%s model '%s' failed inside the server", what, self.model.signature.model)
         return internal("unexpected error while the request was handled; see the server's log")
 
-    async def _admit_in_steps(self, request: Request, ingress: Ingress) -> None:
-        await ingress.offload.run(region_strings.read(request, ingress.block))
-        await ingress.offload.run(admit_steps(request, self.model.signature))
+    async def _admit_in_steps(self, request: Request, server: InferenceServer) -> None:
+        await server.offload.run(region_strings.read(request, server.block))
+        await server.offload.run(admit_steps(request, self.model.signature))
 
     def _admitted(self, request: Request, task: asyncio.Task[None]) -> None:
         """The request has been looked at, or is not wanted any more."""
@@ -199,10 +197,10 @@ def client_of(call: Rpc, ways: FairQueues) -> Hashable:
 class ModelInfer:
     """The handler of a ModelInfer RPC."""
 
-    __slots__ = ("_call", "_forwarded", "_infer", "_ingress")
+    __slots__ = ("_call", "_forwarded", "_infer", "_server")
 
-    def __init__(self, ingress: Ingress, call: Rpc, forwarded: Mapping[str, str] | None) -> None:
-        self._ingress = ingress
+    def __init__(self, server: InferenceServer, call: Rpc, forwarded: Mapping[str, str] | None) -> None:
+        self._server = server
         self._call = call
         self._forwarded = forwarded
         self._infer: GrpcInferCall | None = None
@@ -210,15 +208,15 @@ class ModelInfer:
     def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
         try:
             envelope = split(data)
-            model = self._ingress.find_model(envelope.model_name, envelope.model_version)
+            model = self._server.find_model(envelope.model_name, envelope.model_version)
             if model.signature.decoupled:
                 raise unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
             infer = self._infer = GrpcInferCall(
                 envelope, model, self._on_response, self._on_refusal, self._call.metadata
             )
-            if self._ingress.fair_queues is not None:
-                infer.client = client_of(self._call, self._ingress.fair_queues)
-            infer.start(data, self._ingress, self._forwarded, block, offset, at_once=True)
+            if self._server.fair_queues is not None:
+                infer.client = client_of(self._call, self._server.fair_queues)
+            infer.start(data, self._server, self._forwarded, block, offset, at_once=True)
         except ServeError as error:
             self._fail(error)
         except Malformed as malformed:

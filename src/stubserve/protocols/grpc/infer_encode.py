@@ -14,10 +14,10 @@ from stubserve_stub.wire.datatypes import BY_NUMBER
 
 from stubserve.errors import internal, unsupported
 from stubserve.inference.classification import classify, classify_steps
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.regions import write_output
 from stubserve.inference.request import Response
 from stubserve.inference.signature import Signature
-from stubserve.inference.steps import Steps
 from stubserve.inference.tensor import Tensor
 from stubserve.protocols.grpc.transport import MAX_MESSAGE_BYTES, Keep
 from stubserve.protocols.grpc.wire import field, packed, varint
@@ -51,7 +51,7 @@ def encode(id: str, response: Response, signature: Signature, reply_format: Repl
 
 
 def encode_in_stream(id: str, response: Response, signature: Signature, reply_format: ReplyFormat) -> Parts:
-    """The same inside a ModelStreamInferResponse, with the parameter that says whether it is the last."""
+    """As `encode`, inside a ModelStreamInferResponse, with the parameter that says whether it is the last."""
     return _checked(_in_stream(_response(id, response, signature, reply_format, _FINAL[response.final])))
 
 
@@ -66,7 +66,7 @@ def takes_long(response: Response, reply_format: ReplyFormat) -> bool:
 
 def encode_steps(
     encoder: Encoder, id: str, response: Response, signature: Signature, reply_format: ReplyFormat, keep: Keep
-) -> Steps[Parts]:
+) -> LongWork[Parts]:
     """What `encoder` (`encode` or `encode_in_stream`) makes, in steps. Calls `keep(nbytes)` for what it makes."""
     slots = reply_format.slots or {}
     outputs = []

@@ -20,15 +20,15 @@ from collections import deque
 from collections.abc import Mapping
 
 from stubserve.errors import ServeError, internal
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Response
-from stubserve.inference.steps import Steps
 from stubserve.protocols.grpc.envelope import Envelope, split
 from stubserve.protocols.grpc.infer import GrpcInferCall, Work, client_of, held_blocks
 from stubserve.protocols.grpc.infer_encode import Parts, encode_empty_final, encode_in_stream, encode_stream_error
 from stubserve.protocols.grpc.transport import OK, UNAVAILABLE, Keep, Rpc
 from stubserve.protocols.grpc.wire import Malformed
-from stubserve.protocols.serving import Ingress
+from stubserve.protocols.inference_server import InferenceServer
 
 log = logging.getLogger("stubserve.grpc")
 
@@ -49,8 +49,8 @@ class _Turn:
 class ModelStreamInfer:
     """The handler of a ModelStreamInfer RPC. `strict` is the mode of `triton_grpc_error`."""
 
-    def __init__(self, ingress: Ingress, call: Rpc, forwarded: Mapping[str, str] | None, strict: bool) -> None:
-        self._ingress = ingress
+    def __init__(self, server: InferenceServer, call: Rpc, forwarded: Mapping[str, str] | None, strict: bool) -> None:
+        self._server = server
         self._call = call
         self._forwarded = forwarded
         self._strict = strict
@@ -76,15 +76,15 @@ class ModelStreamInfer:
             return
         infer: GrpcInferCall | None = None
         try:
-            model = self._ingress.find_model(envelope.model_name, envelope.model_version)
+            model = self._server.find_model(envelope.model_name, envelope.model_version)
             infer = GrpcInferCall(envelope, model, self._on_response, self._on_refusal, self._call.metadata)
-            if self._ingress.fair_queues is not None:
-                infer.client = client_of(self._call, self._ingress.fair_queues)
+            if self._server.fair_queues is not None:
+                infer.client = client_of(self._call, self._server.fair_queues)
             turn = None if model.signature.decoupled else _Turn()
             self._under_way[infer] = turn
             if turn is not None:
                 self._turns.append(turn)
-            infer.start(data, self._ingress, self._forwarded, block, offset)
+            infer.start(data, self._server, self._forwarded, block, offset)
             if not self._writable:
                 # It was on its way already when reading was paused.
                 infer.pause()
@@ -232,9 +232,9 @@ def _drop(turn: _Turn) -> None:
 
 
 def _or_error(work: Work, id: str, model: tuple[str, str], final: bool) -> Work:
-    """The same work, which makes a message of its error."""
+    """As `work`, but an error becomes a message."""
 
-    def made(keep: Keep) -> Steps[Parts]:
+    def made(keep: Keep) -> LongWork[Parts]:
         try:
             return (yield from work(keep))
         except ServeError as error:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.memory import Block
-from stubserve.inference.steps import Steps
 
 OK = 0
 CANCELLED = 1
@@ -58,19 +58,19 @@ class Rpc(Protocol):
         """The one message of a unary RPC, and success. The blocks are only promised until this returns."""
         ...
 
-    def reply_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> None:
-        """The same with what the work makes. Where it raises ServeError the RPC ends in that."""
+    def reply_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> None:
+        """As `reply`, with what the work makes. Where it raises ServeError the RPC ends in that."""
         ...
 
     def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
         """One message of several. False if the client reads slower than this: `on_writable` tells when to go on.
 
-        What is sent nevertheless is kept, so who does not wait grows the server.
+        What is sent nevertheless is kept, so a caller that does not wait makes the server grow.
         """
         ...
 
-    def send_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> bool:
-        """The same with what the work makes; what is sent afterwards waits for it."""
+    def send_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> bool:
+        """As `send`, with what the work makes; what is sent afterwards waits for it."""
         ...
 
     def finish(self, status: int, message: str = "") -> None:
@@ -107,7 +107,7 @@ class Handler(Protocol):
 # Told of so many bytes before they are kept in the heap; raises ServeError where there is no memory for them.
 Keep = Callable[[int], None]
 # Looks at a large message; where it has to be read first gives the work that makes it anew, in pieces.
-Prepare = Callable[["bytes | memoryview"], "Callable[[Keep], Steps[Parts]] | None"]
+Prepare = Callable[["bytes | memoryview"], "Callable[[Keep], LongWork[Parts]] | None"]
 
 
 class Method(NamedTuple):

@@ -37,5 +37,5 @@ class HttpAccess(Access):
         )
 
     def inference_refusal(self, head: RequestHead) -> ServeError | None:
-        """Why it may not."""
+        """Why the request is refused; None where it is not."""
         return self.refusal(INFERENCE, head.values)

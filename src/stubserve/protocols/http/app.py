@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from stubserve.errors import ServeError, internal, invalid
 from stubserve.inference.served_model import ServedModel
 from stubserve.model_config.metadata import model_metadata
+from stubserve.model_config.render import to_json_dict
 from stubserve.protocols import client_regions, management
 from stubserve.protocols.http.access import INFERENCE
 from stubserve.protocols.http.asgi_request import body_of, error_response, values_of
@@ -92,7 +93,7 @@ class ManagementRoutes:
         return json_response(model_metadata(model.config, versions))
 
     async def config(self, request: Request) -> Response:
-        return json_response(self._model(request).rendered_config)
+        return json_response(to_json_dict(self._model(request).config))
 
     # Statistics and repository
 
@@ -201,7 +202,7 @@ class _Methods:
 
     @property
     def methods(self) -> list[str]:
-        """Those that it answers."""
+        """The HTTP methods that it answers."""
         return list(self._handlers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -224,15 +225,15 @@ class _Methods:
         await response(scope, receive, send)
 
 
-def create_app(server: ServerFacts, lifespan: Any = None, cors_origins: Sequence[str] = ()) -> Starlette:
-    """The app for a server. With `lifespan` (an ASGI host runs it) the app starts and stops the server itself.
+# Path, kind of API (as --http-restricted-api calls it), methods
+_Row = tuple[str, str, _Methods]
 
-    `cors_origins` are those of pages that may ask.
-    """
+
+def _table(server: ServerFacts) -> list[_Row]:
+    """All routes."""
     routes = ManagementRoutes(server)
     infer = InferRoute(server)
-    # Path, kind of API (as --http-restricted-api calls it), methods
-    table: list[tuple[str, str, _Methods]] = [
+    table: list[_Row] = [
         ("/v2", "metadata", _Methods(GET=routes.server_metadata)),
         ("/v2/health/live", "health", _Methods(GET=routes.live)),
         ("/v2/health/ready", "health", _Methods(GET=routes.ready)),
@@ -263,21 +264,27 @@ def create_app(server: ServerFacts, lifespan: Any = None, cors_origins: Sequence
             (prefix + "/models/{model}/load", "model-repository", _Methods(POST=load)),
             (prefix + "/models/{model}/unload", "model-repository", _Methods(POST=unload)),
         ]
-    for prefix, status, register, unregister in (
-        ("/v2/systemsharedmemory", routes.region_status, routes.register_region, routes.unregister_region),
-        (
-            "/v2/cudasharedmemory",
-            routes.cuda_region_status,
-            routes.register_cuda_region,
-            routes.unregister_cuda_region,
-        ),
-    ):
-        for path in (prefix, prefix + "/region/{region}"):
-            table += [
-                (path + "/status", "shared-memory", _Methods(GET=status)),
-                (path + "/register", "shared-memory", _Methods(POST=register)),
-                (path + "/unregister", "shared-memory", _Methods(POST=unregister)),
-            ]
+    for path in ("/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{region}"):
+        table += [
+            (path + "/status", "shared-memory", _Methods(GET=routes.region_status)),
+            (path + "/register", "shared-memory", _Methods(POST=routes.register_region)),
+            (path + "/unregister", "shared-memory", _Methods(POST=routes.unregister_region)),
+        ]
+    for path in ("/v2/cudasharedmemory", "/v2/cudasharedmemory/region/{region}"):
+        table += [
+            (path + "/status", "shared-memory", _Methods(GET=routes.cuda_region_status)),
+            (path + "/register", "shared-memory", _Methods(POST=routes.register_cuda_region)),
+            (path + "/unregister", "shared-memory", _Methods(POST=routes.unregister_cuda_region)),
+        ]
+    return table
+
+
+def create_app(server: ServerFacts, lifespan: Any = None, cors_origins: Sequence[str] = ()) -> Starlette:
+    """The app for a server. With `lifespan` (an ASGI host runs it) the app starts and stops the server itself.
+
+    `cors_origins` are those of pages that may ask.
+    """
+    table = _table(server)
     for _, kind, methods in table:
         methods.server, methods.kind = server, kind
 

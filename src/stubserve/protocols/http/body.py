@@ -10,14 +10,14 @@ from stubserve.errors import ServeError, invalid
 from stubserve.protocols.arrival import ArenaArrival
 from stubserve.protocols.http.head import RequestHead
 from stubserve.protocols.http.limits import LIMIT_HINT
+from stubserve.protocols.inference_server import InferenceServer
 from stubserve.protocols.pressure import Owner
-from stubserve.protocols.serving import Ingress
 
 # Content-Length is parsed as a 32-bit number upstream.
 MAX_BODY_BYTES = 2**31 - 1
 
 
-def place(ingress: Ingress, head: RequestHead, connection: Hashable, owner: Owner) -> ArenaArrival:
+def place(server: InferenceServer, head: RequestHead, connection: Hashable, owner: Owner) -> ArenaArrival:
     """Where a body of known length is received in the arena.
 
     The JSON header's length is known before the first byte, so the body is placed such that what follows the header,
@@ -25,10 +25,10 @@ def place(ingress: Ingress, head: RequestHead, connection: Hashable, owner: Owne
     """
     text = head.header_length or b""
     json_length = int(text) if text.isdigit() and len(text) < 20 else 0
-    return ingress.arrivals.into_arena(connection, owner, head.content_length, -json_length % ALIGNMENT)
+    return server.arrivals.into_arena(connection, owner, head.content_length, -json_length % ALIGNMENT)
 
 
-def refusal(head: RequestHead, ingress: Ingress) -> ServeError | None:
+def refusal(head: RequestHead, server: InferenceServer) -> ServeError | None:
     """Whether a body that is still to come can only end in an error; then there is no reason to collect it."""
     assert head.infer is not None
     if head.content_length > MAX_BODY_BYTES:
@@ -37,10 +37,10 @@ def refusal(head: RequestHead, ingress: Ingress) -> ServeError | None:
             f"[ {-MAX_BODY_BYTES - 1}, {MAX_BODY_BYTES} ], got: {head.content_length}"
         )
     try:
-        ingress.find_model(*head.infer)
+        server.find_model(*head.infer)
     except ServeError as error:
         return error
-    limit = ingress.max_input_size
+    limit = server.max_input_size
     if head.header_length is None and head.content_length > limit:
         return invalid(
             f"request JSON size of {head.content_length} bytes exceeds the maximum allowed input size of {limit} "

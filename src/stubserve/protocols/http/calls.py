@@ -33,14 +33,14 @@ access_log = logging.getLogger("uvicorn.access")
 
 
 class Calls:
-    """Those of `connection`. `repeated_length` is how long a request is that may be the last one again, 0 for none."""
+    """The calls of `connection`. A request of `repeated_length` bytes may be the last one again; 0 for none."""
 
-    __slots__ = ("_call", "_connection", "_front", "_ingress", "_repeat", "_shared", "repeated_length")
+    __slots__ = ("_call", "_connection", "_front", "_repeat", "_server", "_shared", "repeated_length")
 
     def __init__(self, connection: Exchange, shared: Connections) -> None:
         self._connection = connection
         self._shared = shared
-        self._ingress = shared.ingress
+        self._server = shared.server
         # The call that is under way
         self._call: HttpInferCall | GenerateCall | None = None
         # What is known of the last request
@@ -75,7 +75,7 @@ class Calls:
         if self._shared.log_requests:
             self.log_request()
         try:
-            model = self._ingress.find_model(*head.infer)
+            model = self._server.find_model(*head.infer)
             if model is not repeat.model:  # loaded anew since then
                 self._forget_repeat()
                 return False
@@ -117,7 +117,7 @@ class Calls:
     def _learn(self, call: HttpInferCall, request: Request, head: RequestHead, data: bytes, body_start: int) -> None:
         """Remembers the front of a request, and, where it is that of the one before, all but its tensors."""
         front = front_of(head, data, body_start)
-        plain = self._ingress.http_forwarding is None and self._shared.cors is None
+        plain = self._server.http_forwarding is None and self._shared.cors is None
         if front and front == self._front and plain:
             self._repeat = repeat = repeat_of(call, request, head, front, len(data), self._on_repeated)
             self.repeated_length = 0 if repeat is None else repeat.length
@@ -133,7 +133,7 @@ class Calls:
             head.keep_alive
             and head.content_encoding is None
             and not head.expects_continue
-            and head.content_length <= self._ingress.max_input_size
+            and head.content_length <= self._server.max_input_size
         )
 
     # Any request
@@ -152,14 +152,14 @@ class Calls:
             self.log_request()
         try:
             try:
-                model = self._ingress.find_model(*head.infer)
+                model = self._server.find_model(*head.infer)
             except ServeError:
                 if share is not None:
                     share.drop()
                 raise
-            call = HttpInferCall(model, head, self._ingress, self._on_reply)
+            call = HttpInferCall(model, head, self._server, self._on_reply)
             self._call = call
-            if self._ingress.fair_queues is not None:
+            if self._server.fair_queues is not None:
                 call.client = self._client()
             request = call.start(body, block, offset, share, at_once)
             return None if request is None else (call, request)
@@ -175,10 +175,10 @@ class Calls:
             self.log_request()
         try:
             context = self._connection.head.trace_context
-            found = self._ingress.find_model(model, version)
-            call = GenerateCall(found, self._ingress, False, self._on_generated, context)
+            found = self._server.find_model(model, version)
+            call = GenerateCall(found, self._server, False, self._on_generated, context)
             self._call = call
-            if self._ingress.fair_queues is not None:
+            if self._server.fair_queues is not None:
                 call.client = self._client()
             call.start(body)
         except ServeError as error:
@@ -188,7 +188,7 @@ class Calls:
 
     def _client(self) -> Hashable:
         """Who asks, where clients are told apart."""
-        ways = self._ingress.fair_queues
+        ways = self._server.fair_queues
         assert ways is not None
         connection = self._connection
         return ways.client_of(self._peer(), lambda: connection.head.values(AUTHORIZATION))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from stubserve.errors import ServeError, invalid, unsupported
-from stubserve.inference.steps import Steps, finish
+from stubserve.inference.long_work import LongWork, finish
 from stubserve.protocols.http.limits import LIMIT_HINT
 
 GZIP = "gzip"
@@ -24,7 +24,7 @@ _PIECE = 1024 * 1024
 
 # Counts bytes that are about to be kept. Raises ServeError.
 Keep = Callable[[int], None]
-RestOfContent = Callable[[Keep], Steps[bytearray]]
+RestOfContent = Callable[[Keep], LongWork[bytearray]]
 
 _DETECT_FORMAT = 32 + zlib.MAX_WBITS
 _REPLY_FORMAT = {GZIP: 16 + zlib.MAX_WBITS, DEFLATE: zlib.MAX_WBITS}
@@ -73,7 +73,9 @@ def decompress(
     return first, partial(_rest, stream, first, body, limit)
 
 
-def _rest(stream: zlib._Decompress, first: bytes, body: bytes | memoryview, limit: int, keep: Keep) -> Steps[bytearray]:
+def _rest(
+    stream: zlib._Decompress, first: bytes, body: bytes | memoryview, limit: int, keep: Keep
+) -> LongWork[bytearray]:
     keep(len(first))
     content = bytearray(first)
     at = _INPUT
@@ -112,7 +114,7 @@ def compress(parts: Iterable[bytes | memoryview], encoding: str) -> Sequence[byt
     return finish(compress_steps(parts, encoding, lambda nbytes: None))
 
 
-def compress_steps(parts: Iterable[bytes | memoryview], encoding: str, keep: Keep) -> Steps[Sequence[bytes]]:
+def compress_steps(parts: Iterable[bytes | memoryview], encoding: str, keep: Keep) -> LongWork[Sequence[bytes]]:
     """As `compress`, in steps; calls `keep(nbytes)` with what is made."""
     stream = zlib.compressobj(wbits=_REPLY_FORMAT[encoding])
     compressed = []

@@ -47,7 +47,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     ) -> None:
         # Global state
         self._shared = shared
-        self._ingress = shared.ingress
+        self._server = shared.server
         self._server_state = server_state
         self._make_fallback: Callable[[], PassedOn]
         if shared.passing_on is None:
@@ -234,7 +234,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return sent_memory.wrap(part, reply.blocks)
         if len(part) <= FREE_BYTES:
             return part
-        share = self._ingress.heap.share()
+        share = self._server.heap.share()
         share.add(len(part))
         return sent_memory.wrap_text(part, share)
 
@@ -264,4 +264,4 @@ class HttpConnection(asyncio.BufferedProtocol):
         if (reader.pending or reader.paused) and not self.write_paused:
             # From the event loop, not from here: a long pipeline must not become a deep recursion. And in turn: those
             # who ask without waiting for answers get one in each pass, all together.
-            self._ingress.offload.in_turn(reader.go_on)
+            self._server.offload.in_turn(reader.go_on)

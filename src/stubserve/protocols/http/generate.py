@@ -30,8 +30,8 @@ from stubserve.protocols.http.generate_decode import decode_generate
 from stubserve.protocols.http.generate_encode import document_steps, encode_document, is_large
 from stubserve.protocols.http.infer_encode import encode_error
 from stubserve.protocols.http.reply import JSON, Reply
+from stubserve.protocols.inference_server import InferenceServer
 from stubserve.protocols.placement import BodyPlacer
-from stubserve.protocols.serving import Ingress
 
 log = logging.getLogger("stubserve.http")
 
@@ -56,7 +56,7 @@ class GenerateCall(Call):
     def __init__(
         self,
         model: ServedModel,
-        ingress: Ingress,
+        server: InferenceServer,
         streamed: bool,
         on_complete: Callable[[GenerateCall], None] | None = None,
         context: Callable[[], str | None] = lambda: None,
@@ -64,11 +64,11 @@ class GenerateCall(Call):
         super().__init__(model)
         self._context = context
         self._on_complete = on_complete
-        self._ingress = ingress
+        self._server = server
         self._streamed = streamed
         # What is kept in the heap: of the request, and of its answers that have not been taken
-        self._share = ingress.heap.share()
-        self._texts = ingress.heap.share()
+        self._share = server.heap.share()
+        self._texts = server.heap.share()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._responses = 0
@@ -88,15 +88,15 @@ class GenerateCall(Call):
 
     def start(self, body: bytes) -> None:
         """Decodes, checks and submits."""
-        placer = BodyPlacer(b"", None, 0, self._ingress.store)
+        placer = BodyPlacer(b"", None, 0, self._server.store)
         self._submit(decode_generate(body, self.model.signature, placer), len(body))
 
     async def start_in_steps(self, body: bytes) -> None:
         """As `start`, for a large body."""
-        ingress = self._ingress
-        request = await ingress.large_json.read_generate(body, self.model.signature, ingress.store)
+        server = self._server
+        request = await server.large_json.read_generate(body, self.model.signature, server.store)
         try:
-            await ingress.offload.run(admit_steps(request, self.model.signature))
+            await server.offload.run(admit_steps(request, self.model.signature))
         except BaseException:
             drop_blocks(request.inputs)
             raise
@@ -185,7 +185,7 @@ class GenerateCall(Call):
 
     async def _encode_in_turn(self) -> None:
         """Encodes the responses that wait, and takes them, in their order."""
-        offload = self._ingress.offload
+        offload = self._server.offload
         try:
             while self._waiting:
                 request, response, blocks = self._waiting[0]

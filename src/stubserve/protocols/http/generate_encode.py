@@ -6,9 +6,9 @@ import functools
 from math import prod
 
 from stubserve.errors import unsupported
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
-from stubserve.inference.steps import Steps
 from stubserve.inference.tensor import Tensor
 from stubserve.protocols.http import json_text
 from stubserve.protocols.http.compression import Keep
@@ -43,7 +43,7 @@ def _form(model: str, version: int, output: str, has_id: bool) -> bytes:
     )
 
 
-def document_steps(request: Request, response: Response, signature: Signature, keep: Keep) -> Steps[bytes]:
+def document_steps(request: Request, response: Response, signature: Signature, keep: Keep) -> LongWork[bytes]:
     """As `encode_document`, in steps; calls `keep(nbytes)` with what is made."""
     members = _members(request, response, signature)
     for tensor in response.outputs:

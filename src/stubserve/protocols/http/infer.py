@@ -12,10 +12,10 @@ from stubserve.errors import ServeError, internal, unsupported
 from stubserve.inference.admission import admit_steps
 from stubserve.inference.call import Call
 from stubserve.inference.heap_account import FREE_BYTES, HeapShare, kept_by
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
-from stubserve.inference.steps import Steps
 from stubserve.inference.tensor import drop_blocks
 from stubserve.protocols import region_strings
 from stubserve.protocols.forwarding import HeaderForwarding
@@ -24,10 +24,10 @@ from stubserve.protocols.http.head import RequestHead
 from stubserve.protocols.http.infer_decode import decode, parse_header_length
 from stubserve.protocols.http.infer_encode import encode, encode_error, encode_steps, is_large
 from stubserve.protocols.http.reply import Reply
+from stubserve.protocols.inference_server import InferenceServer
 from stubserve.protocols.offload import LARGE_BYTES
 from stubserve.protocols.placement import BodyPlacer
 from stubserve.protocols.reply_format import ReplyFormat
-from stubserve.protocols.serving import Ingress
 
 log = logging.getLogger("stubserve.http")
 
@@ -39,16 +39,16 @@ class HttpInferCall(Call):
     once; what is large is done in steps, or elsewhere, by a task of the call's own (see `protocols.offload`).
     """
 
-    __slots__ = ("_head", "_ingress", "_on_reply", "_share", "_start_ns", "_task", "reply_format")
+    __slots__ = ("_head", "_on_reply", "_server", "_share", "_start_ns", "_task", "reply_format")
 
     protocol = "HTTP"
 
     def __init__(
-        self, model: ServedModel, head: RequestHead, ingress: Ingress, on_reply: Callable[[Reply], None]
+        self, model: ServedModel, head: RequestHead, server: InferenceServer, on_reply: Callable[[Reply], None]
     ) -> None:
         super().__init__(model)
         self._head = head
-        self._ingress = ingress
+        self._server = server
         self._on_reply = on_reply
         self._start_ns = time.monotonic_ns()
         # What is long about it is done by a task, and what it keeps in the heap is counted
@@ -75,7 +75,7 @@ class HttpInferCall(Call):
                 raise unsupported("HTTP end point doesn't support models with decoupled transaction policy")
             rest: RestOfContent | None = None
             if head.content_encoding is not None:
-                content, rest = decompress(body, head.content_encoding, self._ingress.max_input_size, LARGE_BYTES)
+                content, rest = decompress(body, head.content_encoding, self._server.max_input_size, LARGE_BYTES)
                 if rest is not None or content is not body:
                     body, block, offset = content, None, 0
             if rest is not None or self._is_long_to_read(body):
@@ -114,19 +114,19 @@ class HttpInferCall(Call):
         return len(body) if json_length is None else json_length
 
     def _decode(self, body: bytes | memoryview, block: Block | None, offset: int) -> tuple[Request, ReplyFormat]:
-        ingress = self._ingress
+        server = self._server
         json_length = parse_header_length(self._head.header_length, len(body))
         if (len(body) if json_length is None else json_length) > FREE_BYTES and self._share is None:
-            self._share = ingress.heap.share()
+            self._share = server.heap.share()
         return decode(
             body,
             json_length,
             self.model.signature,
             block,
             offset,
-            ingress.store,
-            ingress.max_input_size,
-            ingress.regions,
+            server.store,
+            server.max_input_size,
+            server.regions,
         )
 
     async def _start_in_steps(
@@ -145,8 +145,8 @@ class HttpInferCall(Call):
     async def _admit_strings(self, request: Request, reply_format: ReplyFormat) -> tuple[Request, ReplyFormat]:
         """The request, admitted. Raises ServeError, and then nothing is held."""
         try:
-            await self._ingress.offload.run(region_strings.read(request, self._ingress.block))
-            await self._ingress.offload.run(admit_steps(request, self.model.signature))
+            await self._server.offload.run(region_strings.read(request, self._server.block))
+            await self._server.offload.run(admit_steps(request, self.model.signature))
         except BaseException:
             drop_blocks(request.inputs)
             raise
@@ -169,25 +169,25 @@ class HttpInferCall(Call):
         self, body: bytes | memoryview, block: Block | None, offset: int, rest: RestOfContent | None
     ) -> tuple[Request, ReplyFormat]:
         """The request, admitted. Raises ServeError, and then nothing is held."""
-        ingress = self._ingress
+        server = self._server
         head = self._head
         if rest is not None:
-            self._share = self._share or ingress.heap.share()
-            body = memoryview(await ingress.offload.run(rest(self._share.add)))
+            self._share = self._share or server.heap.share()
+            body = memoryview(await server.offload.run(rest(self._share.add)))
         size = self._text_length(body)
-        if LARGE_BYTES < size <= ingress.max_input_size:
-            self._share = self._share or ingress.heap.share()
-            placer = BodyPlacer(body, block, offset, ingress.store, ingress.regions)
-            request, reply_format = await ingress.large_json.read_infer(
-                memoryview(body)[:size], self.model.signature, placer, ingress.max_input_size, block
+        if LARGE_BYTES < size <= server.max_input_size:
+            self._share = self._share or server.heap.share()
+            placer = BodyPlacer(body, block, offset, server.store, server.regions)
+            request, reply_format = await server.large_json.read_infer(
+                memoryview(body)[:size], self.model.signature, placer, server.max_input_size, block
             )
         else:
             request, reply_format = self._decode(body, block, offset)
         try:
-            await ingress.offload.run(region_strings.read(request, ingress.block))
+            await server.offload.run(region_strings.read(request, server.block))
             if head.infer is not None:
-                self.model = ingress.find_model(*head.infer)  # it may have been loaded anew meanwhile
-            await ingress.offload.run(admit_steps(request, self.model.signature))
+                self.model = server.find_model(*head.infer)  # it may have been loaded anew meanwhile
+            await server.offload.run(admit_steps(request, self.model.signature))
         except BaseException:
             drop_blocks(request.inputs)
             raise
@@ -200,8 +200,8 @@ class HttpInferCall(Call):
         request.texts_as_json = reply_format.all_json
         self.reply_format = reply_format
         try:
-            if self._ingress.http_forwarding is not None:
-                self._forward_headers(request, self._ingress.http_forwarding)
+            if self._server.http_forwarding is not None:
+                self._forward_headers(request, self._server.http_forwarding)
             if self._share is not None:
                 # From here on it keeps what it is made of, and no longer what that was read from.
                 self._share.drop()
@@ -232,10 +232,10 @@ class HttpInferCall(Call):
         self._on_reply(reply_to(request, response, self.model, self._head, self.reply_format))
 
     async def _reply_in_steps(self, request: Request, response: Response, blocks: list[Block]) -> None:
-        share = self._share = self._share or self._ingress.heap.share()
+        share = self._share = self._share or self._server.heap.share()
         steps = reply_steps(request, response, self.model, self._head, self.reply_format, blocks, share.add)
         try:
-            reply = await self._ingress.offload.run(steps)
+            reply = await self._server.offload.run(steps)
             self._forget()
             self._on_reply(reply)
         except asyncio.CancelledError:
@@ -288,7 +288,7 @@ def reply_steps(
     reply_format: ReplyFormat,
     blocks: Sequence[Block],
     keep: Keep,
-) -> Steps[Reply]:
+) -> LongWork[Reply]:
     """The reply that carries a large response, which lies in `blocks`; calls `keep(nbytes)` for what it makes.
 
     Raises ServeError.

@@ -21,10 +21,10 @@ from stubserve_stub.wire.datatypes import BF16, BOOL, BY_NUMBER, BYTES, FP16
 from stubserve import malloc
 from stubserve.errors import Code, ServeError, internal, invalid, unsupported
 from stubserve.inference.classification import classify, classify_steps
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.regions import write_output
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
-from stubserve.inference.steps import Steps
 from stubserve.inference.tensor import Tensor
 from stubserve.protocols.http import compression, json_text
 from stubserve.protocols.http.compression import Keep
@@ -112,7 +112,7 @@ def is_long_text(tensor: Tensor) -> bool:
 
 def encode_steps(
     request: Request, response: Response, signature: Signature, reply_format: ReplyFormat, keep: Keep
-) -> Steps[Reply]:
+) -> LongWork[Reply]:
     """As `encode`, in steps; the JSON is several parts. Calls `keep(nbytes)` before so much more of it is kept."""
     text = _Text(keep)
     binaries: list[bytes | memoryview] = []

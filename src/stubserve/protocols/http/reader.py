@@ -25,12 +25,13 @@ from stubserve.protocols.http.state import BODY, BUSY, CLOSED, HEAD, PASS, SKIP
 
 
 class RequestReader:
-    """One connection's. `inbox` is where the next read goes, unless there is an `arena_body`: then into its rest."""
+    """The reader of one connection. `inbox` is where the next read goes, unless there is an `arena_body`: then into its
+    rest."""
 
     def __init__(self, connection: Exchange, shared: Connections) -> None:
         self._connection = connection
         self._shared = shared
-        self._ingress = shared.ingress
+        self._server = shared.server
         # Per-connection state: `pending` has been read and waits for its turn
         self.inbox = shared.scratch_view
         self.pending = b""
@@ -164,7 +165,7 @@ class RequestReader:
         self._refusal = refused = None if access is None else access.inference_refusal(head)
         if length > len(data) - position or head.chunked:
             if refused is None:
-                self._refusal = refusal(head, self._ingress)
+                self._refusal = refusal(head, self._server)
             if self._refusal is not None:
                 if head.expects_continue or length > MAX_BODY_BYTES:
                     # The client may not send the body after this answer, or would send for ever: no way to go on.
@@ -188,12 +189,12 @@ class RequestReader:
                 return position + length
             connection.state = BODY
             if head.chunked or length > FREE_BYTES:
-                self._body = self._ingress.arrivals.into_heap(connection, self)
+                self._body = self._server.arrivals.into_heap(connection, self)
         return position
 
     def _begin_in_arena(self, head: RequestHead, data: bytes, position: int) -> int:
         try:
-            arena_body = place(self._ingress, head, self._connection, self)
+            arena_body = place(self._server, head, self._connection, self)
         except ServeError as error:
             self._refusal = error
             self._connection.state = SKIP
@@ -265,7 +266,7 @@ class RequestReader:
             for piece in pieces:
                 self._short_body += piece
             return
-        limit = max(self._ingress.max_input_size, 1 << 20)
+        limit = max(self._server.max_input_size, 1 << 20)
         for piece in pieces:
             if body.moved + len(piece) > limit:
                 raise invalid(

@@ -9,9 +9,9 @@ from stubserve.protocols.http.access import HttpAccess
 from stubserve.protocols.http.cors import Cors
 from stubserve.protocols.http.exchange import PassedOn
 from stubserve.protocols.http.head import HeadCache, RequestHead
+from stubserve.protocols.inference_server import InferenceServer
 from stubserve.protocols.open_connections import OpenConnections
 from stubserve.protocols.sent_memory import SentMemory
-from stubserve.protocols.serving import Ingress
 from stubserve.protocols.stall import StallWatch
 
 SCRATCH_BYTES = 64 * 1024
@@ -27,14 +27,18 @@ class Connections(StallWatch):
     """
 
     def __init__(
-        self, ingress: Ingress, cors: Cors | None = None, log_answers: bool = False, access: HttpAccess | None = None
+        self,
+        server: InferenceServer,
+        cors: Cors | None = None,
+        log_answers: bool = False,
+        access: HttpAccess | None = None,
     ) -> None:
-        super().__init__(ingress.pace)
+        super().__init__(server.pace)
         # None where everybody may ask for everything
         self.access = access
         # None where pages of other origins are not told that they may ask
         self.cors = cors
-        self.ingress = ingress
+        self.server = server
         self.scratch = bytearray(SCRATCH_BYTES)
         self.scratch_view = memoryview(self.scratch)
         self.head_view = self.scratch_view[:HEAD_BYTES]
@@ -50,11 +54,11 @@ class Connections(StallWatch):
         # In the owner, whether these are such requests: each connection has one, and is shut down behind its answer
         # where the client's connection may have another, in place of being closed
         self.have_one_request = False
-        self.open = OpenConnections(ingress.idle_timeout_s, ingress.max_connections)
-        self.send_watch = SendWatch(ingress.pressure, ingress.send_timeout_s)
+        self.open = OpenConnections(server.idle_timeout_s, server.max_connections)
+        self.send_watch = SendWatch(server.pressure, server.send_timeout_s)
 
     def where_http2_is(self) -> str:
         """For clients that speak it here."""
-        port = self.ingress.grpc_port
+        port = self.server.grpc_port
         where = f"gRPC is served on port {port}" if port else "gRPC is not served (--allow-grpc)"
         return f"this port speaks HTTP/1.1, not HTTP/2; {where}"

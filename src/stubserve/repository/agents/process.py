@@ -102,7 +102,7 @@ def _read(connection: socket.socket, waiting: dict[int, queue.SimpleQueue[dict[s
                 answer = json.loads(line)
                 waiting.pop(answer["id"]).put(answer)
     except (OSError, ValueError, KeyError) as error:
-        log.error("a repository agent has sent what is no answer: %r", error)
+        log.error("a repository agent has sent something that is not an answer: %r", error)
     for number in list(waiting):
         waiting.pop(number).put(None)
 

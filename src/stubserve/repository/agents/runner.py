@@ -23,7 +23,7 @@ _LAST = ("load_fail", "unload_complete")
 class Model:
     """What hooks are given: the model's `name`, the folder where its files are now, and the agent's `parameters`.
 
-    `new_folder` is an empty folder for who relocates the model; it goes with the model.
+    `new_folder` is an empty folder for an agent that relocates the model; it goes with the model.
     """
 
     def __init__(self, name: str, folder: str, parameters: dict[str, str], new_folder: str) -> None:

@@ -8,7 +8,7 @@
 Guarantees:
 - An object whose tag, size and time are the same is fetched once, also across restarts and for several servers.
 - A copy is one state of a model: it is listed before and after it is fetched, and where the two differ it is taken
-  again. What serves keeps the copy that it was loaded from until it is gone (`ModelCopy` is held by who loads it).
+  again. What serves keeps the copy that it was loaded from until it is gone (`ModelCopy` is held by what loads it).
 - A store that fails, is slow, or is gone changes nothing of what has been copied.
 
 What it costs: a listing per look and model, of one request for up to 1,000 objects with S3.
@@ -48,7 +48,7 @@ class ModelCopy:
     def __init__(self, folder: Path, listing: Mapping[str, Stamp]) -> None:
         self.folder = folder
         self.listing = dict(listing)
-        # In a thread: who lets go of it last may be the event loop.
+        # In a thread: the last to let go of it may be the event loop.
         self._end = weakref.finalize(self, _remove_soon, folder)
         self._end.atexit = False
 
@@ -79,7 +79,7 @@ class Mirror:
         except Exception as error:
             if self._known is None:
                 raise
-            log.warning("%s. What was known of it goes on", error)
+            log.warning("%s. The last known state of it is used", error)
         return self._known
 
     def refresh(self, name: str) -> ModelCopy:
@@ -109,7 +109,7 @@ class Mirror:
         What cannot be copied stays as it is, and the log says why. Raises ServeError at first.
         """
         if not self._looks.run(patience_s if self._known is not None else threading.TIMEOUT_MAX):
-            log.info("repository '%s' is still being looked at; what is known of it goes on", self.address)
+            log.info("repository '%s' is still being read; the last known state of it is used", self.address)
 
     def _refresh_all(self) -> None:
         names = self.names()

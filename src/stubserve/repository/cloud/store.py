@@ -1,7 +1,7 @@
 """A store of objects, as far as repositories need one: what lies below a place, and the bytes of one object.
 
-The file systems are fsspec's (s3fs, gcsfs, adlfs), imported when the first repository is opened: who has none does not
-need them. All calls block, so they are for threads; every error is a ServeError that names the address.
+The file systems are fsspec's (s3fs, gcsfs, adlfs), imported when the first repository is opened: a server without one
+does not need them. All calls block, so they are for threads; every error is a ServeError that names the address.
 """
 
 from __future__ import annotations

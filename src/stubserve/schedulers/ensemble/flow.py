@@ -49,8 +49,8 @@ class _Turn(Generic[T]):
     """One turn of all tensors.
 
     `values` are those that are there, None where they are absent; one that is used once goes when it is taken. `waits`
-    is for how many tensors each step still waits, by its index, and in the last place the caller; who waits for none
-    has had them. `uses` is how often the values are still to be taken.
+    is for how many tensors each step still waits, by its index, and in the last place the caller; one that waits for
+    none has had them. `uses` is how often the values are still to be taken.
     """
 
     __slots__ = ("uses", "values", "waits")

@@ -60,10 +60,9 @@ class Route:
     """What has to run for a set of requested outputs.
 
     `given` are the tensors of the caller, `made` those of each step, by its index; what is used by nobody is in
-    neither, so a tensor that is not in `uses` is made for nobody. `takes` are the inputs of each step, by its index,
-    and in the last place what the caller gets. `asked` are the names of the outputs that a step is asked for. `needs`
-    is how many different tensors a step waits for, and in the last place how many the caller does. `steps` are those
-    that run, `followers` those that read what a step makes.
+    neither. `takes` are the inputs of each step, by its index, and in the last place what the caller gets. `asked` are
+    the names of the outputs that a step is asked for. `needs` is how many different tensors a step waits for, and in
+    the last place how many the caller does. `steps` are those that run, `followers` those that read what a step makes.
     """
 
     outputs: tuple[str, ...]
@@ -74,7 +73,6 @@ class Route:
     takes: tuple[tuple[Taken, ...], ...]
     asked: tuple[list[str], ...]
     needs: tuple[int, ...]
-    uses: Mapping[str, int]
 
 
 class EnsemblePlan:
@@ -146,7 +144,6 @@ class EnsemblePlan:
             takes=(*(taken(step.inputs.items()) for step in self.steps), taken((name, name) for name in outputs)),
             asked=tuple([one.name for one in ones] for ones in by_step),
             needs=(*(len(set(step.inputs.values())) for step in self.steps), len(outputs)),
-            uses=uses,
         )
 
     def __repr__(self) -> str:

@@ -25,15 +25,18 @@ from __future__ import annotations
 import abc
 import itertools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from stubserve.errors import ServeError
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
 from stubserve.inference.work import Work
 from stubserve.schedulers.base import Decision, Instance, Scheduler
 from stubserve.schedulers.fifo_queue import cancellation
+from stubserve.schedulers.grouping import Grouping
 from stubserve.schedulers.hold import Hold
 from stubserve.schedulers.sequence.active import ActiveSequences
 from stubserve.schedulers.sequence.backlog import Backlog
+from stubserve.schedulers.sequence.controls import Controls
 from stubserve.schedulers.sequence.departures import Departures
 from stubserve.schedulers.sequence.queues import SlotQueues
 from stubserve.schedulers.sequence.refusals import Refusals
@@ -42,18 +45,17 @@ from stubserve.schedulers.sequence.slots import Slots
 
 
 class SequenceBatcher(Scheduler):
-    """What the strategies have in common: who has which slot, who waits for one, who is over.
-
-    `model` is for texts; an instance has `slots_each` slots; a sequence may be idle for `max_idle_us`.
-    """
+    """What the strategies have in common. An instance of the model that `config` describes has `slots_each` slots."""
 
     __slots__ = (
         "_active",
         "_answers",
         "_auto_ids",
         "_backlog",
+        "_controls",
         "_departures",
         "_executing",
+        "_grouping",
         "_hold",
         "_iterative",
         "_now_ns",
@@ -68,17 +70,18 @@ class SequenceBatcher(Scheduler):
 
     has_slots = True
 
-    def __init__(
-        self, model: str, slots_each: int, max_idle_us: int, iterative: bool = False, hold: Hold | None = None
-    ) -> None:
-        self._refusals = Refusals(model)
-        self._iterative = iterative
+    def __init__(self, config: Any, slots_each: int, hold: Hold | None = None) -> None:
+        batching = config.sequence_batching
+        self._refusals = Refusals(config.name)
+        self._controls = Controls(config)
+        self._grouping = Grouping.from_config(config) if config.max_batch_size > 1 else None
+        self._iterative: bool = batching.iterative_sequence
         self._hold = hold or Hold()
         # Whether sequences have implicit states: then work says which sequences it is of
-        self.keeps_states = False
+        self.keeps_states = bool(batching.state)
         self._auto_ids = itertools.count(1)
         # What executes many times is never idle.
-        self._active = ActiveSequences(None if iterative else max_idle_us * 1000)
+        self._active = ActiveSequences(None if self._iterative else batching.max_sequence_idle_microseconds * 1000)
         self._backlog = Backlog()
         self._slots = Slots(slots_each)
         self._queues = SlotQueues()
@@ -124,7 +127,7 @@ class SequenceBatcher(Scheduler):
     def _run(self, now_ns: int, decision: Decision) -> None:
         """Forms batches for instances that are idle; sets when to look again."""
 
-    def _cancel_elsewhere(self, request: Request) -> None:  # for who has such requests
+    def _cancel_elsewhere(self, request: Request) -> None:  # for strategies with such requests
         """A request is cancelled that waits neither in the queue of a slot nor in the backlog, if at all."""
 
     def _drain_elsewhere(self) -> list[Request]:

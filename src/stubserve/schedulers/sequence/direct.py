@@ -13,44 +13,33 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import ceil
 from operator import attrgetter
+from typing import Any
 
 from stubserve.inference.request import SEQUENCE_END, Request
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.work import Work
 from stubserve.schedulers.base import Decision, Instance
-from stubserve.schedulers.grouping import Grouping
 from stubserve.schedulers.hold import Hold
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
-from stubserve.schedulers.sequence.controls import Controls
 from stubserve.schedulers.sequence.slot import Slot
 
 _BY_INDEX = attrgetter("index")
 
 
 class DirectBatcher(SequenceBatcher):
-    """Slots are places in the batch: `max_batch_size` of an instance, one where that is 0."""
+    """Slots are places in the batch: max_batch_size of an instance, one where that is 0."""
 
-    __slots__ = ("_controls", "_delay_ns", "_due", "_enough", "_grouping", "_idle", "_ready")
+    __slots__ = ("_delay_ns", "_due", "_enough", "_idle", "_ready")
 
-    def __init__(
-        self,
-        model: str,
-        max_batch_size: int,
-        max_idle_us: int,
-        controls: Controls,
-        max_queue_delay_us: int = 0,
-        minimum_slot_utilization: float = 0.0,
-        grouping: Grouping | None = None,
-        iterative: bool = False,
-        hold: Hold | None = None,
-    ) -> None:
-        slots = max(1, max_batch_size)
-        super().__init__(model, slots, max_idle_us, iterative, hold)
-        self._controls = controls
-        self._delay_ns = max_queue_delay_us * 1000
+    def __init__(self, config: Any, hold: Hold | None = None) -> None:
+        slots = max(1, config.max_batch_size)
+        super().__init__(config, slots, hold)
+        direct = config.sequence_batching.direct
+        self._delay_ns: int = direct.max_queue_delay_microseconds * 1000
         # The configuration's number is one of 32 bits: 0.3 of ten slots are three.
-        self._enough = ceil(round(minimum_slot_utilization * slots, 4))
-        self._grouping = None if grouping is None or grouping.trivial else grouping
+        self._enough = ceil(round(direct.minimum_slot_utilization * slots, 4))
+        if self._grouping is not None and self._grouping.trivial:
+            self._grouping = None
         self._idle: set[Instance] = set()
         # Of each instance the slots that may have something to run
         self._ready: dict[Instance, dict[Slot, None]] = {}

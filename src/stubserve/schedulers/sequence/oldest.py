@@ -15,52 +15,40 @@ a sender gives late does not hold back those of other sequences.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Any
 
 from stubserve.inference.request import SEQUENCE_END, Request
 from stubserve.inference.work import Work
 from stubserve.schedulers.base import Decision, Instance
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
-from stubserve.schedulers.grouping import Grouping
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
-from stubserve.schedulers.sequence.controls import Controls
 from stubserve.schedulers.sequence.slot import Slot
 
 
 class OldestBatcher(SequenceBatcher):
-    """Slots are candidates: `candidates` sequences of an instance, as many as max_batch_size where that is 0."""
+    """Slots are candidates: max_candidate_sequences of an instance, as many as max_batch_size where that is 0.
+
+    Everything is kept back until `hold_until` requests wait (`schedulers.hold`).
+    """
 
     __slots__ = (
         "_batchers",
         "_candidates",
-        "_controls",
         "_delay_us",
         "_due",
-        "_grouping",
         "_hold_each",
         "_max_batch_size",
         "_preferred",
         "_ready",
     )
 
-    def __init__(
-        self,
-        model: str,
-        max_batch_size: int,
-        max_idle_us: int,
-        controls: Controls,
-        candidates: int = 0,
-        preferred_batch_sizes: Collection[int] = (),
-        max_queue_delay_us: int = 0,
-        grouping: Grouping | None = None,
-        iterative: bool = False,
-        hold_until: int = 0,
-    ) -> None:
-        super().__init__(model, candidates if candidates > 0 else max(1, max_batch_size), max_idle_us, iterative)
-        self._max_batch_size = max_batch_size
-        self._controls = controls
-        self._preferred = preferred_batch_sizes
-        self._delay_us = max_queue_delay_us
-        self._grouping = grouping
+    def __init__(self, config: Any, hold_until: int = 0) -> None:
+        oldest = config.sequence_batching.oldest
+        candidates: int = oldest.max_candidate_sequences
+        super().__init__(config, candidates if candidates > 0 else max(1, config.max_batch_size))
+        self._max_batch_size: int = config.max_batch_size
+        self._preferred: Collection[int] = oldest.preferred_batch_size
+        self._delay_us: int = oldest.max_queue_delay_microseconds
         self._hold_each = hold_until
         self._batchers: dict[Instance, DynamicBatcher] = {}
         # Instances whose batcher may have something to say

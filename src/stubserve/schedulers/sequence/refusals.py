@@ -39,7 +39,7 @@ class Refusals:
         )
 
     def lost(self, sequence: SequenceId, instance: str) -> ServeError:
-        """Upstream has no such text."""
+        """For a sequence whose stub has died; upstream has no such text."""
         return unavailable(
             f"sequence {sequence} of model '{self._model}' has ended because its instance '{instance}' is gone, and "
             "its state with it; begin it anew with the START flag"

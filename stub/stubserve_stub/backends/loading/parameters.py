@@ -8,7 +8,7 @@ from stubserve_stub.runtime.failure import Refusal
 
 
 class Parameters:
-    """Those of one model, whose configuration is the server's JSON. What is not given is empty, 0 or None."""
+    """The parameters of one model, whose configuration is the server's JSON. What is not given is empty, 0 or None."""
 
     def __init__(self, backend: str, config: Mapping[str, Any], settings: Mapping[str, str]) -> None:
         self._backend = backend

@@ -1,4 +1,4 @@
-"""The backend's steps: the session is made once for an instance, and completes the configuration before it serves.
+"""The backend's functions: the session is made once for an instance, and completes the configuration before it serves.
 
 What completes a configuration in upstream is a session that is thrown away. Here the stub that has completed goes on to
 serve with the same session, as that is what a load takes long for; nothing of it depends on what was completed.

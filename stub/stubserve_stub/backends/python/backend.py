@@ -128,7 +128,7 @@ class PythonBackend(Backend):
                 received.release()
             raise
         finally:
-            received.end_steps()
+            received.end_updates()
         self._current = None
         received.release()
         return entries
@@ -173,7 +173,7 @@ class PythonBackend(Backend):
         for number, index in self._senders.report_dropped(self._instance.name):
             self.host.log(
                 codes.LOG_WARNING,
-                "worker.py",
+                "backend.py",
                 0,
                 "Model '{}' let go of the response sender of request {} of batch {} without the final flag".format(
                     self._instance.name, index, number

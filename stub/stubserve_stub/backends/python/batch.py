@@ -13,7 +13,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 import numpy as np
 
 from stubserve_stub.api.constants import REQUEST_RELEASE_RESCHEDULE
-from stubserve_stub.api.encoding import encode_states, encode_step
+from stubserve_stub.api.encoding import encode_and_keep, encode_states
 from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender, Senders
@@ -22,7 +22,7 @@ from stubserve_stub.backends.python.model import ContractBroken
 from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.region_batch import RegionBatch, SlotOutputs
-from stubserve_stub.runtime.states import States, Step
+from stubserve_stub.runtime.states import States, StateUpdate
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.messages import Entry, WireRequest
 
@@ -51,11 +51,11 @@ class ModelBatch:
         # Of each request, whether its client gets the strings of outputs as JSON
         self._as_json = [wire is not None and wire[2] >= messages.TEXTS_AS_JSON for wire in wire_requests]
         # What each request does with the states of its sequence; empty for models without implicit state
-        self._steps: Sequence[Step] = ()
+        self._updates: Sequence[StateUpdate] = ()
         if states is not None:
-            self._steps = states.steps(sequences, [request._flags for request in self.requests])
-            for request, step in zip(self.requests, self._steps):
-                for tensor, spec in zip(step.tensors, states.specs):
+            self._updates = states.updates(sequences, [request._flags for request in self.requests])
+            for request, update in zip(self.requests, self._updates):
+                for tensor, spec in zip(update.tensors, states.specs):
                     request._inputs.append(state_tensor(states, tensor, spec.in_place))
 
     def _request(self, wire: Optional[WireRequest], output_names: List[str]) -> InferenceRequest:
@@ -91,8 +91,8 @@ class ModelBatch:
         for index, candidate in enumerate(self.requests):
             if candidate is request:
                 own = [entry for entry in self._tensors if any(entry[1] is tensor for tensor in request._inputs)]
-                step = self._steps[index] if self._steps else None
-                return self._senders.create((self.number, index), request._requested_output_names, own, step)
+                update = self._updates[index] if self._updates else None
+                return self._senders.create((self.number, index), request._requested_output_names, own, update)
         return self._senders.closed()
 
     def check(self, result: Any) -> List[Optional[InferenceResponse]]:
@@ -121,9 +121,9 @@ class ModelBatch:
         entries: List[Entry] = []
         try:
             for index, (request, response) in enumerate(zip(self.requests, responses)):
-                step = self._steps[index] if self._steps else None
+                update = self._updates[index] if self._updates else None
                 outputs = None if self._regions is None else self._regions.outputs(index)
-                entries.append(self._entry(request, response, step, outputs, self._as_json[index]))
+                entries.append(self._entry(request, response, update, outputs, self._as_json[index]))
         except BaseException:
             self._memory.take_back(entries)
             raise
@@ -133,15 +133,15 @@ class ModelBatch:
         self,
         request: InferenceRequest,
         response: Optional[InferenceResponse],
-        step: Optional[Step],
+        update: Optional[StateUpdate],
         outputs: Optional[SlotOutputs],
         as_json: bool,
     ) -> Any:
         if request._release_flags & REQUEST_RELEASE_RESCHEDULE:
             if response is None:
                 return self._rescheduled(request)
-            if response._error is None and step is not None:
-                failure = encode_states(response, self._memory, step)
+            if response._error is None and update is not None:
+                failure = encode_states(response, self._memory, update)
                 return self._rescheduled(request) if failure is None else failure
             if response._error is None:
                 raise ContractBroken(
@@ -157,7 +157,7 @@ class ModelBatch:
                 raise ContractBroken("Unable to send response. Non-decoupled model cannot send more than one response.")
             sender._revoke()
         names = request._requested_output_names
-        return encode_step(response, names, self._memory, step, in_regions=outputs, as_json=as_json)
+        return encode_and_keep(response, names, self._memory, update, in_regions=outputs, as_json=as_json)
 
     def left_open(self) -> List[Entry]:
         """The entries of RESULT for a decoupled model: all is said, or will be, through senders."""
@@ -182,13 +182,13 @@ class ModelBatch:
             if request._sender is not None:
                 request._sender._give_up(error)
 
-    def end_steps(self) -> None:
+    def end_updates(self) -> None:
         """The batch has been executed, well or not: sequences whose last request was in it are over."""
-        for step in self._steps:
-            step.end()
+        for update in self._updates:
+            update.end()
 
     def senders(self) -> List["weakref.ref[InferenceResponseSender]"]:
-        """Those that there are, without keeping them alive."""
+        """The senders that there are, without keeping them alive."""
         return [weakref.ref(request._sender) for request in self.requests if request._sender is not None]
 
     def cancel(self, indices: Sequence[int]) -> None:

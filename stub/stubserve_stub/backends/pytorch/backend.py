@@ -1,4 +1,4 @@
-"""The backend's steps, and which of the ways to load a file is the one for it."""
+"""The backend's functions, and which of the ways to load a file is the one for it."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _results(torch: Any, spec: Any, infos: Optional[Sequence[Optional[TensorInfo
 
 
 def _leaves(tree: Any, place: str) -> Iterator[Tuple[str, Any]]:
-    """Where each tensor is."""
+    """Each leaf of dicts and lists within one another, with its place in them."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from _leaves(value, "{}[{}]".format(place, key))

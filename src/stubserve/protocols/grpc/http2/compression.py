@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Sequence
 from functools import partial
 
-from stubserve.inference.steps import Steps
+from stubserve.inference.long_work import LongWork
 from stubserve.protocols.grpc.http2.inbox import MessageRefusal
 from stubserve.protocols.grpc.transport import INTERNAL, RESOURCE_EXHAUSTED, Keep
 
@@ -28,7 +28,7 @@ def short_content(data: bytes | memoryview, most: int) -> bytes | None:
     return content if stream.eof and len(content) <= most else None
 
 
-def inflate(data: bytes | memoryview, limit: int, keep: Keep) -> Steps[list[bytes]]:
+def inflate(data: bytes | memoryview, limit: int, keep: Keep) -> LongWork[list[bytes]]:
     """A message's content, in pieces. Raises MessageRefusal, and ServeError where it cannot be kept."""
     stream = zlib.decompressobj(_DETECT_FORMAT)
     pieces: list[bytes] = []
@@ -54,7 +54,7 @@ def inflate(data: bytes | memoryview, limit: int, keep: Keep) -> Steps[list[byte
     return pieces
 
 
-def deflate(parts: Sequence[bytes | memoryview], encoding: str, level: int, keep: Keep) -> Steps[list[bytes]]:
+def deflate(parts: Sequence[bytes | memoryview], encoding: str, level: int, keep: Keep) -> LongWork[list[bytes]]:
     """A message's parts, compressed as gRPC calls `encoding`."""
     stream = zlib.compressobj(level, wbits=_FORMAT[encoding])
     pieces: list[bytes] = []

@@ -52,7 +52,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def __init__(self, shared: SharedByConnections) -> None:
         # Global state
         self._shared = shared
-        self.ingress = shared.ingress
+        self.server = shared.server
         self.small_room = shared.small_room
         self.sent_memory = shared.sent_memory
         self.stall_watch = shared.stall_watch
@@ -65,7 +65,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._pings: Pings
         self._reader = FrameReader(self)
         # What it may read at once, and whether it waits for its turn to read on
-        self._read_share = ReadShare(shared.ingress.offload, shared.scratch_view)
+        self._read_share = ReadShare(shared.server.offload, shared.scratch_view)
         self._rests = False
         # Streams: those open, and the identifiers of all
         self.streams: dict[int, Stream] = {}
@@ -125,7 +125,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         if began and self._read_share.took(perf_counter() - began) and not self._rests:
             self._rests = True
             self._transport.pause_reading()
-            self.ingress.offload.in_turn(self._read_on)
+            self.server.offload.in_turn(self._read_on)
 
     def _read_on(self) -> None:
         self._rests = False

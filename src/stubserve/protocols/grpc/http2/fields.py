@@ -50,7 +50,8 @@ class _Incomplete(Exception):
 
 
 class FieldDecoder:
-    """One connection's. `changes` grows whenever a block has changed the table: its bytes mean something else then."""
+    """The decoder of one connection. `changes` grows whenever a block has changed its table: bytes mean something else
+    then."""
 
     def __init__(self) -> None:
         # The table

@@ -93,7 +93,7 @@ class RpcHead:
 
 
 class HeadDecoder:
-    """One connection's. A block comes whole (`decode`), or in pieces: `begin`, `feed` and `end`."""
+    """The decoder of one connection. A block comes whole (`decode`), or in pieces: `begin`, `feed` and `end`."""
 
     def __init__(self) -> None:
         self._decoder = FieldDecoder()

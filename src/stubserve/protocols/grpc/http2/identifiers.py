@@ -16,7 +16,7 @@ _SKIPPED = 16
 
 
 class StreamIdentifiers:
-    """One connection's. `last` is that of the last stream which the client has opened."""
+    """The identifiers of one connection. `last` is that of the last stream that the client has opened."""
 
     __slots__ = ("_skipped", "last")
 

@@ -20,7 +20,7 @@ _MOST_BEFOREHAND = 100_000
 
 
 class Idling:
-    """One connection's. `frames` and `resets` are what counts at the moment."""
+    """The count of one connection. `frames` and `resets` are what counts at the moment."""
 
     __slots__ = ("_sent", "frames", "resets")
 

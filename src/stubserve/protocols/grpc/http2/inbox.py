@@ -19,8 +19,8 @@ from stubserve.protocols.arrival import ArenaArrival
 from stubserve.protocols.grpc.envelope import first_raw
 from stubserve.protocols.grpc.http2.frames import MAX_WINDOW
 from stubserve.protocols.grpc.transport import INTERNAL, MAX_MESSAGE_BYTES, RESOURCE_EXHAUSTED, UNIMPLEMENTED
+from stubserve.protocols.inference_server import InferenceServer
 from stubserve.protocols.pressure import Owner
-from stubserve.protocols.serving import Ingress
 from stubserve.protocols.stall import StallWatch
 
 log = logging.getLogger("stubserve.grpc")
@@ -76,8 +76,8 @@ class InboxOwner(Owner, Protocol):
 
 
 class Inbox:
-    """One stream's. `encoding` is what its compressed messages are compressed with; no message may be longer than
-    `max_bytes`. `connection` and `owner` are whose the messages are while they arrive."""
+    """The inbox of one stream. `encoding` is what its compressed messages are compressed with; no message may be longer
+    than `max_bytes`. `connection` and `owner` are whose the messages are while they arrive."""
 
     __slots__ = (
         "_arrival",
@@ -85,13 +85,13 @@ class Inbox:
         "_connection",
         "_encoding",
         "_filled",
-        "_ingress",
         "_length",
         "_max_bytes",
         "_owner",
         "_prefix",
         "_ready",
         "_room",
+        "_server",
         "_small",
         "_watch",
         "bytes_received",
@@ -100,14 +100,14 @@ class Inbox:
 
     def __init__(
         self,
-        ingress: Ingress,
+        server: InferenceServer,
         room: SmallRoom,
         connection: Hashable,
         owner: InboxOwner,
         encoding: str = "identity",
         max_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        self._ingress = ingress
+        self._server = server
         self._room = room
         self._connection = connection
         self._owner: InboxOwner | None = owner
@@ -248,7 +248,7 @@ class Inbox:
             start = 0 if self._compressed else -first_raw(beginning) % ALIGNMENT
             try:
                 assert self._owner is not None
-                self._arrival = self._ingress.arrivals.into_arena(self._connection, self._owner, length, start)
+                self._arrival = self._server.arrivals.into_arena(self._connection, self._owner, length, start)
             except ServeError as error:
                 raise _refused(error) from None
             self._ready = self._arrival.ready

@@ -16,7 +16,7 @@ from stubserve.protocols.grpc.http2.jobs import OrderedJobs
 from stubserve.protocols.grpc.http2.turn import Turn
 from stubserve.protocols.grpc.transport import INTERNAL, Prepare
 from stubserve.protocols.grpc.wire import Malformed
-from stubserve.protocols.serving import Ingress
+from stubserve.protocols.inference_server import InferenceServer
 
 log = logging.getLogger("stubserve.grpc")
 
@@ -42,15 +42,15 @@ class MessageTaker(Protocol):
 
 
 class Intake:
-    """One stream's."""
+    """The intake of one stream."""
 
-    __slots__ = ("_end_is_due", "_ingress", "_jobs", "_prepare", "_taker")
+    __slots__ = ("_end_is_due", "_jobs", "_prepare", "_server", "_taker")
 
-    def __init__(self, ingress: Ingress, prepare: Prepare | None, taker: MessageTaker) -> None:
-        self._ingress = ingress
+    def __init__(self, server: InferenceServer, prepare: Prepare | None, taker: MessageTaker) -> None:
+        self._server = server
         self._prepare = prepare
         self._taker = taker
-        self._jobs = OrderedJobs(ingress.offload)
+        self._jobs = OrderedJobs(server.offload)
         self._end_is_due = False
 
     @property
@@ -60,7 +60,7 @@ class Intake:
 
     def add(self, message: Message) -> None:
         """Takes a complete message. Raises MessageRefusal."""
-        turn = Turn(self._ingress, self._prepare, message)
+        turn = Turn(self._server, self._prepare, message)
         busy = self._jobs.busy
         try:
             steps = turn.begin()

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from stubserve.inference.steps import Steps
+from stubserve.inference.long_work import LongWork
 from stubserve.protocols.offload import Offload
 
 # Called once with the work's result, or with the exception that it ended in; with None where there was no work, or
@@ -27,7 +27,7 @@ class OrderedJobs:
 
     def __init__(self, offload: Offload) -> None:
         self._offload = offload
-        self._waiting: deque[tuple[Steps[Any] | None, Then]] = deque()
+        self._waiting: deque[tuple[LongWork[Any] | None, Then]] = deque()
         self._task: asyncio.Task[Any] | None = None
         self._dropped = False
 
@@ -35,7 +35,7 @@ class OrderedJobs:
     def busy(self) -> bool:
         return self._task is not None or bool(self._waiting)
 
-    def add(self, steps: Steps[Any] | None, then: Then) -> None:
+    def add(self, steps: LongWork[Any] | None, then: Then) -> None:
         """Has `then` called once the work and everything before it is done."""
         self._waiting.append((steps, then))
         self._go_on()

@@ -4,8 +4,9 @@ What the client's windows do not let through waits here, in order, beside what i
 be compressed, or take long to write, are worked on in steps (`jobs`), and what follows them waits for its turn. A
 stream whose one answer leaves at once (`Sender.send_whole`) never has an outbox.
 
-Guarantees: nothing overtakes anything; what lies in the heap is counted in its account; who sends is told that the
-client is behind once OUTBOX_BYTES wait, and when it has caught up; who takes nothing is watched (`departure`).
+Guarantees: nothing overtakes anything; what lies in the heap is counted in its account; the sender is told that the
+client is behind once OUTBOX_BYTES wait, and when it has caught up; a client that takes nothing is watched
+(`departure`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any, Protocol
 
 from stubserve.errors import ServeError, internal, unavailable
 from stubserve.inference.heap_account import FREE_BYTES, HeapShare
+from stubserve.inference.long_work import LongWork, finish
 from stubserve.inference.memory import Block
-from stubserve.inference.steps import Steps, finish
 from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.grpc.http2.compression import deflate
 from stubserve.protocols.grpc.http2.heads import OPENING, opening
@@ -28,9 +29,9 @@ from stubserve.protocols.grpc.http2.inbox import PREFIX_BYTES
 from stubserve.protocols.grpc.http2.jobs import OrderedJobs
 from stubserve.protocols.grpc.http2.sender import Sender, Sending
 from stubserve.protocols.grpc.transport import Keep, Parts
+from stubserve.protocols.inference_server import InferenceServer
 from stubserve.protocols.offload import LARGE_BYTES
 from stubserve.protocols.sent_memory import SentMemory
-from stubserve.protocols.serving import Ingress
 
 log = logging.getLogger("stubserve.grpc")
 
@@ -41,7 +42,7 @@ OUTBOX_BYTES = 1 << 20
 class Outlet(Protocol):
     """What an outbox needs of its connection."""
 
-    ingress: Ingress
+    server: InferenceServer
     sender: Sender
     sent_memory: SentMemory
     send_watch: SendWatch
@@ -65,8 +66,8 @@ class OutboxOwner(Sending, Protocol):
 
 
 class Outbox:
-    """One stream's. `encoding` is what its messages are compressed with. `opened` says that its headers have left, and
-    `unsent` how much the client has not taken, or not let in."""
+    """The outbox of one stream. `encoding` is what its messages are compressed with. `opened` says that its headers
+    have left, and `unsent` how much the client has not taken, or not let in."""
 
     __slots__ = (
         "_connection",
@@ -112,11 +113,11 @@ class Outbox:
         self._put(parts, blocks)
         return not self._slow
 
-    def send_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> bool:
+    def send_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> bool:
         """Takes a message that has still to be made. False: that takes a while."""
         encoding = self._encoding
 
-        def compressed(keep: Keep) -> Steps[Parts]:
+        def compressed(keep: Keep) -> LongWork[Parts]:
             parts = yield from work(keep)
             if encoding is not None:
                 parts = yield from deflate(parts, encoding, self._connection.compression_level, keep)
@@ -211,15 +212,15 @@ class Outbox:
             self._slow = True
 
     def _send_later(
-        self, work: Callable[[Keep], Steps[Parts]] | None, blocks: Sequence[Block], parts: Parts = ()
+        self, work: Callable[[Keep], LongWork[Parts]] | None, blocks: Sequence[Block], parts: Parts = ()
     ) -> bool:
         """Sends what the work makes, or these parts, in its turn. Says that the client is behind."""
         held = [block.hold() for block in blocks]
-        ingress = self._connection.ingress
+        server = self._connection.server
         if self._jobs is None:
-            self._jobs = OrderedJobs(ingress.offload)
+            self._jobs = OrderedJobs(server.offload)
         self._slow = True
-        share = ingress.heap.share()
+        share = server.heap.share()
         steps = None if work is None else work(share.add)
         self._jobs.add(steps, functools.partial(self._send_made, parts, held, share))
         return False
@@ -261,7 +262,7 @@ class Outbox:
         not before whoever sends has returned."""
         kept = self._heap_bytes
         more = (kept if kept > FREE_BYTES else 0) - self._counted
-        heap = self._connection.ingress.heap
+        heap = self._connection.server.heap
         if more < 0:
             heap.give_back(-more)
         elif more:

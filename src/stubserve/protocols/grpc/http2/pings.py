@@ -20,7 +20,8 @@ _INTERVAL_WITHOUT_CALLS_S = 7200.0
 
 
 class Pings:
-    """One connection's. `streams` are those open. `heard` is the loop's time at which the client last sent anything."""
+    """The pings of one connection. `streams` are those open. `heard` is when the client last sent anything, in the
+    event loop's time."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ _LEAST_BYTES = 16 * 1024
 
 
 class ReadShare:
-    """One connection's. `room` is where its next read goes."""
+    """The share of one connection. `room` is where its next read goes."""
 
     __slots__ = ("_offload", "_scratch", "room")
 

@@ -75,7 +75,7 @@ class FrameTaker(Protocol):
 
 
 class FrameReader:
-    """One connection's. `feed` raises ConnectionFault where the client breaks the protocol.
+    """The reader of one connection. `feed` raises ConnectionFault where the client breaks the protocol.
 
     `unfinished` says that the client has not yet said that it speaks HTTP/2, or is within a header block: until it goes
     on nothing else can be read.

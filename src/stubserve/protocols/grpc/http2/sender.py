@@ -47,7 +47,8 @@ class Sending(Protocol):
 
 
 class Sender:
-    """One connection's. `stream_window` is what the client takes on a stream before it has widened its window."""
+    """The sender of one connection. `stream_window` is how many bytes the client takes on a stream before it has
+    widened its window."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -66,8 +67,8 @@ class Sender:
         # What the next header block has to begin with
         self._before_block = b""
         self._pump_is_due = False
-        # Streams that have more to send than it takes, the longest waiting first; who waits for a window of its own is
-        # not among them: each of a client's window updates must cost no more than what it lets through.
+        # Streams that have more to send than it takes, the longest waiting first; one that waits for a window of its
+        # own is not among them: each of a client's window updates must cost no more than what it lets through.
         self.waiting: OrderedDict[Sending, None] = OrderedDict()
         # Bytes of DATA so far
         self.data_bytes = 0

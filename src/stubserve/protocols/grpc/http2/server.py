@@ -9,10 +9,10 @@ from stubserve.protocols.grpc.http2.connection import Http2Connection
 from stubserve.protocols.grpc.http2.inbox import SmallRoom
 from stubserve.protocols.grpc.http2.shared import ListedConnection
 from stubserve.protocols.grpc.service import Service
+from stubserve.protocols.inference_server import InferenceServer
 from stubserve.protocols.listening import BACKLOG, listen
 from stubserve.protocols.open_connections import OpenConnections
 from stubserve.protocols.sent_memory import SentMemory
-from stubserve.protocols.serving import Ingress
 from stubserve.protocols.stall import StallWatch
 from stubserve.protocols.tls import HANDSHAKE_S, tls_context
 from stubserve.settings import GrpcSettings
@@ -28,8 +28,8 @@ _ENCODINGS = {"low": ("gzip", 1), "medium": ("deflate", 3), "high": ("deflate", 
 class Http2Transport:
     """A listening gRPC server for a service. `port` is the one that it got. Raises OSError."""
 
-    def __init__(self, ingress: Ingress, service: Service, options: GrpcSettings) -> None:
-        self.ingress = ingress
+    def __init__(self, server: InferenceServer, service: Service, options: GrpcSettings) -> None:
+        self.server = server
         self.options = options
         self.methods = service.methods
         self.response_encoding: str | None = None
@@ -40,19 +40,19 @@ class Http2Transport:
         self.scratch_view = memoryview(bytearray(SCRATCH_BYTES))
         self.small_room = SmallRoom()
         self.sent_memory = SentMemory()
-        self.stall_watch = StallWatch(ingress.pace)
-        self.send_watch = SendWatch(ingress.pressure, ingress.send_timeout_s)
+        self.stall_watch = StallWatch(server.pace)
+        self.send_watch = SendWatch(server.pressure, server.send_timeout_s)
         self.connections: set[ListedConnection] = set()
-        self._open = OpenConnections(ingress.idle_timeout_s, ingress.max_connections)
+        self._open = OpenConnections(server.idle_timeout_s, server.max_connections)
         self._service = service
         self._tls = None if options.tls is None else tls_context(options.tls, ["h2"])
         self._listener = listen(options.address, options.port, options.reuse_port)
         self.port: int = self._listener.getsockname()[1]
-        self._server: asyncio.Server | None = None
+        self._accepting: asyncio.Server | None = None
         self._gone = asyncio.Event()
 
     async def start(self) -> None:
-        self._server = await asyncio.get_running_loop().create_server(
+        self._accepting = await asyncio.get_running_loop().create_server(
             lambda: Http2Connection(self),
             sock=self._listener,
             backlog=BACKLOG,
@@ -62,8 +62,8 @@ class Http2Transport:
 
     async def stop(self, grace_s: float) -> None:
         """No new RPCs; those that are running end, or are cut off after `grace_s`."""
-        assert self._server is not None
-        self._server.close()
+        assert self._accepting is not None
+        self._accepting.close()
         self._service.stop()
         for connection in list(self.connections):
             connection.go_away()

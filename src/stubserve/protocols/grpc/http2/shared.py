@@ -11,9 +11,9 @@ from stubserve.protocols.grpc.http2.inbox import SmallRoom
 from stubserve.protocols.grpc.http2.outbox import Outlet
 from stubserve.protocols.grpc.http2.sender import Sending
 from stubserve.protocols.grpc.transport import Method
+from stubserve.protocols.inference_server import InferenceServer
 from stubserve.protocols.open_connections import OpenConnection
 from stubserve.protocols.sent_memory import SentMemory
-from stubserve.protocols.serving import Ingress
 from stubserve.protocols.stall import StallWatch
 from stubserve.settings import GrpcSettings
 
@@ -51,7 +51,7 @@ class ListedConnection(OpenConnection, Hashable, Protocol):
 class SharedByConnections(Protocol):
     """The transport, as its connections know it."""
 
-    ingress: Ingress
+    server: InferenceServer
     options: GrpcSettings
     methods: dict[str, Method]
     response_encoding: str | None

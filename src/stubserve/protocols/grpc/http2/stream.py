@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 
 from stubserve.errors import ServeError
 from stubserve.inference.heap_account import FREE_BYTES, HeapShare
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.memory import Block
-from stubserve.inference.steps import Steps
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.heads import OPENING, RpcHead, trailers
 from stubserve.protocols.grpc.http2.inbox import RECEIVE_WINDOW, Inbox, Message, MessageRefusal
@@ -78,9 +78,7 @@ class Stream:
         # The metadata's, where that is more than a little
         self._heap_share: HeapShare | None = None
         # From the client
-        self._inbox = Inbox(
-            connection.ingress, connection.small_room, connection, self, head.encoding, method.max_bytes
-        )
+        self._inbox = Inbox(connection.server, connection.small_room, connection, self, head.encoding, method.max_bytes)
         self._intake: Intake | None = None
         self.receive_window = RECEIVE_WINDOW
         self._reading = True
@@ -198,7 +196,7 @@ class Stream:
             self.send(parts, blocks)
             self.finish(OK)
 
-    def reply_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> None:
+    def reply_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> None:
         self.send_in_steps(work, blocks)
         self.finish(OK)
 
@@ -207,7 +205,7 @@ class Stream:
             return True
         return (self._outbox or self._open_outbox()).send(parts, blocks)
 
-    def send_in_steps(self, work: Callable[[Keep], Steps[Parts]], blocks: Sequence[Block]) -> bool:
+    def send_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> bool:
         if self._status is not None:
             return True
         return (self._outbox or self._open_outbox()).send_in_steps(work, blocks)
@@ -279,7 +277,7 @@ class Stream:
                 message.drop()
             return
         if intake is None:
-            intake = self._intake = Intake(self._connection.ingress, self._method.prepare, self)
+            intake = self._intake = Intake(self._connection.server, self._method.prepare, self)
         intake.add(message)
 
     def _watch_or_not(self) -> None:
@@ -341,7 +339,7 @@ class Stream:
 
     def _count_metadata(self) -> None:
         """Tells the heap's account. Raises nothing: where there is no memory for it the RPC ends."""
-        self._heap_share = self._connection.ingress.heap.share()
+        self._heap_share = self._connection.server.heap.share()
         try:
             self._heap_share.add(self._head.nbytes)
         except ServeError as error:

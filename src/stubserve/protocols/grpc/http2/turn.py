@@ -11,38 +11,38 @@ from collections.abc import Callable
 from stubserve_stub.wire.layout import ALIGNMENT
 
 from stubserve.inference.heap_account import HeapShare
-from stubserve.inference.steps import Steps
+from stubserve.inference.long_work import LongWork
 from stubserve.protocols.grpc.envelope import first_raw
 from stubserve.protocols.grpc.http2.compression import inflate, short_content
 from stubserve.protocols.grpc.http2.inbox import Message
 from stubserve.protocols.grpc.transport import Keep, Parts, Prepare
+from stubserve.protocols.inference_server import InferenceServer
 from stubserve.protocols.offload import LARGE_BYTES
-from stubserve.protocols.serving import Ingress
 
 # What is copied in one step.
 _COPIED_BYTES = 1 << 20
 
 
 class Turn:
-    """One message's. `message` is what it is at the moment."""
+    """The turn of one message. `message` is what it has become so far."""
 
-    __slots__ = ("_ingress", "_placed", "_prepare", "_share", "message")
+    __slots__ = ("_placed", "_prepare", "_server", "_share", "message")
 
-    def __init__(self, ingress: Ingress, prepare: Prepare | None, message: Message) -> None:
-        self._ingress = ingress
+    def __init__(self, server: InferenceServer, prepare: Prepare | None, message: Message) -> None:
+        self._server = server
         self._prepare = prepare
         self.message = message
         # What is kept of it in the heap, and where the next form of it is being written
-        self._share: HeapShare = ingress.heap.share()
+        self._share: HeapShare = server.heap.share()
         self._placed: Message | None = None
 
-    def begin(self) -> Steps[None] | None:
+    def begin(self) -> LongWork[None] | None:
         """What is to be done; None where that was little, and is done.
 
         Raises MessageRefusal, ServeError and Malformed, as the steps do.
         """
         message = self.message
-        limit = self._ingress.max_input_size
+        limit = self._server.max_input_size
         if message.compressed:
             content = short_content(message.data, min(limit, LARGE_BYTES)) if len(message.data) <= LARGE_BYTES else None
             if content is None:
@@ -62,28 +62,28 @@ class Turn:
             self._placed.drop()
         self._share.drop()
 
-    def _inflate(self, limit: int) -> Steps[None]:
+    def _inflate(self, limit: int) -> LongWork[None]:
         pieces = yield from inflate(self.message.data, limit, self._share.add)
         yield from self._become(pieces)
         further = self._prepared()
         if further is not None:
             yield from further
 
-    def _prepared(self) -> Steps[None] | None:
+    def _prepared(self) -> LongWork[None] | None:
         data = self.message.data
         work = self._prepare(data) if self._prepare is not None and len(data) > LARGE_BYTES else None
         return None if work is None else self._rewrite(work)
 
-    def _rewrite(self, work: Callable[[Keep], Steps[Parts]]) -> Steps[None]:
+    def _rewrite(self, work: Callable[[Keep], LongWork[Parts]]) -> LongWork[None]:
         pieces = yield from work(self._share.add)
         yield from self._become(pieces)
 
-    def _become(self, pieces: Parts) -> Steps[None]:
+    def _become(self, pieces: Parts) -> LongWork[None]:
         """Has the pieces be the message. Raises ServeError where the arena has no place for them."""
         size = sum(map(len, pieces))
         beginning = b"".join((pieces[0], *(piece[:ALIGNMENT] for piece in pieces[1:2])))
         start = -first_raw(memoryview(beginning)) % ALIGNMENT
-        block = self._ingress.block(start + size)
+        block = self._server.block(start + size)
         placed = self._placed = Message(block.view[start : start + size], block, block.offset + start)
         view = memoryview(placed.data)
         end = 0

@@ -14,15 +14,15 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-Steps = Generator[Callable[[], Any] | None, Any, T]
+LongWork = Generator[Callable[[], Any] | None, Any, T]
 
 
-def finish(steps: Steps[T]) -> T:
+def finish(work: LongWork[T]) -> T:
     """The result, with everything done here and now."""
     try:
-        wanted = next(steps)
+        wanted = next(work)
         while True:
-            wanted = steps.send(None if wanted is None else wanted())
+            wanted = work.send(None if wanted is None else wanted())
     except StopIteration as end:
         result: T = end.value
         return result

@@ -13,8 +13,8 @@ from stubserve_stub.backends.base import Backend, InstanceFacts, ModelFiles
 from stubserve_stub.runtime.channel import EXECUTING, FINALIZING, IDLE
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.host import Host
+from stubserve_stub.runtime.main_loop import MainLoop
 from stubserve_stub.runtime.wire_batch import WireBatch
-from stubserve_stub.runtime.worker import Worker
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.places import InArena, Lent
@@ -87,53 +87,53 @@ class Channel:
 
 
 class Steps(Backend):
-    """Writes down its steps, and raises in those that are told so. `executing` runs in each batch."""
+    """Writes down which functions were called, and raises in those that are told so. `executing` runs in each batch."""
 
     def __init__(self, raising: dict[str, BaseException], executing: Callable[[WireBatch], Any]) -> None:
-        self.steps: list[str] = []
+        self.called: list[str] = []
         self.given: dict[str, Any] = {}
         self._raising = raising
         self._executing = executing
 
-    def _step(self, name: str, given: Any = None) -> None:
-        self.steps.append(name)
+    def _note(self, name: str, given: Any = None) -> None:
+        self.called.append(name)
         self.given[name] = given
         if name in self._raising:
             raise self._raising[name]
 
     def initialize(self, host: Host) -> None:
         super().initialize(host)
-        self._step("initialize", host)
+        self._note("initialize", host)
 
     def model_initialize(self, model: ModelFiles) -> None:
-        self._step("model_initialize", model)
+        self._note("model_initialize", model)
         self.methods = ["execute"]
 
     def complete_config(self, model: str, config_json: str) -> str:
-        self._step("complete_config", (model, config_json))
+        self._note("complete_config", (model, config_json))
         return "{completed}"
 
     def instance_initialize(self, instance: InstanceFacts) -> None:
-        self._step("instance_initialize", instance)
+        self._note("instance_initialize", instance)
 
     def execute(self, batch: WireBatch) -> Any:
-        self._step(f"execute {batch.number}")
+        self._note(f"execute {batch.number}")
         return self._executing(batch)
 
     def instance_finalize(self) -> None:
-        self._step("instance_finalize")
+        self._note("instance_finalize")
 
     def model_finalize(self) -> None:
-        self._step("model_finalize")
+        self._note("model_finalize")
 
     def finalize(self) -> None:
-        self._step("finalize")
+        self._note("finalize")
 
     def cancel(self, number: int, indices: Sequence[int]) -> None:
-        self._step("cancel", (number, indices))
+        self._note("cancel", (number, indices))
 
     def revoke(self, number: int) -> None:
-        self._step("revoke", number)
+        self._note("revoke", number)
 
 
 def answer(batch: WireBatch) -> Any:
@@ -142,7 +142,7 @@ def answer(batch: WireBatch) -> Any:
 
 
 class Stub:
-    """A worker with everything around it."""
+    """A main loop with everything around it."""
 
     def __init__(
         self,
@@ -155,16 +155,16 @@ class Stub:
         self.channel = Channel(batches)
         self.backend = Steps(raising or {}, executing)
         self.host = Host("m", self.channel, self.line)  # type: ignore[arg-type]
-        self.worker = Worker(self.host, BOOT, self.backend)
+        self.main_loop = MainLoop(self.host, BOOT, self.backend)
 
     def run(self) -> Stub:
-        self.worker.run()
+        self.main_loop.run()
         return self
 
 
-def test_the_seven_steps() -> None:
+def test_the_seven_functions() -> None:
     stub = Stub(batches=[1, 2]).run()
-    assert stub.backend.steps == [*LOADED, "execute 1", "execute 2", *FINALIZED]
+    assert stub.backend.called == [*LOADED, "execute 1", "execute 2", *FINALIZED]
     assert stub.backend.given["model_initialize"] == ("/m/1", "/m/1/model.py", "1.model", ["/m/1"])
     assert stub.backend.given["instance_initialize"] == ("m_0", {"a": "b"}, ["OUT"], False)
     imported, ready = stub.line.said
@@ -181,13 +181,13 @@ def test_the_seven_steps() -> None:
 
 def test_a_process_that_completes_a_configuration_only() -> None:
     stub = Stub([COMPLETE, INITIALIZE]).run()
-    assert stub.backend.steps == ["initialize", "model_initialize", "complete_config"]
+    assert stub.backend.called == ["initialize", "model_initialize", "complete_config"]
     assert stub.backend.given["complete_config"] == ("m", "{}")
     assert stub.line.said[1:] == [{"kind": "completed", "config": "{completed}"}]
 
 
 @pytest.mark.parametrize(
-    ("step", "stage"),
+    ("function", "stage"),
     [
         ("initialize", "import"),
         ("model_initialize", "import"),
@@ -204,10 +204,10 @@ def test_a_process_that_completes_a_configuration_only() -> None:
         (KeyboardInterrupt(), "KeyboardInterrupt: <EMPTY MESSAGE>\n\nAt:\n"),
     ],
 )
-def test_a_step_that_fails_ends_the_load(step: str, stage: str, error: BaseException, text: str) -> None:
-    orders = [COMPLETE] if step == "complete_config" else [INITIALIZE]
-    stub = Stub(orders, batches=[1], raising={step: error}).run()
-    assert stub.backend.steps[-1] == step
+def test_a_function_that_fails_ends_the_load(function: str, stage: str, error: BaseException, text: str) -> None:
+    orders = [COMPLETE] if function == "complete_config" else [INITIALIZE]
+    stub = Stub(orders, batches=[1], raising={function: error}).run()
+    assert stub.backend.called[-1] == function
     last = stub.line.said[-1]
     assert (last["kind"], last["stage"]) == ("failed", stage)
     assert last["error"].startswith(text)
@@ -231,12 +231,12 @@ def test_a_batch_that_fails_is_answered_with_that(error: BaseException) -> None:
 
 def test_in_a_process_that_the_model_has_forked_it_speaks_to_nobody() -> None:
     stub = Stub(batches=[1], raising={"execute 1": ValueError("in the child")})
-    stub.worker._process += 1
+    stub.main_loop._process += 1
     with pytest.raises(ValueError, match="in the child"):
         stub.run()
     assert stub.channel.sent == []
     assert stub.line.of("log") == []
-    assert stub.backend.steps == [*LOADED, "execute 1"]
+    assert stub.backend.called == [*LOADED, "execute 1"]
 
 
 def cancel(stub: Stub, number: int, *indices: int) -> None:
@@ -266,9 +266,9 @@ def test_cancelled_before_while_and_after() -> None:
     stub.run()
     assert [result[6] for result in stub.channel.sent] == [None] * 4
     assert seen == [(1, ()), (1, (3, 4)), (2, (0, 5)), (2, (0, 5)), (3, (1,)), (4, ())]
-    assert stub.worker._cancelled == {}
+    assert stub.main_loop._cancelled == {}
     # The backend hears of each, whenever it comes.
-    assert stub.backend.steps.count("cancel") == 6
+    assert stub.backend.called.count("cancel") == 6
     assert stub.backend.given["cancel"] == (1, [6])
 
 
@@ -304,7 +304,7 @@ def test_what_is_held_is_said_with_the_result(monkeypatch: pytest.MonkeyPatch) -
 
 def test_finalizers_that_raise_keep_nothing_from_being_finalized() -> None:
     stub = Stub(raising={name: SystemExit(name) for name in FINALIZED}).run()
-    assert stub.backend.steps == [*LOADED, *FINALIZED]
+    assert stub.backend.called == [*LOADED, *FINALIZED]
     lines = stub.line.of("log")
     assert [line["level"] for line in lines] == [0, 0, 0]
     for name, line in zip(FINALIZED, lines, strict=True):

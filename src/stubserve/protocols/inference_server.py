@@ -29,7 +29,7 @@ class LargeJson(Protocol):
     async def read_generate(self, text: bytes, signature: Signature, store: Store) -> Request: ...
 
 
-class Ingress(Protocol):
+class InferenceServer(Protocol):
     """The server: finds models, gives memory of the arena, and counts what is kept outside of it.
 
     `grpc_port` is 0 where gRPC is not served, `regions` None where clients may not use shared memory, `fair_queues`

@@ -1,4 +1,4 @@
-"""The loop of a stub: takes a backend through its steps, as the server asks, and batches through the backend."""
+"""The main loop of a stub: has the backend load its model and execute batches, as the server asks for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _NotLoaded(Exception):
     """A stage of the load has failed, and the parent knows."""
 
 
-class Worker:
+class MainLoop:
     """What a stub does from its first order to its last. `boot` is the message that it was started with."""
 
     def __init__(self, host: Host, boot: Dict[str, Any], backend: Backend) -> None:
@@ -214,8 +214,8 @@ class Worker:
 
     def _finalize(self) -> None:
         self._channel.set_health(FINALIZING)
-        for step in (self._backend.instance_finalize, self._backend.model_finalize, self._backend.finalize):
+        for finalize in (self._backend.instance_finalize, self._backend.model_finalize, self._backend.finalize):
             try:
-                step()
+                finalize()
             except BaseException as error:
                 self._host.log(codes.LOG_INFO, __file__, 0, for_log(error))

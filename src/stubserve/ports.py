@@ -1,0 +1,182 @@
+"""The ports of one server, from binding to the last answer.
+
+They are bound before the first model is loaded, so that a port that is taken is known at once, and so that probes and
+clients get answers meanwhile. In the end nobody connects any more, and what is under way is answered first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import socket
+from collections.abc import Callable, Iterator
+
+from stubserve.errors import ServeError
+from stubserve.fronts import (
+    GrpcTransport,
+    HttpServer,
+    grpc_server,
+    http_server,
+    metrics_server,
+    sagemaker_server,
+    vertex_server,
+)
+from stubserve.ingress.workers import Workers
+from stubserve.protocols.http.cors import Cors
+from stubserve.protocols.http.shared import Connections
+from stubserve.protocols.listening import explained, listen
+from stubserve.server import Server
+
+log = logging.getLogger("stubserve.server")
+
+# How much of --exit-timeout-secs HTTP requests may take to end; the rest is for models to finalize.
+_DRAIN_PART = 0.8
+
+# As the log calls them
+_HTTP, _METRICS = "HTTPService", "Metrics Service"
+
+
+class CannotServe(Exception):
+    """The server cannot be served; the text is for the log."""
+
+
+class Ports:
+    """What a server is asked through. Lives on the event loop."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        http = server.settings.http
+        cors = Cors(http.cors_origins) if http.cors_origins else None
+        self._connections = Connections(server, cors, server.settings.logging.access, server.http_access)
+        self._http: dict[str, tuple[HttpServer, socket.socket]] = {}
+        self._grpc: GrpcTransport | None = None
+        self._workers: Workers | None = None
+        self._serving: list[asyncio.Task[None]] = []
+        self._stopping_grpc: asyncio.Task[None] | None = None
+        self._log_requests_if_verbose()
+        server.log_settings.watchers.add(self._log_requests_if_verbose)
+
+    # The start
+
+    async def open(self) -> None:
+        """Binds all ports; gRPC is served from now on. Raises CannotServe."""
+        for name, protocol, address, port, make in self._wanted():
+            try:
+                shared = name == _HTTP and self._server.settings.http.reuse_port
+                self._http[name] = (make(self._server), listen(address, port, shared))
+            except OSError as error:
+                text = f"Socket '{address}:{port}' cannot be opened: {explained(error, protocol)}"
+                raise CannotServe(text) from None
+            except ServeError as error:
+                raise CannotServe(f"error: creating server: {error.status_text}") from None
+        grpc = self._server.settings.grpc
+        if grpc.allow:
+            try:
+                self._grpc = grpc_server(self._server)
+            except OSError as error:
+                text = f"failed to start gRPC at '{grpc.address}:{grpc.port}': {explained(error, 'grpc')}"
+                raise CannotServe(text) from None
+            await self._grpc.start()
+            self._server.grpc_port = self._grpc.port
+
+    def _wanted(self) -> Iterator[tuple[str, str, str, int, Callable[[Server], HttpServer]]]:
+        """What uvicorn is to serve: name in the log and in flags, address, port, and what makes it."""
+        settings = self._server.settings
+        address = settings.http.address
+        if settings.http.allow:
+            make_http = functools.partial(http_server, connections=self._connections)
+            yield _HTTP, "http", address, settings.http.port, make_http
+        if settings.metrics.allow:
+            yield _METRICS, "metrics", settings.metrics_address, settings.metrics.port, metrics_server
+        if settings.sagemaker.allow:
+            yield "Sagemaker HTTPService", "sagemaker", address, settings.sagemaker.port, sagemaker_server
+        if settings.vertex.allow:
+            yield "Vertex AI HTTPService", "vertex-ai", address, settings.vertex.port, vertex_server
+
+    def serve(self) -> None:
+        """Accepts connections from now on. Raises CannotServe."""
+        if self._server.settings.http.workers:
+            try:
+                self._workers = Workers(self._server)
+                self._workers.start()
+            except OSError as error:
+                raise CannotServe(f"HTTP workers cannot be started: {error}") from None
+            self._http[_HTTP][0].give = self._workers.give
+        loop = asyncio.get_running_loop()
+        self._serving = [loop.create_task(front.serve([listener])) for front, listener in self._http.values()]
+
+    async def ready(self) -> None:
+        """Logs where the server can be asked, as soon as its workers take connections."""
+        if self._workers is not None:
+            await self._workers.ready()
+        if self._grpc is not None:
+            log.info("Started GRPCInferenceService at %s:%d", self._server.settings.grpc.address, self._grpc.port)
+        for name, (_, listener) in self._http.items():
+            log.info("Started %s at %s:%d", name, *listener.getsockname()[:2])
+
+    def addresses(self) -> dict[str, str]:
+        """Where the server can be asked, by protocol, as people on this machine write it."""
+        settings = self._server.settings
+        scheme = "http" if settings.http.tls is None else "https"
+        addresses = {}
+        if _HTTP in self._http:
+            served = self._server.serving()
+            model = f"/{served[0].name}/infer" if served else ""
+            where = f"{_host(settings.http.address)}:{self._port(_HTTP)}"
+            addresses["HTTP"] = f"{scheme}://{where}/v2/models{model}"
+        if self._grpc is not None:
+            addresses["gRPC"] = f"{_host(settings.grpc.address)}:{self._grpc.port}"
+        if _METRICS in self._http:
+            where = f"{_host(settings.metrics_address)}:{self._port(_METRICS)}"
+            addresses["Metrics"] = f"{scheme}://{where}/metrics"
+        return addresses
+
+    def _port(self, name: str) -> int:
+        port: int = self._http[name][1].getsockname()[1]
+        return port
+
+    # The end
+
+    async def begin_drain(self) -> None:
+        """The requests over HTTP that are under way now are those that `drain` waits for."""
+        self._connections.open.begin_drain()
+        if self._workers is not None:
+            await self._workers.begin_drain()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Nobody connects any more. Waits until requests over HTTP are answered, for 0.8 of `timeout_s` at most.
+
+        Those over gRPC have all of `timeout_s`; `close` waits for them.
+        """
+        if self._grpc is not None:
+            self._stopping_grpc = asyncio.get_running_loop().create_task(self._grpc.stop(timeout_s))
+        if _HTTP in self._http:
+            self._http[_HTTP][0].stop()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._drained(), timeout_s * _DRAIN_PART)
+
+    async def _drained(self) -> None:
+        if self._workers is not None:
+            await self._workers.drain()
+        await self._connections.open.drain()
+
+    async def close(self) -> None:
+        """Closes what is still open."""
+        if self._stopping_grpc is not None:
+            await self._stopping_grpc
+        if self._workers is not None:
+            await self._workers.stop()
+        for front, _ in self._http.values():
+            front.stop()
+        await asyncio.gather(*self._serving)
+
+    def _log_requests_if_verbose(self) -> None:
+        self._connections.log_requests = self._server.log_settings.verbose
+
+
+def _host(address: str) -> str:
+    if address in ("0.0.0.0", "::"):
+        return "localhost"
+    return f"[{address}]" if ":" in address else address
