@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stubserve.inference.trace import Asking, Trace
+from stubserve.inference.trace import Asking, Sampler, Trace
 
 
-class Collected:
+class Collected(Sampler):
     """Samples every call, and keeps the trees of traces that come of it."""
 
     tensors = True

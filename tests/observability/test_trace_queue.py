@@ -44,6 +44,30 @@ def test_long_ids_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     assert "1 traces are lost" in caplog.text
 
 
+class Counted(TraceQueue):
+    """Remembers how many traces each tree had that it was given at a time."""
+
+    def __init__(self) -> None:
+        super().__init__(1000, 4, 60.0)
+        self.written: list[list[int]] = []
+
+    def write(self, items: Sequence[Item]) -> None:
+        self.written.append([len(tree) for tree, _ in items])
+
+
+def test_not_too_many_traces_are_written_at_a_time() -> None:
+    """For others wait meanwhile: but a tree stays whole."""
+    queue = Counted()
+    tracer = Tracer(TraceRules(), queue, spans=False)
+    for children in 0, 1, 4:
+        root = Trace(tracer, "m", 1, "HTTP", 1)
+        for _ in range(children):
+            root.child("n", 1, 1).end(request())
+        root.end(request())
+    queue.close()
+    assert queue.written == [[1, 2], [5]]
+
+
 def test_the_file_says_how_many_tensors_are_left_out(tmp_path: Path) -> None:
     file = TraceFile(str(tmp_path / "traces.json"))
     tracer = Tracer(TraceRules((TENSORS,)), file, spans=False)

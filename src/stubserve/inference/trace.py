@@ -280,11 +280,12 @@ class Asking(Protocol):
         """The value of `traceparent` that came with the request."""
 
 
-class Sampler(Protocol):
-    """Decides which requests to a model are traced."""
+class Sampler:
+    """Decides which requests to a model are traced. A class, for each request asks it: compiled, that is one jump."""
 
     def sample(self, call: Asking) -> Trace | None:
         """The trace of a request that is submitted now, if it is to be traced."""
+        raise NotImplementedError
 
 
 class ModelTracing:

@@ -7,25 +7,24 @@ HTTP's `infer` refuses, so the owner does that.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from stubserve.errors import overloaded
-from stubserve.inference.call import Call
 from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
-from stubserve.inference.trace import ModelTracing
+from stubserve.inference.trace import Asking, ModelTracing, Sampler
 from stubserve.ingress.line import Line
 from stubserve.ingress.messages import MOST_DESCRIBED, Description
 from stubserve.model_config.proto import ModelConfig
 
 
-class Contexts:
+class Contexts(Sampler):
     """Where owners trace for others, in the place of a sampler: keeps a request's `traceparent` until it is sent."""
 
     def __init__(self) -> None:
         self._context: str | None = None
 
-    def sample(self, call: Call) -> None:
+    def sample(self, call: Asking) -> None:
         self._context = call.trace_context()
 
     def take(self) -> str | None:
@@ -57,7 +56,7 @@ class RemoteModel:
         self._line = line
         self._contexts = contexts
         self.tracing = ModelTracing()
-        self.tracing.sampler = cast(Any, contexts)
+        self.tracing.sampler = contexts
         self.name = name
         self.version = version
         self.described = described

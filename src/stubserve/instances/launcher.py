@@ -36,13 +36,24 @@ class Program:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-class Launcher:
-    """Makes stubs for the model version in `version_dir`.
+@dataclass(frozen=True)
+class StubOptions:
+    """How the stubs of a model run.
 
-    `threads` limits onnxruntime's threads (0: not at all); for other libraries the environment's variables do.
-    `execute_timeout_s` is how long an `execute` may take where the model does not say (0: as long as it likes);
-    `check_outputs` is which answers are compared with the configuration: never, first or always.
+    With `terminal` one has the server's terminal, for a debugger. `threads` limits onnxruntime's threads (0: not at
+    all); for other libraries the environment's variables do. `execute_timeout_s` is how long an `execute` may take
+    where the model does not say (0: as long as it likes); `check_outputs` is which answers are compared with the
+    configuration: never, first or always.
     """
+
+    terminal: bool = False
+    threads: int = 0
+    execute_timeout_s: float = 0.0
+    check_outputs: str = "never"
+
+
+class Launcher:
+    """Makes stubs for the model version in `version_dir`."""
 
     def __init__(
         self,
@@ -52,10 +63,7 @@ class Launcher:
         version_dir: Path,
         program: Program,
         services: Services,
-        terminal: bool = False,
-        threads: int = 0,
-        execute_timeout_s: float = 0.0,
-        check_outputs: str = "never",
+        options: StubOptions | None = None,
     ) -> None:
         self._memory = memory
         self._environment = environment
@@ -63,13 +71,11 @@ class Launcher:
         self._version_dir = version_dir
         self._program = program
         self._services = services
-        self._terminal = terminal
-        self._threads = threads
-        self._execute_timeout_s = execute_timeout_s
-        self._check_outputs = check_outputs
+        self._options = options or StubOptions()
 
     def boot(self, instance: str) -> Stub:
         """A stub that is importing the model. Raises ServeError if no process can be started."""
+        options = self._options
         return Stub(
             instance,
             self._environment,
@@ -82,13 +88,13 @@ class Launcher:
                 "module": self._program.module,
                 "paths": [str(folder) for folder in self._program.search_path],
                 "version_dir": str(self._version_dir),
-                "threads": self._threads,
-                "terminal": self._terminal,
-                "check_outputs": self._check_outputs,
+                "threads": options.threads,
+                "terminal": options.terminal,
+                "check_outputs": options.check_outputs,
             },
             log_from_stub,
             self._services,
-            self._terminal,
+            options.terminal,
         )
 
     async def initialize(self, stub: Stub, spec: InstanceSpec, config: Any, config_json: str) -> None:
@@ -99,7 +105,7 @@ class Launcher:
         arguments = initialize_arguments(spec, config.name, config_json, self._model_dir, self._version_dir.name)
         outputs = [output.name for output in config.output]
         decoupled = config.model_transaction_policy.decoupled
-        limit = execute_timeout(config, self._execute_timeout_s)
+        limit = execute_timeout(config, self._options.execute_timeout_s)
         await stub.handshake.initialize(spec.name, arguments, outputs, decoupled)
         stub.work.watch.limit(limit)
 

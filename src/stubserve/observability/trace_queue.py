@@ -11,7 +11,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from stubserve.inference.trace import Trace
 from stubserve.observability.tracing import Tracer
@@ -41,7 +41,7 @@ class TraceQueue:
         self._traces = 0
         self._bytes = 0
         self._closing = False
-        self._thread: threading.Thread | None = None
+        self._writer: threading.Thread | None = None
         # What was lost, ever, and of which the log has not told
         self.dropped = 0
         self._untold = 0
@@ -57,16 +57,16 @@ class TraceQueue:
 
     def retire(self, tracer: Tracer) -> None:
         with self._news:
-            if self._thread is not None:
+            if self._writer is not None:
                 self._append(((), tracer), 0, 0)
 
     def close(self) -> None:
         with self._news:
             self._closing = True
             self._news.notify()
-        if self._thread is not None:
-            self._thread.join(_CLOSE_S)
-            if self._thread.is_alive():
+        if self._writer is not None:
+            self._writer.join(_CLOSE_S)
+            if self._writer.is_alive():
                 log.warning("traces that could not be written within %g s are lost", _CLOSE_S)
 
     def write(self, items: Sequence[Item]) -> None:
@@ -86,9 +86,9 @@ class TraceQueue:
         was_enough = self._traces >= self._enough
         self._traces += traces
         self._bytes += nbytes
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="stubserve-traces", daemon=True)
-            self._thread.start()
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._run, name="stubserve-traces", daemon=True)
+            self._writer.start()
         elif len(self._items) == 1 or (not was_enough and self._traces >= self._enough):
             self._news.notify()
 
@@ -107,8 +107,7 @@ class TraceQueue:
                 self._news.wait_for(lambda: self._traces >= self._enough or self._closing, self._delay_s)
                 items = list(self._items)
                 closing = self._closing
-            for begin in range(0, len(items), self._enough):
-                part = items[begin : begin + self._enough]
+            for part in self._parts(items):
                 try:
                     self.write(part)
                 except Exception as error:
@@ -127,7 +126,30 @@ class TraceQueue:
                     log.warning("the last traces could not be written: %s", error)
                 return
 
+    def _parts(self, items: Sequence[Item]) -> Iterator[list[Item]]:
+        """What is written at a time: no more than `enough` traces, or a single tree.
+
+        Compiled code keeps the interpreter's lock from one call of the system to the next.
+        """
+        part: list[Item] = []
+        traces = 0
+        for item in items:
+            traces += len(item[0])
+            if part and traces > self._enough:
+                yield part
+                part, traces = [], len(item[0])
+            part.append(item)
+        if part:
+            yield part
+
 
 def _nbytes(tree: Sequence[Trace]) -> int:
     """About what its traces take of what clients and models can make large."""
-    return sum(trace.kept + sys.getsizeof(trace.request_id) + sys.getsizeof(trace.error) for trace in tree)
+    nbytes = 0
+    for trace in tree:
+        nbytes += trace.kept
+        if trace.request_id:
+            nbytes += sys.getsizeof(trace.request_id)
+        if trace.error:
+            nbytes += sys.getsizeof(trace.error)
+    return nbytes

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from stubserve.inference.trace import TENSOR_BYTES, Asking, ModelTracing, Parent, Trace
+from stubserve.inference.trace import TENSOR_BYTES, Asking, ModelTracing, Parent, Sampler, Trace
 from stubserve.tracing_settings import OPENTELEMETRY, TIMESTAMPS, TracingSettings
 
 TENSORS, OFF = "TENSORS", "OFF"
@@ -49,7 +49,7 @@ class Destination(Protocol):
         """Writes what is there, for two seconds at most."""
 
 
-class Tracer:
+class Tracer(Sampler):
     """Samples requests by one set of rules, and passes on their traces."""
 
     def __init__(self, rules: TraceRules, destination: Destination, spans: bool) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stubserve.environments.resolve import Environments
-from stubserve.instances.launcher import Launcher, Program
+from stubserve.instances.launcher import Launcher, Program, StubOptions
 from stubserve.instances.memory import Memory
 from stubserve.instances.services import Services
 from stubserve.instances.threads import thread_variables, threads_per_instance
@@ -58,18 +58,13 @@ class Launchers:
         )
         if threads:
             log.debug("'%s' version %d: %d threads per instance", name, version, threads)
-        launcher = self._make(
-            self._memory,
-            environment,
-            model_dir,
-            files.version_dir,
-            program,
-            services,
+        options = StubOptions(
             self._settings.gives_terminal(name),
             threads,
             self._settings.execute_timeout_secs,
             self._settings.check_outputs,
         )
+        launcher = self._make(self._memory, environment, model_dir, files.version_dir, program, services, options)
         return launcher, config, not files.program_is_missing
 
     def _mention_batch_size(self, backend: str) -> None:

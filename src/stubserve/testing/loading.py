@@ -48,14 +48,7 @@ def load(
         raise FileNotFoundError(f"there is no model's folder {path}")
     found = ModelFolder(path.name, path, path.parent)
     written = read_config(found)
-    config = ModelConfig()
-    if written is not None:
-        config.CopyFrom(written)
-    if kind is not None:
-        config.ClearField("instance_group")
-        config.instance_group.add(kind=f"KIND_{kind}")
-    config = normalise(config, found.name, path)
-    validate_directory_name(config, found.name)
+    config = _normalised(found, written, kind)
     version = version if version is not None else available_versions(found, config)[-1]
     validate_model(config)
     validate_instance_groups(config)
@@ -88,6 +81,19 @@ def load(
         surroundings.close()
         raise
     return loaded
+
+
+def _normalised(folder: ModelFolder, written: Any, kind: str | None) -> Any:
+    """The configuration as a load begins with it; `written` is that of the folder, None where there is none."""
+    config = ModelConfig()
+    if written is not None:
+        config.CopyFrom(written)
+    if kind is not None:
+        config.ClearField("instance_group")
+        config.instance_group.add(kind=f"KIND_{kind}")
+    config = normalise(config, folder.name, folder.path)
+    validate_directory_name(config, folder.name)
+    return config
 
 
 def _complete(model: Model, config: Any, *, has_config_file: bool) -> tuple[Any, str]:
