@@ -23,6 +23,7 @@ from stubserve.protocols.http.head import has_asked
 from stubserve.protocols.http.metrics import create_metrics_app
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.offload import Offload
+from stubserve.protocols.parting import wait_for_parting
 from stubserve.protocols.tls import tls_context
 from stubserve.server import Server
 
@@ -75,6 +76,13 @@ class HttpServer(uvicorn.Server):
 
     async def main_loop(self) -> None:
         await self._stopping.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for connection in self.server_state.connections:
+            transport = cast(Any, connection).transport
+            if transport is not None:
+                wait_for_parting(transport)
+        await super().shutdown(sockets)
 
     def stop(self) -> None:
         self.should_exit = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import socket
@@ -207,6 +208,23 @@ def test_the_server_ends_while_a_handshake_hangs(repository: Path, certificates:
         connection.sendall(b"\x16\x03\x01")
         assert served_serial(serving.port, certificates.client())
         assert serving.stop() == 0
+
+
+def test_the_server_ends_while_clients_keep_their_connections(repository: Path, certificates: Certificates) -> None:
+    """They read nothing, so none of them answers the last word of TLS, for which uvloop would wait 30 s."""
+    grpc_flags = tuple(flag.replace("--http", "--grpc") for flag in certificates.flags)
+    request = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+    with Serving(repository, *certificates.flags, *grpc_flags) as server, contextlib.ExitStack() as stack:
+        for port, begins in ((server.port, request), (server.metrics_port, request), (server.grpc_port, preface)):
+            context = certificates.client()
+            if begins is preface:
+                context.set_alpn_protocols(["h2"])
+            plain = socket.create_connection(("127.0.0.1", port), timeout=60)
+            connection = stack.enter_context(context.wrap_socket(plain, server_hostname="127.0.0.1"))
+            connection.sendall(begins)
+            assert connection.recv(1000)
+        assert server.stop(timeout=25) == 0
 
 
 def test_large_answers_keep_no_memory(repository: Path, certificates: Certificates) -> None:

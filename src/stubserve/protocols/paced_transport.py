@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, cast
 
+from stubserve.protocols.parting import wait_for_parting
+
 # What is encrypted at once. OpenSSL's buffer is then as large for as long as the connection lives; with 256 KiB a
 # connection that had carried 256 KiB there and back kept 600 KiB in place of 330, and was no quicker.
 _PIECE = 64 * 1024
@@ -53,7 +55,7 @@ class PacedTransport(asyncio.Transport):
         """When all has been written."""
         self._closes = True
         if not self._waiting:
-            self._transport.close()
+            self._end()
 
     def abort(self) -> None:
         self.forget()
@@ -116,7 +118,11 @@ class PacedTransport(asyncio.Transport):
             self._nbytes -= len(piece)
             self._transport.write(piece)
         if self._closes and not waiting:
-            self._transport.close()
+            self._end()
+
+    def _end(self) -> None:
+        self._transport.close()
+        wait_for_parting(self)
 
 
 class _Gone(asyncio.Transport):

@@ -19,6 +19,7 @@ from stubserve.protocols.grpc.http2.fields import TABLE_BYTES
 from stubserve.protocols.grpc.http2.frames import ConnectionFault
 from stubserve.protocols.grpc.http2.heads import OPENING, trailers
 from stubserve.protocols.grpc.transport import OK
+from stubserve.protocols.parting import wait_for_parting
 from stubserve.protocols.sent_memory import keep_sending_warm
 
 # Longer answers are not put together with their frames' heads, but sent from where they lie.
@@ -103,6 +104,7 @@ class Sender:
         """Closes the connection behind what has been written."""
         self.flush()
         self._transport.close()
+        wait_for_parting(self._transport)
 
     def lose(self) -> None:
         """The connection is gone."""
