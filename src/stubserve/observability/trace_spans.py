@@ -64,6 +64,10 @@ class SpanExport(TraceQueue):
             process.stdin.flush()
             answer = process.stdout.readline()
         if not answer:
+            # Its pipes close before it can be waited for, and the next traces are to start another.
+            self._process = None
+            process.kill()
+            process.wait()
             raise OSError("the process that exports them has ended")
         return answer == b"taken\n"
 
