@@ -14,23 +14,24 @@ always of one size would teach nothing more.
 from __future__ import annotations
 
 import math
+from typing import Final
 
 # The part that the last execution has in the line
-_PART = 1 / 32
+_PART: Final = 1 / 32
 # No doubt: so many standard errors of the slope of the line, as if it had been laid through the last 1 / _PART
-_ERRORS = 3
+_ERRORS: Final = 3
 # So many executions say nothing yet, and so many go by until halves are tried again
-FIRST = 32
-AGAIN = 64
+FIRST: Final = 32
+AGAIN: Final = 64
 # Half of less is too little work for what telling of it costs
-LEAST = 8
-NEVER = 1 << 30
+LEAST: Final = 8
+NEVER: Final = 1 << 30
 # What a second execution may cost for each request of both: less than parent and client need to follow it with another,
 # which is for how long the instance would wait
-_WAIT_NS = 25_000
+_WAIT_NS: Final = 25_000
 # And in all no more than such a part of what the requests add: then halves are answered earlier on average, even where
 # the instance would not have waited
-_OF_ALL = 2
+_OF_ALL: Final = 2
 
 
 class Cost:

@@ -26,26 +26,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from typing import Final
 
 from stubserve.inference.work import Work
 from stubserve.schedulers.cost import Cost
 
 # Executions that take less time than this are quick, and an instance is once this many in a row have been.
-QUICK_NS = 200_000
-QUICK_IN_A_ROW = 32
+QUICK_NS: Final = 200_000
+QUICK_IN_A_ROW: Final = 32
 
 # What lies ready for an instance takes about this long, each work with what the stub spends on it around the model
-AHEAD_NS = 1_000_000
-AROUND_NS = 20_000
-MOST_AHEAD = 8
+AHEAD_NS: Final = 1_000_000
+AROUND_NS: Final = 20_000
+MOST_AHEAD: Final = 8
 
 # From here on an instance has nothing to gain
-SLOW_NS = 100_000_000
+SLOW_NS: Final = 100_000_000
 # What is left of an execution when the next batch is ripe: one part of so many. It has to be read and handed out, and
 # what is left over is what requests may miss it by
-RIPE_PARTS = 8
+RIPE_PARTS: Final = 8
 # How soon it is forgotten that there were more requests at a time
-FORGOTTEN = 1 / 64
+FORGOTTEN: Final = 1 / 64
 
 
 class _Load:
