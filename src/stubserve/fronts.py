@@ -78,10 +78,10 @@ class HttpServer(uvicorn.Server):
         await self._stopping.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for connection in self.server_state.connections:
-            transport = cast(Any, connection).transport
-            if transport is not None:
-                wait_for_parting(transport)
+        # Our own connections see to it when they are closed.
+        if self._offload is None:
+            for connection in self.server_state.connections:
+                wait_for_parting(cast(Any, connection).transport)
         await super().shutdown(sockets)
 
     def stop(self) -> None:

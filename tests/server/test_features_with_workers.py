@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from tests.real_server import Answer, Serving, binary_output, binary_request, ev
 from tests.server.test_access import ADMIN, GUEST, TEXT_CONFIG, bearer
 from tests.server.test_client_regions import floats, piece
 from tests.server.test_http_workers import Ask, Way, binary, each_worker, json_request, workers
-from tests.server.test_overload import BOUNDED, WAITING
+from tests.server.test_overload import BOUNDED, WAITING, busy
 from tests.server.test_response_cache import COUNTS, ENABLED, counts
 from tests.server.test_sequences import ADDER, config
 from tests.server.test_tracing import CALLS, collector, spans_of, tracing
@@ -438,16 +437,9 @@ def test_limits(guarded: Serving) -> None:
                 refused = ask(request)
                 assert refused.status == 400
                 assert "exceeds the maximum allowed input size of 65536 bytes" in refused.error
-    head = (
-        "POST /v2/models/echo/infer HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n"
-        f"Authorization: Bearer {GUEST}\r\nContent-Length: 9\r\n\r\n"
-    )
     with contextlib.ExitStack() as stack:
         for _ in range(8):
-            client = stack.enter_context(socket.create_connection(("127.0.0.1", guarded.port), timeout=60))
-            client.sendall(head.encode())
-            # Until its head is read, a connection is idle and gives way to the next.
-            assert b" 100 Continue\r\n" in client.recv(65536)
+            stack.enter_context(busy(guarded.port, "echo", f"Authorization: Bearer {GUEST}"))
         # Each of them has its part of --max-connections, and nobody in it gives way.
         eventually(lambda: guarded.get("/v2/health/live").status == 503)
     eventually(lambda: guarded.request("GET", "/v2/health/live", headers=bearer(GUEST)).status == 200)

@@ -231,11 +231,11 @@ def test_requests_that_a_worker_passes_on_are_still_their_clients(tmp_path: Path
 
 
 @contextlib.contextmanager
-def connected(port: int) -> Iterator[socket.socket]:
-    """A connection with a request under way whose body never comes."""
-    head = b"POST /v2/models/quick/infer HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 100\r\n\r\n"
+def busy(port: int, model: str, *lines: str) -> Iterator[socket.socket]:
+    """A connection with a request under way whose body never comes; its head has these lines, too."""
+    head = [f"POST /v2/models/{model}/infer HTTP/1.1", "Host: a", "Expect: 100-continue", "Content-Length: 100", *lines]
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-        connection.sendall(head)
+        connection.sendall("\r\n".join([*head, "", ""]).encode())
         # Until its head is read, a connection is idle and gives way to the next.
         assert b" 100 Continue\r\n" in connection.recv(1000)
         yield connection
@@ -258,7 +258,7 @@ def test_connections_are_limited(repository: Path, workers: int, told: str) -> N
         idle.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
         assert idle.recv(1000).startswith(b"HTTP/1.1 200")
         for _ in range(4):
-            stack.enter_context(connected(serving.port))
+            stack.enter_context(busy(serving.port, "quick"))
         assert idle.recv(1000) == b""
 
         def refused() -> bool:

@@ -16,7 +16,9 @@ import pytest
 import tritonclient.http as triton_http
 import trustme
 
+from tools.bench.http2_client import SETTINGS, frame
 from tools.bench.processes import rss_anon
+from tools.siege.attack import GRPC_PREFACE
 
 from ..real_server import Serving, binary_request, eventually, write_model
 
@@ -51,6 +53,10 @@ class Certificates:
     @property
     def flags(self) -> tuple[str, ...]:
         return ("--http-use-ssl", f"--http-server-cert={self.certificate}", f"--http-server-key={self.key}")
+
+    @property
+    def grpc_flags(self) -> tuple[str, ...]:
+        return tuple(flag.replace("--http", "--grpc") for flag in self.flags)
 
     def client(self, known: bool = False) -> ssl.SSLContext:
         """A client's context, with a certificate of the authority where it is `known`."""
@@ -176,8 +182,7 @@ def _live(connection: http.client.HTTPSConnection) -> int:
 def test_certificates_are_exchanged(repository: Path, tmp_path: Path) -> None:
     """Over HTTP and gRPC, without a restart; a key that does not fit changes nothing."""
     certificates = Certificates(tmp_path)
-    grpc_flags = tuple(flag.replace("--http", "--grpc") for flag in certificates.flags)
-    with Serving(repository, *certificates.flags, *grpc_flags) as serving:
+    with Serving(repository, *certificates.flags, *certificates.grpc_flags) as serving:
         ports = (serving.port, serving.grpc_port, serving.metrics_port)
         context = certificates.client()
         context.set_alpn_protocols(["h2", "http/1.1"])
@@ -212,10 +217,9 @@ def test_the_server_ends_while_a_handshake_hangs(repository: Path, certificates:
 
 def test_the_server_ends_while_clients_keep_their_connections(repository: Path, certificates: Certificates) -> None:
     """They read nothing, so none of them answers the last word of TLS, for which uvloop would wait 30 s."""
-    grpc_flags = tuple(flag.replace("--http", "--grpc") for flag in certificates.flags)
     request = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
-    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-    with Serving(repository, *certificates.flags, *grpc_flags) as server, contextlib.ExitStack() as stack:
+    preface = GRPC_PREFACE + frame(SETTINGS, 0, 0)
+    with Serving(repository, *certificates.flags, *certificates.grpc_flags) as server, contextlib.ExitStack() as stack:
         for port, begins in ((server.port, request), (server.metrics_port, request), (server.grpc_port, preface)):
             context = certificates.client()
             if begins is preface:
