@@ -8,7 +8,7 @@ import functools
 import os
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol, cast
 
 import uvicorn
@@ -49,8 +49,6 @@ class HttpServer(uvicorn.Server):
         self._tls = tls
         self._stopping = asyncio.Event()
         self._offload = offload
-        # Who may take connections in this one's place
-        self.give: Callable[[socket.socket], bool] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.config.ssl = self._tls
@@ -66,7 +64,7 @@ class HttpServer(uvicorn.Server):
             app_state=self.lifespan.state,
             _loop=asyncio.get_running_loop(),
         )
-        entrances = [Entrance(one, make, has_asked, self._offload, self._tls, self.give) for one in sockets]
+        entrances = [Entrance(one, make, has_asked, self._offload, self._tls) for one in sockets]
         self.servers = cast(list[asyncio.Server], entrances)
         self.started = True
 

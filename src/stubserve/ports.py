@@ -23,7 +23,6 @@ from stubserve.fronts import (
     sagemaker_server,
     vertex_server,
 )
-from stubserve.ingress.workers import Workers
 from stubserve.protocols.http.cors import Cors
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.listening import explained, listen
@@ -52,7 +51,6 @@ class Ports:
         self._connections = Connections(server, cors, server.settings.logging.access, server.http_access)
         self._http: dict[str, tuple[HttpServer, socket.socket]] = {}
         self._grpc: GrpcTransport | None = None
-        self._workers: Workers | None = None
         self._serving: list[asyncio.Task[None]] = []
         self._stopping_grpc: asyncio.Task[None] | None = None
         self._log_requests_if_verbose()
@@ -96,21 +94,12 @@ class Ports:
             yield "Vertex AI HTTPService", "vertex-ai", address, settings.vertex.port, vertex_server
 
     def serve(self) -> None:
-        """Accepts connections from now on. Raises CannotServe."""
-        if self._server.settings.http.workers:
-            try:
-                self._workers = Workers(self._server)
-                self._workers.start()
-            except OSError as error:
-                raise CannotServe(f"HTTP workers cannot be started: {error}") from None
-            self._http[_HTTP][0].give = self._workers.give
+        """Accepts connections from now on."""
         loop = asyncio.get_running_loop()
         self._serving = [loop.create_task(front.serve([listener])) for front, listener in self._http.values()]
 
-    async def ready(self) -> None:
-        """Logs where the server can be asked, as soon as its workers take connections."""
-        if self._workers is not None:
-            await self._workers.ready()
+    def ready(self) -> None:
+        """Logs where the server can be asked."""
         if self._grpc is not None:
             log.info("Started GRPCInferenceService at %s:%d", self._server.settings.grpc.address, self._grpc.port)
         for name, (_, listener) in self._http.items():
@@ -139,11 +128,9 @@ class Ports:
 
     # The end
 
-    async def begin_drain(self) -> None:
+    def begin_drain(self) -> None:
         """The requests over HTTP that are under way now are those that `drain` waits for."""
         self._connections.open.begin_drain()
-        if self._workers is not None:
-            await self._workers.begin_drain()
 
     async def drain(self, timeout_s: float) -> None:
         """Nobody connects any more. Waits until requests over HTTP are answered, for 0.8 of `timeout_s` at most.
@@ -155,19 +142,12 @@ class Ports:
         if _HTTP in self._http:
             self._http[_HTTP][0].stop()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._drained(), timeout_s * _DRAIN_PART)
-
-    async def _drained(self) -> None:
-        if self._workers is not None:
-            await self._workers.drain()
-        await self._connections.open.drain()
+                await asyncio.wait_for(self._connections.open.drain(), timeout_s * _DRAIN_PART)
 
     async def close(self) -> None:
         """Closes what is still open."""
         if self._stopping_grpc is not None:
             await self._stopping_grpc
-        if self._workers is not None:
-            await self._workers.stop()
         for front, _ in self._http.values():
             front.stop()
         await asyncio.gather(*self._serving)

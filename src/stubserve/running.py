@@ -97,7 +97,7 @@ async def _start(server: Server, ports: Ports, manager: ServiceManager, signals:
         return 1
     if server.failed:
         log.error("%s", failure)
-    await ports.ready()
+    ports.ready()
     if not server.failed:
         show(server.registry, ports.addresses(), bool(settings.logging.file))
     manager.ready()
@@ -127,7 +127,7 @@ async def _end(server: Server, ports: Ports, impatient: bool) -> None:
         )
         await asyncio.sleep(settings.exit_delay_secs)
     # Before it is said: a request that comes after that line is none of those.
-    await ports.begin_drain()
+    ports.begin_drain()
     log.info("Waiting for in-flight requests to complete.")
     loop = asyncio.get_running_loop()
     deadline = loop.time() + settings.exit_timeout_secs

@@ -180,8 +180,6 @@ class HttpSettings(TlsSettings):
     # Origins of pages that may ask, * for all
     cors_origins: tuple[str, ...] = ()
     restricted_apis: tuple[Restricted, ...] = ()
-    # Processes that take connections; 0 for the server's own
-    workers: int = 0
 
     @property
     def restricted(self) -> dict[str, tuple[str, str]]:

@@ -170,7 +170,7 @@ def _command(name: str) -> list[str]:
         if not env.exists():
             raise StartError(f"no real Triton at {env}: run tools/peers.sh, or set PEERS_DIR to where it is")
         return ["bash", "-c", 'source "$0"; triton --cache-directory="$TRITON_HOME/caches" "$@"', str(env)]
-    # For instance --http-workers=2: whatever else it is started with, it is to answer the same.
+    # Whatever else it is started with, it is to answer the same.
     more = os.environ.get("STUBSERVE_TEST_FLAGS", "").split()
     return [sys.executable, "-m", "stubserve", "serve", *more]
 

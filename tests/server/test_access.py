@@ -353,27 +353,3 @@ def test_a_file_with_a_mistake_ends_the_start(repository: Path, tmp_path: Path, 
     assert server.process.wait(60) == 1
     server.wait_for(f"--auth-token-file={path}.*{said}")
     server.stop()
-
-
-def test_workers_ask_who_may_ask(repository: Path, token_file: Path) -> None:
-    """Processes that take HTTP in have the tokens of their owner, and hear when they change."""
-    with Serving(repository, f"--auth-token-file={token_file}", "--http-workers=2") as serving:
-        requests = {token: infer_bytes(4, bearer(token)) for token in (GUEST, NEW)}
-
-        def statuses(token: str) -> set[int]:
-            """Of connections enough that each process has had some."""
-            found = set()
-            for _ in range(8):
-                with socket.create_connection(("127.0.0.1", serving.port), timeout=60) as connection:
-                    for _ in range(2):  # the second is a request that is repeated
-                        connection.sendall(requests[token])
-                        found.add(answer_on(connection)[0])
-            return found
-
-        eventually(lambda: statuses(GUEST) == {200})
-        assert statuses(NEW) == {401}
-        written = token_file.with_suffix(".new")
-        written.write_text(f"{NEW} inference\n")
-        os.replace(written, token_file)
-        eventually(lambda: statuses(GUEST) == {401})
-        assert statuses(NEW) == {200}

@@ -98,13 +98,12 @@ main()
 """
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_when_memory_is_short_inference_is_refused_and_nothing_else(tmp_path: Path, workers: int) -> None:
+def test_when_memory_is_short_inference_is_refused_and_nothing_else(tmp_path: Path) -> None:
     """By each way in, for a while; who only asks about models and the server's health is answered."""
     write_model(tmp_path, "quick")
     array = np.ones(3, np.float32)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Serving(tmp_path, "--shed-on-memory-pressure", f"--http-workers={workers}")
+        server = Serving(tmp_path, "--shed-on-memory-pressure")
         server.command[1:3] = ["-c", TOLD, str(listener.getsockname()[1])]
         with server as serving, listener.accept()[0] as teller, connected_by_grpc(serving) as grpc:
             assert serving.infer_array("quick", array).status == 200
@@ -142,15 +141,9 @@ def refusals(calls: list[Any]) -> list[str]:
     return [call.details() for call in calls if call.done() and call.exception() is not None]
 
 
-@pytest.mark.parametrize(
-    ("way", "worker"),
-    [("address", ""), ("connection", ""), ("token", ""), ("token", "reads it")],
-)
-def test_a_client_that_floods_a_model_gives_way_to_others(tmp_path: Path, way: str, worker: str) -> None:
-    """One client has filled the queue; another gets in all the same, by the place of the first one's newest.
-
-    Also where its request comes in by a worker that has heard of the model, and so reads the request itself.
-    """
+@pytest.mark.parametrize("way", ["address", "connection", "token"])
+def test_a_client_that_floods_a_model_gives_way_to_others(tmp_path: Path, way: str) -> None:
+    """One client has filled the queue; another gets in all the same, by the place of the first one's newest."""
     write_model(tmp_path / "models", "waiting", WAITING)
     flood_token, quiet_token = "flood-0123456789abcdef", "quiet-0123456789abcdef"
     (tmp_path / "tokens").write_text(f"{flood_token}\n{quiet_token}\n")
@@ -159,8 +152,6 @@ def test_a_client_that_floods_a_model_gives_way_to_others(tmp_path: Path, way: s
     with contextlib.ExitStack() as stack:
         if way == "token":
             flags.append(f"--auth-token-file={tmp_path}/tokens")
-        if worker:
-            flags.append("--http-workers=1")
         serving = stack.enter_context(Serving(tmp_path / "models", *flags))
         stub = stack.enter_context(connected_by_grpc(serving)).stub
         metadata = (("authorization", f"Bearer {flood_token}"),) if way == "token" else ()
@@ -178,10 +169,6 @@ def test_a_client_that_floods_a_model_gives_way_to_others(tmp_path: Path, way: s
         connection = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=60, source_address=source)
         stack.callback(connection.close)
         headers = {**headers, "Authorization": f"Bearer {quiet_token}"}
-        if worker == "reads it":
-            for _ in range(2):
-                connection.request("POST", path, b"{", {**headers, "Inference-Header-Content-Length": "1"})
-                assert connection.getresponse().read()
         connection.request("POST", path, body, headers)
         eventually(lambda: any("the place went to" in text for text in refusals(flood)))
         (tmp_path / "models" / "waiting" / "go").touch()
@@ -192,8 +179,8 @@ def test_a_client_that_floods_a_model_gives_way_to_others(tmp_path: Path, way: s
     assert sum(text.endswith("Exceeds maximum queue size") for text in texts) == len(texts) - 1
 
 
-def test_requests_that_a_worker_passes_on_are_still_their_clients(tmp_path: Path) -> None:
-    """Those whose answers are streams are always passed on. The owner tells their clients apart by address."""
+def test_clients_of_streams_are_told_apart(tmp_path: Path) -> None:
+    """Requests whose answers are streams go by way of an app, which knows the address of a connection, too."""
     write_model(tmp_path, "waiting", WAITING)
 
     def ask(address: str) -> Answer:
@@ -204,7 +191,7 @@ def test_requests_that_a_worker_passes_on_are_still_their_clients(tmp_path: Path
             return Answer(response.status, dict(response.getheaders()), response.read())
 
     with (
-        Serving(tmp_path, "--fair-queues=address", "--max-queue-size=3", "--http-workers=1") as serving,
+        Serving(tmp_path, "--fair-queues=address", "--max-queue-size=3") as serving,
         ThreadPoolExecutor(16) as pool,
     ):
         flood: list[Future[Answer]] = []
@@ -241,19 +228,9 @@ def busy(port: int, model: str, *lines: str) -> Iterator[socket.socket]:
         yield connection
 
 
-@pytest.mark.parametrize(
-    ("workers", "told"),
-    [
-        (0, "4 connections are open, as many as --max-connections allows; "),
-        (2, "2 connections are open, as many as --max-connections allows each of 2 workers; "),
-    ],
-)
-def test_connections_are_limited(repository: Path, workers: int, told: str) -> None:
+def test_connections_are_limited(repository: Path) -> None:
     """Idle ones yield to new ones; where all are busy a new one is refused."""
-    with (
-        Serving(repository, f"--http-workers={workers}", "--max-connections=4") as serving,
-        contextlib.ExitStack() as stack,
-    ):
+    with Serving(repository, "--max-connections=4") as serving, contextlib.ExitStack() as stack:
         idle = stack.enter_context(socket.create_connection(("127.0.0.1", serving.port), timeout=60))
         idle.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
         assert idle.recv(1000).startswith(b"HTTP/1.1 200")
@@ -270,6 +247,6 @@ def test_connections_are_limited(repository: Path, workers: int, told: str) -> N
                 connection.close()
 
         eventually(refused)
-        serving.wait_for(told)
+        serving.wait_for("4 connections are open, as many as --max-connections allows; ")
         stack.close()
         eventually(lambda: serving.get("/v2/health/live").status == 200)

@@ -285,7 +285,7 @@ def row(number: int, life: Life) -> str:
 
 
 def table(outcome: Outcome) -> str:
-    words = ["right", "refused", "lost with the server", "lost with a worker", "stood still", "lost", "hung", "wrong"]
+    words = ["right", "refused", "lost with the server", "stood still", "lost", "hung", "wrong"]
     lines = ["client      " + "  ".join(word.rjust(8) for word in words)]
     by_kind: dict[str, Counter[str]] = {}
     reasons: Counter[str] = Counter()

@@ -21,8 +21,6 @@ ANSWER_WITHIN_S = 30.0
 STANDS_STILL_S = 3.0
 # Faults that are told when they happen; all of them are told in the end.
 MOST_AT_ONCE = 50
-# A connection that is made just after a process was killed may be handed to it still.
-CUT_SEEN_WITHIN_S = 1.0
 
 
 class Wrong(Exception):
@@ -38,8 +36,7 @@ class World:
     """`generation` grows with every end and every start of a server; it is odd while there is none.
 
     `token` is what a server wants to be shown, if any, and `withdrawn` what it no longer takes; `trust` is for one that
-    speaks TLS, with the authority that has signed its certificate in `authority` (PEM). `cut` is when somebody last
-    ended a process that had connections.
+    speaks TLS, with the authority that has signed its certificate in `authority` (PEM).
     """
 
     http_port: int = 0
@@ -51,7 +48,6 @@ class World:
     withdrawn_at: float = float("-inf")
     trust: ssl.SSLContext | None = None
     authority: bytes = b""
-    cut: float = float("-inf")
     go: threading.Event = field(default_factory=threading.Event)
     over: bool = False
     faults: list[str] = field(default_factory=list)
@@ -162,7 +158,6 @@ class Client(threading.Thread):
         self.tally: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.idle = threading.Event()
-        self._asked_before = float("inf")
 
     def ask(self) -> None:
         """One request. Raises Wrong, Refused, TimeoutError, and OSError where the connection is lost."""
@@ -194,8 +189,6 @@ class Client(threading.Thread):
         world = self.world
         generation = world.generation
         began = time.monotonic()
-        # A connection may have been cut since it was last used.
-        unused_since, self._asked_before = min(self._asked_before, began), began
         try:
             self.ask()
             self.tally["right"] += 1
@@ -218,8 +211,6 @@ class Client(threading.Thread):
             if generation % 2 == 0 and generation == world.generation and not world.ran_since(began):
                 # What is not read for long is closed.
                 self.tally["stood still"] += 1
-            elif world.cut >= unused_since - CUT_SEEN_WITHIN_S:
-                self.tally["lost with a worker"] += 1
             elif generation % 2 == 0 and generation == world.generation:
                 self.tally["lost"] += 1
                 world.fault(f"{self.name}: a connection was lost although nobody ended the server: {error!r}")

@@ -26,7 +26,7 @@ from tools.chaos.everything.scene import Everything
 from tools.chaos.world import ANSWER_WITHIN_S, World
 
 FLAGS = ("--shm-limit=256M", "--exit-timeout-secs=20")
-COLUMNS = ["", "right/s", "refused/s", "parent RSS", "its RssAnon", "workers", "stubs"]
+COLUMNS = ["", "right/s", "refused/s", "parent RSS", "its RssAnon", "stubs"]
 COLUMNS += ["processes", "fds", "threads", "/dev/shm"]
 # How many stubs are named at the end.
 MOST_GROWN = 5
@@ -34,11 +34,10 @@ MOST_GROWN = 5
 
 @dataclass(frozen=True)
 class Figures:
-    """What a server has. Memory in MiB; that of workers and stubs is anonymous, and a stub's is by its name."""
+    """What a server has. Memory in MiB; that of stubs is anonymous, and by their names."""
 
     parent_rss: float
     parent_anon: float
-    workers: float
     stubs: dict[str, float]
     processes: int
     descriptors: int
@@ -95,7 +94,7 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
 
 def figures(pid: int) -> Figures:
     parent = psutil.Process(pid)
-    parent_anon = workers = 0.0
+    parent_anon = 0.0
     stubs: dict[str, float] = defaultdict(float)
     found = [0, 0, 0]
     for process in (parent, *parent.children(recursive=True)):
@@ -104,8 +103,6 @@ def figures(pid: int) -> Figures:
             anonymous = rss_anon(process.pid) / MIB
             if process == parent:
                 parent_anon = anonymous
-            elif "stubserve.ingress" in command:
-                workers += anonymous
             else:
                 stubs[command[3] if "triton_python_backend_stub" in command else " ".join(command[1:3])] += anonymous
             for index, value in enumerate((1, process.num_fds(), process.num_threads())):
@@ -113,7 +110,6 @@ def figures(pid: int) -> Figures:
     return Figures(
         parent.memory_info().rss / MIB,
         parent_anon,
-        workers,
         dict(stubs),
         *found,
         sum(name.startswith(PREFIX) for name in os.listdir("/dev/shm")),
@@ -129,6 +125,6 @@ def most_grown(stubs: list[dict[str, float]]) -> list[str]:
 
 def row(label: str, more: Counter[str], seconds: int, now: Figures) -> str:
     cells = [label, f"{more['right'] / seconds:.0f}", f"{more['refused'] / seconds:.0f}"]
-    cells += [f"{size:.1f}" for size in (now.parent_rss, now.parent_anon, now.workers, sum(now.stubs.values()))]
+    cells += [f"{size:.1f}" for size in (now.parent_rss, now.parent_anon, sum(now.stubs.values()))]
     cells += [str(count) for count in (now.processes, now.descriptors, now.threads, now.shared_files)]
     return "  ".join(cell.rjust(max(9, len(head))) for cell, head in zip(cells, COLUMNS, strict=True))

@@ -215,10 +215,6 @@ def _check_clients(clients: ClientSettings) -> None:
 def _check_http(http: HttpSettings) -> None:
     if http.max_input_size <= 0:
         raise UsageError("Error: --http-max-input-size must be greater than 0.")
-    if http.workers < 0:
-        raise UsageError(f"--http-workers must not be negative. Got {http.workers}")
-    if http.workers and not http.allow:
-        raise UsageError("--http-workers are processes that take HTTP connections, which --allow-http=false refuses")
     _check_tls("http", http.tls)
     _check_restricted(http.restricted_apis)
 

@@ -20,12 +20,6 @@ from stubserve.flags.values import (
 )
 
 OWN = (
-    Flag(
-        "http-workers",
-        "http.workers",
-        parse_int,
-        "Processes that take HTTP connections for the server; 0: the server does that itself (0).",
-    ),
     Flag("http-use-ssl", "http.use_ssl", parse_bool, "Serve HTTP and metrics over TLS (false).", switch=True),
     Flag(
         "http-use-ssl-mutual",

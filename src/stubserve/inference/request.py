@@ -51,12 +51,6 @@ class Response:
         return f"<Response {self.error or self.outputs}>"
 
 
-class Refusal(Response):
-    """In place of any response: the submitter for another process has refused it, and no model has it."""
-
-    __slots__ = ()
-
-
 class ResponseStream:
     """What is known of a request that is answered by more than one response, or slowly read.
 

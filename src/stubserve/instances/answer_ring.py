@@ -1,31 +1,33 @@
 """Answers on their way back to a stub whose model called other models.
 
 Whoever waits in the stub reads the ring, and nobody may wait for a while: a model does what it likes between two
-answers.
+answers. The parent can neither wait for room nor throw answers away. So what the ring has no room for is kept, in
+order, and tried again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
 from collections.abc import Callable
-from typing import Any
 
 from stubserve_stub.wire import layout, messages
+from stubserve_stub.wire.messages import WireResponse
 from stubserve_stub.wire.places import InArena
-from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingWriter
+from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingBroken, RingWriter
 
 from stubserve.errors import ServeError
 from stubserve.instances.memory import Memory
-from stubserve.instances.patient_ring import PatientRing
 from stubserve.instances.stub_memory import StubMemory
+
+_RETRY_S = 0.001
 
 
 class AnswerRing:
     """The answer ring of one stub. `words` are the parent's in its segment, `memory` its accounts, `shared` the
     server's memory.
 
-    Answers are announced at once, or where they go `together`, at the end of the event loop's turn. `on_broken` is
-    called when the stub has written over its side of the ring: nothing can be sent to it any more.
+    `on_broken` is called when the stub has written over its side of the ring: nothing can be sent to it any more.
     """
 
     def __init__(
@@ -35,19 +37,20 @@ class AnswerRing:
         memory: StubMemory,
         shared: Memory,
         on_broken: Callable[[], None],
-        together: bool = False,
     ) -> None:
-        self._together = together
-        self._announcement_is_due = False
-        # Whoever waits for an answer has no part in a broken ring, and would wait for ever.
-        self._ring = PatientRing(ring, on_broken, self._on_announced)
+        self._ring = ring
         self._words = words
         self._memory = memory
         self._shared = shared
+        self._on_broken = on_broken
         self._announced = 0
+        # What the ring had no room for
+        self._overflow: collections.deque[tuple[bytes, int]] = collections.deque()
+        self._retry: asyncio.TimerHandle | None = None
+        self._closed = False
 
-    def send(self, number: int, final: bool, wire: tuple[Any, ...] | None) -> None:
-        """An answer (`messages.WireResponse`) to the call of this number, None for nothing but the end."""
+    def send(self, number: int, final: bool, wire: WireResponse | None) -> None:
+        """An answer to the call of this number, None for nothing but the end."""
         frees = self._memory.take_frees()
         data, flags = messages.pack_answer(number, final, wire, frees), 0
         if len(data) > MAX_RECORD:
@@ -61,12 +64,11 @@ class AnswerRing:
             self._memory.hold(block.offset, block.whole())
             block.drop()
             data, flags = messages.pack_spilled(InArena(block.offset, block.nbytes)), SPILLED
-        self._ring.put(data, flags)
-        if not self._together:
-            self._ring.announce()
-        elif not self._announcement_is_due:
-            self._announcement_is_due = True
-            asyncio.get_running_loop().call_soon(self._announce_together)
+        if self._overflow or not self._put(data, flags):
+            self._overflow.append((data, flags))
+            if self._retry is None:
+                self._try_again_later()
+        self._announce()
 
     def say_whether_alone(self, alone: bool) -> None:
         """Whether nobody is at work but those whom the stub waits for; its next call may go by it."""
@@ -74,12 +76,33 @@ class AnswerRing:
 
     def close(self) -> None:
         """The stub is gone."""
-        self._ring.close()
+        self._closed = True
+        if self._retry is not None:
+            self._retry.cancel()
+        self._overflow.clear()
 
-    def _announce_together(self) -> None:
-        self._announcement_is_due = False
-        self._ring.announce()
+    def _put(self, data: bytes, flags: int) -> bool:
+        try:
+            return self._ring.put(data, flags)
+        except RingBroken:
+            # Whoever waits for an answer has no part in a broken ring, and would wait for ever.
+            self._on_broken()
+            return False
 
-    def _on_announced(self, count: int) -> None:
-        self._announced += count
-        self._words[layout.ANSWERED] = self._announced
+    def _announce(self) -> None:
+        if not self._closed:
+            count = self._ring.announce()
+            if count:
+                self._announced += count
+                self._words[layout.ANSWERED] = self._announced
+
+    def _try_again_later(self) -> None:
+        self._retry = asyncio.get_running_loop().call_later(_RETRY_S, self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        while self._overflow and self._put(*self._overflow[0]):
+            self._overflow.popleft()
+        self._announce()
+        if self._overflow and not self._closed:
+            self._try_again_later()

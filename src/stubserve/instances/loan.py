@@ -1,9 +1,8 @@
-"""Shared memory that a process is granted and gives back, as it says so over its control socket."""
+"""Shared memory that a stub is granted and gives back, as it says so over its control socket."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from stubserve_stub.wire.budget import ArenaFull
@@ -15,23 +14,12 @@ from stubserve.instances.stub_process import StubProcess
 
 
 class Loan:
-    """The loan of one process, in its segment, whose accounts are `outputs`; `memory` is the server's.
+    """The loan of one stub, in its segment, whose accounts are `outputs`; `memory` is the server's."""
 
-    Before the process is refused what the server could have, `make_room` may have somebody give memory up; it says
-    whether somebody did.
-    """
-
-    def __init__(
-        self,
-        process: StubProcess,
-        outputs: StubMemory,
-        memory: Memory,
-        make_room: Callable[[], Awaitable[bool]] | None = None,
-    ) -> None:
+    def __init__(self, process: StubProcess, outputs: StubMemory, memory: Memory) -> None:
         self._process = process
         self._outputs = outputs
         self._memory = memory
-        self._make_room = make_room
         self._granting: set[asyncio.Task[None]] = set()
         self._spare = Spare(process, outputs)
         memory.reclaim.stubs.add(self._spare)
@@ -51,11 +39,11 @@ class Loan:
         return True
 
     def on_idle(self) -> None:
-        """The process has had nothing to do for a while."""
+        """The stub has had nothing to do for a while."""
         self._spare.on_idle()
 
     def close(self) -> None:
-        """The process is gone."""
+        """The stub is gone."""
         for granting in self._granting:
             granting.cancel()
         self._memory.reclaim.stubs.discard(self._spare)
@@ -64,19 +52,15 @@ class Loan:
     async def _grant(self, least: int, most: int) -> None:
         memory = self._memory
         error, nbytes = "", 0
-        while True:
-            try:
-                nbytes = await memory.reclaim.grant(self._outputs.index, least, most)
-            except ArenaFull as full:
-                if self._make_room is not None and least <= memory.limit and await self._make_room():
-                    continue
-                error = f"{full}. {memory.usage()}"
-            break
+        try:
+            nbytes = await memory.reclaim.grant(self._outputs.index, least, most)
+        except ArenaFull as full:
+            error = f"{full}. {memory.usage()}"
         self._process.send("granted", nbytes=nbytes, error=error)
 
 
 def _bytes_in(message: Any) -> int:
-    """A number of bytes that a process names. Raises ValueError if it is none."""
+    """A number of bytes that a stub names. Raises ValueError if it is none."""
     if not isinstance(message, int) or message < 0:
         raise ValueError(f"{message!r} is no number of bytes")
     return message

@@ -19,18 +19,23 @@ from stubserve.instances.stub_memory import SegmentPool
 T = TypeVar("T")
 
 
-class IngressMemory:
-    """Blocks for what comes in over the network, in the segment of the process that receives it, and its heap account.
+class Memory:
+    """The server's shared memory: arena, ledger, heap account, ingress's allocator, and the segments for stubs.
 
-    `make_room` is to take some memory from whom it may, again and again, until there is room or it says that there is
-    nobody.
+    `stubs_at_work` counts the stubs that execute a batch, and do not wait for a request of their model. Where ingress
+    finds no room, stubs are asked for what they do not use (`reclaim`). Then `make_room` is to take some memory from
+    whom it may, again and again, until there is room or it says that there is nobody.
     """
 
-    def __init__(self, arena: Arena, ingress: Allocator) -> None:
-        self.arena = arena
-        self.ingress = ingress
+    def __init__(self, limit: int) -> None:
+        self.ledger = Ledger(limit)
+        self.arena = Arena.create(self.ledger)
+        self.ingress = Allocator(self.arena, 0, retain=min(128 << 20, limit // 8), skip=layout.GUARD_BYTES)
         self.heap = HeapAccount(self)
         self.make_room: Callable[[], bool] = lambda: False
+        self.segments = SegmentPool(self.arena, self.ledger)
+        self.reclaim = Reclaim(self.ledger)
+        self.stubs_at_work = 0
 
     def block(self, nbytes: int) -> Block:
         """A block of ingress memory. Raises ServeError (503) that names the limit and who holds the memory."""
@@ -70,31 +75,6 @@ class IngressMemory:
         block.view[:] = data
         return block
 
-    def _with_room(self, act: Callable[[int], T], nbytes: int) -> T:
-        """What `act` does with so many bytes, as soon as there is room for them. Raises ServeError (503)."""
-        raise NotImplementedError
-
-    def _free(self, block: Block) -> None:
-        self.ingress.free(block.offset)
-
-
-class Memory(IngressMemory):
-    """The server's shared memory: the arena, its ledger, ingress's allocator, and the pool of segments for stubs.
-
-    `stubs_at_work` counts the stubs that execute a batch, and do not wait for a request of their model. Where ingress
-    finds no room, stubs are asked for what they do not use (`reclaim`), before `make_room`. `workers` are the segments
-    of further ingress processes.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.ledger = Ledger(limit)
-        arena = Arena.create(self.ledger)
-        super().__init__(arena, Allocator(arena, 0, retain=min(128 << 20, limit // 8), skip=layout.GUARD_BYTES))
-        self.segments = SegmentPool(self.arena, self.ledger)
-        self.reclaim = Reclaim(self.ledger)
-        self.stubs_at_work = 0
-        self.workers: set[int] = set()
-
     def spare(self, nbytes: int) -> Block | None:
         """A block of memory that nobody has to give up for it; None where there is none."""
         try:
@@ -111,13 +91,13 @@ class Memory(IngressMemory):
     def held(self) -> dict[str, int]:
         """Committed bytes by what holds them: tensors of requests, texts and bodies in the heap, outputs of stubs."""
         committed = self.ledger.committed()
-        ingress = committed.pop(0, 0) + sum(committed.pop(index, 0) for index in self.workers)
+        ingress = committed.pop(0, 0)
         return {"requests": ingress - self.heap.taken, "heap": self.heap.taken, "stubs": sum(committed.values())}
 
     def usage(self) -> str:
         """Who holds shared memory, for people."""
         committed = self.ledger.committed()
-        ingress = committed.pop(0, 0) + sum(committed.pop(index, 0) for index in self.workers) - self.heap.taken
+        ingress = committed.pop(0, 0) - self.heap.taken
         stubs = ", ".join(f"segment {index}: {nbytes} bytes" for index, nbytes in sorted(committed.items()))
         return (
             f"Requests hold {ingress} bytes of tensors and {self.heap.taken} bytes of texts and bodies; "
@@ -125,6 +105,7 @@ class Memory(IngressMemory):
         )
 
     def _with_room(self, act: Callable[[int], T], nbytes: int) -> T:
+        """What `act` does with so many bytes, as soon as there is room for them. Raises ServeError (503)."""
         while True:
             try:
                 return act(nbytes)
@@ -136,3 +117,6 @@ class Memory(IngressMemory):
                     raise (unavailable if nbytes > self.arena.limit else overloaded)(
                         f"{full}. {self.usage()}"
                     ) from None
+
+    def _free(self, block: Block) -> None:
+        self.ingress.free(block.offset)

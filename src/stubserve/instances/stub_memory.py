@@ -54,15 +54,13 @@ class StubMemory:
     """What the parent still reads in a stub's segment, and what the stub's model still reads in the parent's.
 
     The stub frees an output when it is told to: `take_frees` collects what to tell it, and rides on the next message;
-    `on_many_frees` is called when there is so much to tell (`most_unreported` bytes, by default the pool's) that it
-    should not wait for one.
+    `on_many_frees` is called when there is so much to tell that it should not wait for one.
     When the stub is dead (`close`), its segment goes back to the pool as soon as the last output has been sent;
     `emptying` is the task that does it.
     """
 
-    def __init__(self, pool: SegmentPool, most_unreported: int | None = None) -> None:
+    def __init__(self, pool: SegmentPool) -> None:
         self._pool = pool
-        self._most_unreported = pool.most_unreported if most_unreported is None else most_unreported
         self.index = pool.take()
         self._start = pool.arena.segment(self.index).start
         self._frees: list[int] = []
@@ -112,11 +110,6 @@ class StubMemory:
         self._frees[:0] = frees
 
     @property
-    def has_frees(self) -> bool:
-        """Whether there are outputs that have been read since the last call of `take_frees`."""
-        return bool(self._frees)
-
-    @property
     def unused_bytes(self) -> int:
         """About how much of what the stub has been granted it could give back."""
         return self._pool.ledger.of(self.index) - self._reading_bytes
@@ -160,7 +153,7 @@ class StubMemory:
         self._unreported_bytes = before + block.nbytes
         if self._closed:
             self._give_back_if_done()
-        elif before <= self._most_unreported < self._unreported_bytes:
+        elif before <= self._pool.most_unreported < self._unreported_bytes:
             self.on_many_frees()
 
     def _give_back_if_done(self) -> None:

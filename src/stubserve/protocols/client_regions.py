@@ -21,7 +21,6 @@ import os
 import resource
 import stat
 import weakref
-from collections.abc import Callable, Collection
 
 from stubserve.errors import Code, ServeError, internal, invalid, not_found, unavailable, unsupported
 from stubserve.inference.regions import RegionPlace
@@ -86,60 +85,11 @@ class ClientRegion:
         os.close(self.descriptor)
 
 
-class RegionTable:
-    """Regions as requests find them."""
+class ClientRegions:
+    """All of them. Methods that change or name one raise ServeError, with upstream's texts where upstream has one."""
 
     def __init__(self) -> None:
         self._regions: dict[str, ClientRegion] = {}
-        # All that something refers to, listed or not
-        self._numbered: weakref.WeakValueDictionary[int, ClientRegion] = weakref.WeakValueDictionary()
-
-    def find(self, name: str, offset: int, nbytes: int) -> RegionPlace:
-        """A piece of a region, for a request that is to keep it. Raises ServeError, with upstream's texts."""
-        region = self._regions.get(name)
-        if region is None:
-            raise unknown(name)
-        last = region.nbytes - 1
-        if offset > last:
-            raise invalid(f"Invalid offset for shared memory region: '{name}'")
-        if offset + nbytes > _UINT64:
-            raise invalid(
-                f"Integer overflow detected: byte_size ({nbytes}) + offset ({offset}) exceeds maximum value "
-                f"({_UINT64}) for region '{name}'"
-            )
-        if (offset + nbytes - 1) & _UINT64 > last:
-            raise invalid(f"Invalid offset + byte size for shared memory region: '{name}'")
-        region.check()
-        return RegionPlace(region, offset, nbytes)
-
-    def piece(self, number: int, offset: int, nbytes: int) -> RegionPlace:
-        """The piece that another process of this server has found. Raises ServeError where the region is gone since.
-
-        ValueError for what it cannot have found.
-        """
-        region = self._numbered.get(number)
-        if region is None:
-            raise not_found("a shared memory region was unregistered while a request that refers to it was on its way")
-        if min(offset, nbytes) < 0 or offset + nbytes > region.nbytes:
-            raise ValueError(f"{nbytes} bytes at {offset} are not in shared memory region '{region.name}'")
-        return RegionPlace(region, offset, nbytes)
-
-    def _add(self, region: ClientRegion) -> None:
-        self._regions[region.name] = self._numbered[region.number] = region
-
-    def _remove(self, name: str) -> ClientRegion | None:
-        return self._regions.pop(name, None)
-
-
-class ClientRegions(RegionTable):
-    """All of them; `watchers` hear the name of each that is registered or unregistered.
-
-    Methods that change or name one raise ServeError, with upstream's texts where upstream has one.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.watchers: set[Callable[[str], object]] = set()
         # Those that have been unregistered while requests use them
         self._leaving: weakref.WeakValueDictionary[str, ClientRegion] = weakref.WeakValueDictionary()
         self._numbers = 0
@@ -176,29 +126,33 @@ class ClientRegions(RegionTable):
             os.close(descriptor)
             raise
         self._numbers += 1
-        self._add(ClientRegion(name, key, self._numbers, descriptor, offset, nbytes))
-        self._tell(name)
+        self._regions[name] = ClientRegion(name, key, self._numbers, descriptor, offset, nbytes)
 
     def unregister(self, name: str) -> None:
         """Takes a region from the list, all of them for an empty name; requests that use it go on."""
         names = [name] if name else list(self._regions)
         for one in names:
-            region = self._remove(one)
+            region = self._regions.pop(one, None)
             if region is not None:
                 self._leaving[one] = region
-                self._tell(one)
 
-    def names(self) -> Collection[str]:
-        """The names of those that requests may refer to."""
-        return self._regions.keys()
-
-    def named(self, name: str) -> ClientRegion | None:
-        """The one of this name that requests may refer to."""
-        return self._regions.get(name)
-
-    def _tell(self, name: str) -> None:
-        for watcher in self.watchers:
-            watcher(name)
+    def find(self, name: str, offset: int, nbytes: int) -> RegionPlace:
+        """A piece of a region, for a request that is to keep it. Raises ServeError, with upstream's texts."""
+        region = self._regions.get(name)
+        if region is None:
+            raise unknown(name)
+        last = region.nbytes - 1
+        if offset > last:
+            raise invalid(f"Invalid offset for shared memory region: '{name}'")
+        if offset + nbytes > _UINT64:
+            raise invalid(
+                f"Integer overflow detected: byte_size ({nbytes}) + offset ({offset}) exceeds maximum value "
+                f"({_UINT64}) for region '{name}'"
+            )
+        if (offset + nbytes - 1) & _UINT64 > last:
+            raise invalid(f"Invalid offset + byte size for shared memory region: '{name}'")
+        region.check()
+        return RegionPlace(region, offset, nbytes)
 
     def __contains__(self, name: str) -> bool:
         return name in self._regions or name in self._leaving

@@ -24,8 +24,9 @@ import ssl
 from collections.abc import Callable
 from time import perf_counter
 
-from stubserve.protocols.doorway import Doorway
 from stubserve.protocols.offload import Offload
+from stubserve.protocols.paced_transport import PacedProtocol
+from stubserve.protocols.tls import HANDSHAKE_S
 
 log = logging.getLogger("stubserve.server")
 
@@ -42,7 +43,8 @@ class Entrance:
     """One listening socket's, on the running loop. `make` makes the protocol of a connection that comes in.
 
     `asks` tells of the first bytes of a connection whether there is something to be done for it already; the
-    beginning of a handshake of `tls` is such. `give` may take a connection that would come in, and says whether it did.
+    beginning of a handshake of `tls` is such. A client has HANDSHAKE_S for its part of that; where it fails the
+    connection is closed.
     """
 
     def __init__(
@@ -52,19 +54,19 @@ class Entrance:
         asks: Callable[[bytes], bool],
         offload: Offload,
         tls: ssl.SSLContext | None = None,
-        give: Callable[[socket.socket], bool] | None = None,
     ) -> None:
-        self._give = give
         self._listener = listener
         self._asks = asks
         self._offload = offload
         self._make = make
-        self._doorway = Doorway(tls)
+        self._tls = tls
         self._loop = asyncio.get_running_loop()
         # Those outside, in their order, by their descriptors
         self._outside: dict[int, socket.socket] = {}
         self._turn_is_due = False
         self._spoken = select.epoll()
+        # Those that are on their way in
+        self._coming: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
         # Whether the system has refused the last one
         self._refused = False
@@ -84,11 +86,15 @@ class Entrance:
         for client in self._outside.values():
             client.close()
         self._outside.clear()
-        self._doorway.close()
+        if self._tls is not None:
+            # They are in the middle of a handshake, which may take as long as the client likes.
+            for coming in self._coming:
+                coming.cancel()
 
     async def wait_closed(self) -> None:
         """Until all that were on their way are in."""
-        await self._doorway.wait_closed()
+        while self._coming:
+            await asyncio.wait(self._coming)
 
     def _accept(self) -> None:
         end = perf_counter() + _ACCEPT_S
@@ -168,5 +174,19 @@ class Entrance:
             self._offload.in_turn(self._next)
 
     def _let_in(self, client: socket.socket) -> None:
-        if self._give is None or not self._give(client):
-            self._doorway.let_in(client, self._make)
+        coming = self._loop.create_task(self._come_in(client))
+        self._coming.add(coming)
+        coming.add_done_callback(self._coming.discard)
+
+    async def _come_in(self, client: socket.socket) -> None:
+        """A socket becomes a transport with its protocol, where there is TLS behind a handshake."""
+        client.setblocking(False)
+        try:
+            if self._tls is None:
+                await self._loop.connect_accepted_socket(self._make, client)
+            else:
+                await self._loop.connect_accepted_socket(
+                    lambda: PacedProtocol(self._make()), client, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S
+                )
+        except (OSError, asyncio.CancelledError):
+            client.close()

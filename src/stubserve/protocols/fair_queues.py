@@ -14,9 +14,6 @@ from collections.abc import Callable, Collection, Hashable
 OFF, CONNECTION, ADDRESS, TOKEN = "off", "connection", "address", "token"
 WAYS = (OFF, CONNECTION, ADDRESS, TOKEN)
 
-# Address and port of a client
-Peer = tuple[str, int]
-
 
 class FairQueues:
     """Tells clients apart by one of the WAYS but OFF."""
@@ -38,8 +35,3 @@ class FairQueues:
 def peer_name(peername: object) -> str:
     """`<address>:<port>` of what a transport calls "peername"; empty where it has none, as for Unix sockets."""
     return f"{peername[0]}:{peername[1]}" if isinstance(peername, tuple) else ""
-
-
-def peer_of(peername: object) -> Peer | None:
-    """Address and port of the same; None where it has none."""
-    return (str(peername[0]), int(peername[1])) if isinstance(peername, tuple) else None

@@ -55,14 +55,12 @@ class _Mark:
 class OpenConnections:
     """The connections of one protocol; without an `idle_timeout_s` none is closed for being idle.
 
-    There may be `most` of them, 0 for as many as there are descriptors. Where they are those of one of several
-    `workers`, that is its part of what the flag allows, and the log says so.
+    There may be `most` of them, 0 for as many as there are descriptors.
     """
 
-    def __init__(self, idle_timeout_s: float, most: int = 0, workers: int = 0) -> None:
+    def __init__(self, idle_timeout_s: float, most: int = 0) -> None:
         self._idle_timeout_s = idle_timeout_s
         self._most = most
-        self._of_many = f" each of {workers} workers" if workers > 1 else ""
         self._open: dict[OpenConnection, _Mark] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._last_log = float("-inf")
@@ -76,7 +74,7 @@ class OpenConnections:
             self._most
             and len(self._open) >= self._most
             and not self._close_idle(
-                1, f"%d connections are open, as many as --max-connections allows{self._of_many}; %s", len(self._open)
+                1, "%d connections are open, as many as --max-connections allows; %s", len(self._open)
             )
         ):
             return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,8 +58,6 @@ class Registry:
         self.expected = 0
         # (name, version text) -> what `find` found; dropped whenever a state changes
         self._found: dict[tuple[str, str], ServedModel] = {}
-        # Called whenever a state changes
-        self.watchers: set[Callable[[], None]] = set()
 
     def entry(self, name: str) -> ModelEntry:
         """The model's entry, made if it is not there."""
@@ -91,7 +89,7 @@ class Registry:
     def set_version(
         self, name: str, version: int, state: VersionState, reason: str = "", model: ServedModel | None = None
     ) -> VersionEntry:
-        self._changed()
+        self._found.clear()
         entry = self.entry(name).versions[version] = VersionEntry(version, state, reason, model)
         return entry
 
@@ -104,13 +102,8 @@ class Registry:
 
     def forget(self, name: str) -> None:
         """Forgets a model."""
-        self._changed()
-        self.models.pop(name, None)
-
-    def _changed(self) -> None:
         self._found.clear()
-        for watcher in self.watchers:
-            watcher()
+        self.models.pop(name, None)
 
     def has(self, name: str, entry: VersionEntry) -> bool:
         """Whether this is what is known of its version now."""

@@ -60,13 +60,12 @@ class Everything(Scene):
 
     def begin(self, number: int) -> Start:
         """Of four lives one each has its models on the disk and in a store, loaded by request and when they change.
-        Two of four have HTTP workers, one of three TLS, two of four traces in a file and two a collector.
+        One of three has TLS, two of four have traces in a file and two a collector.
         """
         start = super().begin(number)
         life = self._life = self.folder / f"life-{number}"
         life.mkdir()
         self.explicit = number % 2 == 0
-        self.workers = number % 4 in (1, 2)
         self.certificates = Certificates(life) if number % 3 == 1 else None
         self.tokens = Tokens(life / "tokens", self.world)
         self.disk = Disk(life / "log")
@@ -76,8 +75,6 @@ class Everything(Scene):
             flags += ["--model-control-mode=explicit", "--load-model=*"]
         else:
             flags += ["--model-control-mode=poll", "--repository-poll-secs=1"]
-        if self.workers:
-            flags.append("--http-workers=2")
         self.world.trust = None
         if self.certificates is not None:
             flags += self.certificates.flags

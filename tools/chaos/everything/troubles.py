@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -50,8 +49,6 @@ class TroublesOfAll(Troubles):
             found += [self.load_sums_anew]
         else:
             found += [self.remove_a_model, *[self.resize_on_disk] * 2]
-        if around.workers:
-            found += [self.kill_a_worker] * 2
         if around.certificates:
             found.append(self.exchange_certificate)
         if around.collector:
@@ -69,12 +66,6 @@ class TroublesOfAll(Troubles):
             stub = self._random.choice(stubs)
             stub.send_signal(signal.SIGSTOP)
             self._for_a_while(FREEZES_S, lambda: _continue(stub))
-
-    def kill_a_worker(self, pid: int) -> None:
-        workers = [child for child in psutil.Process(pid).children() if "stubserve.ingress" in _words(child)]
-        if workers:
-            self._world.cut = time.monotonic()
-            os.kill(self._random.choice(workers).pid, signal.SIGKILL)
 
     # Models
 
@@ -202,13 +193,6 @@ class TroublesOfAll(Troubles):
         for one in self._ends:
             one.now()
         self._ends.clear()
-
-
-def _words(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
 
 
 def _continue(process: psutil.Process) -> None:

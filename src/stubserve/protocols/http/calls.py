@@ -94,9 +94,6 @@ class Calls:
         if head is None or head.content_length != len(data) - body_start or head.chunked:
             return False
         connection = self._connection
-        passes_on = self._shared.passes_on
-        if passes_on is not None and passes_on(head):
-            return False
         access = self._shared.access
         if access is not None and not access.admits(head):
             return False
@@ -194,7 +191,7 @@ class Calls:
         return ways.client_of(self._peer(), lambda: connection.head.values(AUTHORIZATION))
 
     def _peer(self) -> str:
-        return peer_name(self._connection.peer)
+        return peer_name(self._connection.transport.get_extra_info("peername"))
 
     def log_request(self) -> None:
         """Logs the connection's request."""

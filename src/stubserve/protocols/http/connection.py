@@ -18,9 +18,7 @@ from uvicorn.server import ServerState
 from stubserve.errors import ServeError
 from stubserve.inference.heap_account import FREE_BYTES, HeapShare
 from stubserve.inference.memory import Block
-from stubserve.protocols.fair_queues import Peer, peer_of
 from stubserve.protocols.http.calls import Calls
-from stubserve.protocols.http.exchange import PassedOn
 from stubserve.protocols.http.fallback import Fallback
 from stubserve.protocols.http.head import RequestHead
 from stubserve.protocols.http.infer_encode import encode_error
@@ -43,26 +41,19 @@ class HttpConnection(asyncio.BufferedProtocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
-        peer: Peer | None = None,
     ) -> None:
         # Global state
         self._shared = shared
         self._server = shared.server
         self._server_state = server_state
-        self._make_fallback: Callable[[], PassedOn]
-        if shared.passing_on is None:
-            self._make_fallback = functools.partial(
-                Fallback, shared.log_answers, config, server_state, app_state, _loop
-            )
-        else:
-            self._make_fallback = functools.partial(shared.passing_on, self._passed_on_answered)
+        self._make_fallback: Callable[[], Fallback] = functools.partial(
+            Fallback, shared.log_answers, config, server_state, app_state, _loop
+        )
         # Per-connection state
         self.transport: asyncio.Transport
-        # Where the client is, if that is known; for a request that was passed on, whoever has passed it on knows
-        self.peer = peer
         self._reader = RequestReader(self, shared)
         self._calls = Calls(self, shared)
-        self._fallback: PassedOn | None = None
+        self._fallback: Fallback | None = None
         self.closing = False
         self.write_paused = False
         self._sends_large = False
@@ -76,8 +67,6 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        if self.peer is None:
-            self.peer = peer_of(transport.get_extra_info("peername"))
         if not self._shared.open.add(self, transport.get_extra_info("socket").fileno()):
             self.answer_and_close(503, "too many connections; the server's log says what to do")
             return
@@ -179,7 +168,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._calls.log_request()
         if self._fallback is None:
             self._fallback = self._make_fallback()
-            self._fallback.attach(self.transport, self.done, self.peer)
+            self._fallback.attach(self.transport, self.done)
         if last:
             # Before the app has it: the answer may come at once, and must find that it is awaited.
             self.state = BUSY
@@ -187,10 +176,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         if last and self._answered_early:
             self._answered_early = False
             self.done()
-
-    def _passed_on_answered(self, status: int) -> None:
-        if self._shared.log_answers:
-            self._calls.log_answer(status)
 
     def infer(self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None = None) -> None:
         self._calls.infer(body, block, offset, share)
@@ -254,10 +239,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self.closing:
             self.state = CLOSED
             self.transport.close()
-            return
-        if self._shared.have_one_request:
-            self.state = CLOSED
-            self.transport.write_eof()
             return
         self.state = HEAD
         reader = self._reader

@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol
 
 from stubserve.inference.heap_account import HeapShare
 from stubserve.inference.memory import Block
-from stubserve.protocols.fair_queues import Peer
 from stubserve.protocols.http.head import RequestHead
 from stubserve.protocols.http.reply import Reply
 from stubserve.protocols.http.state import ConnectionState
-
-
-class PassedOn(Protocol):
-    """Who serves the requests of a connection that it does not serve itself. It is fed one at a time."""
-
-    def attach(self, transport: asyncio.Transport, on_done: Callable[[], None], peer: Peer | None) -> None:
-        """Where answers go, what to call behind each of them, and where the client is."""
-
-    def data_received(self, data: bytes) -> None: ...
-
-    def connection_lost(self, exc: Exception | None) -> None: ...
-
-    def pause_writing(self) -> None: ...
-
-    def resume_writing(self) -> None: ...
 
 
 class Exchange(Protocol):
     """One client's requests, one after the other, and their answers."""
 
     transport: asyncio.Transport
-    peer: Peer | None
     state: ConnectionState
     head: RequestHead
     closing: bool

@@ -10,8 +10,6 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from stubserve.protocols.fair_queues import Peer
-
 
 def uvicorn_config(app: Any, logs_access: bool, **more: Any) -> Config:
     """What uvicorn needs to know to serve an app as a part of ours; `more` is passed on to it."""
@@ -48,10 +46,9 @@ class Fallback(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, loop)
         self.access_log = self.access_log and log_answers
 
-    def attach(self, transport: asyncio.Transport, on_done: Callable[[], None], peer: Peer | None) -> None:
+    def attach(self, transport: asyncio.Transport, on_done: Callable[[], None]) -> None:
         self.on_done = on_done
         self.connection_made(transport)
-        self.client = peer
         self.connections.discard(self)
 
     def _unsupported_upgrade_warning(self) -> None:

@@ -22,13 +22,12 @@ from stubserve.inference.admission import admit_steps
 from stubserve.inference.call import Call
 from stubserve.inference.heap_account import FREE_BYTES, kept_by
 from stubserve.inference.memory import Block
-from stubserve.inference.request import Refusal, Request, Response
+from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.tensor import drop_blocks
 from stubserve.protocols.http import json_text
 from stubserve.protocols.http.generate_decode import decode_generate
 from stubserve.protocols.http.generate_encode import document_steps, encode_document, is_large
-from stubserve.protocols.http.infer_encode import encode_error
 from stubserve.protocols.http.reply import JSON, Reply
 from stubserve.protocols.inference_server import InferenceServer
 from stubserve.protocols.placement import BodyPlacer
@@ -77,8 +76,6 @@ class GenerateCall(Call):
         self._encoding: asyncio.Task[None] | None = None
         # HTTP status by the first response, 0 before it
         self.status = 0
-        # Why it was not submitted, where that is told as a response
-        self._refusal: ServeError | None = None
         self.complete = False
         self.gone = False
         self.news: asyncio.Event | None = None if on_complete is not None else asyncio.Event()
@@ -152,16 +149,12 @@ class GenerateCall(Call):
 
     def reply(self) -> Reply:
         """The reply of `generate`, once it is complete: in chunks, as upstream."""
-        if self._refusal is not None:
-            return encode_error(self._refusal)
         body = self.answer()
         reply = Reply(self.status or 200, JSON, None, [b"%x\r\n" % len(body), body, b"\r\n0\r\n\r\n"])
         reply.chunked = True
         return reply
 
     def respond(self, request: Request, response: Response) -> None:
-        if isinstance(response, Refusal):
-            self._refusal = response.error
         if response.error is not None and response.outputs and self._streamed:
             # What the model had sent before it failed is an event of its own.
             self.respond(request, Response(response.outputs, response.parameters, final=False))

@@ -158,8 +158,7 @@ class RequestReader:
         self.inbox = self._shared.scratch_view
         self._left = length = head.content_length
         self._chunked = ChunkedBody() if head.chunked else None
-        passes_on = self._shared.passes_on
-        if head.infer is None or (passes_on is not None and passes_on(head)):
+        if head.infer is None:
             return self._begin_passing_on(raw, data, position)
         access = self._shared.access
         self._refusal = refused = None if access is None else access.inference_refusal(head)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.http.access import HttpAccess
 from stubserve.protocols.http.cors import Cors
-from stubserve.protocols.http.exchange import PassedOn
-from stubserve.protocols.http.head import HeadCache, RequestHead
+from stubserve.protocols.http.head import HeadCache
 from stubserve.protocols.inference_server import InferenceServer
 from stubserve.protocols.open_connections import OpenConnections
 from stubserve.protocols.sent_memory import SentMemory
@@ -47,13 +44,6 @@ class Connections(StallWatch):
         # Whether each request gets a line in the log; each answer, with its status
         self.log_requests = False
         self.log_answers = log_answers
-        # In a process that only takes connections (`ingress`): what is for the owner of the models to answer, and who
-        # passes that on, given whom to tell of the answer's status; in a server's own process None
-        self.passes_on: Callable[[RequestHead], bool] | None = None
-        self.passing_on: Callable[[Callable[[int], None]], PassedOn] | None = None
-        # In the owner, whether these are such requests: each connection has one, and is shut down behind its answer
-        # where the client's connection may have another, in place of being closed
-        self.have_one_request = False
         self.open = OpenConnections(server.idle_timeout_s, server.max_connections)
         self.send_watch = SendWatch(server.pressure, server.send_timeout_s)
 
