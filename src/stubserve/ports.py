@@ -1,7 +1,9 @@
 """The ports of one server, from binding to the last answer.
 
 They are bound before the first model is loaded, so that a port that is taken is known at once, and so that probes and
-clients get answers meanwhile. In the end nobody connects any more, and what is under way is answered first.
+clients get answers meanwhile. Only ports that several servers share are served when the models are loaded: until then
+their connections are for those that are ready. In the end nobody connects any more, and what is under way is answered
+first.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from stubserve.fronts import (
 )
 from stubserve.protocols.http.cors import Cors
 from stubserve.protocols.http.shared import Connections
-from stubserve.protocols.listening import explained, listen
+from stubserve.protocols.listening import BACKLOG, explained, listen
 from stubserve.server import Server
 
 log = logging.getLogger("stubserve.server")
@@ -59,11 +61,10 @@ class Ports:
     # The start
 
     async def open(self) -> None:
-        """Binds all ports; gRPC is served from now on. Raises CannotServe."""
+        """Binds all ports; gRPC is served from now on, unless its port is shared. Raises CannotServe."""
         for name, protocol, address, port, make in self._wanted():
             try:
-                shared = name == _HTTP and self._server.settings.http.reuse_port
-                self._http[name] = (make(self._server), listen(address, port, shared))
+                self._http[name] = (make(self._server), listen(address, port, self._is_shared(name)))
             except OSError as error:
                 text = f"Socket '{address}:{port}' cannot be opened: {explained(error, protocol)}"
                 raise CannotServe(text) from None
@@ -74,10 +75,17 @@ class Ports:
             try:
                 self._grpc = grpc_server(self._server)
             except OSError as error:
-                text = f"failed to start gRPC at '{grpc.address}:{grpc.port}': {explained(error, 'grpc')}"
-                raise CannotServe(text) from None
-            await self._grpc.start()
+                raise self._no_grpc(error) from None
+            if not grpc.reuse_port:
+                await self._grpc.start()
             self._server.grpc_port = self._grpc.port
+
+    def _no_grpc(self, error: OSError) -> CannotServe:
+        grpc = self._server.settings.grpc
+        return CannotServe(f"failed to start gRPC at '{grpc.address}:{grpc.port}': {explained(error, 'grpc')}")
+
+    def _is_shared(self, name: str) -> bool:
+        return name == _HTTP and self._server.settings.http.reuse_port
 
     def _wanted(self) -> Iterator[tuple[str, str, str, int, Callable[[Server], HttpServer]]]:
         """What uvicorn is to serve: name in the log and in flags, address, port, and what makes it."""
@@ -94,13 +102,27 @@ class Ports:
             yield "Vertex AI HTTPService", "vertex-ai", address, settings.vertex.port, vertex_server
 
     def serve(self) -> None:
-        """Accepts connections from now on."""
-        loop = asyncio.get_running_loop()
-        self._serving = [loop.create_task(front.serve([listener])) for front, listener in self._http.values()]
+        """Accepts connections from now on, but for ports that are shared."""
+        for name in self._http:
+            if not self._is_shared(name):
+                self._accept(name)
 
-    def ready(self) -> None:
-        """Logs where the server can be asked."""
+    def _accept(self, name: str) -> None:
+        front, listener = self._http[name]
+        listener.listen(BACKLOG)
+        self._serving.append(asyncio.get_running_loop().create_task(front.serve([listener])))
+
+    async def ready(self) -> None:
+        """Accepts connections on shared ports, too, and logs where the server can be asked. Raises CannotServe."""
+        for name in self._http:
+            if self._is_shared(name):
+                self._accept(name)
         if self._grpc is not None:
+            if self._server.settings.grpc.reuse_port:
+                try:
+                    await self._grpc.start()
+                except OSError as error:
+                    raise self._no_grpc(error) from None
             log.info("Started GRPCInferenceService at %s:%d", self._server.settings.grpc.address, self._grpc.port)
         for name, (_, listener) in self._http.items():
             log.info("Started %s at %s:%d", name, *listener.getsockname()[:2])

@@ -97,7 +97,11 @@ async def _start(server: Server, ports: Ports, manager: ServiceManager, signals:
         return 1
     if server.failed:
         log.error("%s", failure)
-    ports.ready()
+    try:
+        await ports.ready()
+    except CannotServe as error:
+        log.error("%s", error)
+        return 1
     if not server.failed:
         show(server.registry, ports.addresses(), bool(settings.logging.file))
     manager.ready()

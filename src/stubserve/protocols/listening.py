@@ -10,7 +10,11 @@ BACKLOG = 2048
 
 
 def listen(address: str, port: int, shared: bool = False) -> socket.socket:
-    """A listening socket, `shared` with other servers. Raises OSError."""
+    """A listening socket. Raises OSError.
+
+    Of a port that is `shared` with other servers the system gives connections to all that listen. So such a socket is
+    bound only; whoever serves it has it listen.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -18,7 +22,8 @@ def listen(address: str, port: int, shared: bool = False) -> socket.socket:
         if shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((address, port))
-        listener.listen(BACKLOG)
+        if not shared:
+            listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise

@@ -241,7 +241,11 @@ class _StreamRpc(_Rpc):
 
 
 class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """A listening gRPC server for a service. `port` is the one that it got."""
+    """A listening gRPC server for a service. `port` is the one that it got.
+
+    Of a port that is shared with other servers, the one that is wanted, and nothing listens there before `start`:
+    grpcio cannot have a port without listening.
+    """
 
     def __init__(self, service: Service, options: GrpcSettings) -> None:
         self._compression = _ALGORITHMS.get(options.compression_level)
@@ -249,25 +253,35 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         self._server = grpc.aio.server(options=_channel_arguments(options))
         self._server.add_generic_rpc_handlers((self,))
         self._service = service
+        self._options = options
+        self.port = options.port if options.reuse_port else self._listen()
+
+    def _listen(self) -> int:
+        """The port. Raises OSError."""
+        options = self._options
         host = f"[{options.address}]" if ":" in options.address else options.address
         target = f"{host}:{options.port}"
         try:
             if options.tls is None:
-                self.port = self._server.add_insecure_port(target)
+                port = self._server.add_insecure_port(target)
             else:
                 tls = options.tls
                 root = Path(tls.root_certificates).read_bytes() if tls.root_certificates else None
                 pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
                 credentials = grpc.ssl_server_credentials([pair], root, tls.mutual)
-                self.port = self._server.add_secure_port(target, credentials)
+                port = self._server.add_secure_port(target, credentials)
         except RuntimeError as error:
             # grpcio says no more than that it failed, which is nearly always a port that is taken.
             raise OSError(errno.EADDRINUSE, str(error)) from None
+        return int(port)
 
     def service(self, handler_call_details: Any) -> Any:
         return self._handlers.get(handler_call_details.method)
 
     async def start(self) -> None:
+        """Raises OSError where the port is shared, and cannot be had."""
+        if self._options.reuse_port:
+            self.port = self._listen()
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:

@@ -62,8 +62,10 @@ class Http2Transport:
 
     async def stop(self, grace_s: float) -> None:
         """No new RPCs; those that are running end, or are cut off after `grace_s`."""
-        assert self._accepting is not None
-        self._accepting.close()
+        if self._accepting is None:
+            self._listener.close()
+        else:
+            self._accepting.close()
         self._service.stop()
         for connection in list(self.connections):
             connection.go_away()
