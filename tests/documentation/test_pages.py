@@ -25,6 +25,7 @@ OTHERWISE = {
     "docs/examples.md": "tests/model_repository/test_examples.py",
     "docs/developing.md": "tests/stub/backends/test_documented.py",
     "docs/deployment/ray-serve.md": "tests/deploy/test_ray_serve.py",
+    "docs/deployment/several-servers.md": "tests/documentation/test_several_servers.py",
 }
 FOLLOWED = [
     page for page in pages() if page not in OTHERWISE and any(block.runs for block in blocks((ROOT / page).read_text()))
