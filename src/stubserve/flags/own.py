@@ -224,14 +224,15 @@ OWN = (
         "dev",
         "dev",
         parse_bool,
-        "For who writes models: load what is saved, check all answers, allow breakpoint() (false).",
+        "For writing models: load what is saved, refuse wrong outputs, allow breakpoint() (false).",
         switch=True,
     ),
     Flag(
         "check-outputs",
         "instances.check_outputs",
         str,
-        "Compare answers of Python models with their configuration: never, first (of each instance), always (first).",
+        "Compare outputs of Python models with their configuration: never, first (answers of each instance), always, "
+        "or refuse, which answers wrong ones with an error (first).",
     ),
     Flag(
         "debug-model",
