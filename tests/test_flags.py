@@ -205,7 +205,6 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
         (["m", "--rate-limit-resource=R:x"], "Invalid option value. Got x"),
         (["m", "--http-workers=-1"], "--http-workers must not be negative. Got -1"),
         (["m", "--http-workers=2", "--allow-http=false"], "--http-workers are processes that take HTTP connections"),
-        (["m", "--start-asleep"], "--start-asleep needs --sleep-after-secs"),
         (["m", "--grpc-restricted-protocol=health,health:a=b"], "restricted api 'health' can not be specified in"),
     ],
 )

@@ -151,8 +151,6 @@ def _check(settings: Settings) -> None:
         raise UsageError(
             f"--check-outputs must be never, first, always or refuse. Got {settings.instances.check_outputs}"
         )
-    if settings.instances.start_asleep and not settings.instances.sleep_after_secs:
-        raise UsageError("--start-asleep needs --sleep-after-secs, which says how long a model that was woken serves")
     if settings.instances.stub_writable and "files" not in settings.instances.stub_sandbox:
         raise UsageError("--stub-writable says what stubs may write to with --stub-sandbox=files, which is not there")
     _check_clients(settings.clients)

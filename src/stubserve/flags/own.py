@@ -184,7 +184,7 @@ OWN = (
         "start-asleep",
         "instances.start_asleep",
         parse_bool,
-        "Whether models whose config.pbtxt has inputs and outputs are first started by a request (false).",
+        "Start models whose config.pbtxt has inputs and outputs with their first request (false).",
         switch=True,
     ),
     Flag("stub-user", "instances.stub_user", str, "Run stubs as this user, where the server runs as root."),

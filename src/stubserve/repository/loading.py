@@ -121,7 +121,7 @@ class Loader:
                     instance.begin_asleep()
             else:
                 await _start_all(instances)
-            if self._settings.sleep_after_secs:
+            if asleep or self._settings.sleep_after_secs:
                 model.sleep_after(self._settings.sleep_after_secs, asleep)
         except BaseException:
             if first is not None:
