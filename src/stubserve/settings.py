@@ -71,6 +71,8 @@ class InstanceSettings:
     environment_cache: Path | None = None
     debug_models: tuple[str, ...] = ()
     restart_limit: int = 10
+    # How long requests wait for an instance that is restarted, where no other serves; 0 for not at all
+    restart_wait_secs: float = 10.0
     execute_timeout_secs: float = 0.0
     # Which answers are compared with the configuration: never, first, always, or always with wrong ones refused
     check_outputs: str = "first"

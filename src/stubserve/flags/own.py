@@ -169,6 +169,12 @@ OWN = (
         "Restarts in a row of a stub that dies; 0 turns restarting off (10).",
     ),
     Flag(
+        "restart-wait-secs",
+        "instances.restart_wait_secs",
+        parse_seconds,
+        "Time that requests wait for a stub that is restarted, where none of their model serves; 0 for none (10).",
+    ),
+    Flag(
         "execute-timeout-secs",
         "instances.execute_timeout_secs",
         parse_seconds,
