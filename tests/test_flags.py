@@ -203,7 +203,6 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
         (["m", "--rate-limit-resource=R"], "--rate-limit-resource option format is"),
         (["m", "--rate-limit-resource=R:1:2:3"], "--rate-limit-resource option format is"),
         (["m", "--rate-limit-resource=R:x"], "Invalid option value. Got x"),
-        (["m", "--start-asleep"], "--start-asleep needs --sleep-after-secs"),
         (["m", "--grpc-restricted-protocol=health,health:a=b"], "restricted api 'health' can not be specified in"),
     ],
 )
@@ -219,11 +218,38 @@ def test_the_other_transport_of_grpc_needs_its_package(monkeypatch: pytest.Monke
         parse_arguments(["m", "--grpc-transport=grpcio"])
 
 
+@pytest.mark.parametrize("word", ["run", "start", "sevre"])
+def test_a_word_for_serve_names_serve(word: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "stubserve", word, "my models"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.endswith("Did you mean: stubserve serve 'my models'\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["--log-info=maybe"], "true or false"),
+        (["--http-port=8o"], "a whole number"),
+        (["--rate-limit=sometimes"], "off or execution_count"),
+        (["--log-format=iso"], "default, ISO8601 or json"),
+        (["--grpc-infer-response-compression-level=most"], "none, low, medium or high"),
+        (["--check-outputs=maybe"], "never, first, always or refuse"),
+    ],
+)
+def test_a_bad_value_names_the_good_ones(words: list[str], names: str) -> None:
+    with pytest.raises(UsageError, match=names):
+        parse_arguments(["m", *words])
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["serve", "m", "--http-port=x"], "--http-port: Invalid option value. Got x\n\n'stubserve serve --help' lists"),
+        (
+            ["serve", "m", "--http-port=x"],
+            "--http-port: Invalid option value. Got x. Use a whole number\n\n'stubserve serve --help' lists",
+        ),
         (["models"], "stubserve has no command 'models', only serve, init, check, fetch and env"),
+        (["run", "models"], "stubserve has no command 'run', only serve, init, check, fetch and env"),
         ([], "usage: stubserve serve REPOSITORY"),
     ],
 )

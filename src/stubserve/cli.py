@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import shlex
 import sys
 
 from stubserve.flags import parse_arguments, usage
@@ -11,6 +12,8 @@ from stubserve.flags.values import UsageError
 
 # Each is a module of stubserve.commands.
 COMMANDS = ("init", "check", "fetch", "env")
+# What other programs call it
+_SERVES = ("run", "start", "up", "server")
 
 
 def main() -> None:
@@ -34,11 +37,7 @@ def main() -> None:
         sys.stderr.write(usage())
         raise SystemExit(1)
     elif not words[0].startswith("--"):
-        known = f"serve, {', '.join(COMMANDS[:-1])} and {COMMANDS[-1]}"
-        raise SystemExit(
-            f"stubserve has no command '{words[0]}', only {known}; 'stubserve --help' says more.\n"
-            f"To serve a folder of models: stubserve serve {words[0]}"
-        )
+        raise SystemExit(_unknown_command(words))
     try:
         settings = parse_arguments(words)
     except UsageError as error:
@@ -48,3 +47,17 @@ def main() -> None:
     from stubserve.running import run
 
     raise SystemExit(run(settings))
+
+
+def _unknown_command(words: list[str]) -> str:
+    """What is said of a first word that is no command."""
+    from difflib import get_close_matches
+
+    known = f"serve, {', '.join(COMMANDS[:-1])} and {COMMANDS[-1]}"
+    meant = get_close_matches(words[0], ("serve", *COMMANDS), 1) or (["serve"] if words[0] in _SERVES else [])
+    advice = (
+        f"Did you mean: {shlex.join(['stubserve', *meant, *words[1:]])}"
+        if meant
+        else f"To serve a folder of models: stubserve serve {shlex.quote(words[0])}"
+    )
+    return f"stubserve has no command '{words[0]}', only {known}; 'stubserve --help' says more.\n{advice}"

@@ -18,12 +18,20 @@ from ray import serve
 # How long a replica may take to finalize its models; a bit more than --exit-timeout-secs
 STOP_S = 35.0
 
+_ARGUMENTS = {"repository", "replicas", "cpus", "flags"}
+
 
 def app(arguments: dict[str, str]) -> serve.Application:
     """The application.
 
     `repository` is a folder, `replicas` how many there are, `cpus` how many each has, `flags` as for `stubserve serve`.
+    Raises ValueError for an argument that is unknown or missing.
     """
+    unknown = sorted(arguments.keys() - _ARGUMENTS)
+    if unknown:
+        raise ValueError(f"stubserve.ray_serve has no argument {unknown[0]!r}, only {', '.join(sorted(_ARGUMENTS))}")
+    if "repository" not in arguments:
+        raise ValueError("name the folder of models: serve run stubserve.ray_serve:app repository=/srv/models")
     words = [arguments["repository"], *shlex.split(arguments.get("flags", ""))]
 
     def build() -> Any:

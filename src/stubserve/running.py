@@ -54,7 +54,7 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
     if exit_code == 0:
         await signals.asked.wait()
     manager.stopping()
-    await _end(server, ports, signals.impatient)
+    await _end(server, ports, signals.impatient, failed=exit_code != 0)
     manager.close()
     if reaping is not None:
         reaping.cancel()
@@ -116,10 +116,10 @@ def _failure(loading: asyncio.Task[bool]) -> str:
         return error.status_text
 
 
-async def _end(server: Server, ports: Ports, impatient: bool) -> None:
+async def _end(server: Server, ports: Ports, impatient: bool, failed: bool) -> None:
     """Lets requests that are under way be answered, then the models finalize, within --exit-timeout-secs.
 
-    Nobody waits for --exit-delay-secs where whoever ends the server is `impatient`.
+    Nobody waits for --exit-delay-secs where whoever ends the server is `impatient`. `failed`: the start was none.
     """
     settings = server.settings
     # First of all, so that nobody is sent here any more; open connections can ask as long as they are open.
@@ -132,7 +132,8 @@ async def _end(server: Server, ports: Ports, impatient: bool) -> None:
         await asyncio.sleep(settings.exit_delay_secs)
     # Before it is said: a request that comes after that line is none of those.
     ports.begin_drain()
-    log.info("Waiting for in-flight requests to complete.")
+    if not failed:  # else nobody was served
+        log.info("Waiting for in-flight requests to complete.")
     loop = asyncio.get_running_loop()
     deadline = loop.time() + settings.exit_timeout_secs
     telling = loop.create_task(tell_what_is_waited_for(server, deadline))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import logging
+import sys
 
 from stubserve import __version__
 from stubserve.errors import ServeError, invalid, overloaded, unavailable
@@ -117,6 +118,8 @@ class Server:
             latencies=settings.metrics.latencies if settings.metrics.allow else None,
             cache=self.cache,
             limiter=create_limiter(settings.rate_limit.mode, settings.rate_limit.resources),
+            # With --dev they are among what a check of the saved files finds.
+            hints=not settings.repository.notices_changes,
         )
         services = Services(
             self._registry,
@@ -126,7 +129,14 @@ class Server:
             confinement=confinement(settings.instances),
             client_regions=settings.clients.shm,
         )
-        return ModelControl(settings.repository, loader, self._registry, services, settings.exit_timeout_secs)
+        return ModelControl(
+            settings.repository,
+            loader,
+            self._registry,
+            services,
+            settings.exit_timeout_secs,
+            checks=_check_command(settings) if settings.repository.notices_changes else (),
+        )
 
     async def load(self) -> bool:
         """Loads the models that are to be there; whether all are. Raises ServeError if a repository cannot be read.
@@ -271,3 +281,13 @@ def _trace_destination(settings: TracingSettings) -> Destination | None:
 
 def _not_started() -> ServeError:
     return unavailable("Server not ready")
+
+
+def _check_command(settings: Settings) -> list[str]:
+    """The command that checks the repositories as they are served."""
+    return [
+        *(sys.executable, "-m", "stubserve", "check"),
+        *(str(path.absolute()) for path in settings.repository.paths),
+        f"--backend-directory={settings.instances.backend_directory}",
+        f"--gpu-fallback={'cpu' if settings.repository.gpu_to_cpu else 'none'}",
+    ]

@@ -71,8 +71,10 @@ class InstanceSettings:
     environment_cache: Path | None = None
     debug_models: tuple[str, ...] = ()
     restart_limit: int = 10
+    # How long requests wait for an instance that is restarted, where no other serves; 0 for not at all
+    restart_wait_secs: float = 10.0
     execute_timeout_secs: float = 0.0
-    # Which answers are compared with the configuration: never, first or always
+    # Which answers are compared with the configuration: never, first, always, or always with wrong ones refused
     check_outputs: str = "first"
     # Whether every model may be debugged
     debug_all: bool = False
@@ -320,12 +322,12 @@ class Settings:
     rate_limit: RateLimitSettings = RateLimitSettings()
 
     def for_development(self, has_terminal: bool) -> Settings:
-        """For developing models: what is saved is loaded, every answer is checked, any model may be debugged.
+        """For developing models: what is saved is loaded, wrong answers are refused, any model may be debugged.
 
         A model that does not load does not end the server: the next save may mend it.
         """
         repository = replace(self.repository, control_mode=POLL, notices_changes=True)
-        instances = replace(self.instances, check_outputs="always", debug_all=has_terminal)
+        instances = replace(self.instances, check_outputs="refuse", debug_all=has_terminal)
         return replace(self, exit_on_error=False, repository=repository, instances=instances)
 
     @property

@@ -30,6 +30,17 @@ def test_a_new_model_is_served_asked_and_tested(
         client = [sys.executable, str(folder / "client.py"), f"http://127.0.0.1:{server.port}"]
         done = subprocess.run(client, capture_output=True, text=True, timeout=60)
         assert done.stdout == "Y [2, 3] [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]\n", done.stderr
+        # What a person sees whose client asks for another model, or asks nobody.
+        (folder.parent / "thrice").mkdir()
+        lost = (folder / "client.py").rename(folder.parent / "thrice" / "client.py")
+        client[1] = str(lost)
+        done = subprocess.run(client, capture_output=True, text=True, timeout=60)
+        refused = f"the server at {client[2]} refused: Request for unknown model: 'thrice' is not found\n"
+        assert (done.returncode, done.stderr) == (1, refused)
+    done = subprocess.run(client, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"no server answers at {client[2]} (")
+    assert done.stderr.count("\n") == 1
 
 
 def test_what_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,6 +58,22 @@ def test_a_replica_that_is_killed_is_replaced_and_its_stubs_are_gone(repository:
     assert facts["failures"] <= 1
 
 
+@pytest.mark.slow
+@pytest.mark.skipif("RAY_PYTHON" not in os.environ, reason="make test-deploy makes a Python with ray")
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"repository": "m", "replica": "2"}, "no argument 'replica', only cpus, flags, replicas, repository"),
+        ({"replicas": "2"}, "name the folder of models"),
+    ],
+)
+def test_arguments_that_there_are_not_are_refused(arguments: dict[str, str], text: str) -> None:
+    source = f"from stubserve import ray_serve; ray_serve.app({arguments!r})"
+    done = subprocess.run([os.environ["RAY_PYTHON"], "-c", source], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert text in done.stderr.splitlines()[-1]
+
+
 def test_the_page_names_arguments_that_there_are() -> None:
     (command,) = re.findall(r"^serve run (.*)$", PAGE.read_text(), re.MULTILINE)
     target, *arguments = shlex.split(command)

@@ -52,6 +52,7 @@ model_warmup { name: "x" }
     )
     assert found(repository) == [
         "a/1/model.py:2: error: Python model a/1/model.py does not implement `execute` method.",
+        "a/1/model.py:3: warning: the server never calls the method `initialise`; did you mean `initialize`?",
         "a/config.pbtxt:2: error: unexpected directory name 'a' for model 'b', directory name must equal model name",
         "a/config.pbtxt:4: error: ModelConfig has no field named 'max_batchsize'; did you mean 'max_batch_size'?",
         "a/config.pbtxt:6: error: DataType has no value named 'TYPE_FLOAT32'; did you mean 'TYPE_FP32'?",
@@ -334,6 +335,18 @@ def test_ensembles_that_need_each_other(repository: Path) -> None:
         ("from base import Base\nclass TritonPythonModel(Base): pass\n", []),
         ("class TritonPythonModel:\n    execute = lambda self, requests: []\n", []),
         ("class TritonPythonModel:\n    async def execute(self, requests): pass\n", []),
+        (
+            "class TritonPythonModel:\n    def execute(self, requests): pass\n    def initialise(self, args): pass\n",
+            ["m/1/model.py:3: warning: the server never calls the method `initialise`; did you mean `initialize`?"],
+        ),
+        (
+            "class TritonPythonModel:\n    def execute(self, requests): pass\n    def _execute_one(self, r): pass\n",
+            [],
+        ),
+        (
+            "class TritonPythonModel(Base):\n    async def excute(self, requests): pass\n",
+            ["m/1/model.py:2: warning: the server never calls the method `excute`; did you mean `execute`?"],
+        ),
         ("try:\n    import x\nexcept ImportError:\n    class TritonPythonModel: pass\n", []),
     ],
 )

@@ -218,6 +218,24 @@ def test_no_version_left(policy: str, folder: ModelFolder) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("file", "config", "advice"),
+    [
+        ("model.py", "", "model.py belongs into a folder for its version: mkdir {0}/1 && mv {0}/model.py {0}/1"),
+        ("model.onnx", "", "model.onnx belongs into a folder for its version: mkdir {0}/1 && mv {0}/model.onnx {0}/1"),
+        ("", "ensemble_scheduling {}", "as .gitkeep): mkdir {0}/1"),
+        ("", "", "Make a folder for its version, with the model's file in it: {0}/1/model.py"),
+    ],
+)
+def test_the_log_says_how_to_make_a_version(file: str, config: str, advice: str, folder: ModelFolder) -> None:
+    if file:
+        (folder.path / file).touch()
+    with pytest.raises(ServeError) as caught:
+        available_versions(folder, parse_text(config, "c"))
+    assert advice.format(folder.path) in caught.value.log_message
+    assert advice.format(folder.path) not in caught.value.message
+
+
 def test_missing_specific_version_is_logged(folder: ModelFolder, caplog: pytest.LogCaptureFixture) -> None:
     add(folder.path, "1")
     config = parse_text("version_policy { specific { versions: [1, 5] } }", "c")

@@ -74,7 +74,10 @@ def test_answers_through_a_sender(serving: Serving, what: int, factor: int, size
 @pytest.mark.parametrize(
     ("what", "text"),
     [
-        (3, "'sends_0' returned None for this request and let go of its response sender without a response"),
+        (
+            3,
+            "'sends_0': `execute` returned None in place of a response, and nothing was sent for this request. Is ",
+        ),
         (6, "ValueError: before the end"),
         (7, "while the model is not configured to handle such a flag"),
     ],

@@ -76,7 +76,51 @@ def test_a_file_without_a_version_is_watched_where_it_lies(tmp_path: Path) -> No
         eventually(lambda: answer(server) == 2)
 
 
-@pytest.mark.parametrize("flags", [("--dev",), (), ("--check-outputs=always",)])
+def test_each_save_is_checked(repository: Path) -> None:
+    folder = write_model(repository, "adds", adds(1))
+    config = (folder / "config.pbtxt").read_text()
+    with Serving(repository, "--dev") as server:
+        # Each is loaded all the same, and only a check sees it.
+        write_model(repository, "adds", adds(2) + "        def finalise(self): pass\n")
+        server.wait_for(r"/adds/1/model.py:8: warning: the server never calls the method `finalise`; did you mean `fin")
+        template = 'parameters { key: "K" value: { string_value: "${UNFILLED}" } }\n'
+        (folder / "config.pbtxt").write_text(config + template)
+        server.wait_for(r"/adds/config.pbtxt:\d+: warning: .*UNFILLED")
+        assert answer(server) == 2
+
+
+def test_a_traceback_shows_the_lines_that_ran(repository: Path) -> None:
+    failing = adds(1).replace("array =", "1 / 0 # the line that ran\n            array =")
+    write_model(repository, "adds", failing)
+    with Serving(repository, "--dev") as server:
+        assert server.infer_array("adds", np.zeros(1, np.float32)).status == 500
+        server.wait_for(r"1 / 0 # the line that ran")
+        write_model(repository, "adds", "\n" * 7 + "# a new line in its place\n" + failing.replace("class", "clas"))
+        server.wait_for("model 'adds' could not be loaded anew: the old code goes on serving")
+        told = len(server.output)
+        assert server.infer_array("adds", np.zeros(1, np.float32)).status == 500
+        eventually(lambda: "ZeroDivisionError" in server.output[told:])
+        assert "1 / 0 # the line that ran" in server.output[told:]
+        assert "a new line in its place" not in server.output[told:]
+
+
+@pytest.mark.parametrize("output", ["OUTPUT1", "OUTPUT0"])
+def test_wrong_outputs_are_refused(repository: Path, output: str) -> None:
+    source = adds(1, output).replace("array =", "array = __import__('numpy').float64(1) *")
+    write_model(repository, "adds", source)
+    with Serving(repository, "--dev") as server:
+        refused = server.infer_array("adds", np.zeros(1, np.float32))
+        assert refused.status == 500
+        if output == "OUTPUT1":
+            assert "model 'adds': output 'OUTPUT1' is not in its configuration, and is dropped" in refused.error
+            assert "output 'OUTPUT0' is not among the outputs that it answered ('OUTPUT1')" in refused.error
+        else:
+            assert refused.error.endswith("output 'OUTPUT0' is TYPE_FP64, and its configuration says TYPE_FP32")
+        write_model(repository, "adds", adds(1))
+        eventually(lambda: server.infer_array("adds", np.zeros(1, np.float32)).status == 200)
+
+
+@pytest.mark.parametrize("flags", [(), ("--check-outputs=always",)])
 def test_outputs_that_are_not_those_of_the_configuration_are_told(repository: Path, flags: tuple[str, ...]) -> None:
     write_model(repository, "adds", adds(1, output="OUTPUT1"))
     with Serving(repository, *flags) as server:

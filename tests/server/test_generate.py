@@ -142,6 +142,27 @@ def test_inputs_inside_parameters_and_numbers_too_large(serving: Serving) -> Non
     assert answer.json()["SEEN"] == '[[2]] {"big":9223372036854776000.0,"sequence_id":5}'
 
 
+@pytest.mark.parametrize(
+    ("model", "rows", "shape"),
+    [
+        ("b", [[1, 2, 3], [4, 5, 6]], [2, 3]),
+        ("c", [[1, 2], [3, 4], [5, 6]], [3, 2]),
+        ("d", [[[1, 2]], [[3, 4]]], [2, 1, 2]),
+    ],
+)
+def test_rows_are_lists_in_a_list(serving: Serving, model: str, rows: list[Any], shape: list[int]) -> None:
+    answer = generate(serving, f"shape_{model}", {"IN": rows})
+    assert answer.status == 200
+    assert answer.json()["OUT"] == shape
+
+
+@pytest.mark.parametrize("rows", [[[1, 2], [3]], [[1, 2], 3], [[1, 2, 3]], [[[1, 2]]], [[]]])
+def test_rows_of_another_shape_are_refused(serving: Serving, rows: list[Any]) -> None:
+    answer = generate(serving, "shape_c", {"IN": rows})
+    assert answer.status in (400, 500)
+    assert "shape" in answer.error
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("body", "status", "text"),
@@ -157,6 +178,10 @@ def test_inputs_inside_parameters_and_numbers_too_large(serving: Serving) -> Non
          "input 'IN' already exists in request"),
         ({"IN": 3, "parameters": {"parameters": {}}}, 400, "Converting keyword: 'parameters': parameter 'parameters' "
          "has invalid type. It should be either 'int', 'bool', or 'string'."),
+        ({"INN": [3]}, 400, "parameter 'INN' has invalid type. It should be either 'int', 'bool', or 'string'. "
+         "The inputs of model 'plain' are 'IN' (INT32), 'TEXT' (BYTES)."),
+        ({"IN": [[1], [2], [3, 4]]}, 400, "The schema can not convert input 'IN' to tensor with proper shape: it has "
+         "shape [3, 1], and the model expects [1]"),
         ({"IN": "x"}, 500, "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer"),
         ({"IN": [1, 2]}, 400, "The schema can not convert input 'IN' to tensor with proper shape"),
         ({"IN": 3, "TEXT": 5}, 500, "Unable to parse JSON bytes array: attempt to access JSON non-string as string"),

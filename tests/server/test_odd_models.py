@@ -108,6 +108,14 @@ def test_what_would_end_an_event_loop(server: Serving, source: str, text: str | 
     assert run(server, "coroutine", "pass").status == 200
 
 
+def test_a_method_that_is_nearly_a_hook_is_named(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "m", "class TritonPythonModel:\n    def excute(self, requests): pass\n")
+    with Serving(tmp_path) as serving:
+        serving.wait_for(
+            f"model 'm': {folder}/1/model.py:2: the server never calls the method `excute`; did you mean `execute`"
+        )
+
+
 def test_a_stub_that_breaks_does_not_wait_for_the_models_threads(server: Serving) -> None:
     source = """
 import signal, threading

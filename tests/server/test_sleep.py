@@ -150,6 +150,16 @@ def test_a_model_that_calls_it_wakes_it(repository: Path) -> None:
         assert sleeping.ask("caller", 3) == 3
 
 
+def test_a_model_that_starts_asleep_may_stay_awake(repository: Path) -> None:
+    write_model(repository, "model", IDENTITY, io_config())
+    with Serving(repository, "--start-asleep") as server:
+        assert not server.stub_pids()
+        assert server.infer_array("model", np.ones(1, np.float32)).status == 200
+        (stub,) = server.stub_pids()
+        assert server.infer_array("model", np.ones(1, np.float32)).status == 200
+        assert server.stub_pids() == [stub]
+
+
 def test_models_start_asleep_where_their_configuration_says_enough(repository: Path) -> None:
     write_model(repository, "untold", IDENTITY, "")
     write_model(repository, "lost", SLOW, io_config())

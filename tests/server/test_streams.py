@@ -231,7 +231,7 @@ def test_execute_must_return_none(serving: Serving, opening: Opening) -> None:
 def test_a_sender_that_is_let_go_ends_its_stream(serving: Serving, opening: Opening) -> None:
     assert opening(serving, "threads", "let go").rest() == ["and gone"]
     (error,) = opening(serving, "threads", "let go silently").rest()
-    assert "'threads_0' returned None for this request and let go of its response sender" in error
+    assert "'threads_0' let go of the response sender of this request without a response" in error
 
 
 def test_coroutines_run_side_by_side(serving: Serving, opening: Opening) -> None:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import tritonclient.http as triton_http
 import trustme
+from cryptography.hazmat.primitives import serialization
 
 from tools.bench.http2_client import SETTINGS, frame
 from tools.bench.processes import rss_anon
@@ -197,13 +198,46 @@ def test_certificates_are_exchanged(repository: Path, tmp_path: Path) -> None:
         eventually(lambda: served_serial(serving.port, context) == third)
 
 
-@pytest.mark.parametrize("missing", ["cert", "key"])
-def test_files_that_cannot_be_used_end_the_start(repository: Path, certificates: Certificates, missing: str) -> None:
-    wrong = f"--http-server-{missing}={certificates.root if missing == 'key' else '/nosuch.pem'}"
+def _encrypted(key: str) -> str:
+    pem = serialization.load_pem_private_key(key.encode(), None).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+    return pem.decode()
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        ("cert missing", "/nosuch.pem: No such"),
+        ("key is a certificate", r"{root}: there is no private key in PEM"),
+        ("certificate is a key", r"{key}: there is no certificate in PEM"),
+        ("key of another", r"{certificate}: the certificate and the private key {other} cannot be used together"),
+        ("encrypted key", r"{other}: the private key is encrypted"),
+    ],
+)
+def test_files_that_cannot_be_used_end_the_start(
+    repository: Path, certificates: Certificates, tmp_path: Path, broken: str, told: str
+) -> None:
+    other = tmp_path / "other.pem"
+    if broken == "encrypted key":
+        other.write_text(_encrypted(certificates.key.read_text()))
+    elif broken == "key of another":
+        Path(other).write_bytes(trustme.CA().issue_cert("127.0.0.1").private_key_pem.bytes())
+    wrong = {
+        "cert missing": "--http-server-cert=/nosuch.pem",
+        "key is a certificate": f"--http-server-key={certificates.root}",
+        "certificate is a key": f"--http-server-cert={certificates.key}",
+        "key of another": f"--http-server-key={other}",
+        "encrypted key": f"--http-server-key={other}",
+    }[broken]
     server = Serving(repository, *certificates.flags, wrong)
     server.start()
     assert server.process.wait(60) == 1
-    server.wait_for(f"{certificates.certificate}.*belongs to the key" if missing == "key" else "/nosuch.pem: No such")
+    places = {"root": certificates.root, "key": certificates.key, "certificate": certificates.certificate}
+    server.wait_for(told.format(other=other, **places))
+    assert "Waiting for in-flight requests" not in server.output
     server.stop()
 
 

@@ -304,7 +304,7 @@ def test_a_sender_that_is_let_go_of(repository: Path) -> None:
     with load(repository, source, DECOUPLED) as model:
         (answer,) = model.execute([{"INPUT0": [1]}])
     assert answer.error is not None
-    assert "let go of its response sender" in answer.error.message()
+    assert "let go of the response sender" in answer.error.message()
 
 
 def test_a_sender_that_is_silent(repository: Path) -> None:

@@ -147,10 +147,10 @@ def _check(settings: Settings) -> None:
             f"--dev loads what changes on disk, and --model-control-mode={settings.repository.control_mode} says "
             "otherwise. Leave one of them out."
         )
-    if settings.instances.check_outputs not in ("never", "first", "always"):
-        raise UsageError(f"--check-outputs must be never, first or always. Got {settings.instances.check_outputs}")
-    if settings.instances.start_asleep and not settings.instances.sleep_after_secs:
-        raise UsageError("--start-asleep needs --sleep-after-secs, which says how long a model that was woken serves")
+    if settings.instances.check_outputs not in ("never", "first", "always", "refuse"):
+        raise UsageError(
+            f"--check-outputs must be never, first, always or refuse. Got {settings.instances.check_outputs}"
+        )
     if settings.instances.stub_writable and "files" not in settings.instances.stub_sandbox:
         raise UsageError("--stub-writable says what stubs may write to with --stub-sandbox=files, which is not there")
     _check_clients(settings.clients)
@@ -184,7 +184,9 @@ def _check(settings: Settings) -> None:
     if settings.cache.name == REDIS and find_spec("redis") is None:
         raise UsageError("--cache-config=redis,... needs a package: run `pip install 'stubserve[redis]'`")
     if settings.logging.format not in (DEFAULT, ISO8601, JSON):
-        raise UsageError(f"invalid argument for --log_format, got: {settings.logging.format}")
+        raise UsageError(
+            f"invalid argument for --log_format, got: {settings.logging.format}. Use {DEFAULT}, {ISO8601} or {JSON}"
+        )
 
 
 def _check_repository(repository: RepositorySettings) -> None:
@@ -236,7 +238,10 @@ def _check_grpc(grpc: GrpcSettings) -> None:
     if grpc.transport == "grpcio" and find_spec("grpc") is None:
         raise UsageError("--grpc-transport=grpcio needs a package: run `pip install 'stubserve[grpcio]'`")
     if grpc.compression_level not in ("none", "low", "medium", "high"):
-        raise UsageError(f"invalid argument for --grpc-infer-response-compression-level, got: {grpc.compression_level}")
+        raise UsageError(
+            f"invalid argument for --grpc-infer-response-compression-level, got: {grpc.compression_level}. "
+            "Use none, low, medium or high"
+        )
     _check_tls("grpc", grpc.tls)
     _check_restricted(grpc.restricted_protocols)
 

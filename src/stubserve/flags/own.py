@@ -163,6 +163,12 @@ OWN = (
         "Restarts in a row of a stub that dies; 0 turns restarting off (10).",
     ),
     Flag(
+        "restart-wait-secs",
+        "instances.restart_wait_secs",
+        parse_seconds,
+        "Time that requests wait for a stub that is restarted, where none of their model serves; 0 for none (10).",
+    ),
+    Flag(
         "execute-timeout-secs",
         "instances.execute_timeout_secs",
         parse_seconds,
@@ -178,7 +184,7 @@ OWN = (
         "start-asleep",
         "instances.start_asleep",
         parse_bool,
-        "Whether models whose config.pbtxt has inputs and outputs are first started by a request (false).",
+        "Start models whose config.pbtxt has inputs and outputs with their first request (false).",
         switch=True,
     ),
     Flag("stub-user", "instances.stub_user", str, "Run stubs as this user, where the server runs as root."),
@@ -218,14 +224,15 @@ OWN = (
         "dev",
         "dev",
         parse_bool,
-        "For who writes models: load what is saved, check all answers, allow breakpoint() (false).",
+        "For writing models: load what is saved, refuse wrong outputs, allow breakpoint() (false).",
         switch=True,
     ),
     Flag(
         "check-outputs",
         "instances.check_outputs",
         str,
-        "Compare answers of Python models with their configuration: never, first (of each instance), always (first).",
+        "Compare outputs of Python models with their configuration: never, first (answers of each instance), always, "
+        "or refuse, which answers wrong ones with an error (first).",
     ),
     Flag(
         "debug-model",

@@ -44,7 +44,7 @@ def _check_compute_capability(text: str) -> None:
     try:
         float(text)
     except ValueError:
-        raise UsageError(f"Invalid option value. Got {text}") from None
+        raise UsageError(f"Invalid option value. Got {text}. Use a number, as 6.0") from None
 
 
 def _check_host_policy(text: str) -> None:

@@ -23,7 +23,7 @@ def parse_bool(text: str) -> bool:
         return True
     if value in ("false", "off", "0"):
         return False
-    raise UsageError(f"invalid value for bool option: {text}")
+    raise UsageError(f"invalid value for bool option: {text}. Use true or false")
 
 
 def parse_fair_queues(text: str) -> str:
@@ -38,7 +38,7 @@ def parse_int(text: str) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise UsageError(f"Invalid option value. Got {text}") from None
+        raise UsageError(f"Invalid option value. Got {text}. Use a whole number") from None
     if not -(2**31) <= value < 2**31:
         raise UsageError(f"Provided option value is out of bound. Got {text}")
     return value
@@ -49,7 +49,7 @@ def parse_long(text: str) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise UsageError(f"Invalid option value. Got {text}") from None
+        raise UsageError(f"Invalid option value. Got {text}. Use a whole number") from None
     if not -(2**63) <= value < 2**63:
         raise UsageError(f"Provided option value is out of bound. Got {text}")
     return value
@@ -68,7 +68,7 @@ def parse_fraction(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise UsageError(f"Invalid option value. Got {text}") from None
+        raise UsageError(f"Invalid option value. Got {text}. Use a number from 0 to 1") from None
     if not 0 <= value <= 1:
         raise UsageError(f"expects limit fraction to be in range [0.0, 1.0], got {text}")
     return value
@@ -272,7 +272,7 @@ def parse_rate_limit(text: str) -> str:
     """Whether instances share resources, in any case. Raises UsageError."""
     mode = text.lower()
     if mode not in ("off", "execution_count"):
-        raise UsageError(f"invalid argument for --rate-limit, got: {text}")
+        raise UsageError(f"invalid argument for --rate-limit, got: {text}. Use off or execution_count")
     return mode
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Sequence
+from pathlib import Path
 
 from stubserve.changing_files import ChangingFiles
 from stubserve.settings import Tls
@@ -57,10 +58,10 @@ def _context(tls: Tls, protocols: Sequence[str]) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(list(protocols))
     try:
-        context.load_cert_chain(tls.certificate, tls.key)
+        # Without a passphrase of its own, OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(tls.certificate, tls.key, password="")
     except ssl.SSLError as error:
-        text = f"no certificate in PEM that belongs to the key {tls.key} ({error.reason})"
-        raise OSError(error.errno, text, tls.certificate) from None
+        raise _explained(error, tls) from None
     if tls.root_certificates:
         try:
             context.load_verify_locations(tls.root_certificates)
@@ -69,3 +70,16 @@ def _context(tls: Tls, protocols: Sequence[str]) -> ssl.SSLContext:
     if tls.mutual:
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def _explained(error: ssl.SSLError, tls: Tls) -> OSError:
+    """Which of the two files cannot be used, and why."""
+    key = Path(tls.key).read_bytes()
+    if b"ENCRYPTED" in key:
+        return OSError(error.errno, "the private key is encrypted, and the server needs it without", tls.key)
+    if b"PRIVATE KEY-----" not in key:
+        return OSError(error.errno, f"there is no private key in PEM ({error.reason})", tls.key)
+    if b"-----BEGIN CERTIFICATE-----" not in Path(tls.certificate).read_bytes():
+        return OSError(error.errno, f"there is no certificate in PEM ({error.reason})", tls.certificate)
+    text = f"the certificate and the private key {tls.key} cannot be used together ({error.reason})"
+    return OSError(error.errno, text, tls.certificate)

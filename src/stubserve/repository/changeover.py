@@ -124,7 +124,7 @@ class Changeover:
             raise
         except Exception as raised:
             error = as_load_error(raised)
-            log.error("Poll failed for model directory '%s': %s", name, error)
+            log.error("Poll failed for model directory '%s': %s", name, error.log_message)
             if not candidate.made:
                 self._registry.entry(name).reason = error.message
             await asyncio.to_thread(candidate.remove)

@@ -304,7 +304,7 @@ class _Check:
             return
         exists = self._reading.source is not None
         file = self._file if exists or error.path else self._folder.path
-        problem = Problem(self._folder.name, file, self._reading.line_of(error.path), error.message)
+        problem = Problem(self._folder.name, file, self._reading.line_of(error.path), error.log_message)
         if problem not in self._found:
             self._found.append(problem)
 

@@ -48,7 +48,10 @@ log = logging.getLogger("stubserve.repository")
 
 
 class ModelControl:
-    """Loads models into a registry, and unloads them. Stubs that go have `stop_timeout_s` to finalize."""
+    """Loads models into a registry, and unloads them. Stubs that go have `stop_timeout_s` to finalize.
+
+    `checks` is a command that checks what was saved, with --dev.
+    """
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class ModelControl:
         services: Services,
         stop_timeout_s: float,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        checks: Sequence[str] = (),
     ) -> None:
         self._settings = settings
         self._sleep = sleep
@@ -77,7 +81,7 @@ class ModelControl:
         # What somebody wanted loaded by its name, in contrast to what an ensemble has brought
         self._asked_for: set[str] = set()
         self._watch = RepositoryWatch(
-            self._repositories, self._load_several, lambda name: self._unload(name, False, None)
+            self._repositories, self._load_several, lambda name: self._unload(name, False, None), checks
         )
         self._watching: asyncio.Task[None] | None = None
         self._starting = False

@@ -231,10 +231,24 @@ def available_versions(folder: ModelFolder, config: ModelConfig) -> list[int]:
     else:
         selected = existing
     if not selected:
-        raise invalid(
-            f"at least one version must be available under the version policy of model '{folder.name}'",
-        )
+        error = invalid(f"at least one version must be available under the version policy of model '{folder.name}'")
+        if not existing:
+            error.log_message += f". {_how_to_make_a_version(folder.path, config)}"
+        raise error
     return selected
+
+
+def _how_to_make_a_version(path: Path, config: ModelConfig) -> str:
+    """What to do about a model's folder without a folder for a version."""
+    for file in _MODEL_FILES:
+        if (path / file).is_file():
+            return f"{file} belongs into a folder for its version: mkdir {path / '1'} && mv {path / file} {path / '1'}"
+    if config.HasField("ensemble_scheduling"):
+        return (
+            "An ensemble needs a folder for its version, too, which may be empty (git keeps it with a file in it, "
+            f"as .gitkeep): mkdir {path / '1'}"
+        )
+    return f"Make a folder for its version, with the model's file in it: {path / '1' / _MODEL_FILES[0]}"
 
 
 def _versions_on_disk(folder: ModelFolder) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from stubserve.model_config.complete import instances_of, with_runtime
 from stubserve.model_config.validate import validate_instance_groups
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.program import check_python_parameters, environment_of, locate_program, missing_parts
+from stubserve.repository.source_check import SourceProblem, misspelt_hooks
 from stubserve.settings import InstanceSettings
 
 log = logging.getLogger("stubserve.repository")
@@ -27,10 +28,13 @@ _MAX_BATCH_SIZE = "default-max-batch-size"
 
 
 class Launchers:
-    """Makes the launchers of model versions, by `make`."""
+    """Makes the launchers of model versions, by `make`; with `hints` the log says what a source may have wrong."""
 
-    def __init__(self, settings: InstanceSettings, memory: Memory, make: Callable[..., Launcher] = Launcher) -> None:
+    def __init__(
+        self, settings: InstanceSettings, memory: Memory, make: Callable[..., Launcher] = Launcher, hints: bool = True
+    ) -> None:
         self._settings = settings
+        self._hints = hints
         self._memory = memory
         self._make = make
         self._environments = Environments(settings.environment_cache)
@@ -47,6 +51,8 @@ class Launchers:
         if files.program_is_missing:
             # Here it is said in the words that upstream's log has for it.
             log.info("Failed to preinitialize Python stub: Python model file not found in '%s'", program.file)
+        for hint in files.hints if self._hints else ():
+            log.warning("model '%s': %s:%d: %s", name, program.file, hint.line, hint.text)
         config = with_runtime(config, program.runtime)
         self._mention_batch_size(config.backend)
         for _, part in missing_parts(config):
@@ -84,6 +90,8 @@ class _Files:
     program_is_missing: bool
     model_dir: Path
     version_dir: Path
+    # What may be wrong in the program's source although it loads
+    hints: Sequence[SourceProblem]
 
 
 def _find_files(candidate: Candidate, version: int, backend_directory: Path) -> _Files:
@@ -94,4 +102,5 @@ def _find_files(candidate: Candidate, version: int, backend_directory: Path) -> 
     validate_instance_groups(config)
     check_python_parameters(config)
     missing = program.file is not None and not program.file.is_file()
-    return _Files(program, missing, model_dir, folder.version_path(version).resolve())
+    hints = [] if program.file is None or missing else misspelt_hooks(program.file)
+    return _Files(program, missing, model_dir, folder.version_path(version).resolve(), hints)

@@ -55,7 +55,8 @@ class Loader:
 
     Models complete their configurations if they are to (`completes`). `latencies` are the distributions that are
     measured, None where nobody can read them. `cache` is the server's response cache, if it has one,
-    `limiter` has its instances share resources. `tracing` gives a model's by its name.
+    `limiter` has its instances share resources. `tracing` gives a model's by its name. Without `hints` somebody else
+    says what sources may have wrong.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Loader:
         tracing: Callable[[str], ModelTracing] = lambda _: ModelTracing(),
         cache: ResponseCache | None = None,
         limiter: RateLimiter | None = None,
+        hints: bool = True,
     ) -> None:
         self._settings = settings
         self._memory = memory
@@ -76,7 +78,7 @@ class Loader:
         self._tracing = tracing
         self._cache = cache
         self._limiter = limiter
-        self._launchers = Launchers(settings, memory, make_launcher)
+        self._launchers = Launchers(settings, memory, make_launcher, hints)
         self._booting = asyncio.Lock()
 
     async def start(self, candidate: Candidate, version: int, services: Services) -> ServedModel:
@@ -103,7 +105,14 @@ class Loader:
             validate(config)
             await asyncio.to_thread(check_initial_states, config, folder.path)
             labels = await asyncio.to_thread(read_labels, folder, config)
-            model = instance_model(name, version, config, self._limiter, self._settings.max_queue_size)
+            model = instance_model(
+                name,
+                version,
+                config,
+                self._limiter,
+                self._settings.max_queue_size,
+                self._settings.restart_wait_secs,
+            )
             model.signature.labels = labels
             model.tracing = self._tracing(name)
             model.latencies = self._latencies(config)
@@ -119,7 +128,7 @@ class Loader:
                     instance.begin_asleep()
             else:
                 await _start_all(instances)
-            if self._settings.sleep_after_secs:
+            if asleep or self._settings.sleep_after_secs:
                 model.sleep_after(self._settings.sleep_after_secs, asleep)
         except BaseException:
             if first is not None:

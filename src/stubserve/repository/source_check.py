@@ -1,13 +1,20 @@
-"""What can be said of a `model.py` without running it: does it parse, is there the class, has it `execute`."""
+"""What can be said of a `model.py` without running it: does it parse, is there the class, has it `execute`.
+
+A method whose name is nearly that of a hook (`excute`, `initialise`) is named, because the server would never call it.
+"""
 
 from __future__ import annotations
 
 import ast
+import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 _CLASS = "TritonPythonModel"
+_HOOKS = ("auto_complete_config", "initialize", "execute", "is_ready", "finalize")
+# How alike two names are, from 0 to 1, from which on one is taken for a slip of the other
+_ALIKE = 0.8
 
 
 @dataclass(frozen=True)
@@ -46,8 +53,20 @@ def source_problems(file: Path, runs_here: bool) -> Iterator[SourceProblem]:
     if model is None:
         if not _may_come_from_elsewhere(tree):
             yield SourceProblem(0, f"does not define the class {_CLASS}")
-    elif not model.bases and "execute" not in _methods(model) | _bound_names(model):
+        return
+    if not model.bases and "execute" not in _methods(model) | _bound_names(model):
         yield SourceProblem(model.lineno, f"Python model {file} does not implement `execute` method.")
+    yield from _slips(model)
+
+
+def misspelt_hooks(file: Path) -> list[SourceProblem]:
+    """The methods of a model that are nearly hooks; none where the file cannot be read or parsed, or has no class."""
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except (OSError, SyntaxError, ValueError):
+        return []
+    models = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == _CLASS)
+    return [problem for model in models for problem in _slips(model)]
 
 
 def completes_config(file: Path) -> bool:
@@ -56,6 +75,16 @@ def completes_config(file: Path) -> bool:
         return b"auto_complete_config" in file.read_bytes()
     except OSError:
         return False
+
+
+def _slips(model: ast.ClassDef) -> Iterator[SourceProblem]:
+    """A warning for each method that is nearly a hook which the class lacks."""
+    missing = [hook for hook in _HOOKS if hook not in _methods(model) | _bound_names(model)]
+    for method in model.body:
+        if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for hook in difflib.get_close_matches(method.name.strip("_").lower(), missing, 1, _ALIKE):
+                text = f"the server never calls the method `{method.name}`; did you mean `{hook}`?"
+                yield SourceProblem(method.lineno, text, is_warning=True)
 
 
 def _bound_names(node: ast.Module | ast.ClassDef) -> set[str]:

@@ -4,13 +4,16 @@ A model is loaded anew when anything in its folder has changed since the look th
 (`contents`), and unloaded when its folder is gone. Files are not written all at once, so a look may see half of a
 change: a load that fails is tried again at the next look, as upstream does, and what served before goes on meanwhile.
 
-With `serve --dev` there is a look as soon as files have changed (`occasions`), in place of one every few seconds.
+With `serve --dev` there is a look as soon as files have changed (`occasions`), in place of one every few seconds, and
+what was loaded is checked as `stubserve check` does. The check is a process of its own, because it collects what the
+repository's code writes to the log.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -27,17 +30,19 @@ _QUIET_MS = 500
 
 
 class RepositoryWatch:
-    """`load` says which of several models could be loaded."""
+    """`load` says which of several models could be loaded. `checks` is the command that checks the repositories."""
 
     def __init__(
         self,
         repositories: Repositories,
         load: Callable[[Collection[str]], Awaitable[Mapping[str, bool]]],
         unload: Callable[[str], Awaitable[None]],
+        checks: Sequence[str] = (),
     ) -> None:
         self._repositories = repositories
         self._load = load
         self._unload = unload
+        self._checks = checks
         # What the last load of each model has served from, None for one that no load has succeeded with
         self._seen: dict[str, Contents | None] = {}
 
@@ -46,7 +51,7 @@ class RepositoryWatch:
 
         Raises ServeError if a repository cannot be read.
         """
-        contents, unique = await asyncio.to_thread(self._look_at_all)
+        contents, unique, folders = await asyncio.to_thread(self._look_at_all)
         for name in self._seen.keys() - contents.keys():
             del self._seen[name]
             await self._unload(name)
@@ -57,12 +62,30 @@ class RepositoryWatch:
                 self._seen[name] = contents[name]
             else:
                 self._seen.setdefault(name, None)
+        if due and self._checks:
+            await _tell_problems(self._checks, [folders[name] for name in due])
         return all(loaded.values()) and unique
 
-    def _look_at_all(self) -> tuple[dict[str, Contents], bool]:
-        """What lies in each model's folder, and whether each name is in one repository only."""
+    def _look_at_all(self) -> tuple[dict[str, Contents], bool, dict[str, Path]]:
+        """What lies in each model's folder, whether each name is in one repository only, and the folders."""
         found = self._repositories.survey()
-        return {name: contents_of(folder.path) for name, folder in found.models.items()}, not found.duplicates
+        folders = {name: folder.path for name, folder in found.models.items()}
+        return {name: contents_of(path) for name, path in folders.items()}, not found.duplicates, folders
+
+
+async def _tell_problems(command: Sequence[str], folders: Sequence[Path]) -> None:
+    """Logs what `stubserve check` (`command`) finds in the folders of some models."""
+    check = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        printed, _ = await check.communicate()
+    except asyncio.CancelledError:
+        check.kill()
+        await check.wait()
+        raise
+    inside = tuple(f"{folder}{end}" for folder in folders for end in ("/", ":"))
+    for line in printed.decode(errors="replace").splitlines():
+        if line.startswith(inside):
+            log.warning("%s", line)
 
 
 async def occasions(settings: RepositorySettings, sleep: Callable[[float], Awaitable[None]]) -> AsyncIterator[None]:

@@ -45,7 +45,8 @@ class InstanceModel(AnsweringModel):
     """A `ServedModel` of instances, and their `InstanceOwner`. Lives on the event loop.
 
     `scheduler` is the one that the configuration asks for, unless it is given. `limiter` has instances share resources;
-    None for without.
+    None for without. Where no instance serves and one is restarted, requests wait in the queue for `restart_wait_s`
+    seconds after the last death; then they are refused.
     """
 
     # It rests on its instances alone.
@@ -59,6 +60,7 @@ class InstanceModel(AnsweringModel):
         scheduler: Scheduler | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
         limiter: RateLimiter | None = None,
+        restart_wait_s: float = 0.0,
     ) -> None:
         # While it is loaded its configuration changes in the instances and the version policy alone.
         super().__init__(name, version, config, clock)
@@ -77,6 +79,9 @@ class InstanceModel(AnsweringModel):
         self.poll = self._dispatcher.poll
         self._poll_soon = self._dispatcher.poll_soon
         self._sleep: Sleep | None = None
+        self._restart_wait_s = restart_wait_s
+        # While no instance serves and requests wait for one that is restarted: ends that wait
+        self._outage: asyncio.TimerHandle | None = None
 
     # Requests
 
@@ -99,9 +104,9 @@ class InstanceModel(AnsweringModel):
     def _queue(self, request: Request) -> None:
         """Queues a request with the scheduler. Raises ServeError, and counts what is a request of this model's."""
         dispatcher = self._dispatcher
-        if not dispatcher.serving:
-            self._wake()
         try:
+            if not dispatcher.serving:
+                self._wake()
             dispatcher.enqueue(request, self._clock())
         except ServeError as error:
             # As upstream: what is no request of this model's is not counted.
@@ -138,6 +143,7 @@ class InstanceModel(AnsweringModel):
 
     def on_ready(self, instance: Instance) -> None:
         if not instance.passive and instance in self._instances.members:
+            self._end_outage()
             self._dispatcher.join(instance)
 
     def on_results(self, instance: Instance, results: Results) -> None:
@@ -180,7 +186,20 @@ class InstanceModel(AnsweringModel):
         self._delivery.end_traces()
         # First what the scheduler has to say of those who were bound to this instance
         self.poll()
+        if self.down() and self._restart_wait_s and self._instances.restarting():
+            loop = asyncio.get_running_loop()
+            self._outage = loop.call_later(self._restart_wait_s, self._on_outage_too_long)
         self._refuse_if_down()
+
+    def _on_outage_too_long(self) -> None:
+        """Requests have waited for an instance as long as they may. Newcomers are refused until one serves again."""
+        self._outage = None
+        self._refuse_if_down()
+
+    def _end_outage(self) -> None:
+        if self._outage is not None:
+            self._outage.cancel()
+            self._outage = None
 
     def count_executed(self, requests: Sequence[Request]) -> None:
         """Counts a batch that was executed without having been submitted, to warm an instance up."""
@@ -265,8 +284,12 @@ class InstanceModel(AnsweringModel):
     # Readiness and the end
 
     def down(self) -> bool:
-        """Whether no instance serves, nor would if it were asked."""
-        return not self._dispatcher.serving and not (self._sleep is not None and self._sleep.asleep)
+        """Whether no instance serves, nor is expected to: none sleeps, and none is restarted in time."""
+        return (
+            not self._dispatcher.serving
+            and self._outage is None
+            and not (self._sleep is not None and self._sleep.asleep)
+        )
 
     def why_not_ready(self) -> str:
         """Empty if every instance is ready, else the reason of the first that is not."""
@@ -290,6 +313,7 @@ class InstanceModel(AnsweringModel):
         """Finalizes and ends every instance; no request is taken from now on."""
         if self._sleep is not None:
             await self._sleep.close()
+        self._end_outage()
         self._dispatcher.close()
         await self._instances.stop(timeout_s)
         self._refuse_if_down()
@@ -319,12 +343,16 @@ class InstanceModel(AnsweringModel):
             self._delivery.fail(self._dispatcher.drain(), error, OTHER_FAILURE)
 
     def _wake(self) -> None:
-        """Has instances started where they sleep. Raises ServeError where they do not."""
-        if self._sleep is None or not self._sleep.asleep:
+        """Has instances started where they sleep. Raises ServeError where no instance is expected."""
+        if self.down():
             raise self._unavailable()
-        self._sleep.wake()
+        if self._sleep is not None and self._sleep.asleep:
+            self._sleep.wake()
 
     def _unavailable(self) -> ServeError:
-        return unavailable(
+        error = unavailable(
             f"model '{self.name}' version {self.version} has no running instance: {self.why_not_ready()}"
         )
+        if self._instances.restarting():
+            error.retry_after_s = 1
+        return error

@@ -9,7 +9,7 @@ from typing import Any
 
 from stubserve.inference.request import Request
 from stubserve.inference.served_model import Waiter
-from stubserve.instances.instance import Instance
+from stubserve.instances.instance import Instance, InstanceState
 
 log = logging.getLogger("stubserve.model")
 
@@ -66,6 +66,10 @@ class InstanceSet:
             instance.cancel(request)
 
     # What they are like
+
+    def restarting(self) -> bool:
+        """Whether a member that gets requests is being restarted after a death."""
+        return any(one.state is InstanceState.RESTARTING and not one.passive for one in self.members)
 
     def running(self) -> dict[str, int]:
         """The numbers of the batches that are being executed, by instance."""

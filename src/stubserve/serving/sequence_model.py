@@ -38,8 +38,9 @@ class SequenceModel(InstanceModel):
         scheduler: SequenceBatcher,
         clock: Callable[[], int] = time.monotonic_ns,
         limiter: RateLimiter | None = None,
+        restart_wait_s: float = 0.0,
     ) -> None:
-        super().__init__(name, version, config, scheduler, clock, limiter)
+        super().__init__(name, version, config, scheduler, clock, limiter, restart_wait_s)
         self._sequences = scheduler
         # Whose sequences are passed on, and who passes them on
         self._former: SequenceModel | None = None
@@ -126,7 +127,12 @@ class SequenceModel(InstanceModel):
 
 
 def instance_model(
-    name: str, version: int, config: Any, limiter: RateLimiter | None = None, max_queue_size: int = 0
+    name: str,
+    version: int,
+    config: Any,
+    limiter: RateLimiter | None = None,
+    max_queue_size: int = 0,
+    restart_wait_s: float = 0.0,
 ) -> InstanceModel:
     """The kind of model that a completed and validated configuration asks for. Raises ServeError UNSUPPORTED.
 
@@ -134,5 +140,5 @@ def instance_model(
     """
     scheduler = create_scheduler(config, max_queue_size)
     if isinstance(scheduler, SequenceBatcher):
-        return SequenceModel(name, version, config, scheduler, limiter=limiter)
-    return InstanceModel(name, version, config, scheduler, limiter=limiter)
+        return SequenceModel(name, version, config, scheduler, limiter=limiter, restart_wait_s=restart_wait_s)
+    return InstanceModel(name, version, config, scheduler, limiter=limiter, restart_wait_s=restart_wait_s)

@@ -57,7 +57,7 @@ class Sleeper(Protocol):
 
 
 class Sleep:
-    """Lets a model sleep after so many seconds without a request; at once if it starts `asleep`."""
+    """Lets a model sleep after so many seconds without a request, 0 for never; at once if it starts `asleep`."""
 
     def __init__(self, model: Sleeper, after_s: float, asleep: bool) -> None:
         self._model = model
@@ -68,7 +68,8 @@ class Sleep:
         self._change: asyncio.Task[None] | None = None
         self._answered = 0
         self._quiet_looks = 0
-        self._timer = self._loop.call_later(after_s / _LOOKS, self._look)
+        self._timer: asyncio.TimerHandle | None = None
+        self._look_later()
 
     def wake(self) -> None:
         """Somebody asks a model that sleeps."""
@@ -78,13 +79,18 @@ class Sleep:
     async def close(self) -> None:
         """Nothing changes any more by itself."""
         self.asleep = False
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._change is not None:
             self._change.cancel()
             await asyncio.gather(self._change, return_exceptions=True)
 
+    def _look_later(self) -> None:
+        if self._after_s:
+            self._timer = self._loop.call_later(self._after_s / _LOOKS, self._look)
+
     def _look(self) -> None:
-        self._timer = self._loop.call_later(self._after_s / _LOOKS, self._look)
+        self._look_later()
         model = self._model
         if self.asleep or model.in_use or model.answered != self._answered:
             self._answered = model.answered

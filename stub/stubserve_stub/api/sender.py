@@ -45,9 +45,14 @@ GROUP_BYTES = 2 << 20
 # (batch, index in it)
 Key = Tuple[int, int]
 
-_DROPPED = (
-    "model instance '{}' returned None for this request and let go of its response sender without a response; "
-    "the model must send TRITONSERVER_RESPONSE_COMPLETE_FINAL when it is done"
+_NOT_RETURNED = (
+    "model instance '{}': `execute` returned None in place of a response, and nothing was sent for this request. Is "
+    "`return responses` missing at the end of `execute`? A model that answers through a response sender must keep the "
+    "sender until it has sent TRITONSERVER_RESPONSE_COMPLETE_FINAL."
+)
+_NOT_SENT = (
+    "model instance '{}' let go of the response sender of this request without a response; the model must send "
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL when it is done"
 )
 
 
@@ -141,7 +146,7 @@ class InferenceResponseSender:
             self._sent += 1
             start = time.monotonic_ns()
             if senders.check is not None:
-                senders.check.look(response, self._requested, None)
+                response = senders.check.look(response, self._requested, None)
             wire = None
             if response is not None:
                 wire = encode_and_keep(response, self._requested, senders.channel, self._update, senders.decoupled)
@@ -304,7 +309,8 @@ class Senders:
         while self._dropped:
             key, wire, sent, tensors = self._dropped.pop()
             if not sent:
-                wire = failed(_DROPPED.format(instance), codes.INTERNAL)
+                text = _NOT_SENT if self.decoupled else _NOT_RETURNED
+                wire = failed(text.format(instance), codes.INTERNAL)
             self.channel.respond_last(key, time.monotonic_ns(), wire, tensors)
             keys.append(key)
         return keys

@@ -2,13 +2,18 @@
 
 Clients get the text of upstream (`failure`), which has neither. Frames of the stub, and of the import system, are left
 out, and a very long text is cut in the middle.
+
+The lines of source are those that run. `keep_sources` reads them when a model is loaded, because its files may be
+saved again while the old code goes on serving.
 """
 
 from __future__ import annotations
 
+import linecache
 import os
+import sys
 import traceback
-from typing import Optional, Set
+from typing import Optional, Sequence, Set
 
 from stubserve_stub.runtime.failure import Refusal, describe
 
@@ -28,8 +33,20 @@ def for_log(exc: BaseException) -> str:
         return describe(exc)
     if len(text) > _LONGEST:
         text = text[: _LONGEST // 2] + "\n  [...]\n" + text[-_LONGEST // 2 :]
-    first = "".join(shown.format_exception_only()).rstrip().rpartition("\n")[2]
+    # Of a syntax error its place comes first, indented; of a message with several lines the first one says most.
+    first = next(part for part in shown.format_exception_only() if not part.startswith(" ")).partition("\n")[0]
     return "{}\n{}".format(first[:_LONGEST], text).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def keep_sources(folders: Sequence[str]) -> None:
+    """Has tracebacks show the modules that were imported from `folders` as their files are now."""
+    inside = tuple(os.path.join(folder, "") for folder in folders)
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.startswith(inside) and file.endswith(".py"):
+            lines = linecache.updatecache(file)
+            # An entry without a time of change is never compared with the file again.
+            linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
 
 
 def _leave_out_stub(shown: "Optional[traceback.TracebackException]", seen: Set[int]) -> None:

@@ -31,6 +31,11 @@ def test_a_traceback_has_lines_of_source() -> None:
         assert any(line.strip().startswith("~~^") for line in rest)
 
 
+def test_the_head_has_the_type_where_the_message_has_several_lines() -> None:
+    text = raised_by("raise TypeError('incompatible arguments:\\n\\nInvoked with: 3')")
+    assert text.splitlines()[0] == "TypeError: incompatible arguments:"
+
+
 def test_a_syntax_error_has_its_line_and_a_caret() -> None:
     lines = raised_by("x = 1\nif True x\n").splitlines()
     assert lines[0] == lines[-1]

@@ -5,6 +5,7 @@ It needs nothing but Python. tritonclient, which comes from PyPI, speaks the sam
 
 import json
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -18,6 +19,11 @@ request = urllib.request.Request(
     json.dumps(question).encode(),
     {"Content-Type": "application/json"},
 )
-with urllib.request.urlopen(request, timeout=60) as answer:
-    output = json.load(answer)["outputs"][0]
+try:
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        output = json.load(answer)["outputs"][0]
+except urllib.error.HTTPError as error:
+    sys.exit(f"the server at {SERVER} refused: {json.load(error)['error']}")
+except OSError as error:
+    sys.exit(f"no server answers at {SERVER} ({error}): start one with `stubserve serve`")
 print(output["name"], output["shape"], output["data"])

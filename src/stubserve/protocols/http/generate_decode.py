@@ -5,7 +5,10 @@ Upstream's rules and texts. A member "parameters" is one more such object inside
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
+
+from stubserve_stub.wire.datatypes import BY_NUMBER
 
 from stubserve.errors import ServeError, internal, invalid
 from stubserve.inference.admission import duplicate_input
@@ -30,20 +33,21 @@ def decode_generate(body: bytes, signature: Accepts, placer: Placer) -> Request:
     parameters: dict[str, Any] = {}
     try:
         _refuse_repeated(document, request, signature)
-        for name, value in document.items():
+        for name in document:
             if name != NESTED:
-                _take(request, parameters, name, value, signature, placer)
+                _take(request, parameters, name, document, signature, placer)
                 continue
             if NESTED in signature.inputs:
                 raise invalid(f"Keyword '{NESTED}' for nested schema also given as input tensor name")
+            value = document[NESTED]
             if not isinstance(value, dict):
                 raise internal(
                     f"Expected JSON object for keyword: '{NESTED}': attempt to access JSON non-object as object"
                 )
             try:
                 _refuse_repeated(value, request, signature)
-                for inner, inner_value in value.items():
-                    _take(request, parameters, inner, inner_value, signature, placer)
+                for inner in value:
+                    _take(request, parameters, inner, value, signature, placer)
             except ServeError as error:
                 raise ServeError(error.code, f"Converting keyword: '{NESTED}': {error.message}") from None
     except BaseException:
@@ -61,15 +65,25 @@ def _refuse_repeated(document: dict[str, Any], request: Request, signature: Acce
 
 
 def _take(
-    request: Request, parameters: dict[str, Any], name: str, value: Any, signature: Accepts, placer: Placer
+    request: Request,
+    parameters: dict[str, Any],
+    name: str,
+    members: dict[str, Any],
+    signature: Accepts,
+    placer: Placer,
 ) -> None:
+    """Takes one of the `members` of an object as an input or a parameter. Raises ServeError."""
+    value = members[name]
     known = signature.inputs.get(name)
     if known is not None:
         if request.inputs and any(tensor.name == name for tensor in request.inputs):
             raise duplicate_input(request, name)
         elements = value if isinstance(value, list) else [value]
-        shape = _shape(known, len(elements), signature)
-        data = json_data.read(name, known.datatype, elements, len(elements))
+        if elements and isinstance(elements[0], list):
+            shape = _shape_of_rows(known, elements, signature)
+        else:
+            shape = _shape(known, len(elements), signature)
+        data = json_data.read(name, known.datatype, elements, prod(shape))
         tensor = placer.put(name, known.datatype, shape, data)
         if known.is_bytes and value is not elements:
             tensor.strings = 1
@@ -79,7 +93,27 @@ def _take(
     elif isinstance(value, int | float):
         parameters[name] = float(value)
     else:
-        raise invalid(f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'.")
+        text = f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'."
+        given = {*members, *(tensor.name for tensor in request.inputs)}
+        if all(one.optional or one.name in given for one in signature.inputs.values()):
+            raise invalid(text)
+        # An input is missing, so this may be one by a wrong name.
+        inputs = (f"'{one.name}' ({BY_NUMBER[one.datatype].name})" for one in signature.inputs.values())
+        raise invalid(f"{text} The inputs of model '{signature.model}' are {', '.join(inputs)}.")
+
+
+def _shape_of_rows(known: TensorSignature, rows: list[Any], signature: Accepts) -> tuple[int, ...]:
+    """The shape of lists in lists, which must be one that the input may have. Upstream takes flat lists only."""
+    shape = []
+    inner: Any = rows
+    while isinstance(inner, list):
+        shape.append(len(inner))
+        inner = inner[0] if inner else None
+    expected = [-1, *known.dims] if signature.max_batch_size else list(known.dims)
+    if len(shape) != len(expected) or any(size not in (-1, given) for given, size in zip(shape, expected, strict=True)):
+        text = f"The schema can not convert input '{known.name}' to tensor with proper shape"
+        raise invalid(f"{text}: it has shape {shape}, and the model expects {expected}")
+    return tuple(shape)
 
 
 def _shape(known: TensorSignature, count: int, signature: Accepts) -> tuple[int, ...]:

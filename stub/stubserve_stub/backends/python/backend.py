@@ -119,7 +119,7 @@ class PythonBackend(Backend):
                 batch.computed()
                 responses = received.check(result)
                 if self._check is not None:
-                    self._look_at(received, responses)
+                    responses = self._look_at(received, responses)
                 entries = received.encode(responses)
         except BaseException as raised:
             if os.getpid() == self._process:  # else in one that the model has forked, where nothing of this is its own
@@ -133,17 +133,21 @@ class PythonBackend(Backend):
         received.release()
         return entries
 
-    def _look_at(self, received: ModelBatch, responses: "List[Optional[InferenceResponse]]") -> None:
-        """Compares what a batch is answered with the configuration."""
+    def _look_at(
+        self, received: ModelBatch, responses: "List[Optional[InferenceResponse]]"
+    ) -> "List[Optional[InferenceResponse]]":
+        """Compares what a batch is answered with the configuration; the responses that its clients get."""
         assert self._check is not None
-        for request, response in zip(received.requests, responses):
+        looked_at = list(responses)
+        for index, request in enumerate(received.requests):
             if request._release_flags & REQUEST_RELEASE_RESCHEDULE:
                 continue  # at most its new states
             inputs = request._inputs
             rows = inputs[0]._shape[0] if inputs and len(inputs[0]._shape) else None
-            self._check.look(response, request._requested_output_names, rows)
+            looked_at[index] = self._check.look(responses[index], request._requested_output_names, rows)
         if self._check.over:
             self._check = self._senders.check = None
+        return looked_at
 
     def _start(self, received: ModelBatch) -> Sequence[Entry]:
         """Runs a decoupled model on a batch; a coroutine is only started, and may outlive many batches."""

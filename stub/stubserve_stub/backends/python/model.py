@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.api.model_config import ModelConfig
 from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.runtime.traceback_text import keep_sources
 
 _CONTRACT = ("auto_complete_config", "initialize", "execute", "is_ready", "finalize")
 
@@ -88,6 +89,7 @@ def import_model(model_file: str, module: str, paths: Sequence[str]) -> Any:
     sys.path.extend(paths)
     # Not importlib.import_module: its frames would show in the text of an error, where upstream's has none.
     __import__(module)
+    keep_sources(paths)
     return sys.modules[module].TritonPythonModel
 
 

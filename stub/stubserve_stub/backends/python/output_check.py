@@ -3,18 +3,19 @@
 Upstream passes on what a model gives, whatever that is, and clients stumble over it. Here a model whose outputs are not
 those of its configuration is told so in the log, once for each output and kind of mistake; the answers are the same. A
 check takes some microseconds, so it is made of each instance's first answers only, unless the server was told otherwise
-(--check-outputs).
+(--check-outputs). With `refuse`, which `serve --dev` has, an answer that is wrong becomes an error that says so.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
+from stubserve_stub.api.exceptions import TritonError
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.wire.datatypes import BY_NUMBER
 
-NEVER, FIRST, ALWAYS = "never", "first", "always"
+NEVER, FIRST, ALWAYS, REFUSE = "never", "first", "always", "refuse"
 
 # How many answers are the first ones
 _FIRST_ANSWERS = 100
@@ -26,6 +27,7 @@ class OutputCheck:
     def __init__(self, mode: str, model: str, config: str, warn: Callable[[str], None]) -> None:
         self._model = model
         self._warn = warn
+        self._refuses = mode == REFUSE
         self._left = {NEVER: 0, FIRST: _FIRST_ANSWERS}.get(mode, -1)
         self._told: Set[Tuple[str, str]] = set()
         parsed = json.loads(config)
@@ -44,39 +46,57 @@ class OutputCheck:
         """Whether no further answer needs to be looked at."""
         return self._left == 0
 
-    def look(self, response: Optional[InferenceResponse], requested: Sequence[str], rows: Optional[int]) -> None:
-        """Looks at an answer with all that the model gave; `rows` is the batch size where it is fixed."""
+    def look(
+        self, response: Optional[InferenceResponse], requested: Sequence[str], rows: Optional[int]
+    ) -> Optional[InferenceResponse]:
+        """Looks at an answer with all that the model gave, and returns what its client gets.
+
+        `rows` is the batch size where it is fixed.
+        """
         if self._left == 0 or response is None or response._error is not None:
-            return
+            return response
         self._left -= 1
+        wrong = self._problems(response, requested, rows)
+        for name, kind, what in wrong:
+            if (name, kind) not in self._told:
+                self._told.add((name, kind))
+                self._warn(self._sentence(name, what))
+        if not wrong or not self._refuses:
+            return response
+        sentences = "; ".join(self._sentence(name, what) for name, _, what in wrong)
+        return InferenceResponse(error=TritonError(sentences))
+
+    def _sentence(self, name: str, what: str) -> str:
+        return "model '{}': output '{}' {}".format(self._model, name, what)
+
+    def _problems(
+        self, response: InferenceResponse, requested: Sequence[str], rows: Optional[int]
+    ) -> List[Tuple[str, str, str]]:
+        """What is wrong with an answer: for each problem the output's name, the kind of mistake, and the words."""
+        found: List[Tuple[str, str, str]] = []
         given = set()
         for tensor in response._output_tensors:
             given.add(tensor._name)
             if tensor._name not in self._states:
-                self._look_at(tensor, rows)
-        if self._streams:
-            return
-        for name in requested:
-            if name in self._outputs and name not in given:
-                others = ", ".join("'{}'".format(other) for other in sorted(given)) or "none"
-                self._tell(name, "missing", "is not among the outputs that it answered ({})".format(others))
+                found += self._problems_of(tensor, rows)
+        if not self._streams:
+            others = ", ".join("'{}'".format(other) for other in sorted(given)) or "none"
+            for name in requested:
+                if name in self._outputs and name not in given:
+                    found.append((name, "missing", "is not among the outputs that it answered ({})".format(others)))
+        return found
 
-    def _look_at(self, tensor: Any, rows: Optional[int]) -> None:
+    def _problems_of(self, tensor: Any, rows: Optional[int]) -> Iterator[Tuple[str, str, str]]:
         name = tensor._name
         known = self._outputs.get(name)
         if known is None:
-            self._tell(name, "unknown", "is not in its configuration, and is dropped")
+            yield name, "unknown", "is not in its configuration, and is dropped"
             return
         datatype, dims = known
         answered = BY_NUMBER[tensor._datatype].config_name
         if answered != datatype:
-            self._tell(name, "type", "is {}, and its configuration says {}".format(answered, datatype))
+            yield name, "type", "is {}, and its configuration says {}".format(answered, datatype)
         expected = ([-1 if rows is None else rows] if self._batches else []) + dims
         shape = [int(size) for size in tensor._shape]
         if len(shape) != len(expected) or any(dim not in (-1, size) for size, dim in zip(shape, expected)):
-            self._tell(name, "shape", "has shape {}, expected was {}".format(shape, expected))
-
-    def _tell(self, name: str, kind: str, what: str) -> None:
-        if (name, kind) not in self._told:
-            self._told.add((name, kind))
-            self._warn("model '{}': output '{}' {}".format(self._model, name, what))
+            yield name, "shape", "has shape {}, expected was {}".format(shape, expected)
