@@ -175,6 +175,10 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
         ),
         (["m", "--auth-open-api=health"], "without --auth-token-file nothing needs one"),
         (
+            ["m", "--auth-token-file=t", "--fair-queues=token", "--auth-open-api=inference"],
+            "--auth-open-api=inference lets anybody make them up",
+        ),
+        (
             ["m", "--auth-token-file=t", "--auth-open-api=helth"],
             "--auth-open-api: unknown API 'helth'; there are health,",
         ),

@@ -17,6 +17,7 @@ from dataclasses import replace
 import uvloop
 
 from stubserve import malloc, orphans
+from stubserve.closed_process import close_process
 from stubserve.environments import refusals
 from stubserve.errors import ServeError
 from stubserve.instances.confinement import ConfinementError
@@ -148,6 +149,7 @@ async def _end(server: Server, ports: Ports, impatient: bool, failed: bool) -> N
 def run(settings: Settings) -> int:
     """Runs a server in this process, on uvloop. The process's exit code."""
     _raise_descriptor_limit()
+    close_process()
     malloc.give_back_large()
     # Whoever started the server may ignore it, which is inherited, and then nobody learns how a child has ended.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -105,10 +105,11 @@ class Server:
         )
         self.tracing = Tracing(settings.tracing, _trace_destination(settings.tracing))
         self._janitor = Janitor()
+        self._confinement = confinement(settings.instances)
         self._control = self._model_control(custom)
 
     def _model_control(self, custom: MetricRegistry) -> ModelControl:
-        """What loads and unloads the models; their own metrics live in `custom`. Raises ConfinementError."""
+        """What loads and unloads the models; their own metrics live in `custom`."""
         settings = self.settings
         loader = Loader(
             settings.instances,
@@ -126,7 +127,7 @@ class Server:
             self.log_settings,
             custom,
             janitor=self._janitor,
-            confinement=confinement(settings.instances),
+            confinement=self._confinement,
             client_regions=settings.clients.shm,
         )
         return ModelControl(
@@ -248,6 +249,7 @@ class Server:
         self.exiting = True
         await self._control.stop(self.settings.exit_timeout_secs if timeout_s is None else timeout_s)
         await self._janitor.stop()
+        await asyncio.to_thread(self._confinement.close)
         if self.cache is not None:
             await self.cache.close()
         self._memory_pressure.close()

@@ -63,6 +63,35 @@ class RepositorySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class VariableRule:
+    """Whether stubs see a variable of the server's environment: of one model, or of all without a `model`.
+
+    `pattern` is a name, in which `*` stands for any characters.
+    """
+
+    pattern: str
+    shown: bool = False
+    model: str = ""
+
+
+# What only the server needs. Half of the keys of AWS would be worse than none, so all three go.
+WITHHELD = tuple(
+    map(
+        VariableRule,
+        (
+            "AWS_ACCESS_KEY_ID",
+            "AWS_SECRET_ACCESS_KEY",
+            "AWS_SESSION_TOKEN",
+            "AZURE_STORAGE_KEY",
+            "TRITONCACHE_REDIS_*",
+            "OTEL_EXPORTER_OTLP_*HEADERS",
+            "STUBSERVE_ARGS",
+        ),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceSettings:
     """What models run in, and how their stubs are kept alive. `backend_config` has (backend or "", setting, value)."""
 
@@ -89,6 +118,8 @@ class InstanceSettings:
     stub_sandbox: frozenset[str] = frozenset()
     stub_writable: tuple[Path, ...] = ()
     stub_new_privileges: bool = False
+    # Which variables of the server's environment stubs see, beside the usual ones; later rules win
+    stub_env: tuple[VariableRule, ...] = ()
 
     def gives_terminal(self, model: str) -> bool:
         """Whether the stubs of a model have the server's terminal, for a debugger."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from stubserve_stub.runtime.confinement import landlock_version
 
 from stubserve.environments import cache
 from stubserve.environments.cache import Entry
@@ -191,10 +192,9 @@ def test_servers_wait_for_each_other(tmp_path: Path) -> None:
     assert (Path(found.prefix) / "bin" / "activate").read_text() == "text"
 
 
-def test_what_relocates_an_environment_ends_with_who_wanted_it(tmp_path: Path) -> None:
-    """It writes to the folder, which the next who extracts empties."""
-    script = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(f'{{os.getpid()}}\\n'); time.sleep(1000)"
-    archive = tmp_path / "env.tar.gz"
+def relocating_archive(folder: Path, script: str) -> Path:
+    """An archive of an environment with a script that conda-pack would have left in it."""
+    archive = folder / "env.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         for name, content in (("bin/activate", b""), ("bin/conda-unpack", script.encode())):
             entry = tarfile.TarInfo(name)
@@ -203,16 +203,42 @@ def test_what_relocates_an_environment_ends_with_who_wanted_it(tmp_path: Path) -
         link = tarfile.TarInfo("bin/python")
         link.type, link.linkname = tarfile.SYMTYPE, sys.executable
         tar.addfile(link)
+    return archive
+
+
+@pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
+def test_what_relocates_an_environment_writes_nowhere_else(tmp_path: Path) -> None:
+    """The archive may be one that a model has changed."""
+    code = f"""if True:
+        import os
+        open(os.path.dirname(os.path.abspath(__file__)) + "/here", "w").close()
+        try:
+            open({str(tmp_path / "elsewhere")!r}, "w").close()
+        except PermissionError:
+            pass
+    """
+    found = asyncio.run(Environments(tmp_path / "cache").extracted(relocating_archive(tmp_path, code)))
+    assert (Path(found.prefix) / "bin" / "here").exists()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_what_relocates_an_environment_ends_with_who_wanted_it(tmp_path: Path) -> None:
+    """It writes to the folder, which the next who extracts empties."""
+    pid = "open(os.path.dirname(os.path.abspath(__file__)) + '/pid', 'w').write(f'{os.getpid()}\\n')"
+    archive = relocating_archive(tmp_path, f"import os, time; {pid}; time.sleep(1000)")
+
+    def told() -> str:
+        return "".join(path.read_text() for path in tmp_path.glob("cache/*/bin/pid"))
 
     async def give_up() -> psutil.Process:
         extracting = asyncio.create_task(Environments(tmp_path / "cache").extracted(archive))
-        pid = tmp_path / "pid"
-        while not (pid.exists() and pid.read_text().endswith("\n")):
+        while not (pid := told()).endswith("\n"):
             await asyncio.sleep(0.01)
             assert not extracting.done()
+        process = psutil.Process(int(pid))
         extracting.cancel()
         await asyncio.gather(extracting, return_exceptions=True)
-        return psutil.Process(int(pid.read_text()))
+        return process
 
     with contextlib.suppress(psutil.NoSuchProcess):
         assert not psutil.wait_procs([asyncio.run(give_up())], 10)[1]

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pwd
+import shutil
 import socket
 import subprocess
 import sysconfig
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from stubserve_stub.runtime.confinement import NETWORK_VERSION, landlock_version
 
@@ -21,7 +23,7 @@ from ..evaluating_model import evaluating
 from ..real_server import Serving, eventually, write_model
 
 EVALUATE = evaluating("""
-    import os, socket, subprocess, sys, tempfile
+    import os, resource, socket, subprocess, sys, tempfile
 
     def write(path):
         try:
@@ -31,6 +33,13 @@ EVALUATE = evaluating("""
         except OSError as error:
             return type(error).__name__
         return "written"
+
+    def contents(path):
+        try:
+            with open(path) as file:
+                return file.read()
+        except OSError as error:
+            return type(error).__name__
 
     def connect(port):
         try:
@@ -127,7 +136,6 @@ def test_memory_is_limited(repository: Path) -> None:
 def test_files_are_read_only(repository: Path, tmp_path: Path) -> None:
     open_folder = tmp_path / "open"
     open_folder.mkdir()
-    # The temporary folder of tests is within that of the system, which may be written to, so the stub gets another.
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     flags = ("--stub-sandbox=files", f"--stub-writable={open_folder}")
@@ -140,9 +148,13 @@ def test_files_are_read_only(repository: Path, tmp_path: Path) -> None:
             repository / "evaluate" / "x": "written",
             repository / "evaluate" / "1" / "x": "written",
             open_folder / "x": "written",
-            temporary / "x": "written",
+            # What the server keeps there is not the model's to change, but it has a folder of its own in it.
+            temporary / "x": "PermissionError",
         }.items():
             assert evaluate(serving, f"write({str(path)!r})") == expected, path
+        own = Path(evaluate(serving, "tempfile.gettempdir()"))
+        assert own.is_relative_to(temporary)
+        assert evaluate(serving, "open(tempfile.gettempdir() + '/kept', 'w').write('x')") == 1
         # So for what it starts, and for its threads
         code = evaluate(serving, f"subprocess.call(['touch', {str(tmp_path / 'y')!r}], stderr=subprocess.DEVNULL)")
         assert code != 0
@@ -153,6 +165,65 @@ def test_files_are_read_only(repository: Path, tmp_path: Path) -> None:
         assert evaluate(serving, "open('/dev/null', 'w').write('x')") == 1
         assert evaluate(serving, f"connect({serving.port})") == "connected"
         assert evaluate(serving, f"os.path.exists({str(tmp_path / 'y')!r})") is False
+        assert (own / "kept").exists()
+    assert not list(temporary.iterdir())
+
+
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY": "a",
+    "AWS_ACCESS_KEY_ID": "b",
+    "TRITONCACHE_REDIS_PASSWORD": "c",
+    "HF_TOKEN": "d",
+    "AWS_REGION": "e",
+}
+SEEN = "".join(f"os.environ.get({name!r}, '-') + " for name in SECRETS) + "''"
+
+
+@pytest.mark.parametrize(
+    ("flags", "seen"),
+    [
+        ((), "---de"),
+        (("--stub-env=AWS_*", "--stub-env=-HF_TOKEN"), "ab--e"),
+        (("--stub-env=evaluate:AWS_*", "--stub-env=-HF_TOKEN", "--stub-env=evaluate:HF_*"), "ab-de"),
+        (("--stub-env=other:AWS_*", "--stub-env=other:-HF_TOKEN"), "---de"),
+        (("--stub-env=*", "--stub-env=-AWS_*"), "--cd-"),
+    ],
+)
+def test_secrets_of_the_server(repository: Path, flags: tuple[str, ...], seen: str) -> None:
+    """Its variables are the model's but for what only the server needs; the operator says otherwise, last word last."""
+    with Serving(repository, *flags, environment=SECRETS) as serving:
+        assert evaluate(serving, SEEN) == seen
+        # Nor has what it starts any
+        started = f"subprocess.check_output([sys.executable, '-c', {f'import os; print({SEEN})'!r}], text=True)"
+        assert evaluate(serving, started).strip() == seen
+        if not flags:
+            serving.wait_for(
+                "models do not see AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, TRITONCACHE_REDIS_PASSWORD of"
+            )
+
+
+@pytest.mark.skipif(
+    os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root may look into everything, and has no setpriv"
+)
+def test_what_the_server_keeps_to_itself_in_proc(repository: Path) -> None:
+    """Neither the variables nor the memory of its processes is open to others of its user, without any sandbox."""
+    serving = Serving(repository, environment=SECRETS)
+    if os.geteuid() == 0:
+        serving.command = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all", *serving.command]
+    with serving:
+        large = [{"name": "INPUT0", "datatype": "BYTES", "shape": [1], "data": ["1" + " " * (4 << 20)]}]
+        assert serving.infer_json("evaluate", large).status == 200  # which another process reads
+        server = serving.process.pid
+        helpers = {one.pid: one.cmdline() for one in psutil.Process(server).children()}
+        for pid in serving.stub_pids():
+            del helpers[pid]
+        programs = " ".join(" ".join(words) for words in helpers.values())
+        assert "janitor_program" in programs
+        assert "json_worker" in programs
+        for pid in server, *helpers:
+            assert "REDIS_PASSWORD" not in evaluate(serving, f"contents('/proc/{pid}/environ')"), pid
+        for attempt in f"open, '/proc/{server}/mem', 'r+b'", f"os.readlink, '/proc/{server}/fd/0'":
+            assert evaluate(serving, f"outcome({attempt})") == "PermissionError"
 
 
 @pytest.mark.skipif(landlock_version() < NETWORK_VERSION, reason="this kernel's Landlock cannot forbid TCP")
@@ -206,6 +277,14 @@ def test_another_user(repository: Path) -> None:
                 f"open, '/proc/{server}/mem', 'r+b'",
                 f"os.listdir, '/proc/{server}/fd'",
                 f"os.kill, {server}, 0",
+                f"resource.prlimit, {server}, resource.RLIMIT_NOFILE, (0, 0)",
+                f"os.setpriority, os.PRIO_PROCESS, {server}, 19",
+                f"os.sched_setaffinity, {server}, [0]",
+                # Nor can files that are somebody else's be changed, for which Landlock has no rule
+                f"os.chmod, {str(secret)!r}, 0o666",
+                f"os.chown, {str(secret)!r}, {nobody.pw_uid}, -1",
+                f"os.utime, {str(secret)!r}",
+                f"os.setxattr, {str(secret)!r}, 'user.x', b'1'",
             ):
                 assert evaluate(serving, f"outcome({attempt})") == "PermissionError", attempt
             # It is still the server's to end, with what it has started

@@ -5,6 +5,10 @@ What is not kept from them is in docs/security.md ("What a model that means harm
 
 from __future__ import annotations
 
+import base64
+import json
+import sysconfig
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +17,14 @@ import pytest
 from stubserve_stub.runtime.confinement import NETWORK_VERSION, SCOPE_VERSION, landlock_version
 
 from tests.evaluating_model import evaluating
-from tests.real_server import Serving, write_model
+from tests.real_server import Serving, eventually, write_model
 from tests.server.test_confinement import CONFIG, evaluate
 
 ROOT = Path(__file__).parents[2]
 
 # Each attempt says what became of it.
 ESCAPES = evaluating("""
-    import ctypes, os, signal, socket, subprocess, sys
+    import ctypes, os, signal, socket, subprocess, sys, tempfile
 
     libc = ctypes.CDLL(None, use_errno=True)
 
@@ -44,6 +48,9 @@ ESCAPES = evaluating("""
     def memory(pid):
         os.close(os.open("/proc/%d/mem" % pid, os.O_RDWR))
 
+    def variables(pid):
+        read("/proc/%d/environ" % pid)
+
     def descriptors(pid):
         for name in os.listdir("/proc/%d/fd" % pid):
             os.readlink("/proc/%d/fd/%s" % (pid, name))
@@ -65,14 +72,23 @@ ESCAPES = evaluating("""
             client.connect("\\0" + name)
 """)
 DENIED = "PermissionError"
+CONFIG_OF_GIVEN = json.dumps(
+    {
+        "backend": "python",
+        "input": [{"name": "INPUT0", "data_type": "TYPE_STRING", "dims": [1]}],
+        "output": [{"name": "OUTPUT0", "data_type": "TYPE_STRING", "dims": [1]}],
+    }
+)
+WRITE_LINKED = "outcome(write, os.path.dirname(os.path.realpath(__file__)) + '/../linked/model.py')"
 
 
 class Box:
     """A server with a model that tries, and another model beside it."""
 
-    def __init__(self, serving: Serving, repository: Path) -> None:
+    def __init__(self, serving: Serving, repository: Path, temporary: Path = Path("/tmp")) -> None:
         self.serving = serving
         self.repository = repository
+        self.temporary = temporary
         self.parent = serving.process.pid
 
     def attempt(self, name: str, *arguments: Any) -> str:
@@ -82,13 +98,19 @@ class Box:
     def neighbour(self) -> int:
         """The process of the other model."""
         own = evaluate(self.serving, "os.getpid()")
-        [other] = [pid for pid in self.serving.stub_pids() if pid != own]
-        return other
+        return next(pid for pid in self.serving.stub_pids() if pid != own)
 
 
 def repository_in(folder: Path) -> Path:
     write_model(folder, "evaluate", ESCAPES, CONFIG)
     write_model(folder, "other")
+    # Two whose versions are links, to folders beside each other
+    for name in "own", "linked":
+        write_model(folder, name, ESCAPES, CONFIG)
+        store = folder.parent / f"{folder.name}-store" / name
+        store.parent.mkdir(exist_ok=True)
+        (folder / name / "1").rename(store)
+        (folder / name / "1").symlink_to(store)
     return folder
 
 
@@ -98,13 +120,15 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
         pytest.skip("this kernel's Landlock cannot forbid TCP")
     repository = repository_in(tmp_path_factory.mktemp("repository"))
     temporary = tmp_path_factory.mktemp("temporary")  # that of tests lies within the system's
-    flags = ("--stub-sandbox=files,network", "--stub-memory-limit=2G")
+    flags = (
+        "--stub-sandbox=files,network", "--stub-memory-limit=2G", "--model-control-mode=explicit", "--load-model=*",
+    )  # fmt: skip
     with Serving(repository, *flags, environment={"TMPDIR": str(temporary)}) as serving:
         serving.wait_until_ready()
-        yield Box(serving, repository)
+        yield Box(serving, repository, temporary)
 
 
-@pytest.mark.parametrize("attempt", ["trace", "memory", "descriptors", "borrow"])
+@pytest.mark.parametrize("attempt", ["trace", "memory", "descriptors", "borrow", "variables"])
 def test_other_processes_cannot_be_looked_into(box: Box, attempt: str) -> None:
     """Nor be changed: neither the server, with its keys and tokens, nor another model."""
     assert box.attempt(attempt, box.parent) == DENIED
@@ -137,6 +161,53 @@ def test_the_files_of_other_models_cannot_be_changed(box: Box) -> None:
     for path in "other/1/model.py", "other/config.pbtxt":
         assert box.attempt("write", str(box.repository / path)) == DENIED
     assert box.attempt("write", str(box.repository / "evaluate/config.pbtxt")) == "done"
+
+
+def test_a_model_that_came_with_its_load_cannot_be_changed(box: Box) -> None:
+    """Its files lie in the server's temporary folder."""
+    load = {"parameters": {"config": CONFIG_OF_GIVEN, "file:1/model.py": base64.b64encode(ESCAPES.encode()).decode()}}
+    answer = box.serving.request("POST", "/v2/repository/models/given/load", json.dumps(load).encode())
+    assert answer.status == 200, answer
+    [folder] = box.temporary.glob("stubserve-model-*")
+    assert box.attempt("write", str(folder / "1" / "model.py")) == DENIED
+    # Nor what other models have for a time
+    own = Path(evaluate(box.serving, "tempfile.mkdtemp()"))
+    others = [one for one in own.parent.parent.iterdir() if one != own.parent]
+    assert others
+    for other in others:
+        assert box.attempt("os.mkdir", str(other / "x")) == DENIED
+
+
+def test_where_versions_are_links_their_neighbours_cannot_be_changed(box: Box) -> None:
+    """Folders of versions may lie beside each other in a store."""
+    assert box.attempt("write", str(box.repository / "linked" / "1" / "model.py")) == DENIED
+    linked = box.serving.infer_json(
+        "own", [{"name": "INPUT0", "datatype": "BYTES", "shape": [1], "data": [WRITE_LINKED]}]
+    )
+    assert json.loads(linked.json()["outputs"][0]["data"][0]) == DENIED
+
+
+def test_a_changed_environment_is_confined(tmp_path: Path) -> None:
+    """An environment in a model's own folder is the model's to change, and it runs code before the stub's program."""
+    if not landlock_version():
+        pytest.skip("this kernel has no Landlock")
+    repository = tmp_path / "repository"
+    environment = repository / "evaluate" / "environment"
+    parameter = f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{environment}" }} }}'
+    write_model(repository, "evaluate", ESCAPES, CONFIG + parameter)
+    venv.create(environment, symlinks=True)
+    [packages] = environment.glob("lib/python*/site-packages")
+    marks = [environment / "ran", tmp_path / "escaped"]
+    code = f"import pathlib; [pathlib.Path(one).touch() for one in {list(map(str, marks))}]"
+    variables = {"PYTHONPATH": sysconfig.get_path("purelib")}
+    with Serving(repository, "--stub-sandbox=files", environment=variables) as serving:
+        [pid] = serving.stub_pids()
+        assert evaluate(serving, f"open({str(packages / 'sitecustomize.py')!r}, 'w').write({code!r})")
+        serving.infer_json("evaluate", [{"name": "INPUT0", "datatype": "BYTES", "shape": [1], "data": ["os._exit(1)"]}])
+        inputs = [{"name": "INPUT0", "datatype": "BYTES", "shape": [1], "data": ["os.getpid()"]}]
+        eventually(lambda: serving.stub_pids() != [pid] and serving.infer_json("evaluate", inputs).status == 200)
+    assert marks[0].exists()
+    assert not marks[1].exists()
 
 
 def test_there_is_no_tcp(box: Box) -> None:

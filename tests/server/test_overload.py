@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import re
 import socket
 import threading
@@ -154,12 +155,14 @@ def test_a_client_that_floods_a_model_gives_way_to_others(tmp_path: Path, way: s
             flags.append(f"--auth-token-file={tmp_path}/tokens")
         serving = stack.enter_context(Serving(tmp_path / "models", *flags))
         stub = stack.enter_context(connected_by_grpc(serving)).stub
-        metadata = (("authorization", f"Bearer {flood_token}"),) if way == "token" else ()
+        # One token is one client, however its header is spelled.
+        spellings = itertools.cycle(["Bearer ", "bearer ", "BEARER ", "Bearer   "])
         request = grpc_request("waiting", [1.0, 2.0])
         flood: list[Any] = []
         authorized = {"Authorization": f"Bearer {flood_token}"}
 
         def full() -> bool:
+            metadata = (("authorization", next(spellings) + flood_token),) if way == "token" else ()
             flood.append(stub.ModelInfer.future(request, metadata=metadata, timeout=60))
             text = serving.metrics(headers=authorized).body.decode()
             return 'pending_request_count{model="waiting",version="1"} 3' in text

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import stubserve_stub
@@ -26,13 +27,20 @@ class Environment:
     """An interpreter, and what to add to the process environment of the stubs that run in it.
 
     `prefix` is the environment's folder, empty for the server's own. A variable that is None is taken away. `lease`
-    keeps an extracted environment in the cache for as long as this object lives.
+    keeps an extracted environment in the cache for as long as this object lives. `before` are words in front of the
+    interpreter, a program that confines itself and becomes it; `user` whom it runs as, in arguments of `Popen`.
     """
 
     interpreter: str = sys.executable
     variables: dict[str, str | None] = field(default_factory=dict)
     prefix: str = ""
     lease: object = None
+    before: tuple[str, ...] = ()
+    user: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self, *words: str) -> list[str]:
+        """The command line of the interpreter with these arguments."""
+        return [*self.before, self.interpreter, *words]
 
     def command(self, name: str, arena: int, control: int, doorbells: Sequence[int]) -> list[str]:
         """The command line of a stub that inherits these descriptors; doorbells of requests, responses, answers.
@@ -40,7 +48,7 @@ class Environment:
         `name` is for people: `ps` shows it.
         """
         descriptors = [str(fd) for fd in (arena, control, *doorbells)]
-        return [self.interpreter, str(_STUB_PROGRAM), "triton_python_backend_stub", name, *descriptors, str(_MSGPACK)]
+        return self.run(str(_STUB_PROGRAM), "triton_python_backend_stub", name, *descriptors, str(_MSGPACK))
 
     def process_variables(self) -> dict[str, str]:
         """All variables of a stub's process."""

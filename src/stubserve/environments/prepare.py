@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stubserve_stub.runtime import confinement
+
 from stubserve.environments.archive import ArchiveRefused, extract
 from stubserve.environments.cache import Entry, clean, key_of, lease, make_folder
 
@@ -63,16 +65,25 @@ def prepare(archive: Path, cache: Path, key: str) -> None:
 
 
 def _relocate(folder: Path) -> None:
-    """Runs the script that conda-pack leaves in its archives: it writes the environment's new place into its files."""
+    """Runs the script that conda-pack leaves in its archives: it writes the environment's new place into its files.
+
+    Where the kernel can, it is kept from writing elsewhere, as the archive may lie where a model can change it.
+    """
     script = folder / "bin" / "conda-unpack"
     if not script.exists():
         return
     interpreter = folder / "bin" / "python"
     # Not the server's modules for another Python
     variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    command: list[str | Path] = [interpreter, script]
+    if confinement.landlock_version():
+        command[:0] = [sys.executable, "-I", "-S", confinement.__file__]
+        words = (confinement.NO_NEW_PRIVILEGES, confinement.NO_NETWORK, confinement.FILES)
+        writable = (f"{confinement.WRITABLE} {place}" for place in (folder, "/dev"))
+        variables[confinement.VARIABLE] = "\n".join([*words, *writable])
     try:
         done = subprocess.run(
-            [interpreter, script],
+            command,
             env=variables,
             capture_output=True,
             text=True,
@@ -83,6 +94,8 @@ def _relocate(folder: Path) -> None:
         return  # this Python does not run here, which its stub will find too, and the server then explains
     except subprocess.TimeoutExpired:
         raise ArchiveRefused(f"'{script}' has not ended after {_UNPACK_TIMEOUT_S} s.") from None
+    if done.returncode == confinement.CANNOT_RUN:
+        return  # as above
     if done.returncode:
         raise ArchiveRefused(
             f"conda-unpack of the environment failed with exit code {done.returncode}: {done.stderr.strip()[-2000:]}"

@@ -86,8 +86,9 @@ def probe(environment: Environment) -> Probe:
     inspect_file(Path(environment.interpreter))
     try:
         done = subprocess.run(
-            [environment.interpreter, "-c", _SCRIPT],
+            environment.run("-c", _SCRIPT),
             env=environment.process_variables(),
+            **environment.user,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -176,6 +176,10 @@ def _check(settings: Settings) -> None:
         raise UsageError("--trace-config level needs a file for traces: --trace-config triton,file=<path>")
     if settings.clients.fair_queues == TOKEN and settings.auth.token_file is None:
         raise UsageError("--fair-queues=token needs --auth-token-file: else anybody may make up tokens")
+    if settings.clients.fair_queues == TOKEN and "inference" in settings.auth.open_kinds:
+        raise UsageError(
+            "--fair-queues=token needs tokens for inference, and --auth-open-api=inference lets anybody make them up"
+        )
     _check_ports(settings)
     try:
         settings.cache.check()

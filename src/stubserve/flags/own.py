@@ -17,6 +17,7 @@ from stubserve.flags.values import (
     parse_sandbox,
     parse_seconds,
     parse_size,
+    parse_variable,
 )
 
 OWN = (
@@ -205,6 +206,14 @@ OWN = (
         "instances.stub_writable",
         Path,
         "With --stub-sandbox=files: a folder that stubs may write to all the same.",
+        many=True,
+    ),
+    Flag(
+        "stub-env",
+        "instances.stub_env",
+        parse_variable,
+        "[<model>:]<name>: models see this variable of the server's environment; -<name>: they do not. * stands for "
+        "any characters, and the last that fits counts (all but the server's own secrets).",
         many=True,
     ),
     Flag(

@@ -10,6 +10,7 @@ from typing import Any
 
 from stubserve.protocols.access import KINDS, RESTRICTED_KINDS
 from stubserve.protocols.fair_queues import WAYS
+from stubserve.settings import VariableRule
 
 
 class UsageError(Exception):
@@ -173,6 +174,17 @@ def parse_sandbox(text: str) -> frozenset[str]:
     if not kinds <= {"files", "network"}:
         raise UsageError(f"--stub-sandbox is files, network or files,network. Got {text}")
     return kinds
+
+
+def parse_variable(text: str) -> VariableRule:
+    """`[<model>:][-]<name>`, with * for any characters; - withholds the variable. Raises UsageError."""
+    model, colon, name = text.rpartition(":")
+    pattern = name.removeprefix("-")
+    if not re.fullmatch(r"[A-Za-z0-9_*]+", pattern) or (colon and not model):
+        raise UsageError(
+            f"--stub-env is [<model>:]<name> to show a variable, [<model>:]-<name> to withhold it. Got {text}"
+        )
+    return VariableRule(pattern, pattern == name, model)
 
 
 def parse_backend_config(text: str) -> tuple[str, str, str]:

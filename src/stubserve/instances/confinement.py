@@ -1,16 +1,28 @@
-"""What the operator has stubs give up: another user, a limit on memory, what may be written, the network."""
+"""What the operator has stubs give up: another user, a limit on memory, what may be written, the network; secrets.
+
+Where there is a sandbox, it is put on by the server's own interpreter, which then becomes that of the model: a model
+may write to its environment where that lies in its own folder, and an interpreter runs code of its environment before
+the program that it was started with.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import grp
+import hashlib
+import logging
 import os
 import pwd
+import shutil
+import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import stubserve_stub.runtime.confinement
 from stubserve_stub.runtime.confinement import (
     FILES,
     MEMORY,
@@ -22,7 +34,14 @@ from stubserve_stub.runtime.confinement import (
     landlock_version,
 )
 
-from stubserve.settings import InstanceSettings
+from stubserve.environments.environment import Environment
+from stubserve.errors import internal
+from stubserve.settings import WITHHELD, InstanceSettings, VariableRule
+
+log = logging.getLogger("stubserve.server")
+
+# `-I -S`: nothing but the interpreter and its library
+_CONFINED = (sys.executable, "-I", "-S", stubserve_stub.runtime.confinement.__file__)
 
 
 class ConfinementError(Exception):
@@ -51,30 +70,69 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """How all stubs are confined. `memory` is in bytes, 0 for no limit; `writable` counts with the sandbox `files`."""
+    """How all stubs are confined. `memory` is in bytes, 0 for no limit; `writable` counts with the sandbox `files`.
+
+    `temporary` is the folder in which each model has its own for temporary files, with `files`. `rules` say which
+    variables of the server's environment are seen.
+    """
 
     user: User | None = None
     memory: int = 0
     sandbox: frozenset[str] = frozenset()
     writable: tuple[str, ...] = ()
     new_privileges: bool = False
+    temporary: Path | None = None
+    rules: tuple[VariableRule, ...] = WITHHELD
 
-    def variables(self, model_dir: Path) -> dict[str, str]:
-        """What is added to the environment of a stub of the model in this folder."""
+    def around(self, environment: Environment, model_dir: Path, model: str) -> Environment:
+        """An environment as the stubs of a model have it, which lies in this folder. Raises ServeError."""
+        variables: dict[str, str | None] = dict.fromkeys(withheld(self.rules, model, os.environ))
         lines = [] if self.new_privileges else [NO_NEW_PRIVILEGES]
         if self.memory:
             lines.append(f"{MEMORY} {self.memory}")
         if "network" in self.sandbox:
             lines.append(NO_NETWORK)
-        if "files" in self.sandbox:
+        if self.temporary is not None:
+            temporary = variables["TMPDIR"] = self._temporary_of(self.temporary, model_dir)
             # Devices: /dev/null, /dev/shm, terminals, GPUs. Who may use which is said by their own permissions.
-            folders = (str(model_dir.resolve()), tempfile.gettempdir(), "/dev", *self.writable)
+            folders = (str(model_dir.resolve()), temporary, "/dev", *self.writable)
             lines += [FILES, *(f"{WRITABLE} {folder}" for folder in folders)]
-        return {VARIABLE: "\n".join(lines), **({} if self.user is None else self.user.variables)}
+        variables[VARIABLE] = "\n".join(lines)
+        if self.user is not None:
+            variables.update(self.user.variables)
+        return replace(
+            environment,
+            variables={**environment.variables, **variables},
+            before=_CONFINED if self.sandbox else (),
+            user={} if self.user is None else self.user.arguments,
+        )
+
+    def close(self) -> None:
+        """Removes what models have left in their temporary folders."""
+        if self.temporary is not None:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def _temporary_of(self, home: Path, model_dir: Path) -> str:
+        """The folder for temporary files of one model. Its name is short, as paths of sockets have to be."""
+        folder = home / hashlib.blake2b(os.fsencode(model_dir), digest_size=6).hexdigest()
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.user is not None:
+                os.chown(folder, self.user.uid, self.user.gid)
+        except OSError as error:
+            raise internal(f"there is no folder for its temporary files: {folder}: {error.strerror}") from None
+        return str(folder)
+
+
+def withheld(rules: Sequence[VariableRule], model: str, names: Iterable[str]) -> list[str]:
+    """Those of the variables that a model does not see; the last rule that fits counts."""
+    rules = [rule for rule in reversed(rules) if rule.model in ("", model)]
+    fitting = {name: next((one for one in rules if fnmatch.fnmatchcase(name, one.pattern)), None) for name in names}
+    return sorted(name for name, rule in fitting.items() if rule is not None and not rule.shown)
 
 
 def confinement(settings: InstanceSettings) -> Confinement:
-    """As the flags say it. Raises ConfinementError where this machine or this user cannot do it."""
+    """As the flags say it. Raises ConfinementError where this machine or this user cannot do it, or OSError."""
     sandbox = settings.stub_sandbox
     version = landlock_version() if sandbox else 0
     if sandbox and not version:
@@ -92,7 +150,17 @@ def confinement(settings: InstanceSettings) -> Confinement:
         )
     user = _user(settings.stub_user) if settings.stub_user else None
     folders = tuple(str(folder.absolute()) for folder in settings.stub_writable)
-    return Confinement(user, settings.stub_memory_limit, sandbox, folders, settings.stub_new_privileges)
+    rules = (*WITHHELD, *settings.stub_env)
+    names = withheld(rules, "", os.environ)
+    if names:
+        log.info("models do not see %s of the server's environment; --stub-env=NAME shows them one", ", ".join(names))
+    temporary = None
+    if "files" in sandbox:
+        temporary = Path(tempfile.mkdtemp(prefix="stubserve-stubs-"))
+        temporary.chmod(0o711)
+    return Confinement(
+        user, settings.stub_memory_limit, sandbox, folders, settings.stub_new_privileges, temporary, rules
+    )
 
 
 def _user(name: str) -> User | None:

@@ -17,6 +17,7 @@ import sys
 from stubserve.instances import janitor_program
 
 _VARIABLE = "STUBSERVE_SERVER"
+_NEEDED = ("LD_LIBRARY_PATH", "PATH")
 _FINISH_S = 5.0
 
 log = logging.getLogger("stubserve.instances")
@@ -64,9 +65,11 @@ class Janitor:
 
     def _start(self) -> None:
         command = [sys.executable, "-I", "-S", janitor_program.__file__, self._mark]
+        # Of the server's variables, which models can read of it, it needs what its interpreter may need.
+        variables = {name: value for name, value in os.environ.items() if name in _NEEDED}
         try:
             # A session of its own: what ends the server by way of its terminal or its group is for the server.
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+            self._process = subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, start_new_session=True)
             self._pidfd = os.pidfd_open(self._process.pid)
         except OSError as error:
             if not self._failed:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 from stubserve_stub.wire import layout
@@ -66,12 +65,8 @@ class Stub:
                 self._on_message,
                 self._on_process_death,
                 terminal,
-                {
-                    **services.confinement.variables(Path(boot["version_dir"]).parent),
-                    **({} if services.janitor is None else services.janitor.variables),
-                },
+                {} if services.janitor is None else services.janitor.variables,
                 () if self._regions is None else (self._regions.theirs.fileno(),),
-                services.confinement.user,
             )
         except OSError as error:
             if outputs is not None:

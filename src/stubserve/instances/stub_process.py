@@ -23,7 +23,6 @@ from typing import Any
 from stubserve_stub.wire.messages import Unframer, frame
 
 from stubserve.environments.environment import Environment
-from stubserve.instances.confinement import User
 from stubserve.instances.death import cause_of_death, oom_kills
 from stubserve.instances.stub_output import StubOutput
 
@@ -42,7 +41,7 @@ class StubProcess:
     `on_message` gets each control message, `on_death` is called once with the cause when the process is gone and its
     last messages and output have been read. `doorbell_out` wakes the stub, `answer_doorbell` whoever waits in it for an
     answer to a request of its model; `doorbell_in` is the event loop's to watch. `variables` are more of its
-    environment, `inherited` more of its descriptors; without a `user` it runs as the server's.
+    environment, `inherited` more of its descriptors.
 
     Raises OSError if no process can be started, or there is no descriptor left for it.
     """
@@ -57,7 +56,6 @@ class StubProcess:
         terminal: bool = False,
         variables: Mapping[str, str] | None = None,
         inherited: Sequence[int] = (),
-        user: User | None = None,
     ) -> None:
         self._name = name
         self._on_message = on_message
@@ -98,7 +96,7 @@ class StubProcess:
                 # A group of its own, so that what the model has started can be ended with it. A stub that is being
                 # debugged stays in the terminal's group, or it could not read from it.
                 start_new_session=not terminal,
-                **({} if user is None else user.arguments),
+                **environment.user,
             )
             ours.callback(self._process.wait)
             ours.callback(self._process.kill)

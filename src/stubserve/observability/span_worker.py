@@ -30,6 +30,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from stubserve import __version__
+from stubserve.closed_process import close_process
 from stubserve.observability.span_record import SpanRecord
 
 _COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
@@ -43,6 +44,7 @@ _NICE = 10
 
 def main() -> None:
     url, resource = sys.argv[1:]
+    close_process()
     # The server says when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -2,14 +2,16 @@
 
 - by `connection`: each is a client of its own. Right behind a proxy that keeps a connection for each of its clients;
 - by `address`: all connections from one address are one client. Right where clients connect themselves;
-- by `token`: all that is asked with one token is one client; without one its address counts. Right with
-  `--auth-token-file`: tokens are then checked before anything is queued, so nobody can take another's part, or have
-  more parts than tokens.
+- by `token`: all that is asked with one token is one client, however its header is spelled; without one its address
+  counts. Right where inference needs a token of `--auth-token-file`: tokens are then checked before anything is queued,
+  so nobody can take another's part, or have more parts than tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable
+
+from stubserve.protocols.tokens import token_of
 
 OFF, CONNECTION, ADDRESS, TOKEN = "off", "connection", "address", "token"
 WAYS = (OFF, CONNECTION, ADDRESS, TOKEN)
@@ -27,8 +29,9 @@ class FairQueues:
             return peer
         if self._way == TOKEN:
             sent = authorization()
-            if len(sent) == 1:
-                return next(iter(sent))
+            token = token_of(next(iter(sent))) if len(sent) == 1 else None
+            if token is not None:
+                return token
         return peer.rpartition(":")[0]
 
 

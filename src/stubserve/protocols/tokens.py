@@ -8,7 +8,7 @@ The file is read again when it changes. A new one that cannot be read changes no
 neither let anybody in nor shut everybody out.
 
 What a client sends is hashed, and its digest compared with all that are known, each in constant time; so the time that
-an answer takes tells nothing of a token. A token that was right is remembered as it was sent, for the next request.
+an answer takes tells nothing of a token. A token that was right is remembered for the next request.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Tokens:
         self.failures = 0
         self._file = ChangingFiles([str(path)])
         self._digests = read_tokens(path, kinds)
-        # By what clients sent: the tokens that were right
+        # The tokens that were right
         self._right: dict[bytes, Kinds] = {}
 
     def look(self) -> None:
@@ -72,19 +72,27 @@ class Tokens:
 
     def kinds_of(self, authorization: bytes) -> Kinds | None:
         """What the value of an Authorization header is good for; None where it has no token that is known."""
-        kinds = self._right.get(authorization)
+        token = token_of(authorization)
+        if token is None:
+            return None
+        kinds = self._right.get(token)
         if kinds is not None:
             return kinds
-        scheme, _, token = authorization.partition(b" ")
-        if scheme.lower() != b"bearer" or len(token) > _MAX_BYTES:
-            return None
-        digest = hashlib.sha256(token.strip(b" ")).digest()
+        digest = hashlib.sha256(token).digest()
         for known, good_for in self._digests.items():
             if hmac.compare_digest(known, digest):
                 kinds = good_for
-        if kinds is not None and len(self._right) < 2 * len(self._digests):
-            self._right[authorization] = kinds
+        if kinds is not None:
+            self._right[token] = kinds
         return kinds
+
+
+def token_of(authorization: bytes) -> bytes | None:
+    """The token in the value of an Authorization header, however the rest is spelled; None where there is none."""
+    scheme, _, token = authorization.partition(b" ")
+    if scheme.lower() != b"bearer" or len(token) > _MAX_BYTES:
+        return None
+    return token.strip(b" ")
 
 
 def read_tokens(path: Path, kinds: Kinds) -> dict[bytes, Kinds]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,11 +101,6 @@ def survey(repositories: Sequence[Path]) -> Survey:
     duplicates: set[str] = set()
     for repository in repositories:
         for name, path in _models_in(repository):
-            try:
-                check_model_name(name)
-            except ServeError as error:
-                _log.warning("ignore model directory '%s': %s", path, error)
-                continue
             if name in found:
                 duplicates.add(name)
             else:
@@ -135,10 +130,27 @@ def list_names(repositories: Sequence[Path]) -> dict[str, bool]:
     """
     names: dict[str, bool] = {}
     for repository in repositories:
-        for name, _ in _models_in(repository):
-            with contextlib.suppress(ServeError):
-                check_model_name(name)
-                names[name] = name not in names
+        for name, _ in _models_in(repository, quiet=True):
+            names[name] = name not in names
+    return names
+
+
+def model_names(folders: Iterable[str], repository: object, quiet: bool = False) -> list[str]:
+    """Those of a repository's folders, on disk or in the cloud, that are named as models can be.
+
+    Hidden ones are left out; so are names that can be no model's, with a warning.
+    """
+    names = []
+    for name in folders:
+        if _is_hidden(name) and name not in (".", ".."):
+            continue
+        try:
+            check_model_name(name)
+        except ServeError as error:
+            if not quiet:
+                _log.warning("ignore model directory '%s/%s': %s", repository, name, error)
+            continue
+        names.append(name)
     return names
 
 
@@ -157,12 +169,12 @@ def is_version_folder(path: Path) -> bool:
     return name.isascii() and name.isdecimal() and any((path / file).exists() for file in _MODEL_FILES)
 
 
-def _models_in(repository: Path) -> list[tuple[str, Path]]:
+def _models_in(repository: Path, quiet: bool = False) -> list[tuple[str, Path]]:
     """Names and folders of what may be models. Raises ServeError INTERNAL."""
     if is_model_folder(repository):
         path = repository.absolute()
-        return [(path.name, path)]
-    return [(name, repository / name) for name in _subfolders(repository) if not _is_hidden(name)]
+        return [(name, path) for name in model_names([path.name], path.parent, quiet)]
+    return [(name, repository / name) for name in model_names(_subfolders(repository), repository, quiet)]
 
 
 def _place(repository: Path, name: str) -> Path | None:

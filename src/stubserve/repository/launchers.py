@@ -62,6 +62,7 @@ class Launchers:
         environment = replace(
             environment, variables={**environment.variables, **thread_variables(config, threads, os.environ)}
         )
+        environment = services.confinement.around(environment, model_dir, name)
         if threads:
             log.debug("'%s' version %d: %d threads per instance", name, version, threads)
         options = StubOptions(

@@ -8,11 +8,14 @@
 - Network: with Landlock no TCP connection can be made or waited for, and none to an abstract Unix socket of others,
   where the kernel knows how to forbid that. Other sockets are beyond it.
 - With either of these Landlock also keeps the stub from tracing processes that are not its own (their memory, their
-  descriptors), and where the kernel knows how, from sending them signals.
+  descriptors), and where the kernel knows how, from sending them signals. Root goes around that by capabilities
+  (CAP_PERFMON reads the environment of any process), so a stub that runs as root keeps those of a container's root.
 
 Landlock counts for the thread that asks and all it starts later, so all this is done first of all, before a library
 starts threads. It is told in an environment variable, a line for each thing, because the control socket is read by a
 thread. None of it can be taken back, not by the model's children either.
+
+As a program it is confined, and becomes the program of its arguments: `python -I -S <this file> PROGRAM ARGUMENTS...`.
 """
 
 from __future__ import annotations
@@ -21,9 +24,13 @@ import ctypes
 import os
 import resource
 import struct
+import sys
 from typing import List, Tuple
 
 VARIABLE = "STUBSERVE_CONFINEMENT"
+
+# What this file exits with as a program where it cannot become the other, as shells do
+CANNOT_RUN = 127
 
 # The words that lines begin with
 NO_NEW_PRIVILEGES, MEMORY, FILES, WRITABLE, NO_NETWORK = (
@@ -34,7 +41,9 @@ NO_NEW_PRIVILEGES, MEMORY, FILES, WRITABLE, NO_NETWORK = (
     "no-network",
 )
 
-_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
+# Those of files and users, of ports below 1024, raw sockets, locked memory and chroot. None makes devices.
+_KEPT = frozenset((0, 1, 3, 4, 5, 6, 7, 10, 13, 14, 18))
 # The same numbers on all architectures
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION = 1
@@ -66,6 +75,9 @@ def confine() -> None:
     if NO_NEW_PRIVILEGES in words:
         _check(_libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
     if FILES in words or NO_NETWORK in words:
+        for number in set(range(64)) - _KEPT:
+            # Counts with the next program. Whoever is not root may not do this, and has none.
+            _libc().prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
         _landlock(FILES in words, [value for word, _, value in lines if word == WRITABLE], NO_NETWORK in words)
 
 
@@ -111,3 +123,12 @@ def _check(result: int, what: str) -> int:
         number = ctypes.get_errno()
         raise OSError(number, "the stub cannot be confined: {}: {}".format(what, os.strerror(number)))
     return result
+
+
+if __name__ == "__main__":
+    confine()
+    try:
+        os.execv(sys.argv[1], sys.argv[1:])
+    except OSError as error:
+        sys.stderr.write("{} cannot be run: {}\n".format(sys.argv[1], error.strerror))
+        sys.exit(CANNOT_RUN)

@@ -27,10 +27,12 @@ class CountingStore(Store):
         self.fetched: list[str] = []
         self.before_fetch: Callable[[], None] = lambda: None
         self.failing = False
+        # Folders that a store can have and a disk cannot
+        self.strange: list[str] = []
 
     def names(self) -> list[str]:
         self._fail()
-        return super().names()
+        return [*super().names(), *self.strange]
 
     def listing(self, name: str) -> dict[str, Stamp]:
         self._fail()
@@ -154,3 +156,20 @@ def test_at_first_it_has_to_be_there(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written(source: Path) -> None:
     with pytest.raises(ServeError, match=r"repository 'test://' cannot be copied to /proc/nowhere: "):
         Mirror(CountingStore(source), "test://", Path("/proc/nowhere"))
+
+
+def test_what_can_be_no_models_name_is_not_copied(
+    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A store knows folders of any name, and a name becomes part of paths."""
+    store = CountingStore(source)
+    store.strange = ["..", ".", "a\\b", "a;b", ".git"]
+    write(source, ".git/config", "c")
+    write(tmp_path, "outside", "o")
+    mirror = Mirror(store, "test://", tmp_path / "cache")
+    mirror.look(60)
+    assert mirror.names() == ["m"]
+    assert sorted(store.fetched) == ["m/1/model.py", "m/config.pbtxt"]
+    assert os.listdir(mirror.models) == ["m"]
+    assert "ignore model directory 'test:///..': invalid model name '..'" in caplog.text
+    mirror.close()

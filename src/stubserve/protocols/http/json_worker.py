@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from stubserve.closed_process import close_process
 from stubserve.errors import Code, ServeError
 from stubserve.inference.heap_account import MAX_WORDS_BYTES, WORDS_TEXT
 from stubserve.inference.regions import RegionPlace
@@ -83,6 +84,7 @@ def main(descriptor: int) -> None:
     # When memory runs out: a large document takes ten times its size for a moment, here rather than in the server.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
+    close_process()
     with socket.socket(fileno=descriptor) as connection:
         while head := receive(connection, HEAD.size):
             job_size, text_size = HEAD.unpack(head)

@@ -6,6 +6,7 @@ model may take long while those of another are wanted. It ends with the server.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import os
@@ -77,6 +78,8 @@ class Runner:
 
 def main() -> None:
     file, descriptor = sys.argv[1], int(sys.argv[2])
+    # As `stubserve.closed_process`: it has the server's secrets in its environment, and models run as the same user.
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
     connection = socket.socket(fileno=descriptor)
     sys.path[0] = os.path.dirname(file)
     try:

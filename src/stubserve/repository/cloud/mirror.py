@@ -32,6 +32,7 @@ from pathlib import Path
 from stubserve.errors import internal, not_found, unavailable
 from stubserve.repository.cloud.store import Stamp, Store
 from stubserve.repository.daemon_threads import Latest, for_all
+from stubserve.repository.folder import model_names
 
 log = logging.getLogger("stubserve.repository")
 
@@ -75,7 +76,8 @@ class Mirror:
     def names(self) -> list[str]:
         """The names of the models; those that were known last where the store fails. Raises ServeError at first."""
         try:
-            self._known = self._store.names()
+            # Before any of them becomes part of a path
+            self._known = model_names(self._store.names(), self.address)
         except Exception as error:
             if self._known is None:
                 raise
