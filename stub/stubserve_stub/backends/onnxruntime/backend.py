@@ -67,7 +67,8 @@ class OnnxRuntimeBackend(NativeBackend):
             output["name"]: [int(dim) for dim in output["dims"]] for output in config["output"]
         }
         self._execution = Execution(session, contract, run_options(self._onnxruntime, options), self.room, scalars)
-        self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.of(config))
+        reader = "onnxruntime's Python package"
+        self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.of(config), reader)
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         return self._gatherer.run(requests, self._execution.run)

@@ -47,7 +47,7 @@ class PyTorchBackend(NativeBackend):
             self._log(remark)
         self.writes_inputs = program.writes_inputs
         self._execution = Execution(self._torch, program, naming, tensors, config, options.inference_mode)
-        self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.of(config))
+        self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.of(config), "TorchScript")
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         return self._gatherer.run(requests, self._execution.run)
