@@ -83,9 +83,9 @@ class Survey:
 
 def check_model_name(name: str) -> None:
     """Refuses a name that can be no model folder's. Raises ServeError INVALID_ARG."""
-    if not name:
+    if not name.strip():
         raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
-    if "/" in name or "\\" in name or ".." in name or name == ".":
+    if "/" in name or "\\" in name or name in (".", ".."):
         raise invalid(f"invalid model name '{name}', model name must not contain path traversal characters")
     if not _FORBIDDEN.isdisjoint(name) or not name.isprintable():
         raise invalid("Invalid stub name: contains invalid characters")
