@@ -118,6 +118,11 @@ def test_strings_of_several_requests(stub: StubMemory, tmp_path: Path) -> None:
     assert [instance.array(entry[1][1]).tolist() for entry in entries] == [[1, 2], [3]]
 
 
+def test_no_inputs(stub: StubMemory, tmp_path: Path) -> None:
+    instance = load(Constant(), tmp_path, config({}, {"y": "INT64 3"}), stub).start()
+    assert instance.infer()["y"].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("module", [Arithmetic, ArithmeticList, ArithmeticDict, ArithmeticNamed])
 def test_several_outputs(stub: StubMemory, tmp_path: Path, module: Any) -> None:
     """In a tuple, a list, a dictionary; only those that are asked for are sent, in the order of the question."""
@@ -436,6 +441,11 @@ class NoForward(torch.nn.Module):
         return x
 
 
+class Constant(torch.nn.Module):
+    def forward(self):
+        return torch.arange(3)
+
+
 class TakesNumber(torch.nn.Module):
     def forward(self, x, n: int):
         return x * n
@@ -497,7 +507,16 @@ class TakesTwo(torch.nn.Module):
             "unable to load model 'm': An input of type 'int' was detected in the model. Only a single input of type "
             "Dict(str, Tensor) or input(s) of type Tensor or List[str] are supported",
         ),
-        (Double, "output [ { name: 'y' data_type: TYPE_FP32 dims: 1 } ]", "model configuration must contain at least"),
+        (
+            Double,
+            "output [ { name: 'y' data_type: TYPE_FP32 dims: 1 } ]",
+            "unable to load model 'm', configuration expects 0 inputs, model provides 1: x",
+        ),
+        (
+            Double,
+            "input [ { name: 'x' data_type: TYPE_FP32 dims: 1 } ]",
+            "model configuration must contain at least one output, none were specified",
+        ),
         (
             Double,
             config(X, Y).replace("'x'", "'x' optional: true"),
