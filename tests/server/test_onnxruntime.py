@@ -327,6 +327,15 @@ def test_the_default_batch_size(tmp_path: Path) -> None:
         assert server.get("/v2/models/m/config").json()["max_batch_size"] == 16
 
 
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_a_verbose_log_says_what_was_chosen(tmp_path: Path, verbose: int) -> None:
+    write_onnx(tmp_path, "m", identity(), "parameters { key: 'enable_mem_arena' value { string_value: '1' } }")
+    with Serving(tmp_path, f"--log-verbose={verbose}") as server:
+        if verbose:
+            server.wait_for("Configuring enable_mem_arena to 1")
+    assert server.output.count("Configuring enable_mem_arena to 1") == 2 * verbose  # once for each instance
+
+
 def test_the_tools_know_it(tmp_path: Path) -> None:
     write_onnx(tmp_path, "m", identity(), "max_batch_size: 2")
     assert check_repositories([tmp_path], tmp_path / "no backends").problems == ()

@@ -258,8 +258,9 @@ def test_what_clients_are_told(server: Serving) -> None:
     assert (described["backend"], described["platform"], described["default_model_filename"]) == (
         "pytorch",
         "pytorch_libtorch",
-        "model.pt",
+        "",
     )
+    assert server.get("/v2/models/batched/config").json()["default_model_filename"] == "model.pt"
     assert [(group["count"], group["kind"]) for group in described["instance_group"]] == [(1, "KIND_CPU")]
     described = server.get("/v2/models/module/config").json()
     assert (described["runtime"], described["default_model_filename"]) == ("model.py", "")
@@ -299,6 +300,10 @@ def test_a_module_in_python(server: Serving) -> None:
     assert answer.status == 500
     assert "ValueError: thirteen" in answer.error
     assert "module/1/model.py(12): forward" in answer.error
+
+
+def test_the_log_says_which_switches_are_on(server: Serving) -> None:
+    server.wait_for(r"(?m)^I\d{4} .*\] \"Inference Mode is enabled for model instance 'arithmetic'\"$")
 
 
 def test_threads(server: Serving) -> None:

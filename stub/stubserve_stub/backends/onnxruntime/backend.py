@@ -63,6 +63,8 @@ class OnnxRuntimeBackend(NativeBackend):
         validate(config, contract)
         for remark in options.remarks:
             self._log(codes.LOG_WARNING, "model '{}': {}".format(config["name"], remark))
+        for line in options.chosen:
+            self._log(codes.LOG_VERBOSE, line)
         scalars: Dict[str, Sequence[int]] = {
             output["name"]: [int(dim) for dim in output["dims"]] for output in config["output"]
         }
