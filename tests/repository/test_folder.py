@@ -12,6 +12,7 @@ from stubserve.repository.folder import (
     ModelFolder,
     available_versions,
     check_model_name,
+    list_names,
     locate,
     read_config,
     read_labels,
@@ -64,6 +65,12 @@ def test_names_with_forbidden_characters(name: str) -> None:
 @pytest.mark.parametrize("name", ["...", "a..b", "..m", "m.."])
 def test_names_of_dots_that_stay_in_the_repository(name: str) -> None:
     check_model_name(name)
+
+
+def test_a_folder_of_dots_is_no_hidden_one(tmp_path: Path) -> None:
+    for name in ("...", ".git"):
+        (tmp_path / name).mkdir()
+    assert list(survey([tmp_path]).models) == list(list_names([tmp_path])) == ["..."]
 
 
 @pytest.mark.parametrize("name", ["", " ", "  \t"])

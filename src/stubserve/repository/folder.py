@@ -174,7 +174,7 @@ def _place(repository: Path, name: str) -> Path | None:
 
 
 def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name == "__pycache__"
+    return (name.startswith(".") and name.strip(".") != "") or name == "__pycache__"
 
 
 def read_config(folder: ModelFolder, config_name: str = "", required: bool = False) -> ModelConfig | None:
