@@ -56,7 +56,8 @@ NEWER_TRITON = (
         ("shared_memory/register_empty_key", "shared_memory/register_reserved"),
     ),
     Accepted(
-        "Triton 2.73 tells a model that calls an unknown model or version so; 2.51 only says it is not ready.",
+        "Triton 2.73 tells a model that calls an unknown model or version so; 2.51 only says it is not ready. "
+        "stubserve says both.",
         (
             "message/exec_unknown_model",
             "message/exec_unknown_version",
@@ -67,7 +68,7 @@ NEWER_TRITON = (
             "calls/empty_model",
         ),
         200,
-        "Error when running inference: Request for unknown model: '",
+        "is not ready. Request for unknown model: '",
     ),
     Accepted(
         "A model that calls another one gets the code of that one's error; 2.51 makes INTERNAL of every code.",
@@ -457,6 +458,7 @@ DECISIONS = (
         "Who asks for a load that fails so is told the reason, too, behind Triton's words.",
         (
             "control/load_unknown",
+            "control/three_dots",
             "namespaces/load_unknown",
             "duplicates/load_both",
             "control/files_without_config",
@@ -475,13 +477,12 @@ DECISIONS = (
         "failed to load 'nosuch', failed to poll from model repository: model not found in any model repository",
     ),
     Accepted(
-        "Names of models and files that leave their folder are refused as such, and so are names of models with two "
-        "dots in a row; Triton 2.51 takes `..` for a folder, and only logs what is wrong with a file.",
-        ("control/traversal", "control/three_dots", "control/files_outside", "control/files_slash_outside"),
+        "Names of models and files that leave their folder are refused as such; Triton 2.51 takes `..` for a folder, "
+        "and only logs what is wrong with a file.",
+        ("control/traversal", "control/files_outside", "control/files_slash_outside"),
         400,
         texts={
             "control/traversal": "model name must not contain path traversal characters",
-            "control/three_dots": "model name must not contain path traversal characters",
             "control/files_outside": "must stay within model directory.",
             "control/files_slash_outside": "must stay within model directory.",
         },

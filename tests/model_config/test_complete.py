@@ -37,7 +37,7 @@ def model(tmp_path: Path, *files: str) -> Path:
         (["1/model.onnx/"], "onnxruntime", "onnxruntime_onnx", "model.onnx"),
         (["1/model.plan"], "tensorrt", "tensorrt_plan", "model.plan"),
         (["1/model.xml"], "openvino", "", "model.xml"),
-        (["1/model.pt"], "pytorch", "pytorch_libtorch", "model.pt"),
+        (["1/model.pt"], "pytorch", "pytorch_libtorch", ""),
         (["1/model.pt2"], "pytorch", "torch_aoti", "model.pt2"),
         (["1/model.savedmodel/"], "tensorflow", "tensorflow_savedmodel", "model.savedmodel"),
         (["1/model.graphdef"], "tensorflow", "tensorflow_graphdef", "model.graphdef"),
@@ -63,8 +63,11 @@ def test_backend_from_contents(files: list[str], backend: str, platform: str, fi
     [
         ('platform: "tensorrt_plan"', "tensorrt", "tensorrt_plan", "model.plan"),
         ('platform: "onnxruntime_onnx"', "onnxruntime", "onnxruntime_onnx", "model.onnx"),
-        ('platform: "pytorch_libtorch"', "pytorch", "pytorch_libtorch", "model.pt"),
-        ('platform: "libtorch"', "pytorch", "libtorch", "model.pt"),
+        # TorchScript's file is named only where nothing but the backend is.
+        ('platform: "pytorch_libtorch"', "pytorch", "pytorch_libtorch", ""),
+        ('platform: "libtorch"', "pytorch", "libtorch", ""),
+        ('backend: "pytorch" platform: "pytorch_libtorch"', "pytorch", "pytorch_libtorch", ""),
+        ('default_model_filename: "model.pt"', "pytorch", "pytorch_libtorch", "model.pt"),
         ('platform: "torch_aoti"', "pytorch", "torch_aoti", "model.pt2"),
         ('platform: "tensorflow_graphdef"', "tensorflow", "tensorflow_graphdef", "model.graphdef"),
         ('platform: "foo"', "", "foo", ""),

@@ -12,6 +12,7 @@ from stubserve.repository.folder import (
     ModelFolder,
     available_versions,
     check_model_name,
+    list_names,
     locate,
     read_config,
     read_labels,
@@ -45,7 +46,7 @@ def test_good_names(name: str) -> None:
     check_model_name(name)
 
 
-@pytest.mark.parametrize("name", ["..", ".", "../m", "m/..", "a..b", "/etc", "a/b", "a\\b"])
+@pytest.mark.parametrize("name", ["..", ".", "../m", "m/..", "/etc", "a/b", "a\\b"])
 def test_names_that_leave_the_repository(name: str) -> None:
     with pytest.raises(ServeError) as caught:
         check_model_name(name)
@@ -61,9 +62,21 @@ def test_names_with_forbidden_characters(name: str) -> None:
     assert refusal(caught) == "Invalid argument: Invalid stub name: contains invalid characters"
 
 
-def test_empty_name() -> None:
+@pytest.mark.parametrize("name", ["...", "a..b", "..m", "m.."])
+def test_names_of_dots_that_stay_in_the_repository(name: str) -> None:
+    check_model_name(name)
+
+
+def test_a_folder_of_dots_is_no_hidden_one(tmp_path: Path) -> None:
+    for name in ("...", ".git"):
+        (tmp_path / name).mkdir()
+    assert list(survey([tmp_path]).models) == list(list_names([tmp_path])) == ["..."]
+
+
+@pytest.mark.parametrize("name", ["", " ", "  \t"])
+def test_empty_name(name: str) -> None:
     with pytest.raises(ServeError) as caught:
-        check_model_name("")
+        check_model_name(name)
     assert refusal(caught) == "Invalid argument: Model name cannot be empty. Please enter a valid name to deploy."
 
 

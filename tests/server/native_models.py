@@ -1,11 +1,12 @@
 """What the tests of several backends ask in the same way of models that no `model.py` runs.
 
 A model called `batched` answers INPUT0 with its negative, in batches; one called `plain` answers with as many floats as
-it was given, without.
+it was given, without. One called `texts` answers with the strings that it was given, in batches of four rows.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from tests.real_server import Serving, binary_output, binary_request
+from tests.real_server import Answer, Serving, binary_output, binary_request
 from tests.server.test_bls import eventually
 from tests.server.test_copies import TENSOR_BYTES, Client, head, most_allocated, serving
 
@@ -47,6 +48,29 @@ def check_batches_of_many_requests(server: Serving, width: int) -> None:
     after = server.statistics("batched")
     assert after["execution_count"] - before["execution_count"] == 3
     assert after["inference_count"] - before["inference_count"] == 24
+
+
+def check_strings_that_are_no_text(server: Serving) -> None:
+    """Of four requests that run as one batch, each with one string, the one whose string is no UTF-8 is refused."""
+    given = [b"one", b"two \xff", "dr\u00fc".encode(), b""]
+    answers: dict[int, Answer] = {}
+
+    def ask(number: int) -> None:
+        body = len(given[number]).to_bytes(4, "little") + given[number]
+        tensor = {"name": "texts", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": len(body)}}
+        header = json.dumps({"inputs": [tensor]}).encode()
+        headers = {"Inference-Header-Content-Length": str(len(header))}
+        answers[number] = server.request("POST", "/v2/models/texts/infer", header + body, headers)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [answers[number].status for number in range(4)] == [200, 400, 200, 200], answers
+    assert "input 'texts' has a string that is no UTF-8" in answers[1].error
+    assert [answers[number].json()["outputs"][0]["data"] for number in (0, 2, 3)] == [["one"], ["dr\u00fc"], [""]]
+    assert server.statistics("texts")["execution_count"] == 1
 
 
 def check_kills(repository: Path, clients: int, stubs: int, rounds: int) -> None:

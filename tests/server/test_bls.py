@@ -314,9 +314,11 @@ result = [got["seen"], len(got["long"])]
     ("source", "text"),
     [
         ("call('nosuch')",
-         "Model nosuch - Error when running inference: Request for unknown model: 'nosuch' is not found"),
+         "Model nosuch - Error when running inference: Failed for execute the inference request. Model 'nosuch' is not "
+         "ready. Request for unknown model: 'nosuch' is not found"),
         ("call('echo', np.zeros(2, np.float32), model_version=9)",
-         "Model echo - Error when running inference: Request for unknown model: 'echo' version 9 is not found"),
+         "Model echo - Error when running inference: Failed for execute the inference request. Model 'echo' is not "
+         "ready. Request for unknown model: 'echo' version 9 is not found"),
         ("call('echo')", "expected 1 inputs but got 0 inputs for model 'echo'"),
         ("call('echo', np.zeros(2))", "data-type is 'FP64', but model 'echo' expects 'FP32'"),
         ("call('never_ready', np.zeros(2, np.float32))", "Model 'never_ready' is not ready."),
@@ -328,6 +330,27 @@ def test_failures_are_answers(server: Serving, source: str, text: str) -> None:
     got = run(server, f"result = {source}")
     assert got.startswith("error: ")
     assert text in got
+
+
+def test_models_that_are_not_loaded_are_not_ready(tmp_path: Path) -> None:
+    """Whether they have never been loaded, were unloaded, or failed to load; with or without a version."""
+    write_model(tmp_path, "script", SCRIPT, TEXT)
+    for name in ("never", "unloaded"):
+        write_model(tmp_path, name)
+    write_model(tmp_path, "failed", "raise RuntimeError('no')")
+    flags = ("--model-control-mode=explicit", "--load-model=script", "--load-model=unloaded", "--load-model=failed")
+    with Serving(tmp_path, *flags, "--exit-on-error=false") as server:
+        assert server.request("POST", "/v2/repository/models/unloaded/unload", b"{}").status == 200
+        for name, reason, of_version in (
+            ("never", "'never' is not found", "'never' is not found"),
+            ("unloaded", "'unloaded' has no available versions", "'unloaded' version 1 is not at ready state"),
+            ("failed", "'failed' has no available versions", "'failed' version 1 is not at ready state"),
+        ):
+            wrong = f"error: Model {name} - Error when running inference: Failed for execute the inference request. "
+            wrong += f"Model '{name}' is not ready. Request for unknown model: "
+            zeros = "np.zeros(2, np.float32)"
+            assert run(server, f"result = call('{name}', {zeros})") == wrong + reason
+            assert run(server, f"result = call('{name}', {zeros}, model_version=1)") == wrong + of_version
 
 
 def test_no_room_is_an_answer(tmp_path: Path) -> None:
@@ -576,7 +599,7 @@ async def main():
 def test_an_iterator_over_an_error(server: Serving) -> None:
     got = run(server, "result = [outcome(one) for one in request('nosuch').exec(decoupled=True)]")
     assert len(got) == 1
-    assert "Request for unknown model: 'nosuch' is not found" in got[0]
+    assert "Model 'nosuch' is not ready. Request for unknown model: 'nosuch' is not found" in got[0]
 
 
 def test_an_iterator_over_many_responses(server: Serving) -> None:
@@ -832,7 +855,7 @@ result = [float(under_way.sum()), call("slow", np.ones(9, np.float32))]
         (signals / "go").touch()
         caller.join(60)
         assert results[0][0] == 9
-        assert "Request for unknown model: 'slow' has no available versions" in results[0][1]
+        assert "Model 'slow' is not ready. Request for unknown model: 'slow' has no available versions" in results[0][1]
 
 
 # Memory

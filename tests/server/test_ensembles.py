@@ -356,6 +356,18 @@ def test_a_client_that_leaves_a_stream_stops_it(repository: Path) -> None:
         eventually(lambda: server.statistics("chain")["inference_stats"]["fail"]["count"] == 1)
 
 
+def test_an_output_that_no_step_has_made_is_named_in_the_log(repository: Path) -> None:
+    other = 'output { name: "OTHER" data_type: TYPE_FP32 dims: -1 }'
+    write_model(repository, "partial", WRITER, io_config(extra=other))
+    made = step("partial", {"INPUT0": "INPUT0"}, {"OUTPUT0": "OUTPUT0", "OTHER": "left"})
+    write_ensemble(repository, "pipe", made, outputs="OUTPUT0 left")
+    with Serving(repository, "--log-verbose=1") as server:
+        answer = server.infer_json("pipe", [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}])
+        assert [(output["name"], output["data"]) for output in answer.json()["outputs"]] == [("OUTPUT0", [2])]
+        server.wait_for("Composing models did not output tensor left")
+        assert "did not output tensor OUTPUT0" not in server.output
+
+
 def test_an_ensemble_of_files_follows_its_members(repository: Path) -> None:
     """Its configuration and its labels came with the load; no folder in the repository has them."""
     write_model(repository, "first")

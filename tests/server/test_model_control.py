@@ -570,7 +570,8 @@ def test_a_load_that_is_too_large(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        *((name, "not contain path traversal characters") for name in ("%2e%2e", "%2e", "a%2e%2eb", "%5cx", "x%5c")),
+        *((name, "not contain path traversal characters") for name in ("%2e%2e", "%2e", "%5cx", "x%5c")),
+        *((name, "Model name cannot be empty. Please enter a valid name to deploy.") for name in ("%20", "%20%09")),
         ("a%00b", "contains invalid characters"),
         ("a;b", "contains invalid characters"),
     ],
@@ -578,6 +579,14 @@ def test_a_load_that_is_too_large(tmp_path: Path) -> None:
 def test_names_that_can_be_no_models(controlled: Controlled, name: str, why: str) -> None:
     answer = controlled.load(name)
     assert (answer.status, why in answer.error) == (400, True), answer
+    assert controlled.unload(name).status == 200
+
+
+@pytest.mark.parametrize("name", ["...", "a..b"])
+def test_a_name_may_be_of_dots(controlled: Controlled, name: str) -> None:
+    controlled.number(name, 7)
+    assert controlled.load(name).status == 200
+    assert controlled.value(name) == 7
     assert controlled.unload(name).status == 200
 
 

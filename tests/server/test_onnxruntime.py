@@ -22,7 +22,12 @@ from stubserve.repository.inspection import inspect
 from tests.environments.made import venv
 from tests.onnx_models import ELEMENT_TYPES, arithmetic, identity, model, node, save, with_external_data
 from tests.real_server import Serving, binary_output, write_model
-from tests.server.native_models import check_batches_of_many_requests, check_kills, measure_copies
+from tests.server.native_models import (
+    check_batches_of_many_requests,
+    check_kills,
+    check_strings_that_are_no_text,
+    measure_copies,
+)
 from tests.server.test_copies import COPIED_BYTES, TENSOR_BYTES
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -111,6 +116,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "scalar",
         model([node("Neg", "X", "Y")], [("X", "FP32", [])], [("Y", "FP32", [])]),
         None,
+    )
+    write_onnx(
+        path,
+        "texts",
+        model([node("Identity", "texts", "same")], [("texts", "BYTES", ["n", 1])], [("same", "BYTES", ["n", 1])]),
+        "max_batch_size: 4 dynamic_batching { max_queue_delay_microseconds: 60000000 preferred_batch_size: 4 }",
     )
     write_onnx(path, "plain", identity(), "instance_group [ { count: 1 } ]")
     write_onnx(path, "external", with_external_data("w.bin"), None)
@@ -227,6 +238,10 @@ def test_a_batch_of_many_requests(server: Serving, width: int) -> None:
     check_batches_of_many_requests(server, width)
 
 
+def test_a_string_that_is_no_text_fails_its_own_request(server: Serving) -> None:
+    check_strings_that_are_no_text(server)
+
+
 @pytest.mark.parametrize("elements", [4, 70_000])
 def test_a_model_in_python_calls_it(server: Serving, elements: int) -> None:
     array = np.arange(elements, dtype=np.float32).reshape(1, -1)
@@ -310,6 +325,15 @@ def test_the_default_batch_size(tmp_path: Path) -> None:
     write_onnx(tmp_path, "m", identity(), None)
     with Serving(tmp_path, "--backend-config=onnxruntime,default-max-batch-size=16") as server:
         assert server.get("/v2/models/m/config").json()["max_batch_size"] == 16
+
+
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_a_verbose_log_says_what_was_chosen(tmp_path: Path, verbose: int) -> None:
+    write_onnx(tmp_path, "m", identity(), "parameters { key: 'enable_mem_arena' value { string_value: '1' } }")
+    with Serving(tmp_path, f"--log-verbose={verbose}") as server:
+        if verbose:
+            server.wait_for("Configuring enable_mem_arena to 1")
+    assert server.output.count("Configuring enable_mem_arena to 1") == 2 * verbose  # once for each instance
 
 
 def test_the_tools_know_it(tmp_path: Path) -> None:

@@ -20,7 +20,12 @@ from tritonclient.utils import np_to_triton_dtype
 from stubserve.repository.checking import check_repositories
 from stubserve.repository.inspection import inspect
 from tests.real_server import Serving, binary_output, write_model
-from tests.server.native_models import check_batches_of_many_requests, check_kills, measure_copies
+from tests.server.native_models import (
+    check_batches_of_many_requests,
+    check_kills,
+    check_strings_that_are_no_text,
+    measure_copies,
+)
 from tests.server.test_copies import COPIED_BYTES, TENSOR_BYTES
 from tests.torch_models import (
     ELEMENT_TYPES,
@@ -112,6 +117,11 @@ class Negated(torch.nn.Module):
         return -x
 
 
+class SameTexts(torch.nn.Module):
+    def forward(self, texts: list[str]):
+        return texts
+
+
 class Grown(torch.nn.Module):
     """Everything twice: in integers and floats of all sizes that torch adds, which not all unsigned ones are."""
 
@@ -161,6 +171,14 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     write_torch(path, "writes", AddsToInput(), config(X, Y))
     write_torch(path, "strings", Lengths(), config({"texts": "BYTES -1"}, {"S": "BYTES -1", "N": "INT64 -1"}))
+    reshaped = "[ {{ name: '{}' data_type: TYPE_STRING dims: 1 reshape {{ shape: [] }} }} ]"
+    write_torch(
+        path,
+        "texts",
+        SameTexts(),
+        f"max_batch_size: 4 input {reshaped.format('texts')} output {reshaped.format('same')}"
+        "dynamic_batching { max_queue_delay_microseconds: 60000000 preferred_batch_size: 4 }",
+    )
     rows = {0: torch.export.Dim("rows", min=1, max=64)}
     export(Double(), (torch.zeros(2, 3),), path / "exported" / "1", dynamic_shapes=(rows,))
     (path / "exported" / "config.pbtxt").write_text(
@@ -240,8 +258,9 @@ def test_what_clients_are_told(server: Serving) -> None:
     assert (described["backend"], described["platform"], described["default_model_filename"]) == (
         "pytorch",
         "pytorch_libtorch",
-        "model.pt",
+        "",
     )
+    assert server.get("/v2/models/batched/config").json()["default_model_filename"] == "model.pt"
     assert [(group["count"], group["kind"]) for group in described["instance_group"]] == [(1, "KIND_CPU")]
     described = server.get("/v2/models/module/config").json()
     assert (described["runtime"], described["default_model_filename"]) == ("model.py", "")
@@ -265,6 +284,10 @@ def test_strings(server: Serving, repository: Path) -> None:
     assert answer.as_numpy("N").tolist() == lengths.tolist()
 
 
+def test_a_string_that_is_no_text_fails_its_own_request(server: Serving) -> None:
+    check_strings_that_are_no_text(server)
+
+
 def test_an_exported_program(server: Serving) -> None:
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert infer(tritonclient.http, server, "exported", {"x": x}).as_numpy("RESULT").tolist() == (x * 2).tolist()
@@ -277,6 +300,10 @@ def test_a_module_in_python(server: Serving) -> None:
     assert answer.status == 500
     assert "ValueError: thirteen" in answer.error
     assert "module/1/model.py(12): forward" in answer.error
+
+
+def test_the_log_says_which_switches_are_on(server: Serving) -> None:
+    server.wait_for(r"(?m)^I\d{4} .*\] \"Inference Mode is enabled for model instance 'arithmetic'\"$")
 
 
 def test_threads(server: Serving) -> None:

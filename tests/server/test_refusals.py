@@ -95,3 +95,27 @@ def test_a_field_that_makes_no_sense_is_told_with_its_line(repository: Path) -> 
     write_model(repository, "untyped", config=config)
     file = repository / "untyped" / "config.pbtxt"
     refused(repository).wait_for(rf"must specify 'data_type'.*\n    {file}:3\n        input \[ ")
+
+
+def test_mistakes_in_tensors_come_before_missing_versions_where_nothing_is_completed(repository: Path) -> None:
+    given = 'input [ { name: "I" data_type: TYPE_FP32 dims: 1 } ]'
+    returned = 'output [ { name: "O" data_type: TYPE_FP32 dims: 1 } ]'
+    mistakes = {
+        "dims": (f'input [ {{ name: "I" data_type: TYPE_FP32 }} ] {returned}', "model input 'I' must specify 'dims'"),
+        "named": (f"{given} output [ {{ data_type: TYPE_FP32 dims: 1 }} ]", "model output must specify 'name'"),
+        "made": (
+            f"{given} {returned} batch_input [ {{ kind: BATCH_ELEMENT_COUNT target_name: 'X' data_type: TYPE_FP32 "
+            "source_input: 'nosuch' } ]",
+            "unknown source input name 'nosuch'",
+        ),
+    }
+    for name, (text, _) in {**mistakes, "fine": (f"{given} {returned}", "")}.items():
+        (repository / name).mkdir()
+        (repository / name / "config.pbtxt").write_text(f'backend: "python" {text}')
+    with Serving(repository, "--model-control-mode=explicit", "--disable-auto-complete-config") as server:
+        for name, (_, reason) in mistakes.items():
+            answer = server.request("POST", f"/v2/repository/models/{name}/load", b"{}")
+            wrong = f"failed to load '{name}', failed to poll from model repository: {reason} for {name}"
+            assert (answer.status, answer.error) == (500, wrong)
+        answer = server.request("POST", "/v2/repository/models/fine/load", b"{}")
+        assert answer.error.startswith("load failed for model 'fine': at least one version must be available under")

@@ -211,7 +211,8 @@ def test_settings_change_while_the_server_runs(repository: Path, tmp_path: Path)
                 client.update_trace_settings(settings=wrong)
             assert raised.value.message() == text
         client.close()
-        assert server.get("/v2/models/nosuch/trace/setting").status == 404
+        answer = server.get("/v2/models/nosuch/trace/setting")
+        assert (answer.status, answer.error) == (400, "Request for unknown model : nosuch")
 
 
 def test_the_file_is_not_a_clients_to_choose(repository: Path, tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ class StubCalls:
         request.request_start_ns = now
         try:
             inputs.extend(self._input(tensor) for tensor in wire_inputs)
-            model = self._models.find(name, "" if version == -1 else str(version))
+            model = self._find(name, version)
             if model.down():
                 raise _not_ready(name, model.why_not_ready())
             if model.signature.decoupled and not decoupled:
@@ -238,6 +238,13 @@ class StubCalls:
         self._open[number] = call
         if blocking:
             self._wait()
+
+    def _find(self, name: str, version: int) -> ServedModel:
+        """Raises ServeError in upstream's words for any model that does not serve, with why that is behind them."""
+        try:
+            return self._models.find(name, "" if version == -1 else str(version))
+        except ServeError as error:
+            raise _not_ready(name, error.message) from None
 
     def _input(self, wire: WireTensor) -> Tensor:
         name, datatype, shape, data = wire

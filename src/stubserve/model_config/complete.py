@@ -22,6 +22,7 @@ _GROUP = model_config_pb2.ModelInstanceGroup
 # Backends that upstream gives two instances on a CPU when the configuration names no count.
 _TWO_ON_CPU = frozenset({"tensorflow", "onnxruntime"})
 
+_LIBTORCH = "pytorch_libtorch"
 _LIBTORCH_ALIAS = "libtorch"
 _PYTHON_RUNTIME = "model.py"
 
@@ -43,7 +44,7 @@ _FORMATS = (
     _Format("tensorrt", "model.plan", "tensorrt_plan", "file"),
     _Format("onnxruntime", "model.onnx", "onnxruntime_onnx", "any"),
     _Format("openvino", "model.xml", "", "any"),
-    _Format("pytorch", "model.pt", "pytorch_libtorch", "file"),
+    _Format("pytorch", "model.pt", _LIBTORCH, "file"),
     _Format("pytorch", "model.pt2", "torch_aoti", "file"),
     _Format("python", "model.py", "", "any"),
 )
@@ -212,10 +213,10 @@ class _VersionContents:
 def _fill_backend(config: Any, model_name: str, contents: _VersionContents) -> None:
     known = _format_of(config, contents)
     if known is not None:
+        if not config.default_model_filename and _names_file(config, known):
+            config.default_model_filename = known.filename
         config.backend = known.backend
         config.platform = config.platform or known.platform
-        if not (known.backend == "pytorch" and config.runtime == _PYTHON_RUNTIME):  # which looks for a module first
-            config.default_model_filename = config.default_model_filename or known.filename
     elif not (config.backend or config.platform or config.default_model_filename):
         _, dot, backend = model_name.partition(".")
         if not dot:
@@ -227,10 +228,20 @@ def _fill_backend(config: Any, model_name: str, contents: _VersionContents) -> N
         config.default_model_filename = f"model.{backend}"
 
 
+def _names_file(config: Any, known: _Format) -> bool:
+    """Whether the file of a format becomes part of the configuration."""
+    if known.backend != "pytorch":
+        return True
+    if config.runtime == _PYTHON_RUNTIME:  # which looks for a module first
+        return False
+    # As upstream: not where a platform, or the file itself, has told that it is TorchScript.
+    return known.platform != _LIBTORCH or bool(config.backend and not config.platform)
+
+
 def _format_of(config: Any, contents: _VersionContents) -> _Format | None:
     if config.backend:
         return _format_of_backend(config, contents)
-    platform = "pytorch_libtorch" if config.platform == _LIBTORCH_ALIAS else config.platform
+    platform = _LIBTORCH if config.platform == _LIBTORCH_ALIAS else config.platform
     for known in _FORMATS:
         if (platform and platform == known.platform) or config.default_model_filename == known.filename:
             return known

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from stubserve.errors import Code, ServeError, invalid, unavailable, unsupported
+from stubserve.errors import ServeError, invalid, unavailable, unsupported
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.version import parse_version
 from stubserve.protocols import client_regions
@@ -198,8 +198,6 @@ def traced_model(server: ServerFacts, name: str) -> str:
     if name:
         try:
             server.find_model(name, "")
-        except ServeError as error:
-            if error.code is Code.NOT_FOUND:
-                raise
+        except ServeError:
             raise invalid(f"Request for unknown model : {name}") from None
     return name

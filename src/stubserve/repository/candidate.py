@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from stubserve.errors import internal, invalid
+from stubserve.errors import internal, invalid, raise_first
 from stubserve.model_config.complete import gpu_groups, normalise, without_instances
 from stubserve.model_config.parse import parse_json, parse_text
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.templates import kept, kept_templates
 from stubserve.model_config.validate import validate_directory_name, validate_model
+from stubserve.model_config.validate_io import io_problems
 from stubserve.repository.contents import Contents, contents_of
 from stubserve.repository.folder import ModelFolder, check_model_name, config_text
 from stubserve.repository.model_files import absent_files
@@ -131,6 +132,9 @@ def read_candidate(
     config = normalise(given, folder.name, folder.path, gpu_to_cpu=settings.gpu_to_cpu)
     validate_directory_name(config, folder.name)
     validate_model(config)
+    if settings.disable_auto_complete:
+        # As complete as it will get; else the model may say more of its tensors, and they are checked behind that.
+        raise_first(io_problems(config))
     absent = absent_files(folder.path)
     if absent:
         log.warning("model '%s' lacks %s", folder.name, absent)

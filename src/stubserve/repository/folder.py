@@ -83,9 +83,9 @@ class Survey:
 
 def check_model_name(name: str) -> None:
     """Refuses a name that can be no model folder's. Raises ServeError INVALID_ARG."""
-    if not name:
+    if not name.strip():
         raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
-    if "/" in name or "\\" in name or ".." in name or name == ".":
+    if "/" in name or "\\" in name or name in (".", ".."):
         raise invalid(f"invalid model name '{name}', model name must not contain path traversal characters")
     if not _FORBIDDEN.isdisjoint(name) or not name.isprintable():
         raise invalid("Invalid stub name: contains invalid characters")
@@ -186,7 +186,7 @@ def _place(repository: Path, name: str) -> Path | None:
 
 
 def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name == "__pycache__"
+    return (name.startswith(".") and name.strip(".") != "") or name == "__pycache__"
 
 
 def read_config(folder: ModelFolder, config_name: str = "", required: bool = False) -> ModelConfig | None:

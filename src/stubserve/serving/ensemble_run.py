@@ -257,6 +257,12 @@ class EnsembleRun:
 
     def _respond(self, outputs: dict[str, FlowTensor], final: bool) -> None:
         signature = self._ensemble.signature
+        asked = self.request.requested_outputs
+        wanted = signature.outputs if asked is None else asked
+        if len(outputs) < len(wanted):
+            for name in wanted:
+                if name not in outputs:
+                    log.debug("Composing models did not output tensor %s", name)
         tensors, parameters = ensemble_outputs(outputs, signature)
         response = Response(tensors, parameters, final=final)
         if final:

@@ -104,6 +104,6 @@ def decode_array(blob: Buffer) -> "np.ndarray[Any, Any]":
     return object_array(_walk(data)) if rows is None else rows.astype(np.object_)
 
 
-def object_array(elements: Sequence[bytes]) -> "np.ndarray[Any, Any]":
+def object_array(elements: Sequence[Union[bytes, str]]) -> "np.ndarray[Any, Any]":
     """A writable one-dimensional array of objects."""
     return np.array(elements, np.object_)

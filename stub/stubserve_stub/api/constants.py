@@ -51,7 +51,7 @@ class LogLevel(BoundEnum):
     INFO = codes.LOG_INFO
     WARNING = codes.LOG_WARNING
     ERROR = codes.LOG_ERROR
-    VERBOSE = 3
+    VERBOSE = codes.LOG_VERBOSE
 
 
 class MetricKind(BoundEnum):

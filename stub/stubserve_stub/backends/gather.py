@@ -13,8 +13,9 @@ Ragged batches. What a configuration says of inputs whose shapes differ among th
 made for each run and of outputs that are parted by such shapes is `backends.ragged`'s; without it nothing of that is
 looked at.
 
-BYTES. Backends compute on elements, not on the bytes in which they travel: an input's `memory` is a flat array of
-`bytes` objects, and so is an output's.
+BYTES. Backends compute on elements, not on the bytes in which they travel: an input's `memory` is a flat array of `str`
+objects, as what runs models takes no others, and an output's is one of `bytes` objects. Strings that are no text are
+the mistake of the request that has them: it is refused, and the others of its run go on without it.
 
 Cost. For a batch of one request 3 µs; for each further one a copy of its inputs, a slice for each output, 1.2 µs. Right
 behind a model that has used the caches for itself it takes three times as long, so loops over requests are short.
@@ -23,7 +24,7 @@ behind a model that has used the caches for itself it takes three times as long,
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -52,16 +53,28 @@ class Gathered(NamedTuple):
 Compute = Callable[[Gathered], Dict[str, Output]]
 
 
+class Mistakes(Exception):
+    """Why some requests of a run cannot be read, by their indices in it."""
+
+    def __init__(self, refusals: Mapping[int, Refusal]) -> None:
+        super().__init__()
+        self.refusals = refusals
+
+
 class Gatherer:
     """Runs the requests of one model's batches. With `batches` the first dimension of every tensor is the batch's.
 
-    `ragged` is what the model's configuration says of ragged batches, None for nothing.
+    `ragged` is what the model's configuration says of ragged batches, None for nothing. `reader` is what takes strings
+    as text only, as it is called in errors.
     """
 
-    def __init__(self, model: str, batches: bool, ragged: Optional[RaggedBatches] = None) -> None:
+    def __init__(
+        self, model: str, batches: bool, ragged: Optional[RaggedBatches] = None, reader: str = "the backend"
+    ) -> None:
         self._model = model
         self._batches = batches
         self._ragged = ragged
+        self._reader = reader
         # By the name of an input: what batches are gathered into
         self._buffers: Dict[str, np.ndarray] = {}
         # What was made of each for the last batch, alive while anybody looks at it
@@ -70,8 +83,8 @@ class Gatherer:
     def run(self, requests: Sequence[NativeRequest], compute: Compute) -> List[NativeResponse]:
         """The response to each request. `compute` returns at least the outputs that it is asked for.
 
-        What is refused, by `compute` or here, is the answer to those requests that share a run. Whatever else is raised
-        is for all.
+        Strings that are none are the mistake of one request, and answer that one. What else is refused, by `compute` or
+        here, answers those requests that share a run. Whatever else is raised is for all.
         """
         together = self._together(requests)
         if len(together) == 1:
@@ -125,14 +138,22 @@ class Gatherer:
             gathered = self.gather(requests)
             return self.scatter(requests, compute(gathered))
         except Refusal as refusal:
-            return [NativeResponse(error=str(refusal), code=refusal.code)] * len(requests)
+            return [_refused(refusal)] * len(requests)
+        except Mistakes as mistakes:
+            refusals = mistakes.refusals
+        others = [request for index, request in enumerate(requests) if index not in refusals]
+        answers = iter(self._run(others, compute) if others else ())
+        return [_refused(refusals[index]) if index in refusals else next(answers) for index in range(len(requests))]
 
     def gather(self, requests: Sequence[NativeRequest]) -> Gathered:
-        """One run for requests of which all inputs fit. Raises Refusal for BYTES that are none."""
+        """One run for requests of which all inputs fit. Raises Mistakes for strings that are none, else Refusal."""
         first = requests[0]
         ragged = self._ragged
+        mistakes: Dict[int, Refusal] = {}
         if len(requests) == 1:
-            inputs = {name: self._single(view) for name, view in first.inputs.items()}
+            inputs = {name: self._single(view, mistakes) for name, view in first.inputs.items()}
+            if mistakes:
+                raise Mistakes(mistakes)
             if ragged is not None:
                 inputs = {name: ragged.flattened(view, [view]) for name, view in inputs.items()}
                 inputs.update(ragged.made(requests))
@@ -140,8 +161,10 @@ class Gatherer:
         inputs = {}
         for name in first.inputs:
             views = [request.inputs[name] for request in requests]
-            joined = self._elements(views) if views[0].datatype == BYTES else self._joined(views)
+            joined = self._texts(views, mistakes) if views[0].datatype == BYTES else self._joined(views)
             inputs[name] = joined if ragged is None else ragged.flattened(joined, views)
+        if mistakes:
+            raise Mistakes(mistakes)
         if ragged is not None:
             inputs.update(ragged.made(requests))
         outputs = first.outputs
@@ -194,9 +217,9 @@ class Gatherer:
             start = end
         return parts
 
-    def _single(self, view: InputView) -> InputView:
+    def _single(self, view: InputView, mistakes: Dict[int, Refusal]) -> InputView:
         if view.datatype == BYTES:
-            return self._elements([view])
+            return self._texts([view], mistakes)
         if isinstance(view.memory, bytes):
             view = view._replace(memory=np.frombuffer(view.memory, np.uint8))
         if address_of(view.memory) % BY_NUMBER[view.datatype].itemsize:
@@ -221,16 +244,19 @@ class Gatherer:
             np.concatenate([np.frombuffer(memory, np.uint8) for memory in memories], out=joined)
         return InputView(name, datatype, shape, joined)
 
-    def _elements(self, views: Sequence[InputView]) -> InputView:
-        """One BYTES input of one or several requests, as a flat array of its elements."""
+    def _texts(self, views: Sequence[InputView], mistakes: Dict[int, Refusal]) -> InputView:
+        """One BYTES input of one or several requests, as a flat array of its texts; `mistakes` gets what is none."""
         name, datatype = views[0].name, views[0].datatype
-        elements: List[bytes] = []
-        for view in views:
+        texts: List[str] = []
+        for index, view in enumerate(views):
             try:
-                elements += bytes_tensor.decode(view.memory)
+                texts += [element.decode() for element in bytes_tensor.decode(view.memory)]
+            except UnicodeDecodeError as error:
+                text = "input '{}' has a string that is no UTF-8, which {} cannot take: {}"
+                mistakes[index] = Refusal(text.format(name, self._reader, error), codes.INVALID_ARG)
             except Exception as error:
-                raise Refusal("input '{}': {}".format(name, error), codes.INVALID_ARG) from None
-        return InputView(name, datatype, _joined_shape(views), bytes_tensor.object_array(elements))
+                mistakes[index] = Refusal("input '{}': {}".format(name, error), codes.INVALID_ARG)
+        return InputView(name, datatype, _joined_shape(views), bytes_tensor.object_array(texts))
 
     def _misfit(self, requests: Sequence[NativeRequest], output: Output, rows: int) -> str:
         return (
@@ -243,6 +269,10 @@ class Gatherer:
                 ", ".join("{} {}".format(name, list(view.shape)) for name, view in _inputs(requests)),
             )
         )
+
+
+def _refused(refusal: Refusal) -> NativeResponse:
+    return NativeResponse(error=str(refusal), code=refusal.code)
 
 
 def _joined_shape(views: Sequence[InputView]) -> Sequence[int]:
@@ -266,17 +296,6 @@ def _wired(parts: Sequence[Output]) -> Sequence[Output]:
     if not parts or parts[0].datatype != BYTES:
         return parts
     return [part._replace(memory=strings.join(part.memory.tolist())) for part in parts]
-
-
-def texts(view: InputView, reader: str) -> List[str]:
-    """The elements of a BYTES input as text, for a `reader` that takes nothing else. Raises Refusal."""
-    try:
-        return [element.decode() for element in view.memory]
-    except UnicodeDecodeError as error:
-        raise Refusal(
-            "input '{}' has a string that is no UTF-8, which {} cannot take: {}".format(view.name, reader, error),
-            codes.INVALID_ARG,
-        ) from None
 
 
 def nbytes_of(datatype: int, shape: Sequence[int]) -> int:

@@ -12,7 +12,7 @@ from stubserve_stub.backends.base import InstanceFacts, ModelFiles
 from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.runtime.host import Host
 from stubserve_stub.runtime.wire_batch import WireBatch
-from stubserve_stub.wire import strings
+from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.datatypes import BY_NAME, BYTES
 
 from stubserve.model_config.complete import normalise
@@ -22,10 +22,11 @@ from tests.stub.runtime.stub_memory import StubMemory
 
 
 class Log:
-    """The control socket of a host: keeps the lines, and who hears the server."""
+    """The control socket of a host: keeps the lines, those below a warning by level, and who hears the server."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.said: list[tuple[int, str]] = []
         self.handlers: dict[str, Any] = {}
 
     def handle(self, kind: str, handler: Any) -> None:
@@ -33,7 +34,10 @@ class Log:
 
     def send(self, kind: str, **message: Any) -> None:
         assert kind == "log"
-        self.lines.append(message["message"])
+        if message["level"] == codes.LOG_WARNING:
+            self.lines.append(message["message"])
+        else:
+            self.said.append((message["level"], message["message"]))
 
 
 class Instance:

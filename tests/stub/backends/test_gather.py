@@ -152,21 +152,26 @@ def test_what_does_not_fit_together_runs_apart() -> None:
     assert answers(responses) == [[[1, 2]], [[11, 12, 13]], [[21, 22]], [[31, 32]]]
 
 
-def test_strings_are_elements_inside() -> None:
+def encoded(view: Any) -> Output:
+    """The texts of an input as the output Y."""
+    elements = np.array([text.encode() for text in view.memory], np.object_)
+    return Output("Y", BYTES, (len(elements), 1), elements)
+
+
+def test_strings_are_texts_inside() -> None:
     runs = []
 
     def compute(gathered: Gathered) -> dict[str, Output]:
         runs.append(gathered.inputs["S"])
-        elements = gathered.inputs["S"].memory
-        return {"Y": Output("Y", BYTES, (len(elements), 1), elements)}
+        return {"Y": encoded(gathered.inputs["S"])}
 
-    requests = [request(2, S=[b"one", b""]), request(1, S=[b"drei" * 200])]
+    requests = [request(2, S=[b"one", b""]), request(1, S=["dr\u00fc".encode() * 200])]
     responses = Gatherer("m", True).run(requests, compute)
-    assert runs[0].memory.tolist() == [b"one", b"", b"drei" * 200]
+    assert runs[0].memory.tolist() == ["one", "", "dr\u00fc" * 200]
     assert runs[0].shape == (3,)
     assert [response.outputs[0].memory for response in responses] == [
         strings.join([b"one", b""]),
-        strings.join([b"drei" * 200]),
+        strings.join(["dr\u00fc".encode() * 200]),
     ]
     assert [response.outputs[0].shape for response in responses] == [(2, 1), (1, 1)]
 
@@ -176,6 +181,44 @@ def test_strings_that_are_none() -> None:
     (response,) = Gatherer("m", True).run([broken], Model())
     assert response.code == codes.INVALID_ARG
     assert response.error == "input 'S': Invalid bytes tensor data: string extends beyond buffer"
+
+
+def test_strings_that_are_none_are_the_mistake_of_one_request() -> None:
+    """Whether they are malformed or no text, in whichever input: the others run together, and without them."""
+    runs: list[Gathered] = []
+
+    def compute(gathered: Gathered) -> dict[str, Output]:
+        runs.append(gathered)
+        return {"Y": encoded(gathered.inputs["S"])}
+
+    requests = [
+        request(1, S=[b"one"], T=[b"1"]),
+        request(1, S=[b"ok"], T=[b"\xff"]),
+        request(2, S=[b"two", b"three"], T=[b"2", b"3"]),
+        request(1, S=[b"a\xc3"], T=[b"4"]),
+        request(1, S=[b"cut"], T=[b"5"]),
+    ]
+    requests[4].inputs["T"] = InputView("T", BYTES, (1,), np.frombuffer(b"\x09\0\0\0ab", np.uint8))
+    responses = Gatherer("m", True, reader="Cobol").run(requests, compute)
+    assert [run.inputs["S"].memory.tolist() for run in runs] == [["one", "two", "three"]]
+    assert [run.inputs["T"].memory.tolist() for run in runs] == [["1", "2", "3"]]
+    assert [(run.requests, run.rows) for run in runs] == [(2, 3)]
+    assert [response.code for response in responses] == [0, codes.INVALID_ARG, 0, codes.INVALID_ARG, codes.INVALID_ARG]
+    assert [responses[at].outputs[0].memory for at in (0, 2)] == [
+        strings.join([b"one"]),
+        strings.join([b"two", b"three"]),
+    ]
+    assert responses[1].error.startswith("input 'T' has a string that is no UTF-8, which Cobol cannot take")
+    assert responses[3].error.startswith("input 'S' has a string that is no UTF-8, which Cobol cannot take")
+    assert responses[4].error == "input 'T': Invalid bytes tensor data: string extends beyond buffer"
+
+
+def test_a_run_of_which_no_request_is_left() -> None:
+    def compute(gathered: Gathered) -> dict[str, Output]:
+        raise AssertionError("nothing is left to run")
+
+    responses = Gatherer("m", True).run([request(1, S=[b"\xff"]), request(1, S=[b"\xfe"])], compute)
+    assert ["0xff" in responses[0].error, "0xfe" in responses[1].error] == [True, True]
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (4, 3), ()])

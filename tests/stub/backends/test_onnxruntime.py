@@ -623,7 +623,20 @@ def parameter(name: str, value: str) -> str:
 
 def test_defaults() -> None:
     entries = (("session.force_spinning_stop", "1"),)
-    assert options("") == ("ORT_ENABLE_ALL", False, 0, 0, None, None, entries, "", ("CPUExecutionProvider",), (), ())
+    providers = ("CPUExecutionProvider",)
+    assert options("") == ("ORT_ENABLE_ALL", False, 0, 0, None, None, entries, "", providers, (), (), ())
+
+
+def test_the_log_says_what_was_chosen(tmp_path: Path) -> None:
+    """In upstream's words and values, and only with --log-verbose."""
+    text = parameter("session.use_device_allocator_for_initializers", "1") + parameter("enable_mem_arena", "1")
+    text += parameter("enable_mem_pattern", "false") + parameter("memory.enable_memory_arena_shrinkage", "cpu:0")
+    assert load(identity(), tmp_path, text).start().log.said == [
+        (codes.LOG_VERBOSE, "Configuring 'session.use_device_allocator_for_initializers' to '1' for 'm'"),
+        (codes.LOG_VERBOSE, "Configuring enable_mem_arena to 1"),
+        (codes.LOG_VERBOSE, "Configuring enable_mem_pattern to false"),
+        (codes.LOG_VERBOSE, "Configuring memory.enable_memory_arena_shrinkage to cpu:0"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,11 @@ def test_strings_of_several_requests(stub: StubMemory, tmp_path: Path) -> None:
     assert [instance.array(entry[1][1]).tolist() for entry in entries] == [[1, 2], [3]]
 
 
+def test_no_inputs(stub: StubMemory, tmp_path: Path) -> None:
+    instance = load(Constant(), tmp_path, config({}, {"y": "INT64 3"}), stub).start()
+    assert instance.infer()["y"].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("module", [Arithmetic, ArithmeticList, ArithmeticDict, ArithmeticNamed])
 def test_several_outputs(stub: StubMemory, tmp_path: Path, module: Any) -> None:
     """In a tuple, a list, a dictionary; only those that are asked for are sent, in the order of the question."""
@@ -436,6 +441,11 @@ class NoForward(torch.nn.Module):
         return x
 
 
+class Constant(torch.nn.Module):
+    def forward(self):
+        return torch.arange(3)
+
+
 class TakesNumber(torch.nn.Module):
     def forward(self, x, n: int):
         return x * n
@@ -497,7 +507,16 @@ class TakesTwo(torch.nn.Module):
             "unable to load model 'm': An input of type 'int' was detected in the model. Only a single input of type "
             "Dict(str, Tensor) or input(s) of type Tensor or List[str] are supported",
         ),
-        (Double, "output [ { name: 'y' data_type: TYPE_FP32 dims: 1 } ]", "model configuration must contain at least"),
+        (
+            Double,
+            "output [ { name: 'y' data_type: TYPE_FP32 dims: 1 } ]",
+            "unable to load model 'm', configuration expects 0 inputs, model provides 1: x",
+        ),
+        (
+            Double,
+            "input [ { name: 'x' data_type: TYPE_FP32 dims: 1 } ]",
+            "model configuration must contain at least one output, none were specified",
+        ),
         (
             Double,
             config(X, Y).replace("'x'", "'x' optional: true"),
@@ -575,6 +594,9 @@ def test_how_torchscript_is_executed(tmp_path: Path, value: bool) -> None:
         given.append(parameter("DISABLE_OPTIMIZED_EXECUTION", "1" if value else "0"))
         instance = load(Double(), tmp_path, config(X, Y, " ".join(given))).start()
         assert instance.log.lines == []
+        state = "enabled" if value else "disabled"
+        for said in (f"Jit executor is {state}", f"Jit profiling is {state}", f"Tensor fuser is {state}"):
+            assert (codes.LOG_INFO, f"{said} for model instance 'm'") in instance.log.said
         assert torch._C._get_graph_executor_optimize() is not value
         assert torch._C._jit_texpr_fuser_enabled() is value
         assert [getattr(torch._C, name)(value) for name in profiling] == [value, value]
@@ -583,6 +605,43 @@ def test_how_torchscript_is_executed(tmp_path: Path, value: bool) -> None:
         torch._C._jit_set_texpr_fuser_enabled(fuser)
         for name, was in zip(profiling, before, strict=True):
             getattr(torch._C, name)(was)
+
+
+SAID = {"Optimized execution": True, "Cache Cleaning": False, "Inference Mode": True, "cuDNN": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "changed"),
+    [
+        ("", "", {}),
+        ("DISABLE_OPTIMIZED_EXECUTION", "true", {"Optimized execution": False}),
+        ("ENABLE_CACHE_CLEANING", "true", {"Cache Cleaning": True}),
+        ("INFERENCE_MODE", "false", {"Inference Mode": False}),
+        ("DISABLE_CUDNN", "true", {"cuDNN": False}),
+        ("ENABLE_WEIGHT_SHARING", "false", {"Weight sharing": False}),
+    ],
+)
+def test_the_log_says_which_switches_are_on(tmp_path: Path, name: str, value: str, changed: dict[str, bool]) -> None:
+    text = config(X, Y, parameter(name, value) if name else "")
+    optimizes = torch._C._get_graph_executor_optimize()
+    try:
+        instance = load(Double(), tmp_path, text).start()
+    finally:
+        torch._C._set_graph_executor_optimize(optimizes)
+    assert instance.log.said == [
+        (codes.LOG_INFO, f"{what} is {'enabled' if on else 'disabled'} for model instance 'm'")
+        for what, on in {**SAID, **changed}.items()
+    ]
+
+
+def test_the_log_says_how_many_threads_were_chosen(stub: StubMemory, tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        text = config(X, Y, parameter("INTRA_OP_THREAD_COUNT", "3"))
+        said = load(Double(), tmp_path, text, stub).start().log.said
+    finally:
+        torch.set_num_threads(before)
+    assert said[-1] == (codes.LOG_INFO, "Intra op thread count is set to 3 for model instance 'm'")
 
 
 @pytest.mark.parametrize(

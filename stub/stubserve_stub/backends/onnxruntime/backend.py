@@ -63,11 +63,14 @@ class OnnxRuntimeBackend(NativeBackend):
         validate(config, contract)
         for remark in options.remarks:
             self._log(codes.LOG_WARNING, "model '{}': {}".format(config["name"], remark))
+        for line in options.chosen:
+            self._log(codes.LOG_VERBOSE, line)
         scalars: Dict[str, Sequence[int]] = {
             output["name"]: [int(dim) for dim in output["dims"]] for output in config["output"]
         }
         self._execution = Execution(session, contract, run_options(self._onnxruntime, options), self.room, scalars)
-        self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.of(config))
+        reader = "onnxruntime's Python package"
+        self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.of(config), reader)
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         return self._gatherer.run(requests, self._execution.run)

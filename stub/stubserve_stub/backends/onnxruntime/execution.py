@@ -28,7 +28,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from stubserve_stub.backends.gather import Gathered, nbytes_of, texts
+from stubserve_stub.backends.gather import Gathered, nbytes_of
 from stubserve_stub.backends.loading.contract import TensorInfo
 from stubserve_stub.backends.native import InputView, Output
 from stubserve_stub.backends.onnxruntime.session import explain
@@ -197,11 +197,9 @@ class Execution:
 
     def _array(self, name: str, view: InputView) -> np.ndarray:
         shape: Any = tuple(view.shape) if self._inputs[name].dims else ()
+        array: np.ndarray = view.memory
         if view.datatype != BYTES:
-            typed: np.ndarray = view.memory.view(ELEMENT_TYPES[view.datatype])
-            return typed.reshape(shape)
-        array = np.empty(len(view.memory), np.object_)
-        array[:] = texts(view, "onnxruntime's Python package")
+            array = array.view(ELEMENT_TYPES[view.datatype])
         return array.reshape(shape)
 
     def _strings(self, info: TensorInfo, array: Any) -> Output:

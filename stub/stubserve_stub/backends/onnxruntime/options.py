@@ -6,11 +6,12 @@ only a GPU could use is left aside on a CPU, as upstream does, but said once.
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from stubserve_stub.backends.loading.parameters import Parameters
 from stubserve_stub.runtime.failure import Refusal
 
+_ARENA, _PATTERN = "enable_mem_arena", "enable_mem_pattern"
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 _DEVICE_ALLOCATOR = "session.use_device_allocator_for_initializers"
 _SHARE = "share_session_between_instances"
@@ -31,7 +32,8 @@ _OPENVINO_PROVIDER = "OpenVINOExecutionProvider"
 class Options(NamedTuple):
     """What a session is made with. 0 threads, and None, leave it to onnxruntime.
 
-    `entries` are of its own configuration, by name; `shrinkage` is for each run; `remarks` are lines for the log.
+    `entries` are of its own configuration, by name; `shrinkage` is for each run. Lines for the log are `remarks`, of
+    what has no effect, and `chosen`, of what upstream says that it was told.
     """
 
     graph_level: str
@@ -45,6 +47,7 @@ class Options(NamedTuple):
     providers: Tuple[str, ...]
     op_libraries: Tuple[str, ...]
     remarks: Tuple[str, ...]
+    chosen: Tuple[str, ...]
 
 
 def options_of(config: Mapping[str, Any], settings: Mapping[str, str], available: Sequence[str]) -> Options:
@@ -66,7 +69,7 @@ def options_of(config: Mapping[str, Any], settings: Mapping[str, str], available
         intra, inter = reader.setting(_INTRA), reader.setting(_INTER)
     else:
         intra, inter = reader.integer(_INTRA), reader.integer(_INTER)
-    arena = reader.boolean("enable_mem_arena")
+    arena = reader.boolean(_ARENA)
     shrinkage = _shrinkage(reader.text(_SHRINKAGE), arena, config, remarks)
     if reader.boolean(_SHARE):
         remarks.append(
@@ -81,13 +84,23 @@ def options_of(config: Mapping[str, Any], settings: Mapping[str, str], available
         intra,
         inter,
         arena,
-        reader.boolean("enable_mem_pattern"),
+        reader.boolean(_PATTERN),
         _entries(reader),
         shrinkage,
         _providers(config, available, remarks),
         tuple(libraries),
         tuple(remarks),
+        tuple(_chosen(reader, str(config.get("name", "")))),
     )
+
+
+def _chosen(reader: Parameters, model: str) -> Iterator[str]:
+    device_allocator = reader.text(_DEVICE_ALLOCATOR)
+    if device_allocator:
+        yield "Configuring '{}' to '{}' for '{}'".format(_DEVICE_ALLOCATOR, device_allocator, model)
+    for name in (_ARENA, _PATTERN, _SHRINKAGE):
+        if reader.text(name):
+            yield "Configuring {} to {}".format(name, reader.text(name))
 
 
 def _entries(reader: Parameters) -> Tuple[Tuple[str, str], ...]:

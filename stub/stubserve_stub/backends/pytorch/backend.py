@@ -45,9 +45,12 @@ class PyTorchBackend(NativeBackend):
         naming = resolve(config, program, tensors)
         for remark in (*remarks, *naming.remarks):
             self._log(remark)
+        if not path.endswith(torch_file.SOURCE):
+            for line in options.chosen:
+                self.host.log(codes.LOG_INFO, "pytorch.py", 0, line)
         self.writes_inputs = program.writes_inputs
         self._execution = Execution(self._torch, program, naming, tensors, config, options.inference_mode)
-        self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.of(config))
+        self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.of(config), "TorchScript")
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         return self._gatherer.run(requests, self._execution.run)

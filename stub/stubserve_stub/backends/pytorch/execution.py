@@ -12,7 +12,7 @@ import re
 from typing import Any, Dict, List, Mapping, Sequence
 
 from stubserve_stub.api.bytes_tensor import object_array
-from stubserve_stub.backends.gather import Gathered, texts
+from stubserve_stub.backends.gather import Gathered
 from stubserve_stub.backends.loading.added import added_outputs
 from stubserve_stub.backends.native import InputView, Output
 from stubserve_stub.backends.pytorch.naming import Naming
@@ -74,7 +74,7 @@ class Execution:
 
     def _value(self, view: InputView) -> Any:
         if view.datatype == BYTES:
-            return texts(view, "TorchScript")
+            return view.memory.tolist()
         memory = view.memory
         if self._program.writes_inputs and not memory.flags.writeable:
             memory = memory.copy()

@@ -34,12 +34,11 @@ def resolve(config: Mapping[str, Any], program: Program, tensors: Tensors) -> Na
     """Raises Refusal for a configuration that is not that of the program."""
     remarks: List[str] = []
     given = {what: config.get(what) or [] for what in ("input", "output")}
-    for what, described in given.items():
-        if not described:
-            raise Refusal(
-                "model configuration must contain at least one {}, none were specified (model '{}'): a file of "
-                "PyTorch's does not say what its tensors are".format(what, config["name"])
-            )
+    if not given["output"]:
+        raise Refusal(
+            "model configuration must contain at least one output, none were specified (model '{}'): a file of "
+            "PyTorch's does not say what its tensors are".format(config["name"])
+        )
     given = {what: [*described, *_added(config, what, described)] for what, described in given.items()}
     for what, described in given.items():
         for tensor in described:
@@ -122,7 +121,7 @@ def _refuse_overlaps(
                 )
             )
         named[position] = name
-    if arguments is None:
+    if arguments is None or not positions:
         return
     if len(positions) > len(arguments):
         raise _miscounted(model, what, len(positions), arguments)

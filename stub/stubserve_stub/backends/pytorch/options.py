@@ -7,7 +7,7 @@ of threads for modules in Python. What only a GPU could use is left aside on a C
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 from stubserve_stub.backends.loading.parameters import Parameters
 from stubserve_stub.runtime.failure import Refusal
@@ -21,12 +21,25 @@ _IDLE = {
     "ENABLE_NVFUSER": "it is for GPUs",
     "ENABLE_WEIGHT_SHARING": "each instance is a process with weights of its own",
 }
+# What upstream's log says of each switch: its parameter, what it calls it, and whether it is on where nothing is given;
+# None for what it is silent about then
+_SAID = (
+    ("DISABLE_OPTIMIZED_EXECUTION", "Optimized execution", True),
+    ("ENABLE_CACHE_CLEANING", "Cache Cleaning", False),
+    ("INFERENCE_MODE", "Inference Mode", True),
+    ("DISABLE_CUDNN", "cuDNN", True),
+    ("ENABLE_TENSOR_FUSER", "Tensor fuser", None),
+    ("ENABLE_WEIGHT_SHARING", "Weight sharing", None),
+    ("ENABLE_JIT_PROFILING", "Jit profiling", None),
+    ("ENABLE_JIT_EXECUTOR", "Jit executor", None),
+)
 
 
 class Options(NamedTuple):
     """How a model runs. None, and 0 threads, leave it to torch.
 
-    `compile` are the arguments of torch.compile, None for not to compile; `remarks` are lines for the log.
+    `compile` are the arguments of torch.compile, None for not to compile. Lines for the log are `remarks`, of what has
+    no effect, and `chosen`.
     """
 
     inference_mode: bool
@@ -38,6 +51,7 @@ class Options(NamedTuple):
     inter_op_threads: int
     compile: Optional[Dict[str, Any]]
     remarks: Tuple[str, ...]
+    chosen: Tuple[str, ...]
 
 
 def options_of(config: Mapping[str, Any]) -> Options:
@@ -58,7 +72,21 @@ def options_of(config: Mapping[str, Any]) -> Options:
         reader.integer("INTER_OP_THREAD_COUNT") or reader.integer("NUM_INTEROP_THREADS"),
         _compile_arguments(reader),
         tuple(remarks),
+        tuple("{} for model instance '{}'".format(line, config.get("name", "")) for line in _chosen(reader)),
     )
+
+
+def _chosen(reader: Parameters) -> Iterator[str]:
+    for name, said, on in _SAID:
+        given = reader.boolean(name)
+        if given is not None:
+            on = given != name.startswith("DISABLE_")
+        if on is not None:
+            yield "{} is {}".format(said, "enabled" if on else "disabled")
+    for said in ("Intra", "Inter"):
+        threads = reader.integer("{}_OP_THREAD_COUNT".format(said.upper()))
+        if threads:
+            yield "{} op thread count is set to {}".format(said, threads)
 
 
 def _compile_arguments(reader: Parameters) -> Optional[Dict[str, Any]]:
