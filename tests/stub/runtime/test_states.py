@@ -11,6 +11,7 @@ import pytest
 from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.states import SEQUENCE_END, SEQUENCE_START, States, specs_of
+from stubserve_stub.wire import codes
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.datatypes import BY_NAME
 
@@ -102,6 +103,25 @@ def test_10000_sequences_leave_nothing(stub: StubMemory) -> None:
     assert live(stub) == 0
 
 
+def test_a_state_that_is_left_out_stays_and_the_log_says_so_once(stub: StubMemory) -> None:
+    told: list[tuple[int, str, int, str]] = []
+    config = {"sequence_batching": {"state": [state(), state("U")]}}
+    states = States("m", specs_of(config, ""), stub.channel, log=lambda *line: told.append(line))
+    one(states, 7, SEQUENCE_START).keep({"S_NEW": floats(1, LARGE), "U_NEW": floats(2, LARGE)}, stub.channel)
+    one(states, 7).keep({"S_NEW": floats(3, LARGE)}, stub.channel, partly=True)
+    # After the last one nobody is given it.
+    one(states, 8, SEQUENCE_START | SEQUENCE_END).keep({}, stub.channel)
+    assert not told
+    for _ in range(3):
+        one(states, 7).keep({"S_NEW": floats(4, LARGE)}, stub.channel)
+    given = [np.frombuffer(states.memory(tensor), np.float32)[0] for tensor in one(states, 7).tensors]
+    assert given == [4.0, 2.0]
+    assert live(stub) == 2
+    [(level, _, _, line)] = told
+    assert level == codes.LOG_WARNING
+    assert line.startswith("model 'm' has not answered output 'U_NEW', the new state of 'U'; its sequence keeps the ")
+
+
 def test_what_comes_late_is_for_nobody(stub: StubMemory) -> None:
     """A sender may answer when its sequence is over."""
     states = states_of(stub, state())
@@ -119,7 +139,6 @@ def test_all_states_of_an_update_or_none(stub: StubMemory) -> None:
     update = one(states, 7, SEQUENCE_START)
     update.keep({"S_NEW": floats(1, LARGE), "U_NEW": floats(1, LARGE)}, stub.channel)
     for answered, text in (
-        ({"S_NEW": floats(2, LARGE)}, "has not answered output 'U_NEW', the new state of 'U'"),
         (
             {"S_NEW": floats(2, 1), "U_NEW": (INT32, (1,), b"1234")},
             "as TYPE_INT32 .1., but its configuration says TYPE",
