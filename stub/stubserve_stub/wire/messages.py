@@ -104,7 +104,24 @@ Message = Tuple[Any, ...]
 Answer = Tuple[int, bool, Optional[WireResponse], Sequence[int]]
 Handlers = Dict[int, Callable[..., None]]
 
-pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True, autoreset=True, unicode_errors=_TEXT).pack
+
+def _packer() -> Callable[[Any], bytes]:
+    made: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True, autoreset=True, unicode_errors=_TEXT).pack
+    return made
+
+
+_pack = _packer()
+# A packer keeps what it has packed its longest message in, up to twice its size; one of more than this is let go of.
+_KEPT_BYTES = 1 << 20
+
+
+def pack(message: Any) -> bytes:
+    """The bytes of one message, or of a part of one."""
+    global _pack
+    packed = _pack(message)
+    if len(packed) > _KEPT_BYTES:
+        _pack = _packer()
+    return packed
 
 
 def unpack(data: Any) -> Any:
