@@ -37,7 +37,7 @@ from stubserve_stub.wire import codes
 from stubserve_stub.wire.arena import ArenaFull, address_of
 from stubserve_stub.wire.datatypes import BY_NUMBER
 from stubserve_stub.wire.messages import WireTensor
-from stubserve_stub.wire.places import InArena, Lent
+from stubserve_stub.wire.places import InArena, Lent, Zeros, zeros
 
 FOLDER = "initial_state"
 SEQUENCE_START, SEQUENCE_END = 1, 2
@@ -176,6 +176,8 @@ class States:
         place: Any = tensor[3]
         if isinstance(place, bytes):
             return place
+        if isinstance(place, Zeros):
+            return zeros(place.nbytes)
         return np.frombuffer(self._channel.arena.view(place.offset, place.nbytes).toreadonly(), np.uint8)
 
     def own_memory(self, tensor: WireTensor) -> Any:
@@ -325,7 +327,7 @@ def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
 
 
 def _zeros_like(tensors: Sequence[WireTensor]) -> Sequence[WireTensor]:
-    return [(name, datatype, shape, bytes(_nbytes(datatype, shape))) for name, datatype, shape, _ in tensors]
+    return [(name, datatype, shape, Zeros(_nbytes(datatype, shape))) for name, datatype, shape, _ in tensors]
 
 
 def _lies_at(buffer: Any, address: int, nbytes: int) -> bool:

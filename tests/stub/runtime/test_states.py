@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stubserve_stub.api.tensors import state_tensor
 from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.states import SEQUENCE_END, SEQUENCE_START, States, specs_of
@@ -208,11 +209,17 @@ def test_a_state_in_place_stays_where_it_is_and_is_freed_when_nobody_sees_it(stu
 def test_empty_places_have_zeros_in_the_shapes_of_the_others(stub: StubMemory) -> None:
     states = states_of(stub, state(dims=[-1, 2]), state("T", "TYPE_STRING", [1]), batch=4)
     empty, _ = states.updates([0, 7], [0, SEQUENCE_START])
-    assert [(tensor[2], tensor[3]) for tensor in empty.tensors] == [([1, 1, 2], bytes(8)), ([1, 1], bytes(4))]
-    values = np.ones((1, 3, 2), np.float32)
+    given = [(tensor[2], states.memory(tensor)) for tensor in empty.tensors]
+    assert given == [([1, 1, 2], bytes(8)), ([1, 1], bytes(4))]
+    values = np.ones((1, LARGE, 2), np.float32)
     one(states, 7).keep({"S_NEW": (FP32, values.shape, values), "T_NEW": (13, (1, 1), b"\1\0\0\0x")}, stub.channel)
     empty, there = states.updates([0, 7], [0, 0])
-    assert [(tensor[2], tensor[3]) for tensor in empty.tensors] == [((1, 3, 2), bytes(24)), ((1, 1), bytes(4))]
+    assert [tensor[2] for tensor in empty.tensors] == [(1, LARGE, 2), (1, 1)]
+    assert [bytes(states.memory(tensor)) for tensor in empty.tensors] == [bytes(8 * LARGE), bytes(4)]
+    # What a model is given of it is its own.
+    seen = [state_tensor(states, empty.tensors[0], in_place).as_numpy() for in_place in (False, True)]
+    seen[0][:] = 1
+    assert [array.any() for array in seen] == [True, False]
     assert there.tensors[1][3] == b"\1\0\0\0x"
 
 
