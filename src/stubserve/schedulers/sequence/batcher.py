@@ -320,8 +320,9 @@ class SequenceBatcher(Scheduler):
                 self.when_vacant(instance)
         while backlog and (free := self._slots.take()) is not None:
             self._release(free)
-        if not self._hold.holds(len(self._queues), len(backlog)):
+        if not self._hold.holds(len(self._queues), len(backlog), now_ns):
             self._run(now_ns, decision)
+        decision.wake_by(self._hold.until_ns)
         decision.answer, self._answers = self._answers, []
         if self._over:
             decision.over, self._over = self._over, []
