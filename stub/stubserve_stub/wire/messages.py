@@ -61,6 +61,9 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Protocol, Sequ
 import msgpack
 
 from stubserve_stub.wire import places
+from stubserve_stub.wire.packing import TEXT as _TEXT
+from stubserve_stub.wire.packing import pack as pack
+from stubserve_stub.wire.packing import unpack as unpack
 from stubserve_stub.wire.places import InArena, Place
 
 # parent ▶ stub
@@ -85,9 +88,6 @@ ACKNOWLEDGE = 2
 
 RESCHEDULED = 1
 
-# Names and parameters are a client's bytes, which need not be UTF-8; they come out as they went in.
-_TEXT = "surrogateescape"
-
 Parameters = Optional[Dict[str, Any]]
 WireTensor = Tuple[str, int, Sequence[int], Place]
 WireTrace = Optional[Tuple[int, Optional[str]]]
@@ -103,30 +103,6 @@ Entry = Union[WireResponse, int, None]
 Message = Tuple[Any, ...]
 Answer = Tuple[int, bool, Optional[WireResponse], Sequence[int]]
 Handlers = Dict[int, Callable[..., None]]
-
-
-def _packer() -> Callable[[Any], bytes]:
-    made: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True, autoreset=True, unicode_errors=_TEXT).pack
-    return made
-
-
-_pack = _packer()
-# A packer keeps what it has packed its longest message in, up to twice its size; one of more than this is let go of.
-_KEPT_BYTES = 1 << 20
-
-
-def pack(message: Any) -> bytes:
-    """The bytes of one message, or of a part of one."""
-    global _pack
-    packed = _pack(message)
-    if len(packed) > _KEPT_BYTES:
-        _pack = _packer()
-    return packed
-
-
-def unpack(data: Any) -> Any:
-    """One message out of its bytes; arrays become tuples."""
-    return msgpack.unpackb(data, use_list=False, strict_map_key=False, unicode_errors=_TEXT)
 
 
 def pack_texts(texts: Sequence[str]) -> bytes:

@@ -333,9 +333,8 @@ class SequenceBatcher(Scheduler):
         return decision
 
     def drain(self) -> list[Request]:
-        drained = [request for request, _ in self._answers]
+        drained = [*(request for request, _ in self._answers), *self._drain_elsewhere()]
         self._answers = []
-        drained += self._drain_elsewhere()
         for slot in self._slots.used():
             drained += self._empty(slot)
         while (waiting := self._backlog.take()) is not None:
