@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from stubserve_stub.wire import messages, places, strings
 from stubserve_stub.wire.datatypes import BYTES
-from stubserve_stub.wire.places import InArena, Shared
+from stubserve_stub.wire.places import InArena, Shared, Zeros
 
 from stubserve.inference.memory import Block, Span
 from stubserve.inference.request import SEQUENCE_START, Request, Response
@@ -119,6 +119,14 @@ def test_empty_slots_and_extra_inputs() -> None:
     assert [name for name, _, _, _ in other[7]] == ["IN"]
     assert empty is None
     assert len(first.inputs) == 1
+
+
+def test_zeros_of_an_empty_slot_travel_as_their_size() -> None:
+    nothing = Tensor("IN", FP32, (1, 1 << 20), None, nbytes=4 << 20)
+    packed = pack_batch(3, [], Work.of_slots([request(small()), *[None] * 99], [[], *[[nothing]] * 99]))
+    assert len(packed) < 4096
+    *_, wire = messages.unpack(packed)
+    assert [one[7] for one in wire[1:]] == [(("IN", FP32, (1, 1 << 20), Zeros(4 << 20)),)] * 99
 
 
 def test_extra_inputs_for_every_slot_or_none() -> None:

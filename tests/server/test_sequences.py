@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import struct
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
@@ -315,3 +317,23 @@ def test_sequences_stay_where_they_are_while_instances_change(tmp_path: Path) ->
         assert total(add(server, "adder", 4, 1, "end"), add(server, "adder", 5, 7, "both")) == [2, 7]
         assert len(server.stub_pids()) == 1
         assert server.statistics("adder")["inference_count"] == 11
+
+
+def test_a_large_request_beside_empty_slots_takes_its_own_memory_only(tmp_path: Path) -> None:
+    """The model sees as many zeros in each of them, and may look at all."""
+    program = ADDER.replace(".reshape(-1)[0]", ".sum()").replace('"IN"', '"INPUT0"')
+    text = config(batch=48).replace(
+        '"IN" data_type: TYPE_INT32 dims: [ 1 ]', '"INPUT0" data_type: TYPE_INT32 dims: [ -1 ]'
+    )
+    write_model(tmp_path, "adder", program, text)
+    ones = np.ones((1, 10 << 18), np.int32)
+    with Serving(tmp_path, "--shm-limit=64M") as server:
+        server.wait_until_ready()
+        for number in range(1, 49):
+            assert total(add(server, "adder", number, 0, "start", "INPUT0")) == [0]
+        last = seen(server.infer_array("adder", ones, "INT32", parameters={"sequence_id": 48}))
+        assert (last["sum"], last["slot"], last["of"]) == (10 << 18, 47, 48)
+        for pid in (server.process.pid, last["pid"]):
+            peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+            assert peak is not None
+            assert int(peak[1]) < 200 << 10

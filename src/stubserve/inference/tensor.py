@@ -15,8 +15,8 @@ class Tensor:
 
     `datatype` is the number in Triton's DataType enum, `shape` includes the batch dimension. The bytes (little-endian,
     row-major; BYTES elements behind 4-byte lengths) are either `data` itself, for small tensors, or, where `data` is
-    None, the `nbytes` at arena offset `offset` inside `span`: all of it, where these two are not given. Only a tensor
-    that has no place yet has neither.
+    None, the `nbytes` at arena offset `offset` inside `span`: all of it, where these two are not given. A tensor that
+    has neither has no place: as an input of an empty slot it is zeros, which its stub makes.
 
     An output of strings that only its client is to see, as JSON, may be no more than that: `json`, its elements as an
     array. Then its bytes are none.

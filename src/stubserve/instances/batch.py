@@ -14,7 +14,7 @@ from itertools import chain
 from stubserve_stub.wire import messages, places
 from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
-from stubserve_stub.wire.places import AsJson, AsList, InArena, InRegion, Lent, Place, Shared
+from stubserve_stub.wire.places import AsJson, AsList, InArena, InRegion, Lent, Place, Shared, Zeros
 
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.memory import Block, Span
@@ -144,7 +144,9 @@ def _place(tensor: Tensor) -> Place:
     if tensor.texts is not None:
         return AsList(tensor.texts)
     data = tensor.data
-    return place_of(tensor) if data is None else data
+    if data is not None:
+        return data
+    return Zeros(tensor.nbytes) if tensor.span is None else place_of(tensor)
 
 
 def place_of(tensor: Tensor) -> InArena | Shared | InRegion:

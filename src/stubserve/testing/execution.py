@@ -17,6 +17,7 @@ from stubserve_stub.wire import messages
 
 from stubserve.testing.channel import LocalChannel
 from stubserve.testing.request import Prepared
+from stubserve.testing.surroundings import log_line
 
 # Stands among the keys of open requests for the coroutine of a decoupled model.
 _COROUTINE = "coroutine"
@@ -34,7 +35,9 @@ class LocalExecutor:
         self.channel.senders = self._senders
         self._numbers = itertools.count(1)
         # The implicit states of sequences, and the numbers that these have there, by correlation id
-        self._states = States(instance, states, self.channel) if states else None  # type: ignore[arg-type]
+        self._states = None
+        if states:
+            self._states = States(instance, states, self.channel, log=log_line)  # type: ignore[arg-type]
         self._sequences: dict[Any, int] = {}
 
     def run(self, requests: list[Prepared], timeout: float) -> list[list[Any]]:

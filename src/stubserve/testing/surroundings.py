@@ -60,7 +60,7 @@ class Surroundings:
         _active.append(self)
         self._imports.enter()
         utils.set_model_dir(str(self._version_dir))
-        logger.connect(_log, lambda: _ALL_LEVELS)
+        logger.connect(log_line, lambda: _ALL_LEVELS)
         metrics.connect(self._metrics.questions, self._metrics.tell)
         _connect(self.calls)
 
@@ -84,5 +84,6 @@ def _connect(calls: Any) -> None:
         bls.connect(calls)
 
 
-def _log(level: int, file: str, line: int, text: str) -> None:
+def log_line(level: int, file: str, line: int, text: str) -> None:
+    """As a stub's `Host.log`."""
     log_from_stub({"level": level, "file": file, "line": line, "message": text})

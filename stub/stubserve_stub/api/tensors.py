@@ -27,6 +27,7 @@ from stubserve_stub.api.arguments import as_text, incompatible
 from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BF16, BY_NUMBER, BYTES
+from stubserve_stub.wire.places import Zeros, zeros
 
 if TYPE_CHECKING:
     # What they import, msgpack, is not there where only the public module is wanted.
@@ -126,6 +127,14 @@ class Tensor:
         self._storage = storage.reshape(shape)
         self._array = None if datatype == BF16 else self._storage
         return self
+
+    @staticmethod
+    def _of_zeros(name: str, datatype: int, shape: Sequence[int], nbytes: int) -> Tensor:
+        """A tensor of nothing but zeros."""
+        memory = bytes(nbytes) if datatype == BYTES else zeros(nbytes)
+        if isinstance(memory, bytes):
+            return Tensor._received(name, datatype, shape, memory, None)
+        return Tensor._of_region(name, datatype, shape, memory.view(np.ndarray))
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any, /) -> Tensor:
@@ -273,6 +282,8 @@ def state_tensor(states: States, wire: WireTensor, in_place: bool) -> Tensor:
     name, datatype, shape, place = wire
     if isinstance(place, bytes):
         return Tensor._received(name, datatype, shape, place, None)
+    if isinstance(place, Zeros):
+        return Tensor._of_zeros(name, datatype, shape, place.nbytes)
     dtype = None if datatype == BYTES else BY_NUMBER[datatype].numpy
     if dtype is None:
         return Tensor._received(name, datatype, shape, bytes(states.memory(wire)), None)

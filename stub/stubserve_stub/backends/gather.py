@@ -36,6 +36,7 @@ from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.arena import address_of
 from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
 from stubserve_stub.wire.layout import INLINE_BYTES
+from stubserve_stub.wire.places import ZeroPages, zeros
 
 
 class Gathered(NamedTuple):
@@ -232,13 +233,16 @@ class Gatherer:
         shape = _joined_shape(views)
         memories = [view.memory for view in views]
         nbytes = sum(map(len, memories))
+        kinds = {type(memory) for memory in memories}
+        if ZeroPages in kinds:
+            return InputView(name, datatype, shape, _among_zeros(memories, nbytes))
         buffer = self._buffers.get(name)
         if buffer is None or buffer.nbytes < nbytes or self._gathered[name]() is not None:
             buffer = self._buffers[name] = np.empty(nbytes, np.uint8)
         joined: Any = np.frombuffer(memoryview(buffer), np.uint8, nbytes)  # type: ignore[arg-type]
         # All that is made of this array has the memoryview below it, as in `backends.native`.
         self._gathered[name] = weakref.ref(joined.base)
-        if {type(memory) for memory in memories} == {bytes}:
+        if kinds == {bytes}:
             joined.base[:nbytes] = b"".join(memories)
         else:
             np.concatenate([np.frombuffer(memory, np.uint8) for memory in memories], out=joined)
@@ -273,6 +277,17 @@ class Gatherer:
 
 def _refused(refusal: Refusal) -> NativeResponse:
     return NativeResponse(error=str(refusal), code=refusal.code)
+
+
+def _among_zeros(memories: Sequence[Any], nbytes: int) -> Any:
+    """The joined memory of slots of which some are empty: it takes as much as the others bring."""
+    joined = np.asarray(zeros(nbytes))
+    end = 0
+    for memory in memories:
+        start, end = end, end + len(memory)
+        if type(memory) is not ZeroPages:
+            joined[start:end] = np.frombuffer(memory, np.uint8)
+    return joined
 
 
 def _joined_shape(views: Sequence[InputView]) -> Sequence[int]:

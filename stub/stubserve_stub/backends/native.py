@@ -32,7 +32,7 @@ from stubserve_stub.wire import codes, messages, strings
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.layout import INLINE_BYTES
 from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
-from stubserve_stub.wire.places import LIST
+from stubserve_stub.wire.places import LIST, ZEROS, zeros
 
 
 class InputView(NamedTuple):
@@ -187,6 +187,8 @@ def _view(name: str, place: Any, memory: BatchMemory, writable: bool) -> Any:
         return place
     if place[0] == LIST:
         return strings.join(messages.unpack_texts(place[1]))
+    if place[0] == ZEROS:
+        return zeros(place[1])
     offset, view = memory.input(name, place, writable)
     array = np.frombuffer(view, np.uint8)
     bottom: Any = array

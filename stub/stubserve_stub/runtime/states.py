@@ -9,7 +9,8 @@ had, so what comes late for one that is over can do no harm.
   said, zeros too: upstream gives the model what happens to lie in memory then, and that may be another caller's.
 - An update is what one request does with them: it is given the states, the model computes, `keep` takes the new ones
   out of its answer. All of them are checked before the first is taken, and what was there before is freed when all are.
-  So an update that fails leaves the states as they were, and the sequence may go on from there, as upstream.
+  So an update that fails leaves the states as they were, and the sequence may go on from there, as upstream. So does
+  one that leaves a state out, with a line in the log: upstream says nothing of it.
 - The request with END leaves nothing. A sequence that ends without one (`over`) is told by the parent, on the control
   thread. With the process everything is gone.
 - With `iterative_sequence` a request executes many times and END means nothing: what its sequence has is kept from one
@@ -24,7 +25,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -32,10 +33,11 @@ from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.host import Host
 from stubserve_stub.runtime.outputs import own_offsets, wire_tensor
+from stubserve_stub.wire import codes
 from stubserve_stub.wire.arena import ArenaFull, address_of
 from stubserve_stub.wire.datatypes import BY_NUMBER
 from stubserve_stub.wire.messages import WireTensor
-from stubserve_stub.wire.places import InArena, Lent
+from stubserve_stub.wire.places import InArena, Lent, Zeros, zeros
 
 FOLDER = "initial_state"
 SEQUENCE_START, SEQUENCE_END = 1, 2
@@ -73,7 +75,7 @@ def keep_states(config: Mapping[str, Any], model_dir: str, host: Host) -> States
     Raises Refusal for a file that cannot be read.
     """
     iterative = bool(config["sequence_batching"].get("iterative_sequence"))
-    states = States(config["name"], specs_of(config, model_dir), host.channel, iterative)
+    states = States(config["name"], specs_of(config, model_dir), host.channel, iterative, host.log)
     host.control.handle("over", lambda message: states.over(message["sequences"]))
     return states
 
@@ -121,11 +123,21 @@ def _nbytes(datatype: int, shape: Sequence[int]) -> int:
 class States:
     """The states of all sequences of one instance. Safe on any thread.
 
-    Where they are `iterative` no request is known to be the last of its sequence.
+    Where they are `iterative` no request is known to be the last of its sequence. `log` is `Host.log`.
     """
 
-    def __init__(self, model: str, specs: Sequence[StateSpec], channel: Channel, iterative: bool = False) -> None:
+    def __init__(
+        self,
+        model: str,
+        specs: Sequence[StateSpec],
+        channel: Channel,
+        iterative: bool = False,
+        log: Callable[[int, str, int, str], None] = lambda *line: None,
+    ) -> None:
         self.model = model
+        self._log = log
+        # Outputs that the model has left out
+        self._left_out: Set[str] = set()
         self._last = 0 if iterative else SEQUENCE_END
         self.specs = specs
         self.outputs = [spec.output for spec in specs]
@@ -164,6 +176,8 @@ class States:
         place: Any = tensor[3]
         if isinstance(place, bytes):
             return place
+        if isinstance(place, Zeros):
+            return zeros(place.nbytes)
         return np.frombuffer(self._channel.arena.view(place.offset, place.nbytes).toreadonly(), np.uint8)
 
     def own_memory(self, tensor: WireTensor) -> Any:
@@ -176,6 +190,16 @@ class States:
         with self._guard:
             self._shown[place.offset] = weakref.ref(bottom)
         return array
+
+    def left_out(self, spec: StateSpec) -> None:
+        """The model has not answered this state, which therefore stays as it was; the log says so once."""
+        if spec.output not in self._left_out:
+            self._left_out.add(spec.output)
+            text = (
+                "model '{}' has not answered output '{}', the new state of '{}'; its sequence keeps the state that it "
+                "had (said once)"
+            )
+            self._log(codes.LOG_WARNING, "states.py", 0, text.format(self.model, spec.output, spec.input))
 
     @property
     def sequences(self) -> int:
@@ -244,19 +268,17 @@ class StateUpdate:
         self.last = last
 
     def keep(self, answered: Mapping[str, Answered], placer: Any, partly: bool = False) -> None:
-        """Takes the new states out of what the model has answered, by name; all of them, or else `partly` those there.
+        """Takes the new states out of what the model has answered, by name; others stay as they are.
 
-        `placer` places and frees memory. Raises Refusal that names the state, ArenaFull; then all is as it was.
+        The log says which, unless there is no further update or a model may answer `partly`. `placer` places and frees
+        memory. Raises Refusal that names the state, ArenaFull; then all is as it was.
         """
         states = self._states
         for spec in states.specs:
             if spec.output in answered:
                 self._check(spec, answered[spec.output])
-            elif not partly:
-                raise Refusal(
-                    "model '{}' has not answered output '{}', the new state of '{}'; its sequence keeps the state that "
-                    "it had".format(states.model, spec.output, spec.input)
-                )
+            elif not (partly or self.last):
+                states.left_out(spec)
         if self.last or not self.sequence:
             return
         new: List[WireTensor] = []
@@ -305,7 +327,7 @@ def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
 
 
 def _zeros_like(tensors: Sequence[WireTensor]) -> Sequence[WireTensor]:
-    return [(name, datatype, shape, bytes(_nbytes(datatype, shape))) for name, datatype, shape, _ in tensors]
+    return [(name, datatype, shape, Zeros(_nbytes(datatype, shape))) for name, datatype, shape, _ in tensors]
 
 
 def _lies_at(buffer: Any, address: int, nbytes: int) -> bool:

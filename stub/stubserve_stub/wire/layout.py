@@ -13,7 +13,7 @@ follows from arithmetic. Numbers are native 64-bit words: the arena never leaves
 
 from __future__ import annotations
 
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 
 PAGE = 4096
 

@@ -61,6 +61,9 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Protocol, Sequ
 import msgpack
 
 from stubserve_stub.wire import places
+from stubserve_stub.wire.packing import TEXT as _TEXT
+from stubserve_stub.wire.packing import pack as pack
+from stubserve_stub.wire.packing import unpack as unpack
 from stubserve_stub.wire.places import InArena, Place
 
 # parent ▶ stub
@@ -85,9 +88,6 @@ ACKNOWLEDGE = 2
 
 RESCHEDULED = 1
 
-# Names and parameters are a client's bytes, which need not be UTF-8; they come out as they went in.
-_TEXT = "surrogateescape"
-
 Parameters = Optional[Dict[str, Any]]
 WireTensor = Tuple[str, int, Sequence[int], Place]
 WireTrace = Optional[Tuple[int, Optional[str]]]
@@ -103,13 +103,6 @@ Entry = Union[WireResponse, int, None]
 Message = Tuple[Any, ...]
 Answer = Tuple[int, bool, Optional[WireResponse], Sequence[int]]
 Handlers = Dict[int, Callable[..., None]]
-
-pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True, autoreset=True, unicode_errors=_TEXT).pack
-
-
-def unpack(data: Any) -> Any:
-    """One message out of its bytes; arrays become tuples."""
-    return msgpack.unpackb(data, use_list=False, strict_map_key=False, unicode_errors=_TEXT)
 
 
 def pack_texts(texts: Sequence[str]) -> bytes:

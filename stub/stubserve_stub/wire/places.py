@@ -1,6 +1,6 @@
 """Where the bytes of a tensor are: one vocabulary for parent and stub.
 
-A place is one of eight things. The bytes themselves are a place, too: a small tensor travels inside its message, as
+A place is one of nine things. The bytes themselves are a place, too: a small tensor travels inside its message, as
 msgpack's own binary type, and costs neither an object nor a tag. Every other place is a tuple that begins with its tag,
 and goes into a message as it is::
 
@@ -15,6 +15,7 @@ and goes into a message as it is::
                                                               client is to get, where the request says TEXTS_AS_JSON
     AsList    (7, packed)                   parent ▶ stub     no place: the strings of an input one by one, as they were
                                                               read from JSON (`messages.pack_texts`)
+    Zeros     (8, nbytes)             parent ▶ stub     no place: what an empty slot of a batch is given (`zeros`)
 
 Offsets and sizes are bytes; those of the first three count from the beginning of the arena, those of regions and
 devices from the beginning of the region or of the device's allocation. Regions are only there where a client has named
@@ -23,7 +24,12 @@ them, and nobody makes device memory yet: whoever meets one in another place ref
 
 from __future__ import annotations
 
+import mmap
 from typing import Any, Dict, NamedTuple, Tuple, Type, Union
+
+import numpy as np
+
+from stubserve_stub.wire.layout import INLINE_BYTES
 
 ARENA = 1
 SHARED = 2
@@ -32,6 +38,7 @@ REGION = 4
 DEVICE = 5
 JSON = 6
 LIST = 7
+ZEROS = 8
 
 
 class _ArenaFields(NamedTuple):
@@ -71,6 +78,11 @@ class _JsonFields(NamedTuple):
 class _ListFields(NamedTuple):
     tag: int
     packed: bytes
+
+
+class _ZerosFields(NamedTuple):
+    tag: int
+    nbytes: int
 
 
 class InArena(_ArenaFields):
@@ -144,7 +156,16 @@ class AsList(_ListFields):
         return len(self.packed)
 
 
-Place = Union[bytes, InArena, Shared, Lent, InRegion, OnDevice, AsJson, AsList]
+class Zeros(_ZerosFields):
+    """Nothing but zeros, which lie nowhere."""
+
+    __slots__ = ()
+
+    def __new__(cls, nbytes: int) -> Zeros:
+        return super().__new__(cls, ZEROS, nbytes)
+
+
+Place = Union[bytes, InArena, Shared, Lent, InRegion, OnDevice, AsJson, AsList, Zeros]
 
 # By the tag and the types of all fields, for a message may hold anything
 _CLASSES: Dict[Tuple[int, Tuple[type, ...]], Type[Any]] = {
@@ -155,6 +176,7 @@ _CLASSES: Dict[Tuple[int, Tuple[type, ...]], Type[Any]] = {
     (DEVICE, (int, int, int, bytes, int, int)): OnDevice,
     (JSON, (int, bytes)): AsJson,
     (LIST, (int, bytes)): AsList,
+    (ZEROS, (int, int)): Zeros,
 }
 
 
@@ -180,6 +202,23 @@ def refusal(place: Place) -> str:
         return "is JSON, for which nobody has asked"
     if isinstance(place, AsList):
         return "is a list of strings, which only inputs may be"
+    if isinstance(place, Zeros):
+        return "is zeros that lie nowhere, which only inputs of empty slots may be"
     if isinstance(place, OnDevice):
         return "lies in the memory of device {} (kind {}), which is not served yet".format(place.device, place.kind)
     return ""
+
+
+class ZeroPages(np.ndarray):
+    """Zeros, of uint8. Whoever copies them into memory that is zeros already need not read them."""
+
+
+def zeros(nbytes: int) -> Union[bytes, ZeroPages]:
+    """So many zeros for one reader, who may write to them where they are not few: memory is taken by writing only.
+
+    Pages of a private mapping that nobody has written to are all the kernel's one page of zeros. Those of the heap
+    might have to be cleared first.
+    """
+    if nbytes <= INLINE_BYTES:
+        return bytes(nbytes)
+    return np.frombuffer(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE), np.uint8).view(ZeroPages)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,9 @@ from stubserve_stub.backends.native import InputView, NativeRequest, NativeRespo
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.datatypes import BYTES
+from stubserve_stub.wire.places import zeros
 
-FP32 = 11
+FP32, UINT8 = 11, 2
 
 
 def request(rows: int, outputs: Sequence[str] = ("Y",), **inputs: Any) -> NativeRequest:
@@ -103,6 +106,34 @@ def test_the_buffer_is_used_again() -> None:
     for rows in (3, 2):
         gatherer.run([request(rows, X=floats(rows, 3)), request(1, X=floats(1, 3))], compute)
     assert places[0] == places[1]
+
+
+def test_empty_slots_take_no_memory() -> None:
+    rows = 10 << 20
+    there = np.full(rows, 7, np.uint8)
+    views = [there, *(zeros(rows) for _ in range(60)), there]
+    requests = [NativeRequest({"X": InputView("X", UINT8, (1, rows), view)}, ["Y"], 1) for view in views]
+    before = resident_bytes()
+    seen = []
+
+    def compute(gathered: Gathered) -> dict[str, Output]:
+        memory = gathered.inputs["X"].memory
+        assert type(memory) is np.ndarray
+        seen.extend(part.any() and bool((part == there).all()) for part in memory.reshape(len(views), rows))
+        seen.append(resident_bytes() - before < 10 * rows)
+        memory[rows] = 1
+        return {"Y": Output("Y", UINT8, (len(views), 1), memory[: len(views)])}
+
+    gatherer = Gatherer("m", True)
+    gatherer.run(requests, compute)
+    assert seen == [True, *[False] * 60, True, True]
+    assert not views[1].any()
+    # Nor is it kept for the next batch.
+    assert resident_bytes() - before < 10 * rows
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_a_buffer_that_a_model_keeps_is_not_used_again() -> None:

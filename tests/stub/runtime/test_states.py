@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stubserve_stub.api.tensors import state_tensor
 from stubserve_stub.runtime.batch_memory import BatchMemory
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.states import SEQUENCE_END, SEQUENCE_START, States, specs_of
+from stubserve_stub.wire import codes
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.datatypes import BY_NAME
 
@@ -102,6 +104,25 @@ def test_10000_sequences_leave_nothing(stub: StubMemory) -> None:
     assert live(stub) == 0
 
 
+def test_a_state_that_is_left_out_stays_and_the_log_says_so_once(stub: StubMemory) -> None:
+    told: list[tuple[int, str, int, str]] = []
+    config = {"sequence_batching": {"state": [state(), state("U")]}}
+    states = States("m", specs_of(config, ""), stub.channel, log=lambda *line: told.append(line))
+    one(states, 7, SEQUENCE_START).keep({"S_NEW": floats(1, LARGE), "U_NEW": floats(2, LARGE)}, stub.channel)
+    one(states, 7).keep({"S_NEW": floats(3, LARGE)}, stub.channel, partly=True)
+    # After the last one nobody is given it.
+    one(states, 8, SEQUENCE_START | SEQUENCE_END).keep({}, stub.channel)
+    assert not told
+    for _ in range(3):
+        one(states, 7).keep({"S_NEW": floats(4, LARGE)}, stub.channel)
+    given = [np.frombuffer(states.memory(tensor), np.float32)[0] for tensor in one(states, 7).tensors]
+    assert given == [4.0, 2.0]
+    assert live(stub) == 2
+    [(level, _, _, line)] = told
+    assert level == codes.LOG_WARNING
+    assert line.startswith("model 'm' has not answered output 'U_NEW', the new state of 'U'; its sequence keeps the ")
+
+
 def test_what_comes_late_is_for_nobody(stub: StubMemory) -> None:
     """A sender may answer when its sequence is over."""
     states = states_of(stub, state())
@@ -119,7 +140,6 @@ def test_all_states_of_an_update_or_none(stub: StubMemory) -> None:
     update = one(states, 7, SEQUENCE_START)
     update.keep({"S_NEW": floats(1, LARGE), "U_NEW": floats(1, LARGE)}, stub.channel)
     for answered, text in (
-        ({"S_NEW": floats(2, LARGE)}, "has not answered output 'U_NEW', the new state of 'U'"),
         (
             {"S_NEW": floats(2, 1), "U_NEW": (INT32, (1,), b"1234")},
             "as TYPE_INT32 .1., but its configuration says TYPE",
@@ -189,11 +209,17 @@ def test_a_state_in_place_stays_where_it_is_and_is_freed_when_nobody_sees_it(stu
 def test_empty_places_have_zeros_in_the_shapes_of_the_others(stub: StubMemory) -> None:
     states = states_of(stub, state(dims=[-1, 2]), state("T", "TYPE_STRING", [1]), batch=4)
     empty, _ = states.updates([0, 7], [0, SEQUENCE_START])
-    assert [(tensor[2], tensor[3]) for tensor in empty.tensors] == [([1, 1, 2], bytes(8)), ([1, 1], bytes(4))]
-    values = np.ones((1, 3, 2), np.float32)
+    given = [(tensor[2], states.memory(tensor)) for tensor in empty.tensors]
+    assert given == [([1, 1, 2], bytes(8)), ([1, 1], bytes(4))]
+    values = np.ones((1, LARGE, 2), np.float32)
     one(states, 7).keep({"S_NEW": (FP32, values.shape, values), "T_NEW": (13, (1, 1), b"\1\0\0\0x")}, stub.channel)
     empty, there = states.updates([0, 7], [0, 0])
-    assert [(tensor[2], tensor[3]) for tensor in empty.tensors] == [((1, 3, 2), bytes(24)), ((1, 1), bytes(4))]
+    assert [tensor[2] for tensor in empty.tensors] == [(1, LARGE, 2), (1, 1)]
+    assert [bytes(states.memory(tensor)) for tensor in empty.tensors] == [bytes(8 * LARGE), bytes(4)]
+    # What a model is given of it is its own.
+    seen = [state_tensor(states, empty.tensors[0], in_place).as_numpy() for in_place in (False, True)]
+    seen[0][:] = 1
+    assert [array.any() for array in seen] == [True, False]
     assert there.tensors[1][3] == b"\1\0\0\0x"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -144,8 +145,20 @@ def test_strings_one_by_one() -> None:
     assert messages.unpack_texts(packed) == [text.encode() for text in texts]
 
 
+def test_what_a_long_message_is_made_in_is_let_go_of() -> None:
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        messages.pack_execute(5, [], [(*REQUEST[:-1], [("IN", 2, (64 << 20,), bytes(64 << 20))])])
+        messages.pack_texts(["x" * (16 << 20)])
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 2 << 20
+
+
 def test_the_version_of_this_format() -> None:
-    assert layout.WIRE_VERSION == 7
+    assert layout.WIRE_VERSION == 8
 
 
 def test_nothing_is_left_out() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from stubserve_stub.wire import messages, places
-from stubserve_stub.wire.places import AsJson, AsList, InArena, InRegion, Lent, OnDevice, Place, Shared
+from stubserve_stub.wire.places import AsJson, AsList, InArena, InRegion, Lent, OnDevice, Place, Shared, Zeros
 
 # The format, to the byte: whoever changes one of these changes WIRE_VERSION as well.
 GOLDEN: list[tuple[Place, str]] = [
@@ -20,6 +20,7 @@ GOLDEN: list[tuple[Place, str]] = [
     (OnDevice(2, 1, b"\xff\0", 256, 1025), "96050201c402ff00cd0100cd0401"),
     (AsJson(b'["a"]'), "9206c4055b2261225d"),
     (AsList(b"\x91\xa1a"), "9207c40391a161"),
+    (Zeros(1025), "9208cd0401"),
 ]
 
 
@@ -61,6 +62,8 @@ def test_kinds_with_the_same_fields_are_not_equal() -> None:
         (6, b"[]", 2),
         (7, "a"),
         (8, 1, 2),
+        (8, -1),
+        (8, b""),
         ("1", 1, 2),
         (1, 64),
         (1, 64, 128, 192),
@@ -87,6 +90,7 @@ def test_what_is_refused_where_nobody_can_use_it() -> None:
         places.refusal(OnDevice(2, 1, b"", 0, 64)) == "lies in the memory of device 1 (kind 2), which is not served yet"
     )
     assert places.refusal(AsList(b"\x90")) == "is a list of strings, which only inputs may be"
+    assert places.refusal(Zeros(8)) == "is zeros that lie nowhere, which only inputs of empty slots may be"
     assert places.refusal(AsJson(b"[]")) == "is JSON, for which nobody has asked"
     assert not places.refusal(b"")
     assert not places.refusal(InArena(0, 64))

@@ -320,8 +320,9 @@ class SequenceBatcher(Scheduler):
                 self.when_vacant(instance)
         while backlog and (free := self._slots.take()) is not None:
             self._release(free)
-        if not self._hold.holds(len(self._queues), len(backlog)):
+        if not self._hold.holds(len(self._queues), len(backlog), now_ns):
             self._run(now_ns, decision)
+        decision.wake_by(self._hold.until_ns)
         decision.answer, self._answers = self._answers, []
         if self._over:
             decision.over, self._over = self._over, []
@@ -332,9 +333,8 @@ class SequenceBatcher(Scheduler):
         return decision
 
     def drain(self) -> list[Request]:
-        drained = [request for request, _ in self._answers]
+        drained = [*(request for request, _ in self._answers), *self._drain_elsewhere()]
         self._answers = []
-        drained += self._drain_elsewhere()
         for slot in self._slots.used():
             drained += self._empty(slot)
         while (waiting := self._backlog.take()) is not None:

@@ -92,4 +92,4 @@ class Controls:
 def _zeros(tensor: Tensor) -> Tensor:
     # A string of no length is four zeros.
     nbytes = 4 * prod(tensor.shape) if tensor.datatype == BYTES else tensor.nbytes
-    return Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(nbytes))
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, None, nbytes=nbytes)

@@ -25,7 +25,7 @@ from stubserve_stub.runtime.region_batch import RegionBatch, SlotOutputs
 from stubserve_stub.runtime.states import States, StateUpdate
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.messages import Entry, WireRequest
-from stubserve_stub.wire.places import LIST
+from stubserve_stub.wire.places import LIST, ZEROS
 
 
 class ModelBatch:
@@ -73,6 +73,9 @@ class ModelBatch:
                 continue
             if data[0] == LIST:
                 inputs.append(Tensor._listed(name, shape, messages.unpack_texts(data[1])))
+                continue
+            if data[0] == ZEROS:
+                inputs.append(Tensor._of_zeros(name, datatype, shape, data[1]))  # type: ignore[arg-type]
                 continue
             offset, view = self._memory.input(name, data)
             tensor = Tensor._received(name, datatype, shape, None, view)

@@ -23,7 +23,7 @@ from stubserve_stub.wire.arena import Arena
 from stubserve_stub.wire.budget import Grant, Ledger
 from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.layout import INLINE_BYTES
-from stubserve_stub.wire.places import AsJson, AsList, InArena, InRegion, Lent, OnDevice, Place, Shared
+from stubserve_stub.wire.places import AsJson, AsList, InArena, InRegion, Lent, OnDevice, Place, Shared, Zeros
 from stubserve_stub.wire.stub_arena import StubArena
 
 FP32 = 11
@@ -82,6 +82,18 @@ def test_strings_that_come_one_by_one(channel: Channel) -> None:
     assert given.as_numpy() is array
     array[0, 0] = b"written to"
     assert given._payload() == (BYTES, (2, 2), strings.join(elements))
+
+
+@pytest.mark.parametrize("elements", [1, 10_000])
+def test_zeros_are_the_models_own(channel: Channel, elements: int) -> None:
+    place, strings_ = Zeros(4 * elements), ("S", BYTES, (1, elements), Zeros(4 * elements))
+    made = batch(channel, *[(*request()[:-1], [("IN", FP32, (1, elements), place), strings_])] * 2)
+    (first, texts), (second, _) = (one.inputs() for one in made.requests)
+    first.as_numpy()[:] = 1
+    assert second.as_numpy().tolist() == [[0.0] * elements]
+    assert texts.as_numpy().tolist() == [[b""] * elements]
+    # Passed on they are memory as any other.
+    assert bls._input(channel, second)[1:3] == (FP32, (1, elements))
 
 
 def test_an_empty_slot_is_refused(channel: Channel) -> None:
