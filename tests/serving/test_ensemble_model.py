@@ -18,11 +18,13 @@ from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.trace import ModelTracing
 from stubserve.instances.waiting import Starting, dead_end
 from stubserve.model_config.proto import ModelConfig
+from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.ensemble.plan import EnsemblePlan
 from stubserve.serving.ensemble_calls import Prospect
 from stubserve.serving.ensemble_model import EnsembleModel
 from stubserve.serving.ensemble_shapes import fit
 from tests.serving.fakes import Reader
+from tests.serving.test_caching import Remote, until
 
 FP32 = 11
 
@@ -564,6 +566,42 @@ async def test_it_stands_while_its_members_are_the_same() -> None:
     assert not model.stands()
     del pipe.members["first"]
     assert not model.stands()
+
+
+@on_a_loop
+async def test_what_a_member_says_that_it_was_not_loaded_with_is_not_kept() -> None:
+    """Neither by the ensemble, nor by one that it is a member of; who waits for the answer has it all the same."""
+    remote = Remote()
+
+    def in_arena(data: bytes | memoryview) -> Block:
+        return Block(0, len(data), memoryview(bytearray(data)), lambda _: None)
+
+    old, new = Member("first"), Member("first")
+    pipe = Pipe(config_of(one("first", "IN", "OUT")), old)
+    inner = EnsembleModel("inner", 1, pipe.model.config, pipe, {("first", ""): old})  # type: ignore[arg-type]
+    pipe.members["inner"] = inner  # type: ignore[assignment]
+    outer_config = config_of(one("inner", "IN", "OUT"))
+    outer = EnsembleModel("outer", 1, outer_config, pipe, {("inner", ""): inner})  # type: ignore[arg-type]
+    outer.use_cache(ResponseCache(None, remote, lambda _: None, in_arena, True), b"of the old member")
+
+    async def ask(member: Member) -> None:
+        """Two that ask the same, of whom one is computed."""
+        pipe.members["first"] = member
+        for id in "ab":
+            request = pipe.reader.request(id, Tensor("IN", FP32, (1,), b"1234"))
+            outer.submit(request)
+        await until(lambda: member.requests)
+        assert len(member.requests) == 1
+        member.answer(Tensor("OUT", FP32, (1,), b"said"))
+        await asyncio.wait_for(outer.drained(), 10)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    await ask(new)
+    assert pipe.reader.ids == ["a", "b"]
+    assert remote.kept == {}
+    await ask(old)
+    assert len(remote.kept) == 1
 
 
 @on_a_loop

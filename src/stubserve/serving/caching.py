@@ -6,7 +6,7 @@ Guarantees:
   (`preserve_ordering`);
 - whatever is wrong with the store is a miss: the request goes on as if there were no cache. A request whose key takes
   long, or whose store is elsewhere, waits meanwhile, and can be cancelled;
-- only successful, whole responses are kept (`keeper`);
+- only successful, whole responses are kept (`keeper`), and none of a member that the ensemble's key does not stand for;
 - a request that refers to shared memory of its client goes past the cache: what its model reads there may be other than
   what its key was made of, and others would get the answer;
 - a model that is loaded anew has other keys, so nothing that its predecessor said is served.
@@ -317,10 +317,13 @@ class ModelCache:
                 self._due.append(one)
             elif self._leave(one.request):
                 one.response = given.response()
+                one.response.transient = response.transient
                 self._due.append(one)
         if followers:
             self.poll_soon()
-        if given is not None:
+        if given is not None and response.transient:
+            given.drop()
+        elif given is not None:
             try:
                 self._keeper.keep(key, given)
             except Exception:

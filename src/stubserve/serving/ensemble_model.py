@@ -164,6 +164,9 @@ class EnsembleModel(AnsweringModel):
         """The model of a step. Raises ServeError."""
         return self._models.find(*self._keys[step.index])
 
+    def was_loaded_with(self, members: Mapping[int, ServedModel]) -> bool:
+        return all(self.members.get(self._keys[index]) is model for index, model in members.items())
+
     def respond(self, request: Request, response: Response) -> None:
         self._delivery.respond(request, response)
 

@@ -55,6 +55,9 @@ class Ensemble(Protocol):
     def member(self, step: Step) -> ServedModel:
         """The model of a step. Raises ServeError."""
 
+    def was_loaded_with(self, members: Mapping[int, ServedModel]) -> bool:
+        """Whether these, by the index of their steps, are the members that its identity names."""
+
     def respond(self, request: Request, response: Response) -> None:
         """Passes a response on, with a hold on each of its outputs."""
 
@@ -83,6 +86,7 @@ class EnsembleRun:
         "_members",
         "_over",
         "_pace",
+        "_transient",
         "infer_ns",
         "input_ns",
         "name",
@@ -108,6 +112,8 @@ class EnsembleRun:
         self._pace: Pace | None = None
         # The only response of an ensemble that is not decoupled, until all is over
         self._kept: Response | None = None
+        # Whether a member was another than the ensemble was loaded with, in this run or in one within it
+        self._transient = False
         self._looking = False
         self._over = False
 
@@ -126,6 +132,7 @@ class EnsembleRun:
             flow.fail(self._told(error))
             self._look()
             return
+        self._transient = not self._ensemble.was_loaded_with(self._members)
         for model in self._members.values():
             model.reserve()
         flow.begin(given_inputs(flow.given, self.request, self._ensemble.signature))
@@ -213,6 +220,7 @@ class EnsembleRun:
             return
         try:
             flow, run = self._flow, call.run
+            self._transient |= response.transient
             if response.error is not None:
                 self._fail(self._told(response.error))
             elif not response.empty and flow.error is None:
@@ -289,6 +297,7 @@ class EnsembleRun:
 
     def _finish(self, response: Response) -> None:
         self._close()
+        response.transient = self._transient
         self._ensemble.succeeded(self)
         self._ensemble.respond(self.request, response)
 
