@@ -630,6 +630,40 @@ async def test_a_fault_of_the_server_is_an_error_for_the_caller() -> None:
     await asyncio.wait_for(pipe.model.drained(), 10)
 
 
+@on_a_loop
+async def test_a_fault_of_the_server_gives_back_gates_and_memory() -> None:
+    """Those that wait behind it go on, and nothing of it is left when its steps have been answered."""
+    part, join = Member("part"), Member("join", "IN0 IN1 IN2 IN3")
+    pipe = Pipe(config_of(*FAN, limit=1), part, join)
+    cancel = part.cancel
+    failing: list[Request] = []
+
+    def fail_to_cancel(request: Request) -> None:
+        failing.append(request)
+        raise RuntimeError("a fault of the server's")
+
+    part.cancel = fail_to_cancel  # type: ignore[method-assign]
+    pipe.submit("mine")
+    pipe.submit("next")
+    assert [request.id for request in part.requests] == ["mine"] * 4
+    part.answer(error=internal("no"))
+    assert failing
+    assert pipe.reader.error("mine").message == "unexpected error in ensemble 'pipe'; see the server's log"
+    part.cancel = cancel  # type: ignore[method-assign]
+    # Its other steps are still executed.
+    assert [request.id for request in part.requests] == ["mine"] * 3 + ["next"] * 4
+    for _ in range(3):
+        part.answer(pipe.tensor())
+    for id in ("next", "last"):
+        for _ in range(4):
+            part.answer(pipe.tensor())
+        join.answer(pipe.tensor())
+        assert pipe.reader.ids[-1] == id
+        if id == "next":
+            pipe.submit("last")
+    await pipe.over()
+
+
 class Blocked:
     """An instance that waits for these calls."""
 

@@ -324,19 +324,22 @@ class EnsembleRun:
             call.cancel()
 
     def _break_off(self) -> None:
-        """A fault of the server's own: the caller gets an error, whatever becomes of the rest."""
+        """A fault of the server's own: the caller gets an error, and all that is held is let go of."""
         ensemble = self._ensemble
         log.exception("a request to ensemble '%s' has failed unexpectedly", ensemble.name)
         if self._over:
             return
-        self._over = True
-        for model in self._members.values():
-            model.release()
-        self._members = {}
+        self._give_up_waiting()
+        self._close()
         error = internal(f"unexpected error in ensemble '{ensemble.name}'; see the server's log")
         ensemble.failed(self, error, OTHER_FAILURE)
         for call in list(self._calls):
-            call.cancel()
+            try:
+                call.cancel()
+            except Exception:
+                log.exception("a step of ensemble '%s' could not be cancelled", ensemble.name)
+        if self._at_gates is not None:
+            self._at_gates.leave_all()
 
     def _give_up_waiting(self) -> None:
         for run in () if self._at_gates is None else self._at_gates.give_up():
