@@ -343,6 +343,67 @@ def test_redis_keeps_answers_for_other_servers_and_for_the_next_start(tmp_path: 
             assert counts(server) == (0, 1, 1)
 
 
+# Says its release; starts once there is a file of that name.
+RELEASED = """
+    import os
+    import time
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            print("initializing RELEASE", flush=True)
+            while not os.path.exists("GO/RELEASE"):
+                time.sleep(0.01)
+
+        def execute(self, requests):
+            inputs = [pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
+            outputs = [pb_utils.Tensor("OUTPUT0", np.full_like(given, RELEASE)) for given in inputs]
+            return [pb_utils.InferenceResponse([output]) for output in outputs]
+"""
+
+
+def test_a_member_that_is_newer_than_its_ensemble_writes_nothing_for_servers_with_the_old_one(tmp_path: Path) -> None:
+    pytest.importorskip("redis")
+    new, old, go = tmp_path / "new", tmp_path / "old", tmp_path / "go"
+
+    def write_release(name: str, release: int) -> None:
+        write_model(new, name, RELEASED.replace("GO", str(go)).replace("RELEASE", str(release)), io_config())
+
+    go.mkdir()
+    write_release("counts", 1)
+    (new / "flow" / "1").mkdir(parents=True)
+    (new / "flow" / "config.pbtxt").write_text(ENSEMBLE + ENABLED)
+    shutil.copytree(new, old)
+    (go / "1").touch()
+    with redis_server(tmp_path) as redis, ThreadPoolExecutor(2) as pool:
+        flag = f"--cache-config=redis,host=127.0.0.1,port={redis.port},{PATIENT}"
+        explicit = ("--model-control-mode=explicit", "--load-model=flow", "--model-load-thread-count=1")
+        with Serving(new, flag, *explicit) as first, Serving(old, flag) as second:
+            write_release("counts", 2)
+            write_release("other", 3)
+            load = partial(first.request, "POST")
+            loads = [pool.submit(load, "/v2/repository/models/counts/load")]
+            first.wait_for("initializing 2")
+            # While this one starts, no ensemble can be loaded anew.
+            loads.append(pool.submit(load, "/v2/repository/models/other/load"))
+            index = partial(first.request, "POST", "/v2/repository/index")
+            eventually(lambda: {"name": "other", "version": "1", "state": "LOADING"} in index().json())
+            (go / "2").touch()
+            first.wait_for("initializing 3")
+            eventually(lambda: ask(first) == 2)
+            assert ask(first, "flow") == 2
+            (go / "3").touch()
+            assert [one.result(60).status for one in loads] == [200, 200]
+            # Once it is loaded anew its answers are kept, as those of a model of its own.
+            assert ask(first, "flow") == 2
+            with redis.client() as client:
+                eventually(client.dbsize)
+                assert ask(second, "flow") == 1
+                eventually(lambda: client.dbsize() == 2)
+                assert (ask(first, "flow"), ask(second, "flow")) == (2, 1)
+
+
 def test_redis_may_go_and_come_back(tmp_path: Path) -> None:
     pytest.importorskip("redis")
     write_counts(tmp_path / "models")

@@ -18,11 +18,13 @@ from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.trace import ModelTracing
 from stubserve.instances.waiting import Starting, dead_end
 from stubserve.model_config.proto import ModelConfig
+from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.ensemble.plan import EnsemblePlan
 from stubserve.serving.ensemble_calls import Prospect
 from stubserve.serving.ensemble_model import EnsembleModel
 from stubserve.serving.ensemble_shapes import fit
 from tests.serving.fakes import Reader
+from tests.serving.test_caching import Remote, until
 
 FP32 = 11
 
@@ -567,6 +569,42 @@ async def test_it_stands_while_its_members_are_the_same() -> None:
 
 
 @on_a_loop
+async def test_what_a_member_says_that_it_was_not_loaded_with_is_not_kept() -> None:
+    """Neither by the ensemble, nor by one that it is a member of; who waits for the answer has it all the same."""
+    remote = Remote()
+
+    def in_arena(data: bytes | memoryview) -> Block:
+        return Block(0, len(data), memoryview(bytearray(data)), lambda _: None)
+
+    old, new = Member("first"), Member("first")
+    pipe = Pipe(config_of(one("first", "IN", "OUT")), old)
+    inner = EnsembleModel("inner", 1, pipe.model.config, pipe, {("first", ""): old})  # type: ignore[arg-type]
+    pipe.members["inner"] = inner  # type: ignore[assignment]
+    outer_config = config_of(one("inner", "IN", "OUT"))
+    outer = EnsembleModel("outer", 1, outer_config, pipe, {("inner", ""): inner})  # type: ignore[arg-type]
+    outer.use_cache(ResponseCache(None, remote, lambda _: None, in_arena, True), b"of the old member")
+
+    async def ask(member: Member) -> None:
+        """Two that ask the same, of whom one is computed."""
+        pipe.members["first"] = member
+        for id in "ab":
+            request = pipe.reader.request(id, Tensor("IN", FP32, (1,), b"1234"))
+            outer.submit(request)
+        await until(lambda: member.requests)
+        assert len(member.requests) == 1
+        member.answer(Tensor("OUT", FP32, (1,), b"said"))
+        await asyncio.wait_for(outer.drained(), 10)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    await ask(new)
+    assert pipe.reader.ids == ["a", "b"]
+    assert remote.kept == {}
+    await ask(old)
+    assert len(remote.kept) == 1
+
+
+@on_a_loop
 async def test_what_is_under_way_when_it_stops() -> None:
     pipe, first, _ = chain()
     pipe.submit("mine")
@@ -590,6 +628,40 @@ async def test_a_fault_of_the_server_is_an_error_for_the_caller() -> None:
     pipe.submit("next")
     assert pipe.reader.error("next").code is Code.INTERNAL
     await asyncio.wait_for(pipe.model.drained(), 10)
+
+
+@on_a_loop
+async def test_a_fault_of_the_server_gives_back_gates_and_memory() -> None:
+    """Those that wait behind it go on, and nothing of it is left when its steps have been answered."""
+    part, join = Member("part"), Member("join", "IN0 IN1 IN2 IN3")
+    pipe = Pipe(config_of(*FAN, limit=1), part, join)
+    cancel = part.cancel
+    failing: list[Request] = []
+
+    def fail_to_cancel(request: Request) -> None:
+        failing.append(request)
+        raise RuntimeError("a fault of the server's")
+
+    part.cancel = fail_to_cancel  # type: ignore[method-assign]
+    pipe.submit("mine")
+    pipe.submit("next")
+    assert [request.id for request in part.requests] == ["mine"] * 4
+    part.answer(error=internal("no"))
+    assert failing
+    assert pipe.reader.error("mine").message == "unexpected error in ensemble 'pipe'; see the server's log"
+    part.cancel = cancel  # type: ignore[method-assign]
+    # Its other steps are still executed.
+    assert [request.id for request in part.requests] == ["mine"] * 3 + ["next"] * 4
+    for _ in range(3):
+        part.answer(pipe.tensor())
+    for id in ("next", "last"):
+        for _ in range(4):
+            part.answer(pipe.tensor())
+        join.answer(pipe.tensor())
+        assert pipe.reader.ids[-1] == id
+        if id == "next":
+            pipe.submit("last")
+    await pipe.over()
 
 
 class Blocked:

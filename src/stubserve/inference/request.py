@@ -27,11 +27,14 @@ class Response:
     A decoupled model gives any number of them; `final` says that no further one follows. One that is `empty` brings
     nothing but that news, as upstream's final flag without a response.
 
+    One that is `transient` comes from an ensemble whose members were not those that it was loaded with, as for a moment
+    while they are loaded anew: no cache keeps it.
+
     An error may come with outputs: the response that a model which is not decoupled had sent before it failed. Clients
     of streams get those, all others the error.
     """
 
-    __slots__ = ("empty", "error", "final", "outputs", "parameters")
+    __slots__ = ("empty", "error", "final", "outputs", "parameters", "transient")
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class Response:
         self.error = error
         self.final = final
         self.empty = empty
+        self.transient = False
 
     def __repr__(self) -> str:
         return f"<Response {self.error or self.outputs}>"

@@ -21,8 +21,11 @@ from stubserve.serving.ensemble_model import EnsembleModel, Models
 Members = Mapping[tuple[str, str], ServedModel]
 
 
-async def start_ensemble(candidate: Candidate, version: int, models: Models) -> EnsembleModel:
-    """A version of an ensemble that is ready. Raises ServeError with upstream's texts."""
+async def start_ensemble(candidate: Candidate, version: int, models: Models, max_queue_size: int = 0) -> EnsembleModel:
+    """A version of an ensemble that is ready. Raises ServeError with upstream's texts.
+
+    `max_queue_size` is the server's own limit, as `EnsembleModel` has it.
+    """
     folder, config = candidate.folder, candidate.config
     validate(config)
     labels = await asyncio.to_thread(read_labels, folder, config)
@@ -34,7 +37,7 @@ async def start_ensemble(candidate: Candidate, version: int, models: Models) -> 
     completed.CopyFrom(config)
     # As upstream, whatever the configuration itself says
     completed.model_transaction_policy.decoupled = is_decoupled(config, configs)
-    model = EnsembleModel(folder.name, version, completed, models, members)
+    model = EnsembleModel(folder.name, version, completed, models, members, max_queue_size=max_queue_size)
     model.signature.labels = {**_labels_of_members(config, members), **labels}
     return model
 

@@ -85,7 +85,7 @@ class Loader:
         """One version with all its instances ready. Raises ServeError; then nothing of it is left."""
         folder, config = candidate.folder, candidate.config
         if config.platform == ENSEMBLE_PLATFORM:
-            ensemble = await start_ensemble(candidate, version, services.models)
+            ensemble = await start_ensemble(candidate, version, services.models, self._settings.max_queue_size)
             ensemble.tracing = self._tracing(ensemble.name)
             ensemble.latencies = self._latencies(config)
             ensemble.identity = of_members(config, version, [one.identity for one in ensemble.members.values()])

@@ -70,6 +70,17 @@ class Scheduler(abc.ABC):
     def cancel(self, request: Request) -> None:
         """Marks a request whose client is gone; if it is still queued the next `poll` answers it with CANCELLED."""
 
+    def take_place(self, request: Request) -> None:  # noqa: B027  # for queues with limits
+        """A request waits for the answer to an equal one: it counts for the queue's limits, and does not run.
+
+        Raises ServeError as `enqueue`. It ends with `leave_place`, or as a request that is queued does.
+        """
+
+    def leave_place(self, request: Request) -> bool:
+        """Such a request waits no more. False where it has ended already: its place went to another, or its client has
+        gone."""
+        return True
+
     def response_complete(self, request: Request, response: Response) -> None:  # noqa: B027  # for schedulers with slots
         """A request that ran has had its final response, which has not gone out yet: outputs may be taken from it."""
 

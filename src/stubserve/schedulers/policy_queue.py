@@ -9,6 +9,8 @@ Guarantees:
 - `push`, `remove` and `take` cost O(1) per request, whatever the queue holds. Deadlines are in a heap: adding one
   that is not earlier than all others (the case without overrides) takes one comparison, and `next_deadline_ns` looks
   at the top.
+- A request that does not run for now, because it waits for the answer to an equal one, has a place beside the lines
+  (`take_place`): it counts for the limit and for shares as if it were in line.
 - The heap does not keep a served request alive for long. Its entries outlive their requests, as a heap gives up only
   its top cheaply, but it is rebuilt as soon as more than half of it is dead (amortised O(1) as well).
 
@@ -115,7 +117,7 @@ class PriorityLevels:
 class _Level:
     """The requests of one priority."""
 
-    __slots__ = ("delayed", "number", "policy", "shares", "unexpired")
+    __slots__ = ("beside", "delayed", "number", "policy", "shares", "unexpired")
 
     def __init__(self, number: int, policy: QueuePolicy) -> None:
         self.number = number
@@ -123,18 +125,20 @@ class _Level:
         # Each request with its deadline, 0 for none
         self.unexpired: OrderedDict[Request, int] = OrderedDict()
         self.delayed: OrderedDict[Request, None] = OrderedDict()
+        # Those that have a place and are in no line
+        self.beside: dict[Request, None] = {}
         # Who has how much of it, from when it is full until it is half empty
         self.shares: FairShares | None = None
 
     def has_left(self, request: Request) -> None:
-        """A request is not in either line any more."""
+        """A request has no place any more."""
         if self.shares is not None:
             self.shares.remove(request)
             if len(self) <= self.policy.max_queue_size // 2:
                 self.shares = None
 
     def __len__(self) -> int:
-        return len(self.unexpired) + len(self.delayed)
+        return len(self.unexpired) + len(self.delayed) + len(self.beside)
 
     def __lt__(self, other: _Level) -> bool:
         return self.number < other.number
@@ -160,10 +164,8 @@ class PolicyQueue:
 
     def push(self, request: Request) -> None:
         """Queues a request as of its `queue_start_ns`. Raises ServeError UNAVAILABLE if its level is full."""
-        level = self._level(request)
+        level = self._level_with_room(request)
         policy = level.policy
-        if policy.max_queue_size and len(level) >= policy.max_queue_size:
-            self._make_room(level, request)
         timeout_us = policy.default_timeout_us
         if policy.allow_timeout_override and 0 < request.timeout_us < timeout_us:
             timeout_us = request.timeout_us
@@ -177,19 +179,29 @@ class PolicyQueue:
             level.shares.add(request)
         self._size += 1
 
+    def take_place(self, request: Request) -> None:
+        """Gives a request a place in which it is not served. Raises ServeError UNAVAILABLE if its level is full."""
+        level = self._level_with_room(request)
+        level.beside[request] = None
+        if level.shares is not None:
+            level.shares.add(request)
+
     def remove(self, request: Request) -> bool:
-        """Takes a request out; False if it is not there."""
+        """Takes a request out, of a line or of its place beside them; False if it is not there."""
         level = self._levels.get(self.priorities.level_of(request.priority))
         if level is None:
             return False
-        if request in level.unexpired:
+        if request in level.beside:
+            del level.beside[request]
+        elif request in level.unexpired:
             self._forget_deadline(level.unexpired.pop(request))
+            self._size -= 1
         elif request in level.delayed:
             del level.delayed[request]
+            self._size -= 1
         else:
             return False
         level.has_left(request)
-        self._size -= 1
         return True
 
     def take(self, count: int) -> list[Request]:
@@ -251,12 +263,20 @@ class PolicyQueue:
     def __len__(self) -> int:
         return self._size
 
+    def _level_with_room(self, newcomer: Request) -> _Level:
+        """The level of a request that is to get a place. Raises ServeError UNAVAILABLE if there is none."""
+        level = self._level(newcomer)
+        limit = level.policy.max_queue_size
+        if limit and len(level) >= limit:
+            self._make_room(level, newcomer)
+        return level
+
     def _make_room(self, level: _Level, newcomer: Request) -> None:
         """Has somebody leave a full level. Raises ServeError where it is the newcomer who has to go."""
         gives_way: Request | None = None
         if newcomer.client is not None:
             if level.shares is None:
-                level.shares = FairShares([*level.unexpired, *level.delayed])
+                level.shares = FairShares([*level.unexpired, *level.delayed, *level.beside])
             gives_way = level.shares.gives_way(newcomer)
         if gives_way is None:
             raise overloaded(newcomer.id_prefix + FULL)

@@ -27,6 +27,13 @@ class QueueingScheduler(Scheduler):
         if self._queue.remove(request):
             self._cancelled.append(request)
 
+    def take_place(self, request: Request) -> None:
+        if isinstance(self._queue, PolicyQueue):
+            self._queue.take_place(request)
+
+    def leave_place(self, request: Request) -> bool:
+        return not isinstance(self._queue, PolicyQueue) or self._queue.remove(request)
+
     def instance_idle(
         self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0, most: int = 0
     ) -> None:

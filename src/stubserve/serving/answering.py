@@ -53,10 +53,25 @@ class AnsweringModel:
         self._delivery.latencies = latencies
 
     def _make_cache(
-        self, cache: ResponseCache, identity: bytes, queue: Callable[[Request], None], run: Callable[[], None]
+        self,
+        cache: ResponseCache,
+        identity: bytes,
+        queue: Callable[[Request, bool], None],
+        leave: Callable[[Request], bool],
+        run: Callable[[], None],
     ) -> ModelCache:
-        outputs = tuple(self.signature.outputs)
-        made = ModelCache(self.name, identity, outputs, cache, self._delivery, self.statistics, queue, run, self._clock)
+        made = ModelCache(
+            self.name,
+            identity,
+            tuple(self.signature.outputs),
+            cache,
+            self._delivery,
+            self.statistics,
+            queue,
+            leave,
+            run,
+            self._clock,
+        )
         latencies = self._delivery.latencies
         if latencies is not None:
             latencies.uses_cache()

@@ -6,7 +6,7 @@ Guarantees:
   (`preserve_ordering`);
 - whatever is wrong with the store is a miss: the request goes on as if there were no cache. A request whose key takes
   long, or whose store is elsewhere, waits meanwhile, and can be cancelled;
-- only successful, whole responses are kept (`keeper`);
+- only successful, whole responses are kept (`keeper`), and none of a member that the ensemble's key does not stand for;
 - a request that refers to shared memory of its client goes past the cache: what its model reads there may be other than
   what its key was made of, and others would get the answer;
 - a model that is loaded anew has other keys, so nothing that its predecessor said is served.
@@ -14,7 +14,9 @@ Guarantees:
 **Coalescing** (`coalesce=true`). While a request runs, equal ones wait for its answer and do not run. They are
 answered like hits. Where the request fails they run themselves, each on its own, so nobody gets an error that was
 somebody else's; where only its client has gone, one of them takes its place. A queue policy's timeout counts from when
-a request is queued, so it does not count while it waits for another.
+a request is queued, so it does not count while it waits for another. Its limit does: who waits has a place in the
+queue. A reader may cancel anybody, and ask again, while it is answered: by then nobody follows that request any more,
+and what becomes of those that did is done with the next poll.
 
 Statistics, as upstream: a hit is a success with a queue time and no computation; a miss counts when its answer is
 there, with the times of lookup and insertion.
@@ -53,41 +55,39 @@ class Answers(Protocol):
     def fail(self, requests: Iterable[Request], error: ServeError, outcome: str | None) -> None: ...
 
 
-class _Miss:
-    """A request that runs because the cache had no answer; hears the answer before its reader does."""
+class _Asked:
+    """A request that was not answered at once: it runs, waits for one that does, or is due with the next poll.
 
-    __slots__ = ("_cache", "followers", "key", "looked_up_ns", "reader", "request")
+    While it runs or waits this hears the answer before its reader does.
+    """
 
-    def __init__(self, cache: ModelCache, request: Request, key: bytes, looked_up_ns: int) -> None:
+    __slots__ = ("_cache", "alone", "asked_ns", "followers", "key", "reader", "request", "response", "took_ns")
+
+    def __init__(self, cache: ModelCache, request: Request, key: bytes | None, asked_ns: int, took_ns: int) -> None:
         self._cache = cache
         self.request = request
         self.reader = request.on_response
+        # None where nobody could look the answer up
         self.key = key
-        self.looked_up_ns = looked_up_ns
-        # Equal requests that wait for the answer: when each asked, and how long it took to look the answer up
-        self.followers: dict[Request, tuple[int, int]] = {}
+        # When it asked, and how long it took to look the answer up
+        self.asked_ns = asked_ns
+        self.took_ns = took_ns
+        # Equal requests that wait for its answer
+        self.followers: dict[Request, _Asked] = {}
+        # Once it is due: its answer, or None where it is to run; and whether it then runs whoever else does
+        self.response: Response | None = None
+        self.alone = False
 
     def on_response(self, request: Request, response: Response) -> None:
         request.on_response = self.reader
         self._cache.on_answer(self, response)
 
 
-class _Hit:
-    """An answer that goes out with the next poll."""
-
-    __slots__ = ("asked_ns", "request", "response", "took_ns")
-
-    def __init__(self, request: Request, response: Response, asked_ns: int, took_ns: int) -> None:
-        self.request = request
-        self.response = response
-        self.asked_ns = asked_ns
-        self.took_ns = took_ns
-
-
 class ModelCache:
     """The cache of one model version, between those who ask and its queue. Lives on the event loop.
 
-    `queue` puts a request into the model's queue, or raises ServeError; `run` runs what can run (the model's own poll).
+    `queue` puts a request into the model's queue, or gives one that follows another a place there, or raises
+    ServeError; `leave` ends the latter, as `Scheduler.leave_place`; `run` runs what can run (the model's own poll).
     """
 
     def __init__(
@@ -98,7 +98,8 @@ class ModelCache:
         cache: ResponseCache,
         answers: Answers,
         statistics: ModelStatistics,
-        queue: Callable[[Request], None],
+        queue: Callable[[Request, bool], None],
+        leave: Callable[[Request], bool],
         run: Callable[[], None],
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -112,19 +113,20 @@ class ModelCache:
         self._answers = answers
         self._statistics = statistics
         self._queue = queue
+        self._leave = leave
         self._run = run
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self.latencies: Latencies | None = None
         statistics.cached = True
-        # What goes out with the next poll
-        self._hits: list[_Hit] = []
+        # What goes out, or goes on, with the next poll
+        self._due: list[_Asked] = []
         self._poll_is_due = False
         # Requests whose key or answer is being looked for elsewhere
         self._tasks: set[asyncio.Task[None]] = set()
         # With coalescing: what runs, by its key, and for whose answer a request waits
-        self._running: dict[bytes, _Miss] = {}
-        self._followed: dict[Request, _Miss] = {}
+        self._running: dict[bytes, _Asked] = {}
+        self._followed: dict[Request, _Asked] = {}
 
     # Requests
 
@@ -136,7 +138,7 @@ class ModelCache:
         """
         request.texts_as_json = False  # what is kept is for any client
         if request.regions is not None:
-            self._queue(request)
+            self._queue(request, False)
             self._answers.expect(request)
             return False
         request.queue_start_ns = asked_ns = self._clock()
@@ -150,36 +152,37 @@ class ModelCache:
         try:
             key = key_of(self._identity, self._outputs, request, False)
         except ValueError:  # a parameter that nobody could look up
-            self._queue(request)
+            self._queue(request, False)
             self._answers.expect(request)
             return False
         entry = local.get(key)
         now_ns = self._clock()
         took_ns = now_ns - asked_ns
-        if entry is not None:
+        if entry is None:
+            self._begin(_Asked(self, request, key, asked_ns, took_ns))
             self._answers.expect(request)
-            if at_once and not self._answers.keeps_order:
-                self._answer(request, entry.response(), asked_ns, took_ns, now_ns)
-                return True
-            self._hits.append(_Hit(request, entry.response(), asked_ns, took_ns))
-        elif not self._follow(key, request, asked_ns, took_ns):
-            self._begin(request, key, took_ns)
-            self._answers.expect(request)
-        else:
-            self._answers.expect(request)
+            return False
+        self._answers.expect(request)
+        if at_once and not self._answers.keeps_order:
+            self._answer(request, entry.response(), asked_ns, took_ns, now_ns)
+            return True
+        hit = _Asked(self, request, key, asked_ns, took_ns)
+        hit.response = entry.response()
+        self._due.append(hit)
         return False
 
     def cancel(self, request: Request) -> None:
-        """The client of a request is gone, which is marked as cancelled."""
-        miss = self._followed.pop(request, None)
-        if miss is not None:
-            del miss.followers[request]
-            self._fail_cancelled(request)
+        """The client of a request is gone, which is marked as cancelled. What is due is told with the next poll."""
+        leader = self._followed.get(request)
+        if leader is not None:
+            self._part(leader.followers.pop(request))
+            if self._leave(request):
+                self._fail_cancelled(request)
 
     def leader_of(self, request: Request) -> Request:
         """The request whose answer this one waits for, or itself."""
-        miss = self._followed.get(request)
-        return request if miss is None else miss.request
+        leader = self._followed.get(request)
+        return request if leader is None else leader.request
 
     def poll_soon(self) -> None:
         """Polls once for all that this turn of the event loop brings."""
@@ -190,10 +193,13 @@ class ModelCache:
     def poll(self) -> None:
         """Answers what the cache had, and runs what can run. Raises nothing."""
         self._poll_is_due = False
-        if self._hits:
-            hits, self._hits = self._hits, []
-            for hit in hits:
-                self._answer(hit.request, hit.response, hit.asked_ns, hit.took_ns, self._clock())
+        if self._due:
+            due, self._due = self._due, []
+            for asked in due:
+                if asked.response is not None:
+                    self._answer(asked.request, asked.response, asked.asked_ns, asked.took_ns, self._clock())
+                elif self._leave(asked.request):
+                    self._go_on(asked)
         self._run()
 
     def _answer(self, request: Request, response: Response, asked_ns: int, took_ns: int, now_ns: int) -> None:
@@ -207,13 +213,14 @@ class ModelCache:
 
     async def _look_elsewhere(self, request: Request, asked_ns: int) -> None:
         """Makes a key that takes long, asks a store that is elsewhere; then the request goes on. Raises nothing."""
-        key: bytes | None = None
-        entry: Entry | None = None
+        asked = _Asked(self, request, None, asked_ns, 0)
+        response: Response | None = None
         try:
             if is_quick(request):  # the store is elsewhere
-                key = key_of(self._identity, self._outputs, request)
+                asked.key = key = key_of(self._identity, self._outputs, request)
             else:
-                key = await asyncio.to_thread(key_of, self._identity, self._outputs, request)
+                asked.key = key = await asyncio.to_thread(key_of, self._identity, self._outputs, request)
+            entry: Entry | None
             if self._local is not None:
                 entry = self._local.get(key)
                 response = None if entry is None else entry.response()
@@ -223,18 +230,15 @@ class ModelCache:
                 if entry is not None:
                     entry.drop()
         except ValueError:
-            response = None
+            pass
         except Exception:
             log.exception("the response cache failed for a request to model '%s', which is computed", self._name)
-            response = None
-        took_ns = self._clock() - asked_ns
+        asked.took_ns = self._clock() - asked_ns
         if response is not None:
-            self._hits.append(_Hit(request, response, asked_ns, took_ns))
-        elif request.cancelled:
-            self._fail_cancelled(request)
-            return
-        elif key is None or not self._follow(key, request, asked_ns, took_ns):
-            self._begin_late(request, key, took_ns)
+            asked.response = response
+            self._due.append(asked)
+        else:
+            self._go_on(asked)
         self.poll_soon()
 
     def _fail_cancelled(self, request: Request) -> None:
@@ -243,82 +247,89 @@ class ModelCache:
 
     # Running
 
-    def _follow(self, key: bytes, request: Request, asked_ns: int, took_ns: int) -> bool:
-        """Has a request wait for the answer to an equal one; False where there is none."""
-        if not self._cache.coalesces:
-            return False
-        miss = self._running.get(key)
-        if miss is None:
-            return False
-        miss.followers[request] = (asked_ns, took_ns)
-        self._followed[request] = miss
-        return True
+    def _begin(self, asked: _Asked) -> None:
+        """Has a request wait for the answer to an equal one that runs; queues it where there is none.
 
-    def _begin(self, request: Request, key: bytes, took_ns: int) -> _Miss:
-        """Queues a request whose answer is to be kept. Raises ServeError."""
-        miss = _Miss(self, request, key, took_ns)
-        request.on_response = miss.on_response
+        Raises ServeError where the queue is full.
+        """
+        request, key = asked.request, asked.key
+        if key is None:
+            self._queue(request, False)
+            return
+        leader = None if asked.alone else self._running.get(key)
+        request.on_response = asked.on_response
         try:
-            self._queue(request)
+            self._queue(request, leader is not None)
         except BaseException:
-            request.on_response = miss.reader
+            request.on_response = asked.reader
             raise
-        if self._cache.coalesces:
-            self._running.setdefault(key, miss)
-        return miss
+        if leader is not None:
+            leader.followers[request] = asked
+            self._followed[request] = leader
+        elif self._cache.coalesces:
+            self._running.setdefault(key, asked)
 
-    def _begin_late(self, request: Request, key: bytes | None, took_ns: int) -> _Miss | None:
-        """Queues a request that is expected already, and so is answered where the queue does not take it."""
+    def _go_on(self, asked: _Asked) -> None:
+        """Begins with a request that is expected already, and so is answered where the queue does not take it."""
+        request = asked.request
+        if request.cancelled:
+            self._fail_cancelled(request)
+            return
         try:
-            if key is not None:
-                return self._begin(request, key, took_ns)
-            self._queue(request)
+            self._begin(asked)
         except ServeError as refusal:
             self._answers.fail((request,), refusal, None)
         except Exception:
             log.exception("a request to model '%s' could not be queued", self._name)
             unexpected = internal("unexpected error while the request was handled; see the server's log")
             self._answers.fail((request,), unexpected, None)
-        return None
+
+    def _part(self, follower: _Asked) -> None:
+        """A request waits for no other any more."""
+        request = follower.request
+        del self._followed[request]
+        request.on_response = follower.reader
 
     # Answers
 
-    def on_answer(self, miss: _Miss, response: Response) -> None:
-        """The answer to a request that ran: keeps it, and passes it on."""
+    def on_answer(self, asked: _Asked, response: Response) -> None:
+        """An answer to a request that ran, which is kept, or to one that waited and lost its place; passes it on."""
+        request, key = asked.request, asked.key
+        leader = self._followed.pop(request, None)
+        if leader is not None:
+            del leader.followers[request]
+            asked.reader(request, response)
+            return
+        assert key is not None
         began_ns = self._clock()
-        request = miss.request
-        if self._running.get(miss.key) is miss:
-            del self._running[miss.key]
-        followers, miss.followers = miss.followers, {}
-        answered: list[_Hit] = []
-        if response.error is None and response.final and not response.empty:
+        if self._running.get(key) is asked:
+            del self._running[key]
+        given: Entry | None = None
+        # One without outputs says nothing, or has lost them: nobody waited for it, and its turn had not come.
+        if response.error is None and response.final and response.outputs:
+            given = lent(response)
+        # From here on nobody follows it: its reader may cancel whom it likes.
+        followers, asked.followers = asked.followers, {}
+        for one in followers.values():
+            self._part(one)
+            if given is None:
+                one.alone = not request.cancelled
+                self._due.append(one)
+            elif self._leave(one.request):
+                one.response = given.response()
+                one.response.transient = response.transient
+                self._due.append(one)
+        if followers:
+            self.poll_soon()
+        if given is not None and response.transient:
+            given.drop()
+        elif given is not None:
             try:
-                given = lent(response)
-                answered = [_Hit(one, given.response(), asked, took) for one, (asked, took) in followers.items()]
-                self._keeper.keep(miss.key, given)
+                self._keeper.keep(key, given)
             except Exception:
                 log.exception("an answer of model '%s' could not be put into the response cache", self._name)
-        took_ns = miss.looked_up_ns + self._clock() - began_ns
+        took_ns = asked.took_ns + self._clock() - began_ns
         self._statistics.record_miss(took_ns)
         if self.latencies is not None:
             self.latencies.on_miss(took_ns)
-        miss.reader(request, response)
-        if followers:
-            for follower in followers:
-                del self._followed[follower]
-            if answered:
-                self._hits += answered
-            else:
-                self._run_followers(miss, request.cancelled, followers)
-            self.poll_soon()
-
-    def _run_followers(self, miss: _Miss, gone: bool, followers: dict[Request, tuple[int, int]]) -> None:
-        """Those who waited for an answer that failed run themselves, or, if only its client is `gone`, one of them."""
-        while followers:
-            request = next(iter(followers))
-            _, took_ns = followers.pop(request)
-            begun = self._begin_late(request, miss.key, took_ns)
-            if gone and begun is not None and self._running.get(miss.key) is begun:
-                begun.followers.update(followers)
-                self._followed.update(dict.fromkeys(followers, begun))
-                return
+        asked.reader(request, response)

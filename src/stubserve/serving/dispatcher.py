@@ -75,6 +75,9 @@ class Dispatcher:
         self.serving = 0
         # Queues a request as of a time in ns; `poll` runs it. Raises ServeError if it is not taken.
         self.enqueue = scheduler.enqueue
+        # Has a request wait that is not to run for now, and ends that
+        self.take_place = scheduler.take_place
+        self.leave_place = scheduler.leave_place
         # Whether the scheduler wants to hear of responses and finished work
         self.has_slots = scheduler.has_slots
         # Whether there is nothing to decide while nobody waits

@@ -50,20 +50,23 @@ class Gate:
 
 
 class RunsAtGates:
-    """The runs of steps that one request to the ensemble has waiting at `gates`."""
+    """The runs of steps that one request to the ensemble has at `gates`: iterates over those that wait."""
 
-    __slots__ = ("_count", "_gates", "_waiting")
+    __slots__ = ("_count", "_gates", "_inside", "_waiting")
 
     def __init__(self, gates: Mapping[Step, Gate]) -> None:
         self._gates = gates
         # With what their gates know them by
         self._waiting: dict[Run, Callable[[], None]] = {}
         self._count: Counter[Step] = Counter()
+        # How many are inside
+        self._inside: Counter[Step] = Counter()
 
     def enter(self, run: Run, go: Callable[[Run], None]) -> bool:
         """Whether one may go now; if not it waits, and `go` is called with it once it is inside."""
         known_by = partial(self._go, run, go)
         if self._gates[run.step].enter(known_by):
+            self._inside[run.step] += 1
             return True
         self._waiting[run] = known_by
         self._count[run.step] += 1
@@ -71,7 +74,13 @@ class RunsAtGates:
 
     def leave(self, step: Step) -> None:
         """One that was inside is over."""
+        self._inside[step] -= 1
         self._gates[step].leave()
+
+    def leave_all(self) -> None:
+        """All that are inside are over, or nobody knows of them any more."""
+        for step in list(self._inside.elements()):
+            self.leave(step)
 
     def give_up(self) -> list[Run]:
         """None of those that wait goes any more; returns them."""
@@ -91,4 +100,5 @@ class RunsAtGates:
     def _go(self, run: Run, go: Callable[[Run], None]) -> None:
         del self._waiting[run]
         self._count[run.step] -= 1
+        self._inside[run.step] += 1
         go(run)

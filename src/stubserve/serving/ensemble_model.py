@@ -26,6 +26,7 @@ from stubserve.inference.served_model import BlockingCall, ServedModel, Waiter
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
+from stubserve.schedulers.policy_queue import PolicyQueue, PriorityLevels
 from stubserve.serving.answering import AnsweringModel
 from stubserve.serving.delivery import Delivery
 from stubserve.serving.ensemble_calls import Prospect
@@ -46,6 +47,7 @@ class EnsembleModel(AnsweringModel):
     """A `ServedModel` of members. Lives on the event loop.
 
     `members` are the models that its configuration was checked against, by (name, version as `find` takes it).
+    `max_queue_size` is the server's limit for requests that wait: those that follow others, as runs begin at once.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class EnsembleModel(AnsweringModel):
         models: Models,
         members: Mapping[tuple[str, str], ServedModel],
         clock: Callable[[], int] = time.monotonic_ns,
+        max_queue_size: int = 0,
     ) -> None:
         super().__init__(name, version, config, clock)
         # Fixed while it is loaded
@@ -71,6 +74,8 @@ class EnsembleModel(AnsweringModel):
         self.statistics = ModelStatistics()
         self._delivery = Delivery(self.signature, self.statistics, self._draining)
         self._queue: list[Request] = []
+        # The places of requests that follow others
+        self._places = PolicyQueue(PriorityLevels().bounded(max_queue_size))
         self._runs: dict[Request, EnsembleRun] = {}
         self._coming = _ComingRun(name, self._coming_calls)
         self._poll_is_due = False
@@ -97,12 +102,21 @@ class EnsembleModel(AnsweringModel):
         else:
             self._cache.enqueue(request)
 
-    def _take(self, request: Request) -> None:
-        """Queues a request. Raises ServeError when it is served no more."""
-        if self._closed:
+    def _take(self, request: Request, follows: bool = False) -> None:
+        """Queues a request; one that `follows` another, whose answer it waits for, gets a place only.
+
+        Raises ServeError when it is served no more, and where too many wait.
+        """
+        try:
+            if self._closed:
+                raise self._unavailable()
+            if follows:
+                self._places.take_place(request)
+                return
+        except ServeError:
             request.outcome = REJECTED
             self.statistics.record_failure(request)
-            raise self._unavailable()
+            raise
         request.queue_start_ns = self._clock()
         self._queue.append(request)
 
@@ -111,12 +125,15 @@ class EnsembleModel(AnsweringModel):
 
         Before its first request.
         """
-        self._cache = self._make_cache(cache, identity, self._take, self._begin_runs)
+        self._cache = self._make_cache(cache, identity, self._take, self._places.remove, self._begin_runs)
         self.poll = self._cache.poll
 
     def _begin_runs(self) -> None:
         """Begins the runs of what is queued: its `poll`, if no cache answers first. Raises nothing."""
         self._poll_is_due = False
+        if self._cache is not None:
+            for request, refusal in self._places.expire(self._clock()):
+                self._delivery.fail((request,), refusal, REJECTED)
         queue, self._queue = self._queue, []
         for request in queue:
             request.compute_start_ns = self._clock()
@@ -146,6 +163,9 @@ class EnsembleModel(AnsweringModel):
     def member(self, step: Step) -> ServedModel:
         """The model of a step. Raises ServeError."""
         return self._models.find(*self._keys[step.index])
+
+    def was_loaded_with(self, members: Mapping[int, ServedModel]) -> bool:
+        return all(self.members.get(self._keys[index]) is model for index, model in members.items())
 
     def respond(self, request: Request, response: Response) -> None:
         self._delivery.respond(request, response)

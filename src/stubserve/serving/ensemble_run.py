@@ -55,6 +55,9 @@ class Ensemble(Protocol):
     def member(self, step: Step) -> ServedModel:
         """The model of a step. Raises ServeError."""
 
+    def was_loaded_with(self, members: Mapping[int, ServedModel]) -> bool:
+        """Whether these, by the index of their steps, are the members that its identity names."""
+
     def respond(self, request: Request, response: Response) -> None:
         """Passes a response on, with a hold on each of its outputs."""
 
@@ -83,6 +86,7 @@ class EnsembleRun:
         "_members",
         "_over",
         "_pace",
+        "_transient",
         "infer_ns",
         "input_ns",
         "name",
@@ -108,6 +112,8 @@ class EnsembleRun:
         self._pace: Pace | None = None
         # The only response of an ensemble that is not decoupled, until all is over
         self._kept: Response | None = None
+        # Whether a member was another than the ensemble was loaded with, in this run or in one within it
+        self._transient = False
         self._looking = False
         self._over = False
 
@@ -126,6 +132,7 @@ class EnsembleRun:
             flow.fail(self._told(error))
             self._look()
             return
+        self._transient = not self._ensemble.was_loaded_with(self._members)
         for model in self._members.values():
             model.reserve()
         flow.begin(given_inputs(flow.given, self.request, self._ensemble.signature))
@@ -213,6 +220,7 @@ class EnsembleRun:
             return
         try:
             flow, run = self._flow, call.run
+            self._transient |= response.transient
             if response.error is not None:
                 self._fail(self._told(response.error))
             elif not response.empty and flow.error is None:
@@ -295,6 +303,7 @@ class EnsembleRun:
 
     def _finish(self, response: Response) -> None:
         self._close()
+        response.transient = self._transient
         self._ensemble.succeeded(self)
         self._ensemble.respond(self.request, response)
 
@@ -321,19 +330,22 @@ class EnsembleRun:
             call.cancel()
 
     def _break_off(self) -> None:
-        """A fault of the server's own: the caller gets an error, whatever becomes of the rest."""
+        """A fault of the server's own: the caller gets an error, and all that is held is let go of."""
         ensemble = self._ensemble
         log.exception("a request to ensemble '%s' has failed unexpectedly", ensemble.name)
         if self._over:
             return
-        self._over = True
-        for model in self._members.values():
-            model.release()
-        self._members = {}
+        self._give_up_waiting()
+        self._close()
         error = internal(f"unexpected error in ensemble '{ensemble.name}'; see the server's log")
         ensemble.failed(self, error, OTHER_FAILURE)
         for call in list(self._calls):
-            call.cancel()
+            try:
+                call.cancel()
+            except Exception:
+                log.exception("a step of ensemble '%s' could not be cancelled", ensemble.name)
+        if self._at_gates is not None:
+            self._at_gates.leave_all()
 
     def _give_up_waiting(self) -> None:
         for run in () if self._at_gates is None else self._at_gates.give_up():

@@ -101,13 +101,19 @@ class InstanceModel(AnsweringModel):
         else:
             self._cache.enqueue(request)
 
-    def _queue(self, request: Request) -> None:
-        """Queues a request with the scheduler. Raises ServeError, and counts what is a request of this model's."""
+    def _queue(self, request: Request, follows: bool = False) -> None:
+        """Queues a request with the scheduler. Raises ServeError, and counts what is a request of this model's.
+
+        One that `follows` another, whose answer it waits for, gets a place only.
+        """
         dispatcher = self._dispatcher
         try:
             if not dispatcher.serving:
                 self._wake()
-            dispatcher.enqueue(request, self._clock())
+            if follows:
+                dispatcher.take_place(request)
+            else:
+                dispatcher.enqueue(request, self._clock())
         except ServeError as error:
             # As upstream: what is no request of this model's is not counted.
             if error.code is not Code.INVALID_ARG:
@@ -135,7 +141,8 @@ class InstanceModel(AnsweringModel):
 
         Before its first request.
         """
-        self._cache = self._make_cache(cache, identity, self._queue, self._dispatcher.poll)
+        dispatcher = self._dispatcher
+        self._cache = self._make_cache(cache, identity, self._queue, dispatcher.leave_place, dispatcher.poll)
         self.poll = self._cache.poll
         self._poll_soon = self._cache.poll_soon
 
