@@ -12,8 +12,8 @@ from typing import Protocol
 
 from stubserve.errors import ServeError
 from stubserve.protocols.grpc.http2.inbox import Message, MessageRefusal
-from stubserve.protocols.grpc.http2.jobs import OrderedJobs
 from stubserve.protocols.grpc.http2.turn import Turn
+from stubserve.protocols.grpc.jobs import OrderedJobs
 from stubserve.protocols.grpc.transport import INTERNAL, Prepare
 from stubserve.protocols.grpc.wire import Malformed
 from stubserve.protocols.inference_server import InferenceServer
