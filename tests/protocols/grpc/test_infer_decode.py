@@ -130,6 +130,7 @@ RAW = field(7, b"ab")
         item(NAME, b"\x12\x85\0UINT8", SHAPE) + RAW,
         item(b"\x0a\x81\0A", KIND, SHAPE) + RAW,
         item(NAME, KIND, b"\x1a\x82\0\1\2") + RAW,
+        item(NAME, KIND, b"\x1a\x82\0\1\2" + field(9, bytes(125))) + RAW,
         # Dimensions of more than seven bits, negative ones, one without an end, and many
         item(NAME, KIND, field(3, b"\1\x82\0")) + RAW,
         item(NAME, KIND, field(3, b"\1" + varint(300))) + field(7, bytes(300)),

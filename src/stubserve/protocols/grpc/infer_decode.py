@@ -2,9 +2,9 @@
 
 Nearly all requests have raw contents and nothing wrong. Those are read without building a message, in one pass over
 their inputs: an input begins with its name and data type, which are known from the request before, and goes on with its
-dimensions, a byte each. What is asked for beside the inputs is remembered by its bytes. Whatever the pass does not
-expect ends it; then the generated message is parsed from the description, for the values that it then has or the error
-that it deserves. Raw contents are copied once, from the message to the arena.
+dimensions, a byte each; all lengths in it are one byte. What is asked for beside the inputs is remembered by its bytes.
+Whatever the pass does not expect ends it; then the generated message is parsed from the description, for the values
+that it then has or the error that it deserves. Raw contents are copied once, from the message to the arena.
 
 Ownership: every tensor of a decoded request that lies in a block holds it once. When decoding fails nothing is held.
 """
@@ -98,7 +98,7 @@ def _read(
             dims = item[at + 2 :]
             if at == len(item):
                 shape: tuple[int, ...] = ()
-            elif item[at] != _SHAPE or item[at + 1] != len(dims):
+            elif item[at] != _SHAPE or item[at + 1] != len(dims) or len(dims) >= 0x80:
                 return None
             elif dims.isascii():
                 shape = tuple(dims)
