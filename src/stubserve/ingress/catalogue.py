@@ -69,7 +69,9 @@ class RemoteModel:
     def submit(self, request: Request, at_once: bool = False) -> None:
         """Raises ServeError. No answer comes before this returns."""
         context = None if self._contexts is None else self._contexts.take()
-        self._line.submit(request, self.name, self.version, self.number, context)
+        # It was checked by the latest description.
+        checked_by = self.number if self.number == self.described.number else 0
+        self._line.submit(request, self.name, self.version, checked_by, context)
 
     def cancel(self, request: Request) -> None:
         self._line.cancel(request)
