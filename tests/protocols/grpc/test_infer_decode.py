@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stubserve.errors import Code
 from stubserve.inference.signature import Signature
 from stubserve.protocols.grpc import infer_decode
 from stubserve.protocols.grpc.envelope import split
@@ -159,6 +160,8 @@ RAW = field(7, b"ab")
         item(NAME, KIND, SHAPE) + RAW + field(4, field(1, b"triton_x") + field(2, b"\x10\1")),
         item(NAME, KIND, field(3, b"\1\3")) + RAW + field(6, field(1, b"X")),
         item(NAME, KIND, SHAPE) + RAW + field(6, field(1, b"O")) * 2,
+        item(NAME, KIND, field(3, b"\1\3")) + RAW + field(6, field(1, b"O")) * 2,
+        item(NAME, KIND, SHAPE) * 2 + RAW * 2 + field(6, field(1, b"O")) * 2,
         item(NAME, KIND, SHAPE) + RAW + field(6, b"\x0a\5O"),
         item(NAME, KIND, SHAPE) + RAW + field(4, field(1, b"p") + field(2, b"\x10\1")) * 2,
     ],
@@ -196,3 +199,14 @@ def test_what_was_placed_before_an_odd_input_is_let_go_of(memory: Memory) -> Non
     large = field(7, bytes(9000))
     data = item(NAME, KIND, field(3, b"\1" + varint(9000))) + item(KIND, field(1, b"S"), SHAPE) + large + large
     same(b"\x0a\1m" + data, memory)
+
+
+def test_an_output_listed_twice(memory: Memory) -> None:
+    made = message(b"ab")
+    for _ in range(2):
+        made.outputs.add(name="O")
+    refused = Code.INVALID_ARG, "[request id: x] output 'O' already exists in request"
+    assert same(made.SerializeToString(), memory) == refused
+    # Before contents are looked at, as inputs are.
+    made.raw_input_contents.pop()
+    assert same(made.SerializeToString(), memory) == refused

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from stubserve_stub.wire.datatypes import BY_NAME, DataType
 
 from stubserve.errors import ServeError, invalid
-from stubserve.inference.admission import duplicate_input
+from stubserve.inference.admission import duplicate_input, duplicate_output
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, unanswered
 from stubserve.inference.signature import Signature
@@ -158,6 +158,8 @@ def _read_others(request: Request, others: bytes, signature: Signature) -> tuple
         except (DecodeError, ServeError):
             return None
         if slots is not None:
+            if len(slots) != len(message.outputs):
+                return None
             model.requested_outputs = list(slots)
         found = model, ReplyFormat(slots, True, empty_final)
         if len(others) <= _FORM_BYTES:
@@ -191,11 +193,12 @@ def _decode(envelope: Envelope, signature: Signature, placer: BodyPlacer) -> tup
         raise Malformed from None
     request = Request([], unanswered, envelope.id)
     empty_final = read_parameters(request, message.parameters)
-    names = set()
-    for item in message.inputs:
-        if item.name in names:
-            raise duplicate_input(request, item.name)
-        names.add(item.name)
+    for items, refusal in ((message.inputs, duplicate_input), (message.outputs, duplicate_output)):
+        names = set()
+        for item in items:
+            if item.name in names:
+                raise refusal(request, item.name)
+            names.add(item.name)
     _read_inputs(request, message.inputs, envelope, signature, placer)
     slots = read_outputs(message.outputs, placer)
     if slots is not None:
