@@ -154,14 +154,14 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
         (["m", "--grpc-header-forward-pattern=["], "--grpc-header-forward-pattern is no regular expression"),
         (["m", "--grpc-infer-response-compression-level=max"], "got: max"),
         (["m", "--grpc-restricted-protocol=health"], "--grpc-restricted-protocol option format is"),
-        (["m", "--grpc-restricted-protocol=healt:a=b"], "unknown restricted api 'healt'"),
+        (["m", "--grpc-restricted-protocol=healt:a=b"], "unknown restricted protocol 'healt'"),
         (
             ["m", "--grpc-restricted-protocol=health,trace:a=b", "--grpc-restricted-protocol=trace:c=d"],
-            "restricted api 'trace' can not be specified in multiple config groups",
+            "restricted protocol 'trace' can not be specified in multiple config groups",
         ),
         (
             ["m", "--http-restricted-api=health"],
-            "--http-restricted-api option format is '<API>,<API>,...:<key>=<value>'",
+            "--http-restricted-api option format is '<api>,<api>,...:<key>=<value>'",
         ),
         (["m", "--http-restricted-api=healt:a=b"], "unknown restricted api 'healt'"),
         (
@@ -207,7 +207,7 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
         (["m", "--rate-limit-resource=R"], "--rate-limit-resource option format is"),
         (["m", "--rate-limit-resource=R:1:2:3"], "--rate-limit-resource option format is"),
         (["m", "--rate-limit-resource=R:x"], "Invalid option value. Got x"),
-        (["m", "--grpc-restricted-protocol=health,health:a=b"], "restricted api 'health' can not be specified in"),
+        (["m", "--grpc-restricted-protocol=health,health:a=b"], "restricted protocol 'health' can not be specified in"),
     ],
 )
 def test_what_is_wrong_is_said(words: list[str], text: str) -> None:

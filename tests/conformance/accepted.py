@@ -152,6 +152,18 @@ NEWER_TRITON = (
         "sequence batching control 'ID' data-type is '",
     ),
     Accepted(
+        "Triton 2.73 refuses an output that is asked for twice; 2.51 answers with it once.",
+        ("admission/output_twice",),
+        400,
+        " output 'OUTPUT0' already exists in request",
+    ),
+    Accepted(
+        "As above, over gRPC.",
+        ("grpc_infer/output_twice",),
+        "INVALID_ARGUMENT",
+        " output 'OUTPUT0' already exists in request",
+    ),
+    Accepted(
         "Triton 2.73 limits how deep `data` may be nested; 2.51 recurses as deep as it is told to.",
         ("json/nested_100", "json/nested_101", "json/nested_1000"),
         400,

@@ -149,3 +149,36 @@ def test_cancelled_work_is_closed_and_others_go_on() -> None:
             await other
 
     asyncio.run(run())
+
+
+def test_cancelled_work_is_over_when_its_thread_is() -> None:
+    """What a thread reads and writes is somebody else's as soon as the work is over."""
+
+    async def run() -> None:
+        begun, may_end, seen = threading.Event(), threading.Event(), []
+
+        def act() -> None:
+            begun.set()
+            may_end.wait()
+            seen.append("acted")
+
+        def one() -> LongWork[None]:
+            try:
+                yield act
+            finally:
+                seen.append("closed")
+
+        work = Offload()
+        hanging = asyncio.ensure_future(work.run(one()))
+        await asyncio.get_running_loop().run_in_executor(None, begun.wait)
+        for _ in range(3):  # however often
+            hanging.cancel()
+            assert await work.run(numbers(10, [])) == 10
+        assert not hanging.done()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await hanging
+        assert seen == ["acted", "closed"]
+        work.close()
+
+    asyncio.run(run())

@@ -445,6 +445,16 @@ def test_restricted_rpcs_need_their_key(triton: Grpc) -> None:
 
 
 @pytest.mark.parametrize("transport", ["native", "grpcio"])
+def test_spaces_around_metadata_are_part_of_it(repository: Path, transport: str) -> None:
+    """grpcio sends them as they are, and takes them so."""
+    write_model(repository, "parameters", PARAMETERS, PARAMETERS_CONFIG)
+    flags = ("--grpc-header-forward-pattern=^x-", f"--grpc-transport={transport}")
+    with Serving(repository, *flags) as server, connected(server) as calls:
+        answer = calls.infer(request("parameters"), metadata=(("x-tenant", " blue "),))
+    assert answer.raw_output_contents[0][4:] == b'{"x-tenant":" blue "}'
+
+
+@pytest.mark.parametrize("transport", ["native", "grpcio"])
 def test_each_request_and_cancellation_is_a_line_when_verbose(repository: Path, transport: str) -> None:
     write_model(repository, "echo")
     write_model(repository, "patient", PATIENT)
@@ -455,10 +465,11 @@ def test_each_request_and_cancellation_is_a_line_when_verbose(repository: Path, 
         waiting = calls.stub.ModelInfer.future(request("patient"))
         server.wait_for("executing")
         waiting.cancel()
-        server.wait_for("gRPC request cancelled by its client: /inference.GRPCInferenceService/ModelInfer")
+        server.wait_for("Cancellation notification received for /inference.GRPCInferenceService/ModelInfer")
         calls.stub.LogSettings(service_pb2.LogSettingsRequest(settings={"log_verbose_level": {"uint32_param": 0}}))
         calls.infer(request())
         server.wait_for("gRPC request: /inference.GRPCInferenceService/LogSettings")
+        assert server.output.count("Cancellation notification received for") == 1
         lines = re.findall(r"gRPC request: /inference.GRPCInferenceService/(\w+)", server.output)
         assert lines == ["ModelInfer", "ServerLive", "ModelInfer", "LogSettings"]
 

@@ -15,7 +15,7 @@ from typing import Any
 from stubserve.cache_settings import REDIS, CacheSettings, CacheSettingsError
 from stubserve.flags.table import FLAGS
 from stubserve.flags.unneeded import UNNEEDED
-from stubserve.flags.values import CloudAddress, UsageError, parse_bool, parse_int, parse_repository
+from stubserve.flags.values import CloudAddress, UsageError, check_restricted, parse_bool, parse_int, parse_repository
 from stubserve.observability.log_lines import DEFAULT, ISO8601, JSON
 from stubserve.protocols.fair_queues import TOKEN
 from stubserve.protocols.re2 import compile_re2
@@ -32,7 +32,6 @@ from stubserve.settings import (
     MetricsSettings,
     RateLimitSettings,
     RepositorySettings,
-    Restricted,
     SageMakerSettings,
     Settings,
     Tls,
@@ -222,7 +221,7 @@ def _check_http(http: HttpSettings) -> None:
     if http.max_input_size <= 0:
         raise UsageError("Error: --http-max-input-size must be greater than 0.")
     _check_tls("http", http.tls)
-    _check_restricted(http.restricted_apis)
+    check_restricted([kind for group in http.restricted_apis for kind in group], "api")
 
 
 def _check_tls(protocol: str, tls: Tls | None) -> None:
@@ -247,14 +246,7 @@ def _check_grpc(grpc: GrpcSettings) -> None:
             "Use none, low, medium or high"
         )
     _check_tls("grpc", grpc.tls)
-    _check_restricted(grpc.restricted_protocols)
-
-
-def _check_restricted(groups: Sequence[Restricted]) -> None:
-    kinds = [kind for group in groups for kind in group]
-    for kind in kinds:
-        if kinds.count(kind) > 1:
-            raise UsageError(f"restricted api '{kind}' can not be specified in multiple config groups")
+    check_restricted([kind for group in grpc.restricted_protocols for kind in group], "protocol")
 
 
 def with_platform(values: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ def parse_restricted_rpcs(text: str) -> dict[str, tuple[str, str]]:
 
 def parse_restricted_routes(text: str) -> dict[str, tuple[str, str]]:
     """The value of --http-restricted-api, as `parse_restricted`."""
-    return parse_restricted(text, "--http-restricted-api", "API")
+    return parse_restricted(text, "--http-restricted-api", "api")
 
 
 def parse_restricted(text: str, flag: str, noun: str) -> dict[str, tuple[str, str]]:
@@ -154,10 +154,16 @@ def parse_restricted(text: str, flag: str, noun: str) -> dict[str, tuple[str, st
     names = kinds.split(",")
     for kind in names:
         if kind not in RESTRICTED_KINDS:
-            raise UsageError(f"unknown restricted api '{kind}'")
-        if names.count(kind) > 1:
-            raise UsageError(f"restricted api '{kind}' can not be specified in multiple config groups")
+            raise UsageError(f"unknown restricted {noun} '{kind}'")
+    check_restricted(names, noun)
     return dict.fromkeys(names, (key, value))
+
+
+def check_restricted(kinds: Sequence[str], noun: str) -> None:
+    """Each kind may be restricted once. Raises UsageError."""
+    for kind in kinds:
+        if kinds.count(kind) > 1:
+            raise UsageError(f"restricted {noun} '{kind}' can not be specified in multiple config groups")
 
 
 def parse_kinds(text: str) -> frozenset[str]:

@@ -113,6 +113,11 @@ def duplicate_input(request: Request, name: str) -> ServeError:
     return request.refuse(Code.INVALID_ARG, f"input '{name}' already exists in request")
 
 
+def duplicate_output(request: Request, name: str) -> ServeError:
+    """The refusal of an output that is asked for twice. Protocols meet it where they read what is asked for."""
+    return request.refuse(Code.INVALID_ARG, f"output '{name}' already exists in request")
+
+
 def size_mismatch(request: Request, name: str, signature: Signature, expected: int, got: int) -> ServeError:
     """The refusal of a tensor whose bytes do not fill its shape."""
     return request.refuse(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stubserve.errors import Code
 from stubserve.inference.signature import Signature
 from stubserve.protocols.grpc import infer_decode
 from stubserve.protocols.grpc.envelope import split
@@ -130,6 +131,7 @@ RAW = field(7, b"ab")
         item(NAME, b"\x12\x85\0UINT8", SHAPE) + RAW,
         item(b"\x0a\x81\0A", KIND, SHAPE) + RAW,
         item(NAME, KIND, b"\x1a\x82\0\1\2") + RAW,
+        item(NAME, KIND, b"\x1a\x82\0\1\2" + field(9, bytes(125))) + RAW,
         # Dimensions of more than seven bits, negative ones, one without an end, and many
         item(NAME, KIND, field(3, b"\1\x82\0")) + RAW,
         item(NAME, KIND, field(3, b"\1" + varint(300))) + field(7, bytes(300)),
@@ -158,6 +160,8 @@ RAW = field(7, b"ab")
         item(NAME, KIND, SHAPE) + RAW + field(4, field(1, b"triton_x") + field(2, b"\x10\1")),
         item(NAME, KIND, field(3, b"\1\3")) + RAW + field(6, field(1, b"X")),
         item(NAME, KIND, SHAPE) + RAW + field(6, field(1, b"O")) * 2,
+        item(NAME, KIND, field(3, b"\1\3")) + RAW + field(6, field(1, b"O")) * 2,
+        item(NAME, KIND, SHAPE) * 2 + RAW * 2 + field(6, field(1, b"O")) * 2,
         item(NAME, KIND, SHAPE) + RAW + field(6, b"\x0a\5O"),
         item(NAME, KIND, SHAPE) + RAW + field(4, field(1, b"p") + field(2, b"\x10\1")) * 2,
     ],
@@ -195,3 +199,14 @@ def test_what_was_placed_before_an_odd_input_is_let_go_of(memory: Memory) -> Non
     large = field(7, bytes(9000))
     data = item(NAME, KIND, field(3, b"\1" + varint(9000))) + item(KIND, field(1, b"S"), SHAPE) + large + large
     same(b"\x0a\1m" + data, memory)
+
+
+def test_an_output_listed_twice(memory: Memory) -> None:
+    made = message(b"ab")
+    for _ in range(2):
+        made.outputs.add(name="O")
+    refused = Code.INVALID_ARG, "[request id: x] output 'O' already exists in request"
+    assert same(made.SerializeToString(), memory) == refused
+    # Before contents are looked at, as inputs are.
+    made.raw_input_contents.pop()
+    assert same(made.SerializeToString(), memory) == refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -510,10 +511,12 @@ def test_listed_outputs() -> None:
     assert slots([{"name": "A"}], parameters={"binary_data_output": True}).slots == {"A": Slot(False, 0)}
 
 
-def test_an_output_listed_twice(model: Signature) -> None:
-    listed = [{"name": "OUT", "parameters": {"binary_data": True}}, {"name": "OUT"}]
-    assert slots(listed).slots == {"OUT": Slot(True, 0)}
-    assert admitted(model, body(tensor(), outputs=listed)).requested_outputs == ["OUT"]
+@pytest.mark.parametrize("first", [{}, {"parameters": {"binary_data": True}}, {"parameters": {"classification": 1}}])
+def test_an_output_listed_twice(model: Signature, first: dict[str, Any]) -> None:
+    listed = [{"name": "OUT", **first}, {"name": "OUT"}]
+    for _ in range(2):
+        with pytest.raises(ServeError, match=re.escape("[request id: x] output 'OUT' already exists in request")):
+            admitted(model, body(tensor(), outputs=listed, id="x"))
 
 
 @pytest.mark.parametrize(

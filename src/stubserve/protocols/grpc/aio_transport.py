@@ -219,14 +219,15 @@ class _StreamRpc(_Rpc):
         if isinstance(item, bytes):
             self._outbox_bytes -= len(item)
             return item
+        made = asyncio.get_running_loop().run_in_executor(None, _done, item[0])
+        # The thread goes on, whoever is gone.
+        made.add_done_callback(lambda _: _drop(item))
         try:
-            return b"".join(await asyncio.get_running_loop().run_in_executor(None, _done, item[0]))
+            return b"".join(await asyncio.shield(made))
         except Exception as error:
             status, text = _status_of(error)
             await self._context.abort(_STATUS[status], text)
             raise
-        finally:
-            _drop(item)
 
     async def _read(self, handler: Any) -> None:
         while True:

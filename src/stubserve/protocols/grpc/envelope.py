@@ -82,7 +82,7 @@ def split(data: bytes | memoryview) -> Envelope:
                 at += 2
             else:
                 length, at = read_varint(data, at)
-                if length > MAX_WORDS_BYTES and tag < _PARAMETER:
+                if MAX_WORDS_BYTES < length <= end - at and tag < _PARAMETER:
                     raise TooLong
             content = at
             at += length

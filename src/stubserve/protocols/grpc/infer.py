@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import time
@@ -23,6 +22,7 @@ from stubserve.protocols.grpc.envelope import Envelope, split
 from stubserve.protocols.grpc.infer_decode import decode, takes_long
 from stubserve.protocols.grpc.infer_encode import Encoder, Parts, encode, encode_steps
 from stubserve.protocols.grpc.infer_encode import takes_long as takes_long_to_encode
+from stubserve.protocols.grpc.jobs import OrderedJobs
 from stubserve.protocols.grpc.transport import Keep, Metadata, Rpc, values_of
 from stubserve.protocols.grpc.wire import Malformed
 from stubserve.protocols.inference_server import InferenceServer
@@ -38,10 +38,11 @@ Work = Callable[[Keep], LongWork[Parts]]
 class GrpcInferCall(inference.Call):
     """One request, under way to its model and back. `on_response(call, response)` is called once per response.
 
-    A request whose strings take long to look at is refused later than others: `on_refusal(call, error)` then.
+    It is decoded and entered; what takes long to look at is looked at in between. A handler does that in the order of
+    its messages. One that is not to be entered has to be forgotten.
     """
 
-    __slots__ = ("_metadata", "_on_refusal", "_on_response", "_share", "_task", "envelope", "reply_format")
+    __slots__ = ("_decoded", "_metadata", "_on_response", "_share", "envelope", "reply_format")
 
     protocol = "GRPC"
 
@@ -50,7 +51,6 @@ class GrpcInferCall(inference.Call):
         envelope: Envelope,
         model: ServedModel,
         on_response: Callable[[GrpcInferCall, Response], None],
-        on_refusal: Callable[[GrpcInferCall, ServeError], None],
         metadata: Callable[[], Metadata],
     ) -> None:
         super().__init__(model)
@@ -58,23 +58,21 @@ class GrpcInferCall(inference.Call):
         self.envelope = envelope
         self.reply_format: ReplyFormat
         self._on_response = on_response
-        self._on_refusal = on_refusal
-        # What it keeps in the heap, where that is more than a little; and what admits it, where that takes long
+        # The request until it is entered; and what it keeps in the heap, where that is more than a little
+        self._decoded: Request | None = None
         self._share: HeapShare | None = None
-        self._task: asyncio.Task[None] | None = None
 
-    def start(
+    def decode(
         self,
         data: bytes | memoryview,
         server: InferenceServer,
         forwarded: Mapping[str, str] | None,
         block: Block | None,
         offset: int,
-        at_once: bool = False,
-    ) -> None:
-        """Decodes, checks and submits. Raises ServeError or Malformed, or ends in responses.
+    ) -> LongWork[None] | None:
+        """Decodes the message. Raises ServeError or Malformed, and then nothing is held.
 
-        With `at_once` the response may come before this returns.
+        Gives what is to be done before `enter`, where it takes long to look at the request.
         """
         start_ns = time.monotonic_ns()
         signature = self.model.signature
@@ -84,35 +82,40 @@ class GrpcInferCall(inference.Call):
         request.request_start_ns = start_ns
         if forwarded:
             request.parameters = {**(request.parameters or {}), **forwarded}
+        self._decoded = request
         if len(data) > FREE_BYTES:
             self._share = server.heap.share()
             try:
                 self._share.add(kept_by(request))
             except ServeError:
-                self.give_up(request)
+                self.forget()
                 raise
-        strings_left = request.regions is not None and region_strings.are_left(request)
-        if strings_left or (len(data) > LARGE_BYTES and takes_long(data, signature)):
-            self._task = asyncio.get_running_loop().create_task(self._admit_in_steps(request, server))
-            self._task.add_done_callback(functools.partial(self._admitted, request))
-            return
+        if region_strings.are_left(request) or (len(data) > LARGE_BYTES and takes_long(data, signature)):
+            return self._look_at(request, server)
+        return None
+
+    def enter(self, at_once: bool = False) -> None:
+        """Submits the request. Raises ServeError. With `at_once` the response may come before this returns."""
+        request, self._decoded = self._decoded, None
+        assert request is not None
         try:
             self.submit(request, at_once=at_once)
         except ServeError:
             self._drop_share()
             raise
 
+    def forget(self) -> None:
+        """Lets go of a request that is not to be entered."""
+        request, self._decoded = self._decoded, None
+        if request is not None:
+            self.give_up(request)
+        self._drop_share()
+
     def trace_context(self) -> str | None:
         for key, value in self._metadata():
             if key == "traceparent" and isinstance(value, str):
                 return value
         return None
-
-    def cancel(self) -> None:
-        """The client is gone."""
-        if self._task is not None:
-            self._task.cancel()
-        super().cancel()
 
     def pause(self) -> None:
         """The client does not read: a decoupled model is to wait."""
@@ -135,7 +138,7 @@ class GrpcInferCall(inference.Call):
         try:
             return encoder(self.envelope.id, response, self.model.signature, self.reply_format)
         except Exception as error:
-            raise self._as_answer(error, "encoding an answer of") from None
+            raise self.as_answer(error, "encoding an answer of") from None
 
     def _encode_in_steps(self, response: Response, encoder: Encoder, keep: Keep) -> LongWork[Parts]:
         try:
@@ -145,33 +148,18 @@ class GrpcInferCall(inference.Call):
                 )
             )
         except Exception as error:
-            raise self._as_answer(error, "encoding an answer of") from None
+            raise self.as_answer(error, "encoding an answer of") from None
 
-    def _as_answer(self, error: Exception, what: str) -> ServeError:
-        """What a client is told of an error; what is a fault of ours is logged. Called while the error is handled."""
+    def as_answer(self, error: BaseException, what: str) -> ServeError:
+        """What a client is told of an error; what is a fault of ours is logged."""
         if isinstance(error, ServeError):
             return error
-        log.exception("%s model '%s' failed inside the server", what, self.model.signature.model)
+        log.error("%s model '%s' failed inside the server", what, self.model.signature.model, exc_info=error)
         return internal("unexpected error while the request was handled; see the server's log")
 
-    async def _admit_in_steps(self, request: Request, server: InferenceServer) -> None:
-        await server.offload.run(region_strings.read(request, server.block))
-        await server.offload.run(admit_steps(request, self.model.signature))
-
-    def _admitted(self, request: Request, task: asyncio.Task[None]) -> None:
-        """The request has been looked at, or is not wanted any more."""
-        self._task = None
-        if task.cancelled() or task.exception() is not None:
-            self.give_up(request)
-            self._drop_share()
-        if task.cancelled():
-            return
-        try:
-            task.result()
-            self.submit(request)
-        except Exception as error:
-            self._drop_share()
-            self._on_refusal(self, self._as_answer(error, "a request to"))
+    def _look_at(self, request: Request, server: InferenceServer) -> LongWork[None]:
+        yield from region_strings.read(request, server.block)
+        yield from admit_steps(request, self.model.signature)
 
     def _drop_share(self) -> None:
         share, self._share = self._share, None
@@ -197,13 +185,14 @@ def client_of(call: Rpc, ways: FairQueues) -> Hashable:
 class ModelInfer:
     """The handler of a ModelInfer RPC."""
 
-    __slots__ = ("_call", "_forwarded", "_infer", "_server")
+    __slots__ = ("_call", "_forwarded", "_infer", "_jobs", "_server")
 
     def __init__(self, server: InferenceServer, call: Rpc, forwarded: Mapping[str, str] | None) -> None:
         self._server = server
         self._call = call
         self._forwarded = forwarded
         self._infer: GrpcInferCall | None = None
+        self._jobs: OrderedJobs | None = None
 
     def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
         try:
@@ -211,12 +200,15 @@ class ModelInfer:
             model = self._server.find_model(envelope.model_name, envelope.model_version)
             if model.signature.decoupled:
                 raise unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
-            infer = self._infer = GrpcInferCall(
-                envelope, model, self._on_response, self._on_refusal, self._call.metadata
-            )
+            infer = self._infer = GrpcInferCall(envelope, model, self._on_response, self._call.metadata)
             if self._server.fair_queues is not None:
                 infer.client = client_of(self._call, self._server.fair_queues)
-            infer.start(data, self._server, self._forwarded, block, offset, at_once=True)
+            work = infer.decode(data, self._server, self._forwarded, block, offset)
+            if work is None:
+                infer.enter(at_once=True)
+            else:
+                self._jobs = OrderedJobs(self._server.offload)
+                self._jobs.add(work, functools.partial(self._looked_at, infer))
         except ServeError as error:
             self._fail(error)
         except Malformed as malformed:
@@ -234,8 +226,26 @@ class ModelInfer:
 
     def on_cancel(self) -> None:
         infer, self._infer = self._infer, None
+        if self._jobs is not None:
+            self._jobs.drop()
         if infer is not None:
             infer.cancel()
+
+    def _looked_at(self, infer: GrpcInferCall, error: BaseException | None) -> None:
+        """What took long about the request is done, or its client is gone."""
+        self._jobs = None
+        if self._infer is not infer:
+            infer.forget()
+            return
+        try:
+            if error is None:
+                infer.enter()
+                return
+            infer.forget()
+            refusal = infer.as_answer(error, "a request to")
+        except ServeError as refused:
+            refusal = refused
+        self._fail(refusal)
 
     def _on_response(self, infer: GrpcInferCall, response: Response) -> None:
         self._infer = None
@@ -255,9 +265,6 @@ class ModelInfer:
             self._fail(error)
         else:
             self._call.reply(parts, held_blocks(response))
-
-    def _on_refusal(self, infer: GrpcInferCall, error: ServeError) -> None:
-        self._fail(error)
 
     def _fail(self, error: ServeError) -> None:
         self._infer = None

@@ -2,9 +2,9 @@
 
 Nearly all requests have raw contents and nothing wrong. Those are read without building a message, in one pass over
 their inputs: an input begins with its name and data type, which are known from the request before, and goes on with its
-dimensions, a byte each. What is asked for beside the inputs is remembered by its bytes. Whatever the pass does not
-expect ends it; then the generated message is parsed from the description, for the values that it then has or the error
-that it deserves. Raw contents are copied once, from the message to the arena.
+dimensions, a byte each; all lengths in it are one byte. What is asked for beside the inputs is remembered by its bytes.
+Whatever the pass does not expect ends it; then the generated message is parsed from the description, for the values
+that it then has or the error that it deserves. Raw contents are copied once, from the message to the arena.
 
 Ownership: every tensor of a decoded request that lies in a block holds it once. When decoding fails nothing is held.
 """
@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from stubserve_stub.wire.datatypes import BY_NAME, DataType
 
 from stubserve.errors import ServeError, invalid
-from stubserve.inference.admission import duplicate_input
+from stubserve.inference.admission import duplicate_input, duplicate_output
 from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, unanswered
 from stubserve.inference.signature import Signature
@@ -98,7 +98,7 @@ def _read(
             dims = item[at + 2 :]
             if at == len(item):
                 shape: tuple[int, ...] = ()
-            elif item[at] != _SHAPE or item[at + 1] != len(dims):
+            elif item[at] != _SHAPE or item[at + 1] != len(dims) or len(dims) >= 0x80:
                 return None
             elif dims.isascii():
                 shape = tuple(dims)
@@ -158,6 +158,8 @@ def _read_others(request: Request, others: bytes, signature: Signature) -> tuple
         except (DecodeError, ServeError):
             return None
         if slots is not None:
+            if len(slots) != len(message.outputs):
+                return None
             model.requested_outputs = list(slots)
         found = model, ReplyFormat(slots, True, empty_final)
         if len(others) <= _FORM_BYTES:
@@ -191,11 +193,12 @@ def _decode(envelope: Envelope, signature: Signature, placer: BodyPlacer) -> tup
         raise Malformed from None
     request = Request([], unanswered, envelope.id)
     empty_final = read_parameters(request, message.parameters)
-    names = set()
-    for item in message.inputs:
-        if item.name in names:
-            raise duplicate_input(request, item.name)
-        names.add(item.name)
+    for items, refusal in ((message.inputs, duplicate_input), (message.outputs, duplicate_output)):
+        names = set()
+        for item in items:
+            if item.name in names:
+                raise refusal(request, item.name)
+            names.add(item.name)
     _read_inputs(request, message.inputs, envelope, signature, placer)
     slots = read_outputs(message.outputs, placer)
     if slots is not None:

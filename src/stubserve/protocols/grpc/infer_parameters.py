@@ -72,7 +72,7 @@ def _wrong_type(key: str, expected: str) -> ServeError:
 
 
 def read_outputs(outputs: Any, placer: BodyPlacer | None) -> dict[str, Slot] | None:
-    """The requested outputs, None for all. Of two requests for the same output the first counts, as over HTTP.
+    """The requested outputs, None for all. Of two of one name one is left.
 
     Raises ServeError. Without a placer none of them may be wanted in shared memory.
     """
@@ -91,9 +91,9 @@ def read_outputs(outputs: Any, placer: BodyPlacer | None) -> dict[str, Slot] | N
             if classes:
                 raise invalid("output can't set both 'shared_memory_region' and 'classification'")
             assert placer is not None
-            slots.setdefault(item.name, Slot(True, IN_REGION, placer.output_in_region(*region)))
+            slots[item.name] = Slot(True, IN_REGION, placer.output_in_region(*region))
         else:
-            slots.setdefault(item.name, Slot(True, classes))
+            slots[item.name] = Slot(True, classes)
     return slots or None
 
 

@@ -1,6 +1,7 @@
 """ModelStreamInfer: any number of requests on one stream, also to different models.
 
 Guarantees:
+- requests enter their models in the order of their messages, however long the server looks at one of them;
 - responses of models that are not decoupled leave in the order of their requests, whichever is ready first; those of
   decoupled models leave when they come, each request's own in order;
 - an error is a message and ends neither the stream nor other requests. With the metadata `triton_grpc_error: true` the
@@ -15,6 +16,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import deque
 from collections.abc import Mapping
@@ -26,6 +28,7 @@ from stubserve.inference.request import Response
 from stubserve.protocols.grpc.envelope import Envelope, split
 from stubserve.protocols.grpc.infer import GrpcInferCall, Work, client_of, held_blocks
 from stubserve.protocols.grpc.infer_encode import Parts, encode_empty_final, encode_in_stream, encode_stream_error
+from stubserve.protocols.grpc.jobs import OrderedJobs
 from stubserve.protocols.grpc.transport import OK, UNAVAILABLE, Keep, Rpc
 from stubserve.protocols.grpc.wire import Malformed
 from stubserve.protocols.inference_server import InferenceServer
@@ -57,6 +60,8 @@ class ModelStreamInfer:
         # Requests under way; of those whose model is not decoupled also their turns, in order
         self._under_way: dict[GrpcInferCall, _Turn | None] = {}
         self._turns: deque[_Turn] = deque()
+        # What is to be done before the next of them may enter
+        self._jobs = OrderedJobs(server.offload)
         # Where the stream stands
         self._closed = False
         self._half_closed = False
@@ -77,17 +82,18 @@ class ModelStreamInfer:
         infer: GrpcInferCall | None = None
         try:
             model = self._server.find_model(envelope.model_name, envelope.model_version)
-            infer = GrpcInferCall(envelope, model, self._on_response, self._on_refusal, self._call.metadata)
+            infer = GrpcInferCall(envelope, model, self._on_response, self._call.metadata)
             if self._server.fair_queues is not None:
                 infer.client = client_of(self._call, self._server.fair_queues)
             turn = None if model.signature.decoupled else _Turn()
             self._under_way[infer] = turn
             if turn is not None:
                 self._turns.append(turn)
-            infer.start(data, self._server, self._forwarded, block, offset)
-            if not self._writable:
-                # It was on its way already when reading was paused.
-                infer.pause()
+            work = infer.decode(data, self._server, self._forwarded, block, offset)
+            if work is None and not self._jobs.busy:
+                self._enter(infer)
+            else:
+                self._jobs.add(work, functools.partial(self._looked_at, infer))
         except ServeError as error:
             self._refuse(infer, envelope, error)
         except Malformed as malformed:
@@ -116,6 +122,31 @@ class ModelStreamInfer:
         self._stopping = True
         self._end_if_done()
 
+    # Requests
+
+    def _enter(self, infer: GrpcInferCall) -> None:
+        """Raises ServeError."""
+        infer.enter()
+        if not self._writable:
+            # It was on its way already when reading was paused.
+            infer.pause()
+
+    def _looked_at(self, infer: GrpcInferCall, error: BaseException | None) -> None:
+        """It is a request's turn to enter, or it is not wanted any more."""
+        if infer not in self._under_way:
+            infer.forget()
+            return
+        try:
+            if error is None:
+                self._enter(infer)
+                return
+            infer.forget()
+            refusal = infer.as_answer(error, "a request to")
+        except ServeError as refused:
+            refusal = refused
+        self._refuse(infer, infer.envelope, refusal)
+        self._read_or_not()
+
     # Responses
 
     def _refuse(self, infer: GrpcInferCall | None, envelope: Envelope, error: ServeError) -> None:
@@ -128,11 +159,6 @@ class ModelStreamInfer:
             self._turns.append(turn)
         self._pass_on(turn, parts, [])
         self._end_if_done()
-
-    def _on_refusal(self, infer: GrpcInferCall, error: ServeError) -> None:
-        if not self._closed:
-            self._refuse(infer, infer.envelope, error)
-            self._read_or_not()
 
     def _on_response(self, infer: GrpcInferCall, response: Response) -> None:
         if self._closed:
@@ -218,6 +244,7 @@ class ModelStreamInfer:
     def _cancel_all(self) -> None:
         self._closed = True
         under_way, self._under_way = self._under_way, {}
+        self._jobs.drop()
         for infer in under_way:
             infer.cancel()
         for turn in self._turns:

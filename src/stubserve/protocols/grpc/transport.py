@@ -25,7 +25,7 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 
 # What a verbose log says of an RPC's path.
 REQUEST_LINE = "gRPC request: %s"
-CANCELLATION_LINE = "gRPC request cancelled by its client: %s"
+CANCELLATION_LINE = "Cancellation notification received for %s"
 
 Parts = Sequence["bytes | memoryview"]
 Metadata = Sequence[tuple[str, "str | bytes"]]

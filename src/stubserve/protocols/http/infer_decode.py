@@ -128,6 +128,8 @@ def _read(
     reply_format = _reply_format(document, binary, signature)
     if reply_format.slots is not None:
         request.requested_outputs = list(reply_format.slots)
+        if len(reply_format.slots) != len(document.outputs):
+            return None
     return request, reply_format
 
 
@@ -172,9 +174,7 @@ def _reply_format(document: InferDocument, binary: bool, signature: Signature) -
     known: dict[tuple[object, ...], ReplyFormat] = signature.memo.setdefault("reply-formats", {})
     found = known.get(key)
     if found is None:
-        slots: dict[str, Slot] = {}
-        for name, as_binary, classes in wanted:
-            slots.setdefault(name, Slot(as_binary, classes))
+        slots = {name: Slot(as_binary, classes) for name, as_binary, classes in wanted}
         found = ReplyFormat(slots or None, binary)
         if len(known) >= FORMATS:
             known.clear()

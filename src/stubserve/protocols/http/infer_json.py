@@ -7,7 +7,7 @@ from typing import Any
 from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, DataType
 
 from stubserve.errors import internal, invalid
-from stubserve.inference.admission import duplicate_input
+from stubserve.inference.admission import duplicate_input, duplicate_output
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, unanswered
 from stubserve.inference.signature import Accepts
 from stubserve.protocols.http import json_data
@@ -84,7 +84,7 @@ def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_siz
             request.inputs.append(placer.put(name, datatype, shape, data))
     if at != placer.size:
         raise invalid(f"unexpected additional input data for model '{signature.model}'")
-    slots = _read_outputs(find(document, "outputs"), placer)
+    slots = _read_outputs(request, find(document, "outputs"), placer)
     if slots is not None:
         request.requested_outputs = list(slots)
         note_regions(request, slots)
@@ -190,8 +190,8 @@ def _json_tensor(name: str, datatype: int, shape: tuple[int, ...], data: Any, ma
     return content
 
 
-def _read_outputs(outputs: Any, placer: Placer) -> dict[str, Slot] | None:
-    """The requested outputs, None for all. Of two requests for the same output the first counts, as in 2.51."""
+def _read_outputs(request: Request, outputs: Any, placer: Placer) -> dict[str, Slot] | None:
+    """The requested outputs, None for all."""
     if outputs is UNSET:
         return None
     slots: dict[str, Slot] = {}
@@ -205,13 +205,15 @@ def _read_outputs(outputs: Any, placer: Placer) -> dict[str, Slot] | None:
             if binary is True:
                 raise invalid("Output can't set both 'shared_memory_region' and 'binary_data'")
         name = as_string(find(item, "name"), "name")
+        if name in slots:
+            raise duplicate_output(request, name)
         classes = 0 if classification is UNSET else as_uint(classification, "classification", "set")
         region = _region(parameters)
         as_binary = binary is not UNSET and as_bool(binary, "binary_data")
         if region is None:
-            slots.setdefault(name, Slot(as_binary, classes))
+            slots[name] = Slot(as_binary, classes)
         else:
-            slots.setdefault(name, Slot(as_binary, IN_REGION, placer.output_in_region(*region)))
+            slots[name] = Slot(as_binary, IN_REGION, placer.output_in_region(*region))
     return slots or None
 
 

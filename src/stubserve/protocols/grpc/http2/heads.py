@@ -32,8 +32,8 @@ _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _UNPRINTABLE = re.compile(rb"[^ -$&-~]")
 # Names: no upper case, no controls, no space, no colon but the first of a pseudo-header, ASCII.
 _NAME = re.compile(rb":?[!-9;-@\[-~]+").fullmatch
-# Values: not these anywhere, and no white space around them.
-_BAD_VALUE = re.compile(rb"[\0\r\n]|^[ \t]|[ \t]$").search
+# Values: not these anywhere. White space around them is allowed, which clients of gRPC send.
+_BAD_VALUE = re.compile(rb"[\0\r\n]").search
 # What belongs to a connection has no meaning in HTTP/2, and two servers in a row may differ about it.
 _OF_CONNECTIONS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))

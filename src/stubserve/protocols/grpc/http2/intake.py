@@ -12,8 +12,8 @@ from typing import Protocol
 
 from stubserve.errors import ServeError
 from stubserve.protocols.grpc.http2.inbox import Message, MessageRefusal
-from stubserve.protocols.grpc.http2.jobs import OrderedJobs
 from stubserve.protocols.grpc.http2.turn import Turn
+from stubserve.protocols.grpc.jobs import OrderedJobs
 from stubserve.protocols.grpc.transport import INTERNAL, Prepare
 from stubserve.protocols.grpc.wire import Malformed
 from stubserve.protocols.inference_server import InferenceServer
@@ -44,7 +44,7 @@ class MessageTaker(Protocol):
 class Intake:
     """The intake of one stream."""
 
-    __slots__ = ("_end_is_due", "_jobs", "_prepare", "_server", "_taker")
+    __slots__ = ("_dropped", "_end_is_due", "_jobs", "_prepare", "_server", "_taker")
 
     def __init__(self, server: InferenceServer, prepare: Prepare | None, taker: MessageTaker) -> None:
         self._server = server
@@ -52,6 +52,7 @@ class Intake:
         self._taker = taker
         self._jobs = OrderedJobs(server.offload)
         self._end_is_due = False
+        self._dropped = False
 
     @property
     def busy(self) -> bool:
@@ -80,12 +81,19 @@ class Intake:
 
     def drop(self) -> None:
         """Nobody wants them any more."""
+        self._dropped = True
         self._jobs.drop()
 
     def _prepared(self, turn: Turn, error: BaseException | None) -> None:
-        """Everything has been done to a message, and its turn has come; or that has ended in an error."""
-        if error is not None:
-            self._taker.refuse(_refusal(error))
+        """Everything has been done to a message, and its turn has come; or that has ended in an error, or for nobody.
+
+        None gets to the handler as it came.
+        """
+        if error is not None or self._dropped:
+            turn.end()
+            if error is not None:
+                self._taker.refuse(_refusal(error))
+            return
         self._pass_on(turn)
         if self._jobs.busy:
             return

@@ -26,8 +26,8 @@ from stubserve.protocols.departure import SendWatch
 from stubserve.protocols.grpc.http2.compression import deflate
 from stubserve.protocols.grpc.http2.heads import OPENING, opening
 from stubserve.protocols.grpc.http2.inbox import PREFIX_BYTES
-from stubserve.protocols.grpc.http2.jobs import OrderedJobs
 from stubserve.protocols.grpc.http2.sender import Sender, Sending
+from stubserve.protocols.grpc.jobs import OrderedJobs
 from stubserve.protocols.grpc.transport import Keep, Parts
 from stubserve.protocols.inference_server import InferenceServer
 from stubserve.protocols.offload import LARGE_BYTES
