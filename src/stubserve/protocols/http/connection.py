@@ -92,16 +92,12 @@ class HttpConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.bytes_received += nbytes
         reader = self._reader
-        calls = self._calls
-        free = self.state is HEAD and not reader.pending and not self.write_paused
-        if free and nbytes == calls.repeated_length and calls.begin_again():
-            return
-        arena_body = reader.arena_body
-        if arena_body is not None:
+        if reader.arena_body is not None:
             reader.arena_body_has(nbytes)
             return
         data = bytes(self._shared.scratch_view[:nbytes])
-        if free and calls.begin_known(data):
+        free = self.state is HEAD and not reader.pending and not self.write_paused
+        if free and self._calls.begin_known(data):
             return
         reader.feed(data)
 
