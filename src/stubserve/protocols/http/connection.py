@@ -28,7 +28,7 @@ from stubserve.protocols.http.reader import RequestReader
 from stubserve.protocols.http.reply import JSON, Reply, reply_head
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.http.state import BUSY, CLOSED, HEAD, PASS, ConnectionState
-from stubserve.protocols.sent_memory import keep_sending_warm
+from stubserve.protocols.sent_memory import keep_sending_warm, unsent
 
 log = logging.getLogger("stubserve.http")
 
@@ -145,7 +145,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     @property
     def unsent(self) -> int:
-        return self.transport.get_write_buffer_size()
+        return unsent(self.transport)
 
     def send_timed_out(self) -> None:
         self.transport.abort()
@@ -211,7 +211,8 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self.reply(encode_error(error))
                 return
             self.transport.writelines([head, *parts])
-            self._shared.send_watch.watch(self)
+            if not self.write_paused:
+                self._shared.send_watch.watch(self)
         else:
             self.transport.write(b"".join([head, *reply.parts]))
         if keep_alive:
