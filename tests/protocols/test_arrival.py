@@ -9,20 +9,13 @@ from stubserve_stub.wire.layout import ALIGNMENT
 
 from stubserve.errors import ServeError
 from stubserve.instances.memory import Memory
-from stubserve.protocols import pressure
 from stubserve.protocols.arrival import FIRST_AHEAD, MOST_AHEAD, Arrival, Arrivals
 from stubserve.protocols.pressure import RATE_S, SLOW_RATE, Pressure
 
+from .clock import Clock
+
 MIB = 1 << 20
 LIMIT = 64 * MIB
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Receiver:
@@ -60,13 +53,6 @@ class Server:
         receiver = Receiver()
         receiver.arrival = self.arrivals.into_heap(receiver, receiver)
         return receiver
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(pressure, "monotonic", clock)
-    return clock
 
 
 @pytest.fixture
@@ -125,12 +111,12 @@ def test_what_was_given_up_in_the_middle_goes_back_to_the_system(server: Server)
 def test_who_trickles_yields_to_who_needs_memory(server: Server, clock: Clock) -> None:
     trickler = server.receive(48 * MIB)
     fill(trickler, 40 * MIB)
-    clock.now += 10
+    clock.turns(10)
     fill(trickler, 40 * MIB + 100)
     quick = server.receive(48 * MIB)
-    clock.now += RATE_S
+    clock.turns(RATE_S)
     fill(quick, 20 * MIB)
-    clock.now += RATE_S
+    clock.turns(RATE_S)
     fill(trickler, 40 * MIB + 200)
     fill(quick, 48 * MIB)
     assert "slowly" in trickler.error.message
@@ -142,13 +128,13 @@ def test_the_slowest_goes_first_and_no_more_than_is_needed(server: Server, clock
     slow, slower = server.receive(20 * MIB), server.receive(20 * MIB)
     fill(slow, 18 * MIB)
     fill(slower, 18 * MIB)
-    clock.now += 10
+    clock.turns(10)
     fill(slow, 18 * MIB + 1)
     fill(slower, 18 * MIB + 1)
-    clock.now += 10
+    clock.turns(10)
     fill(slow, 19 * MIB)
     fill(slower, 18 * MIB + 2)
-    clock.now += RATE_S / 2
+    clock.turns(RATE_S / 2)
     server.memory.block(40 * MIB).drop()
     assert slower.error is not None
     assert slow.error is None
@@ -158,7 +144,7 @@ def test_the_slowest_goes_first_and_no_more_than_is_needed(server: Server, clock
 def test_who_is_quick_or_new_does_not_yield(server: Server, clock: Clock) -> None:
     quick, new = server.receive(40 * MIB), server.receive(40 * MIB)
     for step in range(1, 9):
-        clock.now += RATE_S
+        clock.turns(RATE_S)
         fill(quick, int(step * RATE_S * 2 * SLOW_RATE))
     fill(new, 20 * MIB)
     with pytest.raises(ServeError, match="--shm-limit"):
@@ -173,7 +159,7 @@ def test_a_message_that_needs_memory_does_not_yield_to_itself(server: Server, cl
     block = server.memory.block(40 * MIB)
     one = server.receive(60 * MIB)
     fill(one, 10 * MIB)
-    clock.now += 10
+    clock.turns(10)
     with pytest.raises(ServeError, match="--shm-limit"):
         fill(one, 60 * MIB)
     assert one.error is None
@@ -201,7 +187,7 @@ def test_bytes_of_unknown_length_are_counted_and_yield_too(server: Server, clock
     for _ in range(40):
         chunked.arrival.add(bytes(MIB))
     assert server.memory.heap.taken == 40 * MIB
-    clock.now += 10
+    clock.turns(10)
     server.memory.block(40 * MIB).drop()
     assert chunked.error is not None
     assert server.memory.heap.taken == 0
@@ -218,7 +204,7 @@ def test_who_takes_a_finished_message_takes_its_share(server: Server) -> None:
 def test_nobody_yields_to_what_never_fits(server: Server, clock: Clock) -> None:
     slow = server.receive(40 * MIB)
     fill(slow, 30 * MIB)
-    clock.now += 10
+    clock.turns(10)
     with pytest.raises(ServeError, match="--shm-limit"):
         server.memory.block(LIMIT + MIB)
     with pytest.raises(ServeError, match="--shm-limit"):

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
-from stubserve.protocols import stall
 from stubserve.protocols.stall import WINDOW_S, Pace, StallWatch
 
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from .clock import Clock
 
 
 class Arriving:
@@ -29,13 +20,6 @@ class Arriving:
         self.stalls += 1
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(stall, "monotonic", clock)
-    return clock
-
-
 def swept(clock: Clock, pace: Pace, rate: float, seconds: float) -> int:
     """How often a message that arrives at `rate` has stalled when all `seconds` are over."""
 
@@ -45,7 +29,7 @@ def swept(clock: Clock, pace: Pace, rate: float, seconds: float) -> int:
         watch.watch(message)
         end = clock.now + seconds
         while clock.now < end and not message.stalls:
-            clock.now += WINDOW_S / 4
+            clock.turns(WINDOW_S / 4)
             message.bytes_received += int(rate * WINDOW_S / 4)
             watch.sweep()
         watch.unwatch(message)
@@ -70,3 +54,21 @@ def test_without_a_rate_one_byte_is_enough(clock: Clock) -> None:
 def test_a_deadline_ends_even_a_fast_one(clock: Clock) -> None:
     assert swept(clock, Pace(500, 600), 1 << 20, 590) == 0
     assert swept(clock, Pace(500, 600), 1 << 20, 700) == 1
+
+
+def test_a_client_has_not_stalled_because_the_event_loop_has(clock: Clock) -> None:
+    """While the loop does something else nothing is read."""
+
+    async def run() -> None:
+        watch = StallWatch(Pace(500, 0))
+        message = Arriving()
+        watch.watch(message)
+        clock.stands(10 * WINDOW_S)
+        watch.sweep()
+        assert not message.stalls
+        clock.turns(WINDOW_S)
+        watch.sweep()
+        assert message.stalls
+        watch.unwatch(message)
+
+    asyncio.run(run())

@@ -137,6 +137,50 @@ def test_when_memory_is_short_inference_is_refused_and_nothing_else(tmp_path: Pa
             eventually(lambda: serving.infer_array("quick", array).status == 200)
 
 
+# A server whose event loop has always just stood still for long when somebody needs memory.
+STANDS = """
+from stubserve import server
+from stubserve.cli import main
+from stubserve.protocols import loop_time
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+def make_room(self):
+    clock.now += 40
+    return as_it_is(self)
+
+clock = loop_time.monotonic = Clock()
+as_it_is = server.Server._make_room
+server.Server._make_room = make_room
+main()
+"""
+
+
+def test_a_client_that_reads_has_all_of_its_answer_however_slow_the_server_is(tmp_path: Path) -> None:
+    """Another needs memory while the answer is under way. That one is refused."""
+    write_model(tmp_path, "quick")
+    path, body, headers = binary_request("quick", np.arange(8 << 20, dtype=np.float32))
+    lines = [f"POST {path} HTTP/1.1", "Host: a", f"Content-Length: {len(body)}"]
+    head = "\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers.items()), "", ""]).encode()
+    server = Serving(tmp_path, "--shm-limit=64M")
+    server.command[1:3] = ["-c", STANDS]
+    with server as serving, socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        reader.settimeout(60)
+        reader.connect(("127.0.0.1", serving.port))
+        reader.sendall(head + body)
+        assert reader.recv(12, socket.MSG_WAITALL | socket.MSG_PEEK) == b"HTTP/1.1 200"
+        refused = serving.infer_array("quick", np.zeros(10 << 20, np.float32))
+        assert (refused.status, "--shm-limit" in refused.error) == (503, True)
+        response = http.client.HTTPResponse(reader)
+        response.begin()
+        assert response.read().endswith(body[-(32 << 20) :])
+
+
 def refusals(calls: list[Any]) -> list[str]:
     """The texts of those that have failed so far."""
     return [call.details() for call in calls if call.done() and call.exception() is not None]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -51,6 +53,17 @@ CONFIG = """
     sequence_batching { iterative_sequence: true }
 """
 
+# Answers with the id of the request's sequence.
+NUMBERED = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            ids = [np.array([[request.correlation_id()]], np.int32) for request in requests]
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", id)]) for id in ids]
+"""
+
 # Counts its executions in a state; a request for 7 is answered too much for an execution that is not the last.
 REMEMBERING = """
     import json
@@ -95,6 +108,7 @@ def remembering(more: str = "", strategy: str = "direct { }", dims: int = 1) -> 
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "once", MODEL, CONFIG)
+    write_model(repository, "numbered", NUMBERED, CONFIG)
     write_model(repository, "streamed", MODEL, CONFIG + "model_transaction_policy { decoupled: true }")
     write_model(repository, "remembering", REMEMBERING, remembering())
     write_model(repository, "remembering_oldest", REMEMBERING, remembering(strategy="oldest { }"))
@@ -135,6 +149,21 @@ def test_a_request_of_a_client_s_sequence_is_all_of_it(serving: Serving) -> None
     assert begun.json()["outputs"][0]["data"] == [3]
     on = serving.infer_json("once", [tensor], parameters={"sequence_id": 3, "sequence_end": True})
     assert (on.status, "must specify the START flag" in on.error) == (400, True)
+
+
+def test_each_request_without_an_id_is_a_sequence_of_its_own(serving: Serving) -> None:
+    """Also where a connection brings the same request again and again, with other bytes for its tensors."""
+    document = b'{"inputs":[{"name":"IN","datatype":"INT32","shape":[1,1],"parameters":{"binary_data_size":4}}]}'
+    lengths = f"Content-Length: {len(document) + 4}\r\nInference-Header-Content-Length: {len(document)}"
+    front = f"POST /v2/models/numbered/infer HTTP/1.1\r\nHost: a\r\n{lengths}\r\n\r\n".encode() + document
+    found = []
+    with socket.create_connection(("127.0.0.1", serving.port), timeout=60) as connection:
+        for number in range(6):
+            connection.sendall(front + number.to_bytes(4, "little"))
+            response = http.client.HTTPResponse(connection)
+            response.begin()
+            found += json.loads(response.read())["outputs"][0]["data"]
+    assert found == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("model", ["remembering", "remembering_oldest", "remembering_in_place"])

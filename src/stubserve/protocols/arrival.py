@@ -88,7 +88,7 @@ class Arrival(Transfer):
     __slots__ = ("_arrivals", "connection")
 
     def __init__(self, arrivals: Arrivals, connection: Hashable, owner: Owner) -> None:
-        super().__init__(owner)
+        super().__init__(owner, arrivals.pressure.time)
         self._arrivals = arrivals
         self.connection = connection
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from time import monotonic
 from typing import Protocol
 
+from stubserve.protocols.loop_time import LoopTime
 from stubserve.protocols.pressure import Owner, Pressure, Transfer
 
 log = logging.getLogger("stubserve.server")
@@ -25,7 +25,7 @@ class Sender(Owner, Protocol):
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait for the client."""
+        """Bytes that wait for the client; none where nothing waits in this process."""
 
     def send_timed_out(self) -> None:
         """The client has taken nothing for too long."""
@@ -39,10 +39,13 @@ class Departure(Transfer):
     # Closing a connection gives its memory back a little later.
     at_once = False
 
-    def __init__(self, sender: Sender) -> None:
-        super().__init__(sender)
+    def __init__(self, sender: Sender, time: LoopTime) -> None:
         self._sender = sender
-        self.held = sender.unsent
+        super().__init__(sender, time)
+
+    def begin(self) -> None:
+        super().begin()
+        self.held = self._sender.unsent
 
     def look(self) -> int:
         """Notes how far it has come; the bytes that are left."""
@@ -66,12 +69,23 @@ class SendWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, sender: Sender) -> None:
-        """Something was written to it that may not have left."""
-        if sender not in self._departures:
-            departure = self._departures[sender] = Departure(sender)
+        """Something was written to it that may not have left, after its client had taken what was written before."""
+        departure = self._departures.get(sender)
+        if departure is not None:
+            departure.begin()
+            return
+        departure = Departure(sender, self._pressure.time)
+        if departure.held:
+            self._departures[sender] = departure
             self._pressure.add(departure)
             if self._timer is None:
                 self._sweep_later()
+
+    def wrote(self, sender: Sender, nbytes: int) -> None:
+        """So much more waits, behind what its client has not taken."""
+        departure = self._departures.get(sender)
+        if departure is not None:
+            departure.held += nbytes
 
     def unwatch(self, sender: Sender) -> None:
         """All of it has left, or nobody wants it any more."""
@@ -82,7 +96,7 @@ class SendWatch:
     def sweep(self) -> None:
         """Looks at all now; the timer calls it."""
         self._timer = None
-        now = monotonic()
+        now = self._pressure.time.now()
         for sender, departure in list(self._departures.items()):
             if not departure.look():
                 del self._departures[sender]

@@ -8,9 +8,8 @@ lets a side close without that answer. So here a client has PARTING_S, from when
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import sys
-import termios
+
+from stubserve.protocols.sent_memory import unacknowledged
 
 PARTING_S = 1.0
 
@@ -26,13 +25,8 @@ def _look(transport: asyncio.Transport, had_all: bool) -> None:
     socket = transport.get_extra_info("socket")
     if socket is None or socket.fileno() < 0:
         return
-    has_all = transport.is_closing() and not _unacknowledged(socket.fileno())
+    has_all = transport.is_closing() and not unacknowledged(socket.fileno())
     if has_all and had_all:
         transport.abort()
     else:
         asyncio.get_running_loop().call_later(PARTING_S / 2, _look, transport, has_all)
-
-
-def _unacknowledged(descriptor: int) -> int:
-    """Bytes that the kernel has and the client's has not."""
-    return int.from_bytes(fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)), sys.byteorder)

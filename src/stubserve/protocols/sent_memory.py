@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import socket
+import sys
+import termios
 import weakref
 from collections.abc import Sequence
 
@@ -59,3 +62,18 @@ def keep_sending_warm(transport: asyncio.Transport) -> None:
     if peer and (peer[0] == "::1" or peer[0].removeprefix("::ffff:").startswith("127.")):
         with contextlib.suppress(OSError):  # the client has just gone
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+
+
+def unsent(transport: asyncio.Transport) -> int:
+    """Bytes that wait for a client: in this process and, where any wait here, in the kernel before them."""
+    waiting = transport.get_write_buffer_size()
+    if not waiting:
+        return 0
+    connection = transport.get_extra_info("socket")
+    descriptor = -1 if connection is None else connection.fileno()
+    return waiting if descriptor < 0 else waiting + unacknowledged(descriptor)
+
+
+def unacknowledged(descriptor: int) -> int:
+    """Bytes that the kernel has and the client's has not."""
+    return int.from_bytes(fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)), sys.byteorder)

@@ -6,6 +6,8 @@ import asyncio
 from time import monotonic
 from typing import NamedTuple, Protocol
 
+from stubserve.protocols.loop_time import LoopTime
+
 # Over how long a rate is taken. It is also what a client has to begin with.
 WINDOW_S = 20.0
 
@@ -30,13 +32,13 @@ class Watched(Protocol):
 
 
 class _Mark:
-    """When something began to arrive, and how much there was at a later time."""
+    """When something began to arrive, and how much there was at a later time, which is that of the event loop."""
 
     __slots__ = ("at", "began", "seen")
 
-    def __init__(self, now: float, seen: int) -> None:
-        self.began = now
-        self.at = now
+    def __init__(self, at: float, seen: int) -> None:
+        self.began = monotonic()
+        self.at = at
         self.seen = seen
 
 
@@ -46,11 +48,13 @@ class StallWatch:
     def __init__(self, pace: Pace = Pace()) -> None:  # noqa: B008  # it is immutable
         self.pace = pace
         self._unfinished: dict[Watched, _Mark] = {}
+        self._time = LoopTime(self._unfinished)
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, watched: Watched) -> None:
         """It has begun to arrive and is not complete: its client must go on sending."""
-        self._unfinished[watched] = _Mark(monotonic(), watched.bytes_received)
+        self._unfinished[watched] = _Mark(self._time.now(), watched.bytes_received)
+        self._time.run()
         if self._timer is None:
             self._sweep_later()
 
@@ -63,11 +67,11 @@ class StallWatch:
     def sweep(self) -> None:
         """Looks who has fallen behind; the timer calls it."""
         self._timer = None
-        now = monotonic()
+        now = self._time.now()
         min_rate, deadline_s = self.pace
         for one, mark in list(self._unfinished.items()):
             elapsed = now - mark.at
-            if deadline_s and now - mark.began > deadline_s:
+            if deadline_s and monotonic() - mark.began > deadline_s:
                 one.stalled()
             elif elapsed >= WINDOW_S:
                 if one.bytes_received - mark.seen < max(min_rate * elapsed, 1):

@@ -7,6 +7,8 @@ import tracemalloc
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from stubserve.instances.memory import Memory
 from stubserve.protocols.arrival import Arrivals
 from stubserve.protocols.grpc.http2.inbox import ROOM_BYTES, SMALL_BYTES, Inbox, SmallRoom
@@ -29,6 +31,7 @@ def test_a_message_takes_memory_as_it_comes() -> None:
     assert kept < 300_000
 
 
+@pytest.mark.usefixtures("clock")
 def test_large_messages_lie_in_the_arena_and_claims_take_nothing() -> None:
     """Whole, however they come; and what thirteen prefixes claim is nobody's."""
     memory = Memory(64 << 20)
@@ -55,6 +58,7 @@ def test_large_messages_lie_in_the_arena_and_claims_take_nothing() -> None:
     assert memory.ingress.live_blocks == 0
 
 
+@pytest.mark.usefixtures("clock")
 def test_short_messages_share_a_room_in_the_heap() -> None:
     """A thousand streams of a thousand connections may be left with a message that is nearly there."""
     memory = Memory(64 << 20)

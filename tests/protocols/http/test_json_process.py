@@ -45,7 +45,7 @@ class Reading:
 
     async def has_begun(self) -> None:
         """Waits until the process has something to read."""
-        while not self.process._lock.locked():  # noqa: ASYNC110  # nobody tells
+        while not self.process._lock.locked() or self.process._idle is not None:  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(0)
 
 
@@ -153,6 +153,35 @@ def test_who_goes_meanwhile_leaves_nothing() -> None:
         request = await reading.infer(document)
         assert going.cancelled()
         drop_blocks(request.inputs)
+
+    run(act)
+
+
+def test_who_goes_while_others_are_read_takes_the_text_along() -> None:
+    """What waits for its turn is counted as its request's, which is gone."""
+
+    async def act(reading: Reading) -> None:
+        document = {"inputs": [item("IN", "FP32", [1.0] * 100_000)]}
+        drop_blocks((await reading.infer(document)).inputs)
+        process = reading.process._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        first = asyncio.ensure_future(reading.infer(document))
+        await reading.has_begun()
+        text = np.frombuffer(json.dumps(document).encode(), np.uint8).copy()
+        placer = BodyPlacer(b"", None, 0, reading.memory.store)
+        going = asyncio.ensure_future(reading.process.read_infer(text.data, MODEL, placer, 64 * MIB, None))
+        gone = weakref.ref(text)
+        del text
+        await asyncio.sleep(0)
+        going.cancel()
+        await asyncio.wait([going])
+        del going
+        await asyncio.sleep(0)  # until then the loop itself has what woke it
+        assert gone() is None
+        os.kill(process.pid, signal.SIGCONT)
+        drop_blocks((await first).inputs)
+        drop_blocks((await reading.infer(document)).inputs)
 
     run(act)
 

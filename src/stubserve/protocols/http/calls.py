@@ -1,6 +1,5 @@
 """The inference calls of one HTTP connection: each is started by the shortest way that fits, and answered.
 
-- a request that differs from the one before in the bytes of its tensors only (`repeat`): one comparison tells;
 - one whole request in one read, with a head that is known (`head`);
 - any other, once the connection's reader has all of it.
 
@@ -15,7 +14,6 @@ from collections.abc import Hashable
 from stubserve.errors import ServeError, internal
 from stubserve.inference.heap_account import HeapShare
 from stubserve.inference.memory import Block
-from stubserve.inference.request import Request, Response
 from stubserve.protocols.access import AUTHORIZATION
 from stubserve.protocols.fair_queues import peer_name
 from stubserve.protocols.http.exchange import Exchange
@@ -23,7 +21,6 @@ from stubserve.protocols.http.generate import GenerateCall
 from stubserve.protocols.http.head import RequestHead
 from stubserve.protocols.http.infer import HttpInferCall
 from stubserve.protocols.http.infer_encode import encode_error
-from stubserve.protocols.http.repeat import Repeat, front_of, repeat_of
 from stubserve.protocols.http.reply import Reply
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.http.state import BUSY
@@ -33,9 +30,9 @@ access_log = logging.getLogger("uvicorn.access")
 
 
 class Calls:
-    """The calls of `connection`. A request of `repeated_length` bytes may be the last one again; 0 for none."""
+    """The calls of `connection`."""
 
-    __slots__ = ("_call", "_connection", "_front", "_repeat", "_server", "_shared", "repeated_length")
+    __slots__ = ("_call", "_connection", "_server", "_shared")
 
     def __init__(self, connection: Exchange, shared: Connections) -> None:
         self._connection = connection
@@ -43,49 +40,15 @@ class Calls:
         self._server = shared.server
         # The call that is under way
         self._call: HttpInferCall | GenerateCall | None = None
-        # What is known of the last request
-        self._front = b""
-        self._repeat: Repeat | None = None
-        self.repeated_length = 0
 
     def close(self) -> None:
         """The client has closed the connection."""
         call, self._call = self._call, None
-        repeat = self._repeat  # it knows this object
-        self._forget_repeat()
-        for one in (call, repeat):
-            if one is not None and one.request is not None:
-                log.debug("cancelling a request to model '%s': its client has closed the connection", one.model.name)
-            if one is not None:
-                one.cancel()
-
-    # The short ways
-
-    def begin_again(self) -> bool:
-        """Starts the request in the scratch buffer, `repeated_length` bytes, if it has the front of the last one."""
-        repeat = self._repeat
-        if repeat is None or not repeat.fits(self._shared.scratch):
-            return False
-        connection = self._connection
-        access = self._shared.access
-        if access is not None and not access.admits(repeat.head):
-            return False
-        connection.head = head = repeat.head
-        assert head.infer is not None
-        if self._shared.log_requests:
-            self.log_request()
-        try:
-            model = self._server.find_model(*head.infer)
-            if model is not repeat.model:  # loaded anew since then
-                self._forget_repeat()
-                return False
-            connection.state = BUSY
-            repeat.submit(repeat.read(self._shared.scratch_view), at_once=True)
-        except ServeError as error:
-            self._fail(error)
-        except Exception:
-            self._fail(self._unexpected())
-        return True
+        if call is None:
+            return
+        if call.request is not None:
+            log.debug("cancelling a request to model '%s': its client has closed the connection", call.model.name)
+        call.cancel()
 
     def begin_known(self, data: bytes) -> bool:
         """Starts what is one whole request with a head that is known; False where it is none."""
@@ -100,9 +63,7 @@ class Calls:
         if head.infer is not None:
             connection.head = head
             connection.state = BUSY
-            started = self._infer(data[body_start:], None, 0, None, True)
-            if started is not None:
-                self._learn(*started, head, data, body_start)
+            self.infer(data[body_start:], None, 0, None, True)
             return True
         if head.generate is None or not self._can_generate(head):
             return False
@@ -110,19 +71,6 @@ class Calls:
         connection.state = BUSY
         self._generate(data[body_start:], *head.generate)
         return True
-
-    def _learn(self, call: HttpInferCall, request: Request, head: RequestHead, data: bytes, body_start: int) -> None:
-        """Remembers the front of a request, and, where it is that of the one before, all but its tensors."""
-        front = front_of(head, data, body_start)
-        plain = self._server.http_forwarding is None and self._shared.cors is None
-        if front and front == self._front and plain:
-            self._repeat = repeat = repeat_of(call, request, head, front, len(data), self._on_repeated)
-            self.repeated_length = 0 if repeat is None else repeat.length
-        self._front = front
-
-    def _forget_repeat(self) -> None:
-        self._repeat = None
-        self.repeated_length = 0
 
     def _can_generate(self, head: RequestHead) -> bool:
         """Whether there is nothing about a request to `generate` that is uvicorn's, or its route's, to see to."""
@@ -135,14 +83,18 @@ class Calls:
 
     # Any request
 
-    def infer(self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None = None) -> None:
-        """Starts the call of the connection's head, as `Exchange.infer`."""
-        self._infer(body, block, offset, share, False)
+    def infer(
+        self,
+        body: bytes | memoryview,
+        block: Block | None,
+        offset: int,
+        share: HeapShare | None = None,
+        at_once: bool = False,
+    ) -> None:
+        """Starts the call of the connection's head, as `Exchange.infer`.
 
-    def _infer(
-        self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None, at_once: bool
-    ) -> tuple[HttpInferCall, Request] | None:
-        """As `infer`; `at_once` says that nothing else waits on this connection. None where nothing is submitted."""
+        `at_once` says that nothing else waits on this connection.
+        """
         head = self._connection.head
         assert head.infer is not None
         if self._shared.log_requests:
@@ -158,13 +110,11 @@ class Calls:
             self._call = call
             if self._server.fair_queues is not None:
                 call.client = self._client()
-            request = call.start(body, block, offset, share, at_once)
-            return None if request is None else (call, request)
+            call.start(body, block, offset, share, at_once)
         except ServeError as error:
             self._fail(error)
         except Exception:
             self._fail(self._unexpected())
-        return None
 
     def _generate(self, body: bytes, model: str, version: str) -> None:
         """Starts a call of `generate`; the same as `GenerateRoute` does, without what any request to an app costs."""
@@ -215,24 +165,6 @@ class Calls:
         self._call = None
         if self._connection.state is BUSY:
             self._connection.reply(call.reply())
-
-    def _on_repeated(self, request: Request, response: Response) -> None:
-        repeat = self._repeat
-        connection = self._connection
-        if connection.state is not BUSY or repeat is None:
-            return
-        try:
-            reply = repeat.reply(request, response, connection.closing)
-        except Exception:
-            self._fail(self._unexpected())
-            return
-        if isinstance(reply, bytes):
-            if self._shared.log_answers:
-                self.log_answer(200)
-            connection.transport.write(reply)
-            connection.done()
-        else:
-            connection.reply(reply)
 
     def _unexpected(self) -> ServeError:
         """Logs what is a fault of ours, from within an exception's handler; what the client is told of it."""

@@ -26,9 +26,13 @@ from stubserve.protocols.http.reader import RequestReader
 from stubserve.protocols.http.reply import JSON, Reply, reply_head
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.http.state import BUSY, CLOSED, HEAD, PASS, ConnectionState
-from stubserve.protocols.sent_memory import keep_sending_warm
+from stubserve.protocols.sent_memory import keep_sending_warm, unsent
 
 log = logging.getLogger("stubserve.http")
+
+# How long a refused client may send nothing before its connection is closed, and how often it may have sent more
+_LINGER_S = 1.0
+_LINGERS = 30
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -57,6 +61,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.closing = False
         self.write_paused = False
         self._sends_large = False
+        self._lingering: asyncio.TimerHandle | None = None
         self.bytes_received = 0
         # Per-request state
         self.state: ConnectionState = HEAD
@@ -68,7 +73,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         if not self._shared.open.add(self, transport.get_extra_info("socket").fileno()):
-            self.answer_and_close(503, "too many connections; the server's log says what to do")
+            self._answer_last(503, "too many connections; the server's log says what to do")
+            self.transport.close()
             return
         # What the kernel has not taken is not collected: a client has to read one answer before it gets another.
         self.transport.set_write_buffer_limits(high=FREE_BYTES)
@@ -81,16 +87,12 @@ class HttpConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.bytes_received += nbytes
         reader = self._reader
-        calls = self._calls
-        free = self.state is HEAD and not reader.pending and not self.write_paused
-        if free and nbytes == calls.repeated_length and calls.begin_again():
-            return
-        arena_body = reader.arena_body
-        if arena_body is not None:
+        if reader.arena_body is not None:
             reader.arena_body_has(nbytes)
             return
         data = bytes(self._shared.scratch_view[:nbytes])
-        if free and calls.begin_known(data):
+        free = self.state is HEAD and not reader.pending and not self.write_paused
+        if free and self._calls.begin_known(data):
             return
         reader.feed(data)
 
@@ -103,6 +105,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._shared.open.forget(self)
         self.state = CLOSED
         self._reader.close()
+        if self._lingering is not None:
+            self._lingering.cancel()
         if self._fallback is not None:
             self._fallback.connection_lost(exc)
         self._calls.close()
@@ -126,7 +130,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     @property
     def idle(self) -> bool:
-        return self.state is HEAD
+        return self.state is HEAD or self._lingering is not None
 
     def close_idle(self) -> None:
         self.closing = True
@@ -138,7 +142,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     @property
     def unsent(self) -> int:
-        return self.transport.get_write_buffer_size()
+        return unsent(self.transport)
 
     def send_timed_out(self) -> None:
         self.transport.abort()
@@ -200,7 +204,8 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self.reply(encode_error(error))
                 return
             self.transport.writelines([head, *parts])
-            self._shared.send_watch.watch(self)
+            if not self.write_paused:
+                self._shared.send_watch.watch(self)
         else:
             self.transport.write(b"".join([head, *reply.parts]))
         if keep_alive:
@@ -224,10 +229,24 @@ class HttpConnection(asyncio.BufferedProtocol):
         return sent_memory.wrap_text(part, share)
 
     def answer_and_close(self, status: int, message: str) -> None:
+        self._reader.close()
+        self._answer_last(status, message)
+        if self.transport.get_extra_info("ssl_object") is None:
+            self.transport.write_eof()
+        self._linger(-1, _LINGERS)
+
+    def _answer_last(self, status: int, message: str) -> None:
         body = b'{"error":"' + message.encode().replace(b'"', b'\\"') + b'"}'
         self.transport.write(reply_head(status, JSON, len(body), keep_alive=False) + body)
         self.state = CLOSED
-        self.transport.close()
+
+    def _linger(self, seen: int, times: int) -> None:
+        """Reads on, for nothing: with something unread the kernel would take the answer back as it closes."""
+        if self.bytes_received == seen or not times:
+            self.transport.close()
+        else:
+            loop = asyncio.get_running_loop()
+            self._lingering = loop.call_later(_LINGER_S, self._linger, self.bytes_received, times - 1)
 
     def done(self) -> None:
         if self.state is PASS:

@@ -62,11 +62,11 @@ class HttpInferCall(Call):
         offset: int,
         share: HeapShare | None = None,
         at_once: bool = False,
-    ) -> Request | None:
+    ) -> None:
         """Decodes, checks and submits. `body` is complete; if it lies in the arena, in `block` at arena `offset`.
 
         If it is counted in the heap's account, in `share`, which belongs to the call from now on. With `at_once` the
-        answer may come before this returns. Gives the request; None where that takes longer.
+        answer may come before this returns.
         """
         head = self._head
         self._share = share
@@ -82,13 +82,12 @@ class HttpInferCall(Call):
                 if block is not None:
                     block.hold()
                 self._task = asyncio.ensure_future(self._start_in_steps(body, block, offset, rest))
-                return None
+                return
             request, reply_format = self._decode(body, block, offset)
             if request.regions is not None and region_strings.are_left(request):
                 self._task = asyncio.ensure_future(self._read_strings(request, reply_format))
-                return None
+                return
             self._submit(request, reply_format, at_once)
-            return request
         except BaseException:
             self._forget()
             raise

@@ -86,10 +86,12 @@ class JsonProcess:
     async def _read(
         self, job: tuple[Any, ...], text: memoryview, placer: BodyPlacer, holds: Block | None
     ) -> tuple[Request, Any]:
+        await self._lock.acquire()
         if holds is not None:
             holds.hold()
         # Once begun, an exchange goes on to its end whoever has gone meanwhile, or the worker would be out of step.
         exchange = asyncio.ensure_future(self._exchange(job, text))
+        exchange.add_done_callback(lambda _: self._lock.release())
         if holds is not None:
             exchange.add_done_callback(lambda _: holds.drop())
         try:
@@ -123,33 +125,33 @@ class JsonProcess:
         return request, reply_format
 
     async def _exchange(self, job: tuple[Any, ...], text: memoryview) -> tuple[Request, Any, Any]:
-        async with self._lock:
-            loop = asyncio.get_running_loop()
-            if self._idle is not None:
-                self._idle.cancel()
-                self._idle = None
-            connection = self._connection()
-            try:
-                packed = pack(job)
-                await loop.sock_sendall(connection, HEAD.pack(len(packed), len(text)) + packed)
-                await loop.sock_sendall(connection, text)
-                head = bytearray(HEAD.size)
-                await _receive(loop, connection, memoryview(head))
-                size, data_size = HEAD.unpack(head)
-                answer = bytearray(size)
-                await _receive(loop, connection, memoryview(answer))
-                code, result = unpack(answer)
-                if code is not None:
-                    raise ServeError(Code(code), result)
-                request, reply_format, regions = unpack_request(result)
-                await self._receive_tensors(loop, connection, request.inputs, data_size)
-            except (OSError, EOFError):
-                log.error("the process that reads large JSON has ended while it read a request; it is started anew")
-                self.close()
-                raise internal("the process that read the request's JSON has ended; see the server's log") from None
-            finally:
-                self._idle = loop.call_later(IDLE_S, self.close)
-            return request, reply_format, regions
+        """Has the worker read a text, which nobody else may do meanwhile."""
+        loop = asyncio.get_running_loop()
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        connection = self._connection()
+        try:
+            packed = pack(job)
+            await loop.sock_sendall(connection, HEAD.pack(len(packed), len(text)) + packed)
+            await loop.sock_sendall(connection, text)
+            head = bytearray(HEAD.size)
+            await _receive(loop, connection, memoryview(head))
+            size, data_size = HEAD.unpack(head)
+            answer = bytearray(size)
+            await _receive(loop, connection, memoryview(answer))
+            code, result = unpack(answer)
+            if code is not None:
+                raise ServeError(Code(code), result)
+            request, reply_format, regions = unpack_request(result)
+            await self._receive_tensors(loop, connection, request.inputs, data_size)
+        except (OSError, EOFError):
+            log.error("the process that reads large JSON has ended while it read a request; it is started anew")
+            self.close()
+            raise internal("the process that read the request's JSON has ended; see the server's log") from None
+        finally:
+            self._idle = loop.call_later(IDLE_S, self.close)
+        return request, reply_format, regions
 
     async def _receive_tensors(
         self, loop: asyncio.AbstractEventLoop, connection: socket.socket, tensors: list[Tensor], left: int

@@ -36,8 +36,7 @@ class Connections(StallWatch):
         # None where pages of other origins are not told that they may ask
         self.cors = cors
         self.server = server
-        self.scratch = bytearray(SCRATCH_BYTES)
-        self.scratch_view = memoryview(self.scratch)
+        self.scratch_view = memoryview(bytearray(SCRATCH_BYTES))
         self.head_view = self.scratch_view[:HEAD_BYTES]
         self.heads = HeadCache(() if access is None else access.credentials)
         self.sent_memory = SentMemory()

@@ -40,6 +40,7 @@ from stubserve.protocols.grpc.http2.sender import Sender, Sending
 from stubserve.protocols.grpc.http2.shared import SharedByConnections
 from stubserve.protocols.grpc.http2.stream import Stream
 from stubserve.protocols.grpc.transport import Method
+from stubserve.protocols.sent_memory import unsent
 
 log = logging.getLogger("stubserve.grpc")
 
@@ -164,8 +165,7 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     @property
     def unsent(self) -> int:
-        """What the socket has not taken."""
-        return self._transport.get_write_buffer_size()
+        return unsent(self._transport)
 
     def give_up(self, error: ServeError) -> None:
         """The client does not read what was sent to it, and others need the memory."""

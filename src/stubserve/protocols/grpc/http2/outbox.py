@@ -197,6 +197,8 @@ class Outbox:
         flag = b"\0" if self._encoding is None else b"\1"
         pieces.append(flag + size.to_bytes(4, "big"))
         self.unsent += PREFIX_BYTES + size
+        if self._waits:
+            self._connection.send_watch.wrote(self, PREFIX_BYTES + size)
         self._heap_bytes += PREFIX_BYTES
         wrap = self._connection.sent_memory.wrap
         for part in parts:
