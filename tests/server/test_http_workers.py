@@ -22,7 +22,7 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.client_memory import SharedFile
-from tests.real_server import Answer, Serving, binary_request, eventually, io_config, write_model
+from tests.real_server import PATIENCE_S, Answer, Serving, binary_request, eventually, io_config, write_model
 
 SLOW = """
 import time
@@ -293,7 +293,7 @@ def test_sigterm_waits_for_requests_and_leaves_no_worker(repository: Path) -> No
         server.process.send_signal(signal.SIGTERM)
         asking.join()
         assert [answer.status for answer in found] == [200]
-        assert server.process.wait(30) == 0
+        assert server.process.wait(PATIENCE_S) == 0
         psutil.wait_procs(running, 10)
         assert not any(worker.is_running() for worker in running)
 
