@@ -51,5 +51,5 @@ def test_its_links_and_commands_exist() -> None:
     for script in re.findall(r"model_repository/\S+\.py", README):
         assert (ROOT / script).exists(), script
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"\bmake (\w+)", README):
+    for target in re.findall(r"\bmake ([\w-]+)", README):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

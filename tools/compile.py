@@ -1,6 +1,6 @@
 """The build hook that has mypyc compile the modules which every request passes through.
 
-It is part of the build only where HATCH_BUILD_HOOK_ENABLE_CUSTOM is set, as `make wheel` and `make install` set it: a
+It is part of the build only where HATCH_BUILD_HOOK_ENABLE_CUSTOM is set, as `make wheel` and `make compiled` set it: a
 compiled wheel fits one Python and one kind of machine. Without it, and where there is no C compiler, the same sources
 run as they are. Which modules are compiled stands in pyproject.toml. The sources go into the wheel as well: they are
 what a traceback shows.
