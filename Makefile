@@ -66,7 +66,7 @@ test-long: install $(VENV)/.with-dev $(VENV)/.with-examples $(VENV)/.with-long
 
 # What is seen from outside of a server whose modules are compiled. Tests of the modules need them as they are, and what
 # environments, loading and the like do is the same.
-SEEN := bad_input batching bls clients decoupled ensembles generate grpc hostile_clients http2 streams texts_as_json tracing varied_requests
+SEEN := bad_input batching bls clients decoupled ensembles generate grpc hostile_clients http2 starting streams texts_as_json tracing varied_requests
 test-compiled: install $(VENV)/.compiled
 	@if test -x $(COMPILED)/bin/python; then \
 	$(COMPILED)/bin/python -c 'from stubserve.protocols.http import calls; assert calls.__file__.endswith(".so")' && \

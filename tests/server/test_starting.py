@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from stubserve.protocols.http import calls
 from tests.real_server import IDENTITY, PATIENCE_S, Serving, binary_request, eventually, io_config, write_model
 from tests.terminal import Terminal
 
@@ -37,6 +38,15 @@ LINGERING = (
                 time.sleep(0.01)
 """
 )
+
+
+def test_it_says_once_whether_it_is_not_compiled(repository: Path) -> None:
+    with Serving(repository) as server:
+        pass
+    assert server.output.count("stubserve is not compiled") == calls.__file__.endswith(".py")
+    with Serving(repository, "--dev") as server:
+        pass
+    assert "not compiled" not in server.output
 
 
 def test_a_model_that_is_still_loading_says_so(repository: Path) -> None:
