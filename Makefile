@@ -12,48 +12,62 @@ RIVALS_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/stubserve
 # Set when ARGS name a server that tools/rivals.sh installs.
 RIVALS := $(filter --rivals,$(ARGS))$(findstring mosec,$(ARGS))$(findstring litserve,$(ARGS))$(findstring fastapi,$(ARGS))$(findstring bentoml,$(ARGS))
 
-.PHONY: install compiled wheel release serve test test-compiled test-deploy docs check conformance bench soak siege chaos fuzz clean
+.PHONY: install examples compiled wheel release serve test test-long test-compiled test-deploy docs check conformance bench soak siege chaos fuzz clean
 
-# Installs once, and again when pyproject.toml has changed.
-install: $(VENV)/.installed $(VENV)/.compiled
+# What serving and the tests need. What else there is, is installed by the targets that need it.
+install: $(VENV)/.with-test
 
-$(VENV)/.installed: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[examples,test,dev]'
+# What the other examples than add_sub need; `make serve` serves them then.
+examples: $(VENV)/.with-examples
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# Installs one of the groups of packages in pyproject.toml, once, and again when that file has changed.
+$(VENV)/.with-%: pyproject.toml | $(BIN)/python
+	@echo "Installing into $(VENV): stubserve with what it needs for '$*'."
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$*]'
 	touch $@
 
 # Compiled once; `make compiled` does it again.
-$(VENV)/.compiled: | $(VENV)/.installed
+$(VENV)/.compiled: | $(VENV)/.with-dev
 	tools/compiled.sh $(BIN)/python $(COMPILED)
 	touch $@
 
-compiled: $(VENV)/.installed
+compiled: $(VENV)/.with-dev
 	rm -f $(VENV)/.compiled
 	$(MAKE) $(VENV)/.compiled
 
-wheel: $(VENV)/.installed
+wheel: $(VENV)/.with-dev
 	HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(BIN)/python -m hatchling build -t wheel
 
 # All that a release consists of, checked, in dist/; nothing is uploaded. See docs/releasing.md.
-release: install
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[release]'
+release: $(VENV)/.with-release
 	$(BIN)/python -m tools.release
 
-# Without the files that are to be fetched the models that need them are not there, and the others are served.
-serve: install
-	@$(if $(STALE),echo "Serving the sources as they are; \`make compiled\` makes it faster.";) \
+# All examples but one need more than stubserve does. Without the files that are to be fetched the models that need them
+# are not there, and the others are served.
+LOCAL := --http-address=127.0.0.1 --grpc-address=127.0.0.1
+serve: $(VENV)/.with-client
+	@$(if $(STALE),echo "Serving the sources as they are; \`make compiled\` makes it faster (it takes a minute or two).";) \
+	if test $(REPOSITORY) = model_repository && ! test -e $(VENV)/.with-examples; then \
+	echo "Serving add_sub alone; \`make examples\` installs what the other examples need (0.6 GB), then \`make serve\` serves all."; \
+	exec $(SERVED)/stubserve serve $(REPOSITORY) $(LOCAL) --model-control-mode=explicit --load-model=add_sub $(ARGS); fi; \
 	fetched=true; $(BIN)/stubserve fetch $(REPOSITORY) || fetched=false; \
 	$$fetched || echo "Serving without the models whose files could not be fetched; make serve tries again." >&2; \
-	exec $(SERVED)/stubserve serve $(REPOSITORY) --http-address=127.0.0.1 \
-	--grpc-address=127.0.0.1 --exit-on-error=$$fetched --strict-readiness=$$fetched $(ARGS)
+	exec $(SERVED)/stubserve serve $(REPOSITORY) $(LOCAL) --exit-on-error=$$fetched --strict-readiness=$$fetched $(ARGS)
 
 test: install
 	$(BIN)/python -m pytest $(ARGS)
 
+# The other tests: they take long, or need the examples' packages, a store of S3 or mypy.
+test-long: install $(VENV)/.with-dev $(VENV)/.with-examples $(VENV)/.with-long
+	$(BIN)/python -m pytest -m long $(ARGS)
+
 # What is seen from outside of a server whose modules are compiled. Tests of the modules need them as they are, and what
 # environments, loading and the like do is the same.
-SEEN := bad_input batching bls clients decoupled ensembles generate grpc hostile_clients http2 streams texts_as_json tracing varied_requests
-test-compiled: install
+SEEN := bad_input batching bls clients decoupled ensembles generate grpc hostile_clients http2 starting streams texts_as_json tracing varied_requests
+test-compiled: install $(VENV)/.compiled
 	@if test -x $(COMPILED)/bin/python; then \
 	$(COMPILED)/bin/python -c 'from stubserve.protocols.http import calls; assert calls.__file__.endswith(".so")' && \
 	$(COMPILED)/bin/python -m pytest $(SEEN:%=tests/server/test_%.py) $(ARGS); \
@@ -65,8 +79,7 @@ $(VENV)/ray/.installed: pyproject.toml
 	$(VENV)/ray/bin/python -m pip install --quiet --disable-pip-version-check 'ray[serve]' --editable .
 	touch $@
 
-$(VENV)/kserve/.installed: pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[deploy]'
+$(VENV)/kserve/.installed: pyproject.toml | $(VENV)/.with-deploy
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/kserve kserve
 	touch $@
 
@@ -74,39 +87,34 @@ test-deploy: install $(VENV)/ray/.installed $(VENV)/kserve/.installed
 	RAY_PYTHON=$(VENV)/ray/bin/python KSERVE_SDK=$(VENV)/kserve $(BIN)/python -m pytest -n0 -m '' tests/deploy $(ARGS)
 
 # The site, in site/. A link that leads nowhere, within the pages or to a heading, fails it.
-docs: install $(VENV)/.docs
+docs: install $(VENV)/.with-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
-$(VENV)/.docs: pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
-	touch $@
-
-check: install
+check: install $(VENV)/.with-dev
 	$(BIN)/ruff check src stub tests tools model_repository
 	$(BIN)/ruff format --check src stub tests tools model_repository
 	$(BIN)/mypy
 
-conformance: install
+conformance: install $(VENV)/.compiled
 	PEERS_DIR='$(PEERS_DIR)' tools/peers.sh
 	PEERS_DIR='$(PEERS_DIR)' $(SERVED)/python -m tests.conformance $(ARGS)
 
-bench: install
+bench: install $(VENV)/.with-examples $(VENV)/.compiled
 	PEERS_DIR='$(PEERS_DIR)' tools/peers.sh
 	$(if $(RIVALS),RIVALS_DIR='$(RIVALS_DIR)' PYTHON='$(PYTHON)' tools/rivals.sh)
 	PEERS_DIR='$(PEERS_DIR)' RIVALS_DIR='$(RIVALS_DIR)' $(SERVED)/python -m tools.bench $(ARGS)
 
-soak: install
+soak: install $(VENV)/.compiled
 	$(SERVED)/python -m tools.soak $(ARGS)
 
-siege: install
+siege: install $(VENV)/.compiled
 	$(SERVED)/python -m tools.siege $(ARGS)
 
-chaos: install
+chaos: install $(VENV)/.with-long $(VENV)/.compiled
 	$(SERVED)/python -m tools.chaos $(ARGS)
 
 # atheris has wheels for some Pythons only, so it is not among what `install` installs.
-fuzz: install
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+fuzz: install $(VENV)/.with-fuzz
 	$(BIN)/python -m tools.fuzz $(ARGS)
 
 clean:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,11 @@ from hypothesis import settings
 settings.register_profile("same", derandomize=True)
 settings.register_profile("search", derandomize=False)
 settings.load_profile("same")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Tests wait about as long as they compute, so there is one process more than there are processors."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.fixture

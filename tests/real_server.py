@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-START_TIMEOUT_S = 60.0
+# How long a test waits for what has to happen. Only there to end a hang: no test is about how fast something is.
+PATIENCE_S = 300.0
 
 IDENTITY = """
     import triton_python_backend_utils as pb_utils
@@ -122,7 +123,7 @@ class Serving:
         if error is not None:
             sys.stderr.write(self.output)
 
-    def stop(self, timeout: float = 30.0) -> int:
+    def stop(self, timeout: float = PATIENCE_S) -> int:
         """Ends the server with SIGTERM; its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -155,7 +156,7 @@ class Serving:
         with self._news:
             return "".join(self._lines)
 
-    def wait_for(self, pattern: str, timeout: float = START_TIMEOUT_S) -> re.Match[str]:
+    def wait_for(self, pattern: str, timeout: float = PATIENCE_S) -> re.Match[str]:
         """Waits until the output has a match; fails with the output when the process ends or time is up before."""
         deadline = time.monotonic() + timeout
         with self._news:
@@ -202,11 +203,11 @@ class Serving:
 
     def metrics(self, path: str = "/metrics", method: str = "GET", headers: dict[str, str] | None = None) -> Answer:
         """What the metrics port answers."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.metrics_port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.metrics_port, timeout=PATIENCE_S)
         return _exchange(connection, method, path, headers=headers)
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
 
     def request(
         self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
@@ -216,7 +217,7 @@ class Serving:
     def get(self, path: str) -> Answer:
         return self.request("GET", path)
 
-    def wait_until_ready(self, timeout: float = START_TIMEOUT_S) -> None:
+    def wait_until_ready(self, timeout: float = PATIENCE_S) -> None:
         """Asks until the server says that it is ready."""
         deadline = time.monotonic() + timeout
         while self.get("/v2/health/ready").status != 200:
@@ -243,12 +244,12 @@ def refused(repository: Path, *prefix: str) -> Serving:
     server = Serving(repository)
     server.command = [*prefix, *server.command]
     server.start()
-    assert server.process.wait(60) == 1
+    assert server.process.wait(PATIENCE_S) == 1
     server.stop()
     return server
 
 
-def eventually(happened: Callable[[], Any], timeout: float = 60) -> Any:
+def eventually(happened: Callable[[], Any], timeout: float = PATIENCE_S) -> Any:
     """Asks until the answer is true, and returns it."""
     deadline = time.monotonic() + timeout
     while not (answer := happened()):

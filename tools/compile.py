@@ -1,6 +1,6 @@
 """The build hook that has mypyc compile the modules which every request passes through.
 
-It is part of the build only where HATCH_BUILD_HOOK_ENABLE_CUSTOM is set, as `make wheel` and `make install` set it: a
+It is part of the build only where HATCH_BUILD_HOOK_ENABLE_CUSTOM is set, as `make wheel` and `make compiled` set it: a
 compiled wheel fits one Python and one kind of machine. Without it, and where there is no C compiler, the same sources
 run as they are. Which modules are compiled stands in pyproject.toml. The sources go into the wheel as well: they are
 what a traceback shows.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,20 @@ def _compile(root: Path, files: list[str], made: Path) -> None:
     from setuptools import Distribution
     from setuptools.command.build_ext import build_ext
 
+    class SideBySide(build_ext):
+        """Nearly all files are of one extension, and setuptools compiles those of one extension in a row."""
+
+        def build_extensions(self) -> None:
+            in_a_row = self.compiler.compile
+            with ThreadPoolExecutor(os.cpu_count()) as processors:
+
+                def compile(sources: Any, **options: Any) -> list[str]:
+                    made = processors.map(lambda source: in_a_row([source], **options), sources)
+                    return [file for files in made for file in files]
+
+                self.compiler.compile = compile
+                super().build_extensions()
+
     os.chdir(root)
     extensions = mypycify(
         ["--config-file", "pyproject.toml", *files],
@@ -64,7 +79,7 @@ def _compile(root: Path, files: list[str], made: Path) -> None:
         target_dir=str(made / "c"),
         group_name="stubserve",
     )
-    command = build_ext(Distribution({"ext_modules": extensions}))
+    command = SideBySide(Distribution({"ext_modules": extensions}))
     command.build_lib = str(made / "lib")
     command.build_temp = str(made / "o")
     command.parallel = os.cpu_count()

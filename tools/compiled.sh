@@ -4,7 +4,7 @@
 #   tools/compiled.sh PYTHON DIR
 #
 # DIR becomes an environment beside that of PYTHON: it sees the same packages, but for stubserve, which comes from a
-# wheel that is built here. That takes about two minutes. Where it cannot be done the reason is said, and DIR is not
+# wheel that is built here. That takes a minute or two. Where it cannot be done the reason is said, and DIR is not
 # there afterwards: stubserve runs as well without it, only slower.
 set -euo pipefail
 python=$1
@@ -17,7 +17,7 @@ if ! command -v "${CC:-cc}" >/dev/null; then
   echo "stubserve is not compiled, since there is no C compiler (${CC:-cc}); it runs without, only slower." >&2
   exit 0
 fi
-echo "Compiling what every request passes through. This takes about two minutes." >&2
+echo "Compiling what every request passes through. This takes a minute or two." >&2
 if ! HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 "$python" -m hatchling build -t wheel -d "$built" >"$built/log" 2>&1; then
   tail -20 "$built/log" >&2
   echo "stubserve is not compiled, for the reason above; it runs without, only slower." >&2

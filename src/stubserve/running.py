@@ -23,6 +23,7 @@ from stubserve.errors import ServeError
 from stubserve.instances.confinement import ConfinementError
 from stubserve.observability.output import output
 from stubserve.ports import CannotServe, Ports
+from stubserve.protocols.http import calls
 from stubserve.protocols.tokens import TokenFileError
 from stubserve.repository.given_path import advice_for, servable
 from stubserve.server import Server
@@ -32,6 +33,11 @@ from stubserve.starting import progress, show, tell_progress
 from stubserve.stopping import Stopping, tell_what_is_waited_for
 
 log = logging.getLogger("stubserve.server")
+
+_NOT_COMPILED = (
+    "stubserve is not compiled; compiled, a request takes about a fifth less processor time. With a C compiler, "
+    "`make compiled` does it for `make serve`, and HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 pip install . for an installation"
+)
 
 
 async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
@@ -72,6 +78,8 @@ def _create(settings: Settings) -> Server:
         raise CannotServe(f"error: creating server: {error}") from None
     for notice in settings.notices:
         log.warning(notice)
+    if calls.__file__.endswith(".py") and not settings.dev:
+        log.info(_NOT_COMPILED)
     return server
 
 

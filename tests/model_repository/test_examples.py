@@ -21,8 +21,6 @@ import numpy as np
 import onnxruntime
 import pytest
 import tritonclient.http as triton
-from PIL import Image, ImageDraw, ImageFont
-from tokenizers import Tokenizer
 
 from stubserve.repository.checking import check_repositories
 from tests.real_server import Serving
@@ -31,8 +29,12 @@ ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"
 DOCS = (ROOT / "docs" / "examples.md").read_text()
 
-# A page takes seconds of a processor, and others want the processor, too.
-pytestmark = pytest.mark.timeout(600)
+# A page takes seconds of a processor.
+pytestmark = pytest.mark.long
+Image, ImageDraw, ImageFont, tokenizers = (
+    pytest.importorskip(name, reason="`make examples` installs it")
+    for name in ("PIL.Image", "PIL.ImageDraw", "PIL.ImageFont", "tokenizers")
+)
 
 OCR = ("ocr", "ocr_ensemble", "ocr_bls")
 # Seconds, on a machine that does much else
@@ -111,7 +113,7 @@ def read(client: triton.InferenceServerClient, model: str, picture: bytes) -> tu
 @pytest.mark.usefixtures("fetched")
 def test_embeddings_are_those_of_the_network() -> None:
     texts = ["A dog runs.", "Ein längerer Satz, der mehr als sechzehn Stücke hat und darum breiter ist als der andere."]
-    tokenizer = Tokenizer.from_file(str(REPOSITORY / "sentence_tokenizer" / "1" / "tokenizer.json"))
+    tokenizer = tokenizers.Tokenizer.from_file(str(REPOSITORY / "sentence_tokenizer" / "1" / "tokenizer.json"))
     session = onnxruntime.InferenceSession(str(REPOSITORY / "sentence_encoder" / "1" / "model.onnx"))
     tokenizer.no_padding()
     with (

@@ -8,7 +8,7 @@ from hpack import Decoder, Encoder
 
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.frames import frame
-from tests.real_server import Serving
+from tests.real_server import PATIENCE_S, Serving
 from tests.server.grpc_calls import SERVICE
 
 
@@ -16,7 +16,7 @@ class Raw:
     """A client that sends what it is told to, and reads frames."""
 
     def __init__(self, server: Serving) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", server.grpc_port), timeout=30)
+        self.socket = socket.create_connection(("127.0.0.1", server.grpc_port), timeout=PATIENCE_S)
         self._file = self.socket.makefile("rb")
         self._encoder = Encoder()
         self._decoder = Decoder()

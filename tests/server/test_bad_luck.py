@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.real_server import Answer, Serving, binary_output, io_config, write_model
+from tests.real_server import PATIENCE_S, Answer, Serving, binary_output, io_config, write_model
 
 # Does what its input says, so that one server can be put through everything.
 OBEDIENT = """
@@ -129,7 +129,7 @@ def test_a_killed_stub_fails_its_requests_at_once_and_others_go_on(tmp_path: Pat
         assert server.get("/v2/models/obedient/ready").status == 200
         (victim,) = [int(match) for match in re.findall(r"hanging (\d+)", server.output)]
         os.kill(victim, signal.SIGKILL)
-        waiting.join(10)
+        waiting.join(PATIENCE_S)
         assert "it was killed by signal 9 (SIGKILL)" in answers[0].error
         answer = server.get("/v2/models/obedient/ready")
         assert answer.status == 400
@@ -188,7 +188,7 @@ def test_a_request_that_never_ends_does_not_hold_up_the_exit(tmp_path: Path) -> 
         server.wait_for(r"hanging \d+")
         assert server.stop(20) == 0
         server.wait_for("Exit timeout expired")
-        waiting.join(10)
+        waiting.join(PATIENCE_S)
         assert answers[0].status == 500
         assert "the server has killed it, because it had not stopped 1 s after it was told to" in answers[0].error
 
@@ -260,7 +260,7 @@ def test_a_hung_model_can_be_unloaded(tmp_path: Path) -> None:
         server.wait_for(r"hanging \d+")
         assert server.request("POST", "/v2/repository/models/obedient/unload").status == 200
         server.wait_for("successfully unloaded 'obedient' version 1")
-        waiting.join(10)
+        waiting.join(PATIENCE_S)
         assert "the server has killed it, because it had not stopped 1 s after it was told to" in answers[0].error
         assert not server.stub_pids()
         assert server.request("POST", "/v2/repository/models/obedient/load", b"{}").status == 200

@@ -24,7 +24,7 @@ import tritonclient.http as triton_http
 from stubserve_stub.runtime.confinement import NETWORK_VERSION, landlock_version
 
 from tests.documentation.pages import DOCS, blocks
-from tests.real_server import Answer, Serving, eventually, write_model
+from tests.real_server import PATIENCE_S, Answer, Serving, eventually, write_model
 from tests.server.test_tls import CONFIG, Certificates
 from tools.bench.servers import ServerError, peers_environment
 
@@ -145,7 +145,7 @@ def test_others_do_not_get_in(facing: Facing) -> None:
     ):
         ssl.create_default_context().wrap_socket(connection, server_hostname="localhost")
     with grpc.insecure_channel(facing.here("localhost:8001")) as channel, pytest.raises(grpc.RpcError):
-        channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=10)
+        channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=PATIENCE_S)
     assert facing.ask("GET", "/v2/health/live").status == 200
     admin = {"X-Admin": SECRET}
     for path, headers, status in (

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.real_server import Answer, Serving, write_model
+from tests.real_server import PATIENCE_S, Answer, Serving, write_model
 
 PLAIN = """
     import numpy as np
@@ -295,7 +295,7 @@ def test_it_does_not_matter_how_a_request_arrives(serving: Serving, model: str, 
     """In pieces it is read by uvicorn, for the app; whole and with a head like others it is answered without them."""
     head = f"POST /v2/models/{model}/generate HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     answers = []
-    with socket.create_connection(("127.0.0.1", serving.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", serving.port), timeout=PATIENCE_S) as connection:
         for pieces in ([head[:-1], head[-1:] + body], [head + body], [head + body], [head + body[:-1], body[-1:]]):
             for piece in pieces:
                 connection.sendall(piece)
@@ -312,7 +312,7 @@ def test_a_client_that_goes_is_forgotten(serving: Serving) -> None:
     body = b'{"IN":3}'
     head = b"POST /v2/models/plain/generate HTTP/1.1\r\nHost: here\r\nContent-Length: 8\r\n\r\n"
     for _ in range(20):
-        with socket.create_connection(("127.0.0.1", serving.port), timeout=20) as connection:
+        with socket.create_connection(("127.0.0.1", serving.port), timeout=PATIENCE_S) as connection:
             connection.sendall(head + body)
     assert generate(serving, "plain", {"IN": 3}).status == 200
 

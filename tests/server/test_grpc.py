@@ -16,7 +16,7 @@ from google.protobuf import descriptor_pb2
 from tritonclient.grpc import service_pb2
 
 from stubserve.protocols.grpc.wellknown import reflection
-from tests.real_server import IDENTITY, Serving, binary_request, io_config, write_model
+from tests.real_server import IDENTITY, PATIENCE_S, Serving, binary_request, io_config, write_model
 from tests.server.grpc_calls import SERVICE, Grpc, connected, request, typed
 
 FAILING = """
@@ -522,14 +522,14 @@ def test_a_port_in_use_is_said_and_ends_the_server(repository: Path, transport: 
     with Serving(repository) as first:
         second = Serving(repository, f"--grpc-port={first.grpc_port}", f"--grpc-transport={transport}")
         second.start()
-        assert second.process.wait(30) == 1
+        assert second.process.wait(PATIENCE_S) == 1
         second.wait_for("Choose another --grpc-port")
 
 
 def test_certificates_that_are_not_there_are_named(repository: Path) -> None:
     server = Serving(repository, "--grpc-use-ssl", "--grpc-server-cert=/none.pem", "--grpc-server-key=/none.key")
     server.start()
-    assert server.process.wait(30) == 1
+    assert server.process.wait(PATIENCE_S) == 1
     server.wait_for("/none.pem")
 
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from stubserve.protocols.grpc.http2 import frames
 from stubserve.protocols.grpc.http2.frames import frame, rst_stream, window_update
-from tests.real_server import Serving, write_model
+from tests.real_server import PATIENCE_S, Serving, write_model
 from tests.server.grpc_calls import SERVICE, request
 from tests.server.http2_client import Raw, data, prefixed
 
@@ -114,7 +114,7 @@ class Client:
 
 @contextmanager
 def client(server: Serving) -> Iterator[Client]:
-    with socket.create_connection(("127.0.0.1", server.grpc_port), timeout=30) as sock:
+    with socket.create_connection(("127.0.0.1", server.grpc_port), timeout=PATIENCE_S) as sock:
         made = Client(sock)
         made.h2.initiate_connection()
         made.flush()

@@ -18,7 +18,7 @@ import pytest
 from grpc import RpcError, StatusCode
 from tritonclient.grpc import service_pb2
 
-from tests.real_server import Serving, binary_output, binary_request, write_model
+from tests.real_server import PATIENCE_S, Serving, binary_output, binary_request, write_model
 from tests.server.grpc_calls import Grpc, connected, request
 
 TALKATIVE = """
@@ -104,7 +104,7 @@ def test_sigint_ends_it_too_and_running_requests_are_answered(repository: Path) 
         assert response.status == 200
         assert b'"data":[7.0]' in response.read()
         connection.close()
-        assert server.process.wait(20) == 0
+        assert server.process.wait(PATIENCE_S) == 0
 
 
 def test_stubs_end_when_the_server_is_killed(repository: Path, left_behind: Callable[[], list[Path]]) -> None:
@@ -145,7 +145,7 @@ def test_a_port_in_use_is_said_and_ends_the_server(repository: Path) -> None:
         port = taken.getsockname()[1]
         server = Serving(repository, f"--http-port={port}")
         server.start()
-        assert server.process.wait(30) == 1
+        assert server.process.wait(PATIENCE_S) == 1
         server.wait_for(f"127.0.0.1:{port}' cannot be opened")
 
 
@@ -165,7 +165,7 @@ def test_too_little_address_space_is_said_and_ends_the_server(repository: Path) 
     little = "import resource; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))"
     server = started_by(little, Serving(repository, "--shm-limit=16G"))
     server.start()
-    assert server.process.wait(30) == 1
+    assert server.process.wait(PATIENCE_S) == 1
     server.wait_for("no address space for another 64 GiB of shared memory; lower --shm-limit")
     assert "Traceback" not in server.output
 
@@ -195,7 +195,7 @@ def test_a_repository_that_cannot_be_read_is_named(tmp_path: Path, kind: str) ->
         path.mkdir(mode=0)
     server = Serving(path)
     server.start()
-    assert server.process.wait(30) == 1
+    assert server.process.wait(PATIENCE_S) == 1
     server.wait_for(str(path))
 
 
@@ -233,7 +233,7 @@ def test_a_model_that_does_not_load_stops_the_server(repository: Path) -> None:
     write_model(repository, "broken", "import nowhere_to_be_found\n")
     server = Serving(repository)
     server.start()
-    assert server.process.wait(30) == 1
+    assert server.process.wait(PATIENCE_S) == 1
     server.wait_for("ModuleNotFoundError: No module named 'nowhere_to_be_found'")
     server.wait_for("failed to load all models")
 
@@ -365,7 +365,10 @@ def test_the_command_line_of_tritonserver_works(repository: Path) -> None:
 )
 def test_flags_are_refused_by_name(repository: Path, flag: str, text: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "stubserve", "serve", str(repository), flag], capture_output=True, text=True, timeout=30
+        [sys.executable, "-m", "stubserve", "serve", str(repository), flag],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 1
     assert text in done.stderr

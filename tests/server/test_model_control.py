@@ -23,7 +23,7 @@ import psutil
 import pytest
 from tritonclient.grpc import service_pb2
 
-from tests.real_server import Answer, Serving, binary_output, io_config, write_model
+from tests.real_server import PATIENCE_S, Answer, Serving, binary_output, io_config, write_model
 from tests.server.grpc_calls import connected
 from tests.server.grpc_calls import request as grpc_request
 from tests.server.test_lifecycle import wait_until_gone
@@ -783,7 +783,7 @@ def test_what_cannot_be_loaded_at_the_start(repository: Path, names: list[str], 
     server = Serving(repository, EXPLICIT, *(f"--load-model={name}" for name in names))
     server.start()
     server.wait_for(re.escape(text))
-    assert server.process.wait(30) == 1
+    assert server.process.wait(PATIENCE_S) == 1
 
 
 def test_a_model_in_two_repositories(tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ from tests.server.ensembles import load, run, unload, values
 from tests.server.test_environments import small_archive, versions
 from tests.server.test_model_control import NUMBER
 
-pytest.importorskip("s3fs")
+pytest.importorskip("s3fs", reason="`make test-long` installs it")
+# The store is large, and slow to start.
+pytestmark = pytest.mark.long
 
 EXPLICIT = "--model-control-mode=explicit"
 

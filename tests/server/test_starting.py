@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from tests.real_server import IDENTITY, Serving, binary_request, eventually, io_config, write_model
+from stubserve.protocols.http import calls
+from tests.real_server import IDENTITY, PATIENCE_S, Serving, binary_request, eventually, io_config, write_model
 from tests.terminal import Terminal
 
 # Loads when a file appears beside it.
@@ -37,6 +38,15 @@ LINGERING = (
                 time.sleep(0.01)
 """
 )
+
+
+def test_it_says_once_whether_it_is_not_compiled(repository: Path) -> None:
+    with Serving(repository) as server:
+        pass
+    assert server.output.count("stubserve is not compiled") == calls.__file__.endswith(".py")
+    with Serving(repository, "--dev") as server:
+        pass
+    assert "not compiled" not in server.output
 
 
 def test_a_model_that_is_still_loading_says_so(repository: Path) -> None:
@@ -120,7 +130,7 @@ def test_ctrl_c_says_what_is_waited_for_and_a_second_one_does_not_wait(repositor
             r"waiting for model 'lingers' to finalize, for 5\d s at most \(--exit-timeout-secs\); ctrl-C again"
         )
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(30) == 130
+        assert server.process.wait(PATIENCE_S) == 130
         server.wait_for("ended at once")
         eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 

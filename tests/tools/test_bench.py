@@ -580,7 +580,8 @@ def test_a_row_of_a_text_model_has_to_be_like_the_right_one() -> None:
             text_loads.require_like(wrong, right)
 
 
-@pytest.mark.skipif(not text_loads.available(), reason="packages of the examples are missing")
+@pytest.mark.long
+@pytest.mark.skipif(not text_loads.available(), reason="`make examples` installs the packages")
 def test_the_classifier_says_something_of_each_word_piece(tmp_path: Path) -> None:
     text_loads.write_classifier(tmp_path / "model.onnx")
     session = onnx_models.open_session(tmp_path / "model.onnx")

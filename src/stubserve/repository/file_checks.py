@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stubserve_stub.backends.loading.packages import lacks
 from stubserve_stub.backends.pytorch import options as torch_options
 from stubserve_stub.runtime.failure import Refusal
 
@@ -42,10 +43,7 @@ class FileCheck:
         """Says how to get the package if the model runs in this environment, which does not have it."""
         if PARAMETER in config.parameters or importlib.util.find_spec(self.package) is not None:
             return ""
-        return (
-            f"model '{config.name}' needs the package {self.package}: pip install 'stubserve[{self.extra}]', or an "
-            f"environment that has it in the parameter {PARAMETER}"
-        )
+        return lacks(self.package, self.extra)
 
 
 FILE_CHECKS = {

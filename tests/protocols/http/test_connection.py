@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.real_server import IDENTITY, Serving, binary_request, io_config, write_model
+from tests.real_server import IDENTITY, PATIENCE_S, Serving, binary_request, io_config, write_model
 
 SMALL = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[2],"data":[1,2]}]}'
 
@@ -70,7 +70,7 @@ class Client:
     """A raw connection that reads whole answers."""
 
     def __init__(self, server: Serving) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+        self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
         self.stream = self.socket.makefile("rb")
 
     def __enter__(self) -> Client:

@@ -36,7 +36,7 @@ class OnnxRuntimeBackend(NativeBackend):
     keeps_states = True
 
     def model_initialize(self, model: ModelFiles) -> None:
-        self._onnxruntime = import_package("onnxruntime", "onnxruntime", self.host.instance)
+        self._onnxruntime = import_package("onnxruntime", "onnxruntime")
         self._version_dir = model.version_dir
         # What has been loaded to complete the configuration, by what it was loaded with
         self._opened: Optional[Tuple[str, Options, Any, Contract]] = None

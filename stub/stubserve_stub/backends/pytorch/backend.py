@@ -28,7 +28,7 @@ class PyTorchBackend(NativeBackend):
     keeps_states = True
 
     def model_initialize(self, model: ModelFiles) -> None:
-        self._torch = import_package("torch", "pytorch", self.host.instance)
+        self._torch = import_package("torch", "pytorch")
         self._version_dir = model.version_dir
 
     def instance_initialize(self, instance: InstanceFacts) -> None:
@@ -65,8 +65,8 @@ class PyTorchBackend(NativeBackend):
         kind = torch_file.kind_of(path)
         loaders: Dict[str, Callable[[], Program]] = {
             torch_file.TORCHSCRIPT: lambda: torchscript.load(self._torch, path, device),
-            torch_file.EXPORTED: lambda: exported.load_exported(self._torch, path, tensors, self.host.instance),
-            torch_file.COMPILED: lambda: exported.load_compiled(self._torch, path, self.host.instance),
+            torch_file.EXPORTED: lambda: exported.load_exported(self._torch, path, tensors),
+            torch_file.COMPILED: lambda: exported.load_compiled(self._torch, path),
         }
         if kind not in loaders:
             raise torch_file.no_torchscript(path, kind)

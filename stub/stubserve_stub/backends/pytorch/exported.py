@@ -17,9 +17,9 @@ from stubserve_stub.backends.pytorch.unpickling import nothing_executable
 from stubserve_stub.runtime.failure import Refusal
 
 
-def load_exported(torch: Any, path: str, tensors: Tensors, instance: str) -> Program:
+def load_exported(torch: Any, path: str, tensors: Tensors) -> Program:
     """A program as torch.export.save writes it. Raises Refusal, and what torch raises."""
-    export = import_package("torch.export", "pytorch", instance)
+    export = import_package("torch.export", "pytorch")
     with nothing_executable(path):
         exported = export.load(path)
     signature = exported.graph_signature
@@ -35,9 +35,9 @@ def load_exported(torch: Any, path: str, tensors: Tensors, instance: str) -> Pro
     )
 
 
-def load_compiled(torch: Any, path: str, instance: str) -> Program:
+def load_compiled(torch: Any, path: str) -> Program:
     """A package of AOTInductor. Raises Refusal, and what torch raises."""
-    inductor = import_package("torch._inductor", "pytorch", instance)
+    inductor = import_package("torch._inductor", "pytorch")
     compiled = inductor.aoti_load_package(path)
     in_spec, out_spec = (torch.utils._pytree.treespec_loads(text) for text in compiled.loader.get_call_spec())
     return Program(
