@@ -1,0 +1,2 @@
+"""The routes of SageMaker and Vertex AI: those of HTTP under other names.
+"""
