@@ -334,7 +334,7 @@ class Settings:
     exit_delay_secs: int = 0
     # Whether requests to models are refused for a while when the kernel tells that memory is short
     shed_on_memory_pressure: bool = False
-    # For who writes models: see `for_development`
+    # For people who write models: see `for_development`
     dev: bool = False
     shm_limit: int = field(default_factory=default_shm_limit)
     notices: tuple[str, ...] = ()

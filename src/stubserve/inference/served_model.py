@@ -100,7 +100,7 @@ class ServedModel(Protocol):
     # The end
 
     def reserve(self) -> None:
-        """Keeps it from being drained: whoever calls this is going to submit something. Each needs one `release`."""
+        """Keeps it from being drained: the caller is going to submit something. Each call needs one `release`."""
 
     def release(self) -> None:
         """The end of a reservation."""
@@ -129,7 +129,7 @@ class Waiter(Protocol):
 
 
 class Takers(Protocol):
-    """What a call goes to: a model, as far as it matters who could answer."""
+    """The target of a call: a model, as far as it matters which instances could answer."""
 
     def takers(self, request: Request | None) -> Sequence[Waiter]:
         """As of a `ServedModel`."""

@@ -50,7 +50,7 @@ class ConfinementError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Whom stubs run as: `numbers` of the user, its group and its other groups."""
+    """The user that stubs run as: `numbers` of the user, its group and its other groups."""
 
     name: str
     home: str

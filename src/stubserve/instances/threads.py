@@ -5,7 +5,7 @@ onnxruntime does the same in every session. Four instances on eight cores then r
 than with eight; a container that may use two cores of sixty-four is slowed down most, because the libraries count
 sixty-four. So an instance gets `cores / instances of its model`, at least one.
 
-Nothing is set where it would change nothing: one instance that may use all cores. Whoever knows better is obeyed, in
+Nothing is set where it would change nothing: one instance that may use all cores. Explicit settings go first, in
 this order: the model's parameter THREADS_PER_INSTANCE (0 for no limit); variables that the server's own environment
 has. Of other models nothing is known here: they may be idle.
 """

@@ -34,7 +34,7 @@ RUNS_ON_CPU = "instances for GPUs run on the CPU, as --gpu-fallback=cpu says"
 
 
 class Told(Protocol):
-    """Who hears what comes of a load: the model's repository agents. Nothing of it raises anything."""
+    """Hears the outcome of a load: the model's repository agents. None of its methods raises."""
 
     async def succeeded(self) -> None: ...
 

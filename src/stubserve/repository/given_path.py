@@ -54,7 +54,7 @@ def _linked(file: Path, until: ExitStack) -> Path:
 
 
 def advice(path: Path) -> str:
-    """What to do about a path of which nothing can be served; empty where there are models in it."""
+    """Advice for a path of which nothing can be served; empty where there are models in it."""
     if not path.exists():
         close = difflib.get_close_matches(path.name, _folders(path.absolute().parent), 1)
         meant = f" Did you mean {path.parent / close[0]}?" if close else ""

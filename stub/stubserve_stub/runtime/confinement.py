@@ -76,7 +76,7 @@ def confine() -> None:
         _check(_libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
     if FILES in words or NO_NETWORK in words:
         for number in set(range(64)) - _KEPT:
-            # Counts with the next program. Whoever is not root may not do this, and has none.
+            # Counts with the next program. A process that is not root may not do this, and has none.
             _libc().prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
         _landlock(FILES in words, [value for word, _, value in lines if word == WRITABLE], NO_NETWORK in words)
 

@@ -127,7 +127,7 @@ def unpack_texts(packed: Any) -> List[bytes]:
 
 
 class ToStub(Protocol):
-    """Who hears what the parent says."""
+    """Hears what the parent says."""
 
     def on_execute(
         self,
@@ -175,7 +175,7 @@ def pack_answer(call: int, final: bool, response: Optional[WireResponse], frees:
 
 
 class WorkListener(Protocol):
-    """Who hears what a stub says about its batches and its memory."""
+    """Hears what a stub says about its batches and its memory."""
 
     def on_result(
         self,
@@ -204,7 +204,7 @@ class WorkListener(Protocol):
 
 
 class CallListener(Protocol):
-    """Who hears what a stub says about requests of its model to other models."""
+    """Hears what a stub says about requests of its model to other models."""
 
     def on_call(
         self,
