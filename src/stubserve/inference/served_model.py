@@ -1,4 +1,4 @@
-"""What the rest of the server knows of a model version that serves, whatever is behind it.
+"""A model version that serves, as the rest of the server knows it, whatever is behind it.
 
 Protocols, the registry, metrics, and models that call others speak to a `ServedModel`; only what loads models knows
 which kind it is. `Waiter` and `BlockingCall` are its view of who waits for whom (`instances.waiting`).

@@ -75,7 +75,7 @@ class Entrance:
         self._loop.add_reader(listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Nobody comes in any more; who is outside is turned away."""
+        """No connection comes in any more; those outside are turned away."""
         if self._spoken.closed:
             return
         if self._retry is not None:

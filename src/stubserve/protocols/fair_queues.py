@@ -24,7 +24,7 @@ class FairQueues:
         self._way = way
 
     def client_of(self, peer: str, authorization: Callable[[], Collection[bytes]]) -> Hashable:
-        """Who asks. `peer` is `<address>:<port>` of a connection, `authorization` gives the values of that header."""
+        """The client. `peer` is `<address>:<port>` of a connection, `authorization` gives the values of that header."""
         if self._way == CONNECTION:
             return peer
         if self._way == TOKEN:

@@ -1,4 +1,4 @@
-"""What a load is going to serve, before any process is started for it: a folder and a configuration that is checked.
+"""A candidate: a folder and a checked configuration that a load is going to serve, before any process is started.
 
 Both come from the model repository, or from the request to load: it may bring another configuration (JSON), and files.
 Files make a folder of their own, in which there is nothing else; upstream wants a configuration with them. Such a

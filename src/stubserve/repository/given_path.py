@@ -1,4 +1,4 @@
-"""What a path on the command line means where it is no model repository: one model, or something close to one.
+"""The meaning of a path on the command line that is no model repository: one model, or something close to one.
 
 `stubserve serve` takes the folder of one model as well (`folder.is_model_folder`), a version's folder, and a file that
 is a model. A lone `model.py` has no version folder and maybe no name that anybody gave it, so a repository is made of

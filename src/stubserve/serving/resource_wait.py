@@ -43,7 +43,7 @@ class ResourceWait:
 
 
 def seen(limits: LimitedDispatcher, instance: Instance, waiter: Waiter) -> Waiter:
-    """An instance's waiter, or in its place one that waits for those who hold what the instance lacks."""
+    """An instance's waiter, or in its place one that waits for the instances that hold what this one lacks."""
     resource, holders = limits.in_the_way(instance)
     waiters = [holder.waiter for holder in holders if isinstance(holder, Instance)]
     held_by = [one for one in waiters if one is not None]

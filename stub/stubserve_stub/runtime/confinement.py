@@ -1,4 +1,4 @@
-"""What a stub gives up before it runs anything of its model's, by prctl, setrlimit and Landlock.
+"""The rights that a stub gives up before it runs code of its model, by prctl, setrlimit and Landlock.
 
 - No new privileges: what a model starts can gain none (sudo and other programs of set-user-ID run as the stub's user).
 - A limit on the memory that is the stub's own (RLIMIT_DATA: heap, arrays, stacks of threads). The arena is not counted,

@@ -1,4 +1,4 @@
-"""What parent and stub say to each other over the rings: tuples in msgpack, their first element the kind.
+"""The messages of parent and stub over the rings: tuples in msgpack, whose first element is the kind.
 
 This page is the format; `tests/stub/wire/test_messages.py` pins every byte of it. Each kind has one function that packs
 it, whose parameters are its fields, and one method that hears of it, with the same parameters: `ToStub` lists what the

@@ -1,4 +1,4 @@
-"""An app of one kind of API, for those who may use that."""
+"""An app of one kind of API, behind a check of the client's rights."""
 
 from __future__ import annotations
 
