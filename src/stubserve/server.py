@@ -235,7 +235,7 @@ class Server:
         return (self.cache is not None and self.cache.give_way()) or self.pressure.make_room()
 
     async def give_up_changes(self) -> None:
-        """Ends loads that are under way: a client that waits for a load must not hold up one that waits for inference."""
+        """Ends loads that are under way: clients waiting for a load must not hold up those waiting for inference."""
         await self._control.give_up_changes()
 
     async def end_debugged(self) -> None:

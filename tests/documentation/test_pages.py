@@ -64,6 +64,13 @@ def test_what_is_named_exists(page: str) -> None:
         assert path.is_dir() or path.with_suffix(".py").exists(), module
 
 
+@pytest.mark.parametrize("page", pages())
+def test_tests_that_are_named_exist(page: str) -> None:
+    for path, name in re.findall(r"`([\w/]*test_\w+\.py)::(\w+)`", (ROOT / page).read_text()):
+        files = [file for file in (ROOT / "tests").rglob(Path(path).name) if file.match(path)]
+        assert any(f"def {name}(" in file.read_text() for file in files), f"{path}::{name}"
+
+
 def test_every_page_is_tested() -> None:
     for page, test in OTHERWISE.items():
         assert (ROOT / page).exists(), page
