@@ -56,7 +56,7 @@ NEWER_TRITON = (
         ("shared_memory/register_empty_key", "shared_memory/register_reserved"),
     ),
     Accepted(
-        "A call of an unknown model or version: Triton 2.73 says that it is unknown; 2.51 only says it is not ready.",
+        "Triton 2.73 tells a model that calls an unknown model or version so; 2.51 only says it is not ready.",
         (
             "message/exec_unknown_model",
             "message/exec_unknown_version",
@@ -454,7 +454,7 @@ DECISIONS = (
         200,
     ),
     Accepted(
-        "The client whose load fails so is told the reason, too, behind Triton's words.",
+        "Who asks for a load that fails so is told the reason, too, behind Triton's words.",
         (
             "control/load_unknown",
             "namespaces/load_unknown",
