@@ -18,7 +18,7 @@ from stubserve.observability.log_lines import DEFAULT, ISO8601, LogFormatter
 from stubserve.observability.output import QueuedStream, output
 from stubserve.settings import LoggingSettings
 
-# Those that can be chosen while the server runs, as with upstream. A reader of JSON must get nothing else in between.
+# Those that can be chosen while the server runs, as with upstream; whoever reads JSON wants nothing else in between.
 FORMATS = (DEFAULT, ISO8601)
 # In the order of the stub's levels
 _SWITCHES = {logging.INFO: "log_info", logging.WARNING: "log_warning", logging.ERROR: "log_error"}
