@@ -1,7 +1,7 @@
 """A small collector of OpenTelemetry: takes traces by OTLP over HTTP, and writes each export as a line of JSON.
 
 `python -m tools.otlp_receiver FILE [PORT] [--hang]` prints the address that it listens on. With --hang it takes
-connections and never answers, for who wants to see what a collector that hangs does to a server.
+connections and never answers, to show what a collector that hangs does to a server.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ log = logging.getLogger("stubserve.server")
 
 # Groups of settings, and single ones, about what a host does itself or does not have, and what is to be said of them
 _HOSTS = {
-    # Whoever turns them off gets what was asked for.
+    # A host that turns them off gets what it asked for.
     "grpc.allow": "",
     "metrics.allow": "",
     "grpc": "there is no gRPC in an ASGI host",

@@ -1,4 +1,4 @@
-"""What `--cache-config` says: which response cache there is, and how it is to be used."""
+"""The settings of `--cache-config`: which response cache there is, and how it is used."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _unknown_command(words: list[str]) -> str:
-    """What is said of a first word that is no command."""
+    """The message about a first word that is no command."""
     from difflib import get_close_matches
 
     known = f"serve, {', '.join(COMMANDS[:-1])} and {COMMANDS[-1]}"

@@ -20,7 +20,7 @@ class Code(enum.IntEnum):
     UNSUPPORTED = 5
     ALREADY_EXISTS = 6
     CANCELLED = 7
-    # None of Triton's enum: who may not ask
+    # Not in Triton's enum: the client has no right to ask
     UNAUTHENTICATED = 101
     FORBIDDEN = 102
     RESTRICTED = 103

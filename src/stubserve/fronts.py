@@ -88,7 +88,7 @@ class HttpServer(uvicorn.Server):
 
 
 def http_server(server: Server, connections: Connections) -> HttpServer:
-    """The HTTP front end of a server. What its connections share is `connections`, for whoever stops it in good order.
+    """The HTTP front end of a server. `connections` is what its connections share, for a stop in good order.
 
     Raises OSError.
     """

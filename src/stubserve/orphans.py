@@ -1,4 +1,4 @@
-"""Children that nobody waits for, where the server is the first process of a container.
+"""Child processes that no other code waits for, where the server is the first process of a container.
 
 What a model has started and outlives its parent becomes a child of that process, and stays in the table of processes
 when it is dead until somebody has asked for its end. The server's own children are asked for at once by whoever started

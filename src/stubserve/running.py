@@ -177,7 +177,7 @@ def run(settings: Settings) -> int:
 
 
 def _leave(links: contextlib.ExitStack, restore: Callable[[], None]) -> None:
-    """What is left to do where the process is ended in the middle."""
+    """Does what must be done also when the process is ended in the middle."""
     links.close()
     restore()
     output.close()

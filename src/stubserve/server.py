@@ -57,7 +57,7 @@ class Server:
         self.log_settings = logs.configure(settings.logging)
         self.name = settings.id
         self.version = __version__
-        # Who may ask, and what a client may take
+        # Access, and what a client may take
         auth, clients = settings.auth, settings.clients
         self.tokens = None if auth.token_file is None else Tokens(auth.token_file, KINDS)
         self.http_access = http_access(settings.http.restricted, self.tokens, auth.open_kinds)
@@ -235,7 +235,7 @@ class Server:
         return (self.cache is not None and self.cache.give_way()) or self.pressure.make_room()
 
     async def give_up_changes(self) -> None:
-        """Ends loads that are under way: those who wait for one must not hold up those who wait for inference."""
+        """Ends loads that are under way: clients waiting for a load must not hold up those waiting for inference."""
         await self._control.give_up_changes()
 
     async def end_debugged(self) -> None:

@@ -18,7 +18,7 @@ _PATIENCE_S = 1.0
 
 
 class ServiceManager:
-    """Whoever started this process, and wants to hear of it."""
+    """The program that started this process and wants to hear of it, such as systemd."""
 
     def __init__(self, environment: MutableMapping[str, str] | None = None) -> None:
         environment = os.environ if environment is None else environment

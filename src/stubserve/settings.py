@@ -1,4 +1,4 @@
-"""What the operator can set, in groups: each part of the server is given its own and sees no other.
+"""The operator's settings, in groups: each part of the server gets its own group and sees no other.
 
 Sizes are in bytes and times in seconds where a name does not say otherwise. `flags` makes these of a command line.
 """
@@ -38,7 +38,7 @@ def default_shm_limit() -> int:
 
 @dataclass(frozen=True, slots=True)
 class RepositorySettings:
-    """Which models there are to serve, and who says so."""
+    """The models to serve, and the control over them (the start, requests, or the disk)."""
 
     paths: tuple[Path, ...] = ()
     # Addresses of repositories in the cloud, and where they are copied to
@@ -150,13 +150,13 @@ class ClientSettings:
     max_connections: int = 0
     # Whether clients may have the server use their shared memory
     shm: bool = False
-    # By what clients are told apart who shall have a fair part of a full queue: off, connection, address, token
+    # How clients are told apart that shall have a fair part of a full queue: off, connection, address, token
     fair_queues: str = "off"
 
 
 @dataclass(frozen=True, slots=True)
 class AuthSettings:
-    """Who may ask: those who have a token of the file; everybody without a file, and for the kinds that are open."""
+    """Access by tokens of a file. Without a file, and for the kinds of APIs that are open, everybody may ask."""
 
     token_file: Path | None = None
     open_kinds: frozenset[str] = frozenset()
@@ -334,7 +334,7 @@ class Settings:
     exit_delay_secs: int = 0
     # Whether requests to models are refused for a while when the kernel tells that memory is short
     shed_on_memory_pressure: bool = False
-    # For who writes models: see `for_development`
+    # For people who write models: see `for_development`
     dev: bool = False
     shm_limit: int = field(default_factory=default_shm_limit)
     notices: tuple[str, ...] = ()

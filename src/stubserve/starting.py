@@ -1,4 +1,4 @@
-"""The start of a server, as whoever starts it sees it: how far it is while it takes long, and what there is at the end.
+"""The start of a server, as people see it: how far it is while it takes long, and what there is at the end.
 
 The log has lines for both. On a terminal there is a table of the models besides, and where they can be asked.
 """

@@ -1,4 +1,4 @@
-"""The end of a server, as whoever ends it sees it: what it still waits for and for how long, and how to wait no longer.
+"""The end of a server, as people see it: what it still waits for and for how long, and how to wait no longer.
 
 SIGINT and SIGTERM begin it. A second SIGINT, which is a second ctrl-C, ends the server at once: the kernel ends its
 stubs with it, and the janitor what their models have started.
@@ -29,7 +29,7 @@ _ENDED_BY_SIGINT = 128 + signal.SIGINT
 class Stopping:
     """Hears the signals. `at_once` gives back what must not be left when the process is ended.
 
-    Whoever presses ctrl-C is `impatient`; SIGTERM comes from a program that starts and stops servers.
+    A person who presses ctrl-C is `impatient`; SIGTERM comes from a program that starts and stops servers.
     """
 
     def __init__(self, at_once: Callable[[], None]) -> None:

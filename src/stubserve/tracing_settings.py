@@ -1,4 +1,4 @@
-"""What `--trace-config` says: which requests are traced, and where their traces go."""
+"""The settings of `--trace-config`: which requests are traced, and where their traces go."""
 
 from __future__ import annotations
 

@@ -289,14 +289,14 @@ HTTP2 = (
         texts=_SAID,
     ),
     Accepted(
-        "The standard has these end the connection, which Triton goes on with.",
+        "By the standard these end the connection; Triton goes on with it.",
         tuple(_MINDED),
         "GOAWAY",
         texts=_MINDED,
     ),
     Accepted(
-        "The standard has these end one stream, which is reset with the reason while the others go on. Triton goes on "
-        "with the stream as well, or ends the connection.",
+        "By the standard these end one stream, which is reset with the reason while the others go on. Triton goes "
+        "on with the stream as well, or ends the connection.",
         ("http2/data_after_the_end", "http2/window_update_zero_on_stream", "http2/window_overflow_on_stream"),
         "grpc-status",
         "0",
@@ -315,7 +315,7 @@ HTTP2 = (
         sometimes=True,
     ),
     Accepted(
-        "To calls that their client has cancelled Triton still gives a status.",
+        "Triton still gives a status to calls that their client has cancelled.",
         ("http2/rst_100",),
         "grpc-status",
         "0",
@@ -331,20 +331,20 @@ HTTP2 = (
         "stubserve does not insist on the client's settings.", ("http2/preface_without_settings",), "grpc-status", "0"
     ),
     Accepted(
-        "The window of a stream bounds what stubserve has not taken yet; this it has.",
+        "The window of a stream bounds bytes that stubserve has not taken yet; it has taken these.",
         ("http2/window_exceeded",),
         "grpc-status",
         "0",
     ),
     Accepted(
-        "What is no call of gRPC gets the HTTP status 415, as gRPC's documents say; Triton's client gets UNKNOWN or a "
-        "reset stream.",
+        "A request that is not a call of gRPC gets the HTTP status 415, as gRPC's documents say; Triton's client "
+        "gets UNKNOWN or a reset stream.",
         ("http2/headers_empty", "http2/method_get", "http2/content_type_json"),
         "grpc-status",
         "0",
     ),
     Accepted(
-        "A timeout that is none counts as no timeout; Triton resets the stream.",
+        "A malformed timeout counts as no timeout; Triton resets the stream.",
         ("http2/timeout_malformed",),
         "grpc-status",
         "0",
@@ -569,7 +569,7 @@ DECISIONS = (
         ("behaviour/sender_sent_then_raise", "behaviour/sender_sent_then_return"),
     ),
     Accepted(
-        "Each server has looked for the backend in its own folder of backends.",
+        "Each server names its own folder of backends.",
         ("broken/config_runtime_gpu", "reload/config_runtime_gpu"),
         200,
         "unable to find backend library 'nosuch.py' for model 'config_runtime_gpu', searched: ",
@@ -597,7 +597,7 @@ DECISIONS = (
     Accepted("stubserve tells its own version over gRPC, too.", ("grpc/metadata_server",), "OK"),
     Accepted("Health can be watched; Triton has no such method.", ("grpc/health_watch",)),
     Accepted(
-        "To a message that cannot be parsed Triton ends the stream with OK, as if all were well.",
+        "When a message cannot be parsed, Triton ends the stream with OK, as if all were well.",
         ("grpc_stream/malformed", "grpc_stream/malformed_after_one"),
         "INTERNAL",
         "Unable to parse request",
@@ -743,7 +743,7 @@ DECISIONS = (
         "TritonModelException",
     ),
     Accepted(
-        "Parameters that cannot be sent are named.",
+        "The error names parameters that cannot be sent.",
         ("surface/params_bls_big", "surface/params_bls_surr"),
         200,
         "Unsupported value type on parameters: '",
@@ -765,13 +765,13 @@ DECISIONS = (
         200,
     ),
     Accepted(
-        "What holds no tensor can be copied and pickled.",
+        "Objects without tensors can be copied and pickled.",
         ("surface/req_pickle", "surface/resp_pickle", "surface/resp_copy", "surface/err_pickle"),
         200,
         "no error",
     ),
     Accepted(
-        "A metric that is made again is the object that there is; Triton makes another one of the same values.",
+        "A metric that is made again is the same object; Triton makes another object with the same values.",
         ("surface/fam_same_metric",),
         200,
         "True",
@@ -944,8 +944,8 @@ ENSEMBLES = (
         ("ensemble_loads/load_bad_two_unknown",),
     ),
     Accepted(
-        "Who loads an ensemble that needs itself is told of the circle, from that ensemble on; Triton begins anywhere, "
-        "and says that there is no version when it is asked again.",
+        "An ensemble that needs itself cannot be loaded: the error names the circle, beginning with that ensemble. "
+        "Triton begins anywhere, and says that there is no version when it is asked again.",
         (
             "ensemble_loads/load_bad_circle_b",
             "ensemble_loads/load_bad_circle_of_three_a",
@@ -990,7 +990,7 @@ SHARED = (
         500,
     ),
     Accepted(
-        "What an unloaded model asked for counts no more; Triton may still refuse a load for it.",
+        "The resources of an unloaded model do not count any more; Triton may still refuse a load for them.",
         ("limits/limited_given_other_order", "limits/limited_given_together", "limits/limited_other_order"),
         sometimes=True,
     ),

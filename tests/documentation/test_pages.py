@@ -64,7 +64,21 @@ def test_what_is_named_exists(page: str) -> None:
         assert path.is_dir() or path.with_suffix(".py").exists(), module
 
 
+@pytest.mark.parametrize("page", pages())
+def test_tests_that_are_named_exist(page: str) -> None:
+    for path, name in re.findall(r"`([\w/]*test_\w+\.py)::(\w+)`", (ROOT / page).read_text()):
+        files = [file for file in (ROOT / "tests").rglob(Path(path).name) if file.match(path)]
+        assert any(f"def {name}(" in file.read_text() for file in files), f"{path}::{name}"
+
+
 def test_every_page_is_tested() -> None:
     for page, test in OTHERWISE.items():
         assert (ROOT / page).exists(), page
         assert Path(page).name in (ROOT / test).read_text(), f"{test} is about another page than {page}"
+
+
+def test_styles_are_for_blocks_that_pages_have() -> None:
+    """A block has its language for a class only with `pygments_lang_class`, without which no style applies."""
+    styled = set(re.findall(r"\.language-(\w+)", (ROOT / "docs" / "stylesheets" / "site.css").read_text()))
+    assert styled <= {block.language for page in pages() for block in blocks((ROOT / page).read_text())}
+    assert "pygments_lang_class: true" in (ROOT / "mkdocs.yml").read_text()

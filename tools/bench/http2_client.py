@@ -80,7 +80,7 @@ class GrpcConnection:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
         self.reconnects = False
-        self.began = 0.0  # for whoever takes the time of requests
+        self.began = 0.0  # for code that takes the time of requests
         self.responses = 0
         self.cut_short = 0  # a stream that ends early is an error here
         self._on_done = on_done

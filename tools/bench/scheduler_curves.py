@@ -1,6 +1,6 @@
 """What a queued request costs the schedulers alone, by how many sequences live, instances serve and models are loaded.
 
-`python -m tools.bench.scheduler_curves` prints the table of docs/performance.md. There is no server and no stub: the
+`python -m tools.bench.scheduler_curves` prints a table of processor times. There is no server and no stub: the
 script plays an owner whose instances execute in no time, by a clock of its own. Requests of sequences that are under
 way come 32 at a time, 8 to each of four instances, all taken at random: so batches have the same size everywhere, and
 what a batch costs does not hide what a request does.

@@ -7,10 +7,10 @@ The key is made of the archive's size, its time of change, and samples of its co
 models is extracted once, a touched one anew. The small file is both record and lock. A process that extracts holds it
 exclusively, one that runs stubs in the environment holds it shared (a `Lease`), and the kernel lets go of both when a
 process dies. The record is written last, when the disk has the rest already, so whatever is interrupted, be it by a
-crash of the machine, has no record, and is thrown away by the next who wants it. (Extracting under another name and
-renaming would not do: conda-unpack writes the final place into the files.)
+crash of the machine, has no record, and is thrown away by the next server that wants it. (Extracting under another name
+and renaming would not do: conda-unpack writes the final place into the files.)
 
-Nothing in the cache is needed: it can be deleted at any time when no server runs. Whoever extracts removes what a
+Nothing in the cache is needed: it can be deleted at any time when no server runs. Each extraction removes what a
 changed archive has left behind, and what nobody has used for a month.
 """
 

@@ -1,4 +1,4 @@
-"""What one flag of `stubserve serve` is."""
+"""One flag of `stubserve serve`."""
 
 from __future__ import annotations
 

@@ -84,8 +84,8 @@ OWN = (
         "exit-delay-secs",
         "exit_delay_secs",
         parse_count,
-        "Seconds after SIGTERM in which the server says that it is not ready and serves all the same, before "
-        "--exit-timeout-secs begin (0).",
+        "Seconds after SIGTERM in which the server is not ready but still serves requests; --exit-timeout-secs begin "
+        "after them (0).",
     ),
     Flag(
         "shed-on-memory-pressure",
@@ -147,8 +147,8 @@ OWN = (
         "fair-queues",
         "clients.fair_queues",
         parse_fair_queues,
-        "Who comes to a full queue takes the place of the client that has most in it. A client is a connection, an "
-        "address or a token; off: the newcomer is refused (off).",
+        "In a full queue a new request takes a place of the client that has most in it. A client is a connection, an "
+        "address or a token; off: the new request is refused (off).",
     ),
     Flag("grpc-transport", "grpc.transport", str, "native, or grpcio for gRPC through its C core: slower (native)."),
     Flag(

@@ -3,7 +3,7 @@
 Every way in (HTTP, gRPC, `generate`, a model that calls another) makes a call of it. Guarantees:
 
 - `submit` returns, and then responses come until one is final; or it raises, and then nothing of the request is left:
-  its inputs' memory is dropped, the call has forgotten it, and no response will come. Only who says that it is ready
+  its inputs' memory is dropped, the call has forgotten it, and no response will come. Only a caller that is ready
   for that (`at_once`) may be answered before it returns;
 - what it raises is a ServeError. Anything else is a fault of the server's: it is logged, and refused as INTERNAL;
 - `respond` hears nothing after the final response, and nothing after the call was given up, so nobody is answered

@@ -1,9 +1,9 @@
 """One account for what requests keep in the parent's own heap, beside the arena.
 
 A tensor lies in the arena, which has a limit. An id, JSON text, a decompressed body, parameters, or an answer that
-waits for its reader lies in the parent's heap, and whoever sends enough of them could have all of the machine's memory.
-So these bytes are committed in the arena's own ledger, as if they lay there: tensors and heap together never pass
-`--shm-limit`, and stubs see what is left for their outputs.
+waits for its reader lies in the parent's heap. A client that sends enough of them could take all of the machine's
+memory. So these bytes are committed in the arena's own ledger, as if they lay there: tensors and heap together never
+pass `--shm-limit`, and stubs see what is left for their outputs.
 
 The usual request costs nothing: a holder counts only what it keeps beyond FREE_BYTES. An entry costs about 2 µs.
 Not thread-safe: the account belongs to the event loop.

@@ -1,4 +1,4 @@
-"""What can be told of a model's instance at a moment, for metrics and the status page."""
+"""The facts about a model's instance at one moment, for metrics and the status page."""
 
 from __future__ import annotations
 

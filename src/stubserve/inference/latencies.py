@@ -1,4 +1,4 @@
-"""Distributions of the times of one model's requests, for those who switch them on (`--metrics-config`).
+"""Distributions of the times of one model's requests, where they are switched on (`--metrics-config`).
 
 A summary's quantiles are those of the last minute, from counts in buckets that are 2 % wide: exact in rank, within 1 %
 in value, with a few hundred counters whatever the load.

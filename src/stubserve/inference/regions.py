@@ -64,7 +64,7 @@ class RegionPlace(NamedTuple):
 
 
 class RegionSpan(Span):
-    """A piece of a region that is an input. Whoever looks at it has a private view, so it counts as shared."""
+    """A piece of a region that is an input. A model that looks at it has a private view, so it counts as shared."""
 
     __slots__ = ("place",)
 

@@ -1,4 +1,4 @@
-"""What the rest of the server knows of a model version that serves, whatever is behind it.
+"""A model version that serves, as the rest of the server knows it, whatever is behind it.
 
 Protocols, the registry, metrics, and models that call others speak to a `ServedModel`; only what loads models knows
 which kind it is. `Waiter` and `BlockingCall` are its view of who waits for whom (`instances.waiting`).
@@ -100,7 +100,7 @@ class ServedModel(Protocol):
     # The end
 
     def reserve(self) -> None:
-        """Keeps it from being drained: whoever calls this is going to submit something. Each needs one `release`."""
+        """Keeps it from being drained: the caller is going to submit something. Each call needs one `release`."""
 
     def release(self) -> None:
         """The end of a reservation."""
@@ -129,7 +129,7 @@ class Waiter(Protocol):
 
 
 class Takers(Protocol):
-    """What a call goes to: a model, as far as it matters who could answer."""
+    """The target of a call: a model, as far as it matters which instances could answer."""
 
     def takers(self, request: Request | None) -> Sequence[Waiter]:
         """As of a `ServedModel`."""

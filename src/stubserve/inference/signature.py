@@ -1,4 +1,4 @@
-"""What a loaded model version accepts and returns, worked out once so that a request costs little."""
+"""The inputs and outputs of a loaded model version, worked out once so that a request costs little."""
 
 from __future__ import annotations
 

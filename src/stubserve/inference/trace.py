@@ -82,7 +82,7 @@ class TensorCopy(NamedTuple):
 
 
 class Collector(Protocol):
-    """Who takes trees of traces.
+    """Takes trees of traces.
 
     `tensors` says that tensors are wanted, and `tensor_bytes` how many bytes of each; `spans` that traces are to have
     span ids.
@@ -289,7 +289,7 @@ class Sampler:
 
 
 class ModelTracing:
-    """Who samples the requests to the versions of one model; None while nobody does. It outlives reloads."""
+    """The sampler of the requests to the versions of one model; None where none is traced. It outlives reloads."""
 
     __slots__ = ("sampler",)
 

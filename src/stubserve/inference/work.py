@@ -1,4 +1,4 @@
-"""What an instance executes at once."""
+"""Work: the requests that an instance executes at once."""
 
 from __future__ import annotations
 

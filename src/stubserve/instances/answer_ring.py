@@ -71,7 +71,7 @@ class AnswerRing:
         self._announce()
 
     def say_whether_alone(self, alone: bool) -> None:
-        """Whether nobody is at work but those whom the stub waits for; its next call may go by it."""
+        """Whether nobody is at work but the instances that the stub waits for; its next call may go by it."""
         self._words[layout.WAITS_ALONE] = alone
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class AnswerRing:
         try:
             return self._ring.put(data, flags)
         except RingBroken:
-            # Whoever waits for an answer has no part in a broken ring, and would wait for ever.
+            # A call that waits for an answer has no part in a broken ring, and would wait for ever.
             self._on_broken()
             return False
 

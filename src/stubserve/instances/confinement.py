@@ -1,4 +1,4 @@
-"""What the operator has stubs give up: another user, a limit on memory, what may be written, the network; secrets.
+"""Rights that the operator takes from stubs: their user, a limit on memory, files to write, the network; secrets.
 
 Where there is a sandbox, it is put on by the server's own interpreter, which then becomes that of the model: a model
 may write to its environment where that lies in its own folder, and an interpreter runs code of its environment before
@@ -50,7 +50,7 @@ class ConfinementError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Whom stubs run as: `numbers` of the user, its group and its other groups."""
+    """The user that stubs run as: `numbers` of the user, its group and its other groups."""
 
     name: str
     home: str

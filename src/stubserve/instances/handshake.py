@@ -80,7 +80,7 @@ class Handshake:
         self._stages.put_nowait(message)
 
     def on_death(self, cause: str) -> None:
-        """The stub is gone, and whoever waits for a stage gets an error."""
+        """The stub is gone, and the code that waits for a stage gets an error."""
         self._death = cause
         self._died_while = self._health.state()[0]  # its segment may be given away before anybody asks
         self._stages.put_nowait(None)

@@ -1,4 +1,4 @@
-"""What a living stub process is seen to do, without asking it: its health word, and what the kernel counts for it."""
+"""A living stub process as it is seen from outside: its health word, and what the kernel counts for it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The process that ends what models have started when the server is gone (`janitor_program`), as the server has it.
 
-It is told of every stub, and started again should somebody end it. Whoever ends both at the same moment with SIGKILL
-gets what the models have started left over.
+It is told of every stub, and started again should somebody end it. A person who ends both at the same moment with
+SIGKILL gets what the models have started left over.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Memory:
         return {"requests": ingress - self.heap.taken, "heap": self.heap.taken, "stubs": sum(committed.values())}
 
     def usage(self) -> str:
-        """Who holds shared memory, for people."""
+        """The holders of shared memory, as text for people."""
         committed = self.ledger.committed()
         ingress = committed.pop(0, 0) - self.heap.taken
         stubs = ", ".join(f"segment {index}: {nbytes} bytes" for index, nbytes in sorted(committed.items()))

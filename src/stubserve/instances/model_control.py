@@ -1,4 +1,4 @@
-"""What a stub's model may do with other models' lives: load them and let them go."""
+"""Requests of a stub's model to load and unload other models."""
 
 from __future__ import annotations
 

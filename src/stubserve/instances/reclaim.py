@@ -4,7 +4,7 @@ A stub keeps free memory warm for its next outputs, and does not know at once th
 before anybody is refused memory, the stubs that could have some to spare are asked for all of it, and so is one that is
 idle. They answer on a thread that is free while their model computes, within a millisecond and 80 µs for each megabyte.
 
-A stub that needs memory waits for that (`grant`), while everything else goes on. Whoever takes a request in cannot:
+A stub that needs memory waits for that (`grant`), while everything else goes on. Code that takes a request in cannot:
 `wait` blocks the event loop, for LONGEST_WAIT_S at most, only when enough could come of it, and not for a stub that
 still owes an answer (its model may be in native code that lets no other thread run).
 """

@@ -1,4 +1,4 @@
-"""What stubs need of the server that they work for."""
+"""The services of the server that its stubs need."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""How many threads the numeric libraries of one instance may start, so that instances do not fight for the cores.
+"""The number of threads that numeric libraries of one instance may start, so that instances do not fight for the cores.
 
 OpenMP, MKL and OpenBLAS (and with them numpy, scipy and torch) start one thread per core in every process, and
 onnxruntime does the same in every session. Four instances on eight cores then run thirty-two threads and are slower
 than with eight; a container that may use two cores of sixty-four is slowed down most, because the libraries count
 sixty-four. So an instance gets `cores / instances of its model`, at least one.
 
-Nothing is set where it would change nothing: one instance that may use all cores. Whoever knows better is obeyed, in
+Nothing is set where it would change nothing: one instance that may use all cores. Explicit settings go first, in
 this order: the model's parameter THREADS_PER_INSTANCE (0 for no limit); variables that the server's own environment
 has. Of other models nothing is known here: they may be idle.
 """

@@ -1,4 +1,4 @@
-"""How long one `execute` of a model may take before its stub is taken for hung: the operator's word, off by default."""
+"""The operator's limit for one `execute` of a model, after which its stub is taken for hung; off by default."""
 
 from __future__ import annotations
 

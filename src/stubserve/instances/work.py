@@ -44,7 +44,7 @@ Results = Sequence[Result]
 
 
 class WorkOwner(Protocol):
-    """Who is told what becomes of a stub's requests."""
+    """Is told what becomes of a stub's requests."""
 
     def on_results(self, results: Results) -> None:
         """All of this work has run, and the stub is free for the next."""

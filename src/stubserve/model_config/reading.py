@@ -1,4 +1,4 @@
-"""Reading a `config.pbtxt` to the end although it has mistakes, for whoever wants to hear of all of them at once.
+"""Reading a `config.pbtxt` to the end although it has mistakes, so that all of them can be told at once.
 
 Protobuf's parser stops at the first. So the field that it stopped at is blanked out and the rest is read again, until
 all of it is read or nothing more can be told apart (a bracket that is not closed).

@@ -6,7 +6,7 @@ created, and those of its tensors after auto-complete, which is why inputs may b
 everything at once. All raise ServeError INVALID_ARG unless said otherwise. What needs other models to be known
 (an ensemble's steps) is checked where ensembles are loaded.
 
-A server fails a load with the first error, as upstream; whoever writes a configuration wants all of them. So each check
+A server fails a load with the first error, as upstream; an author of a configuration wants all of them. So each check
 is a generator of errors that goes on where it can, every error knows its field (`ServeError.path`), and the
 `validate...` functions raise the first one.
 """

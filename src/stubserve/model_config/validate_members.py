@@ -1,7 +1,7 @@
 """Checks of an ensemble against the models of its steps: names, types and shapes meet, and so do batches and streams.
 
 They are upstream's, in its words, and are made when the ensemble is loaded, because only then the configurations of the
-models are complete. A tensor is described by whoever names it first: the ensemble's own inputs and outputs, then the
+models are complete. The first that names a tensor describes it: the ensemble's own inputs and outputs, then the
 steps in their order. Everybody else has to agree.
 
 Shapes agree where sizes do, or one of the two is variable; a batch dimension may stand for the first dimension of a

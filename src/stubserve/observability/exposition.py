@@ -50,7 +50,7 @@ class Exposition:
         self._texts: dict[Labels, str] = {}
 
     def family(self, name: str, kind: str, description: str) -> FamilyText:
-        """The family of that name; what it is says who asks for it first."""
+        """The family of that name; the first caller says what it is."""
         found = self._families.get(name)
         if found is None:
             found = self._families[name] = (kind, description, [])

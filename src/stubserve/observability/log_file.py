@@ -1,7 +1,7 @@
 """The log in a file (`--log-file`), on a disk that may be full.
 
-A line that cannot be written is lost, and nothing else happens: whoever logs hears nothing of it. The first one is told
-on the standard error, with the reason; and when the file takes lines again, the first of them says how many are
+A line that cannot be written is lost, and nothing else happens: the code that logs hears nothing of it. The first one
+is told on the standard error, with the reason; and when the file takes lines again, the first of them says how many are
 missing. A line of which only a part was written is ended before the next one, so that two never become one.
 """
 

@@ -57,7 +57,7 @@ class LogSettings:
 
     @property
     def verbose(self) -> bool:
-        """Whether what only matters when one looks closely is logged."""
+        """Whether details are logged that matter only for a close look."""
         return bool(self._values["log_verbose_level"] > 0)
 
     def lines_lost(self) -> int:
@@ -119,5 +119,5 @@ def configure(settings: LoggingSettings) -> LogSettings:
 
 
 def takes_colors(stream: TextIO) -> bool:
-    """Whether what is written there is read on a terminal, by somebody who has not asked for no colours."""
+    """Whether the stream is a terminal, and colours are not switched off."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

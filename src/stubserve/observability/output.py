@@ -1,12 +1,12 @@
 """The server's standard output and error, written by a thread of their own.
 
-Whoever reads the log may be slow, or stop reading, and a write to a full pipe waits. So the event loop only appends to
+The reader of the log may be slow, or stop reading, and a write to a full pipe waits. So the event loop only appends to
 a queue, for its own lines and for what stubs write to stderr, and nobody but the thread waits. The queue is bounded:
 
 - one source (a stub, or the server's own log) may have up to SOURCE_BYTES in it. Who can be made to wait asks `is_full`
   first and goes on reading later, so a model that floods its stderr gets as fast as the log is read, and no faster;
 - where nothing has been written for STUCK_S nobody waits any more: what does not fit is dropped, and a line says how
-  much of whom, once there is room again;
+  much of which source, once there is room again;
 - what cannot be written, because it goes to a disk that is full, is lost. The first line that can be is followed by one
   that says how many are missing.
 

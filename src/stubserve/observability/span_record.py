@@ -1,4 +1,4 @@
-"""What a process that exports spans is told of a trace."""
+"""A trace as the process that exports spans is told of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the status page shows, as JSON: models, instances, what they do, memory by owner, the last errors.
+"""The data of the status page, as JSON: models, instances and their state, memory by owner, the last errors.
 
 It is made when somebody asks, in steps, as metrics are. How throughput was before somebody looked is not known: totals
 are kept from one question to the next, at most once a second, so a page that is opened again finds what the last one

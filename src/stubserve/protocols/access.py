@@ -1,4 +1,4 @@
-"""Who may use which kinds of APIs: by a token (`--auth-token-file`), and by a header that some kinds want, as in Triton
+"""Rights to use kinds of APIs: by a token (`--auth-token-file`), and by a header that some kinds want, as in Triton
 (`--http-restricted-api`, `--grpc-restricted-protocol`).
 
 The kinds are Triton's: health, metadata, inference and so on, and `metrics` for the port of that. What is asked comes

@@ -1,7 +1,7 @@
 """The regions of shared memory that clients have registered: which there are, and how one is opened.
 
 A client names a file in /dev/shm, and from then on its requests say "these bytes of that region" in place of sending
-them. That lets whoever may register have the server open files, so it is off unless --allow-client-shm says otherwise.
+them. A client that registers makes the server open files, so it is off unless --allow-client-shm says otherwise.
 
 Confinement. A key is a name in /dev/shm as shm_open has it: slashes in front do not count, there are none within, and
 neither `.` nor `..` is one. What is opened is a regular file and no link to one; whether the server may is the kernel's

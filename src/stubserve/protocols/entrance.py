@@ -1,8 +1,8 @@
-"""Who of those that connect comes in first: whoever has asked something.
+"""The order in which new connections come in: those that have asked something come first.
 
-uvloop accepts one connection in each pass of the event loop, in the order in which they came. Behind a few thousand
-that open connections and say nothing, a health probe waited for seconds; to accept many at once makes them wait who are
-connected already, because to make a connection's transport and protocol takes 0.1 ms.
+uvloop accepts one connection in each pass of the event loop, in the order in which they came. So a health probe waited
+for seconds behind a few thousand connections that say nothing. Accepting many at once would make connected clients
+wait, because a connection's transport and protocol take 0.1 ms to make.
 
 So the two are done apart. Connections are accepted many at a time, which takes 10 µs each, and stay bare sockets. In
 each pass of the loop that does no other long work (`protocols.offload`) the oldest of them comes in. Before them come
@@ -75,7 +75,7 @@ class Entrance:
         self._loop.add_reader(listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Nobody comes in any more; who is outside is turned away."""
+        """No connection comes in any more; those outside are turned away."""
         if self._spoken.closed:
             return
         if self._retry is not None:

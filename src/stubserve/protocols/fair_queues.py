@@ -1,4 +1,4 @@
-"""How clients are told apart who shall have a fair part of a full queue (`--fair-queues`).
+"""Telling clients apart, so that each can have a fair part of a full queue (`--fair-queues`).
 
 - by `connection`: each is a client of its own. Right behind a proxy that keeps a connection for each of its clients;
 - by `address`: all connections from one address are one client. Right where clients connect themselves;
@@ -24,7 +24,7 @@ class FairQueues:
         self._way = way
 
     def client_of(self, peer: str, authorization: Callable[[], Collection[bytes]]) -> Hashable:
-        """Who asks. `peer` is `<address>:<port>` of a connection, `authorization` gives the values of that header."""
+        """The client. `peer` is `<address>:<port>` of a connection, `authorization` gives the values of that header."""
         if self._way == CONNECTION:
             return peer
         if self._way == TOKEN:

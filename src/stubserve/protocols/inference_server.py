@@ -1,4 +1,4 @@
-"""What a protocol's inference needs of the rest of the server."""
+"""The part of the server that inference by a protocol needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stubserve.protocols.stall import Pace
 
 
 class LargeJson(Protocol):
-    """Who reads large JSON, so that nobody has to wait for it."""
+    """Reads large JSON, so that no other client has to wait for it."""
 
     async def read_infer(
         self, text: memoryview, signature: Signature, placer: BodyPlacer, max_input_size: int, holds: Block | None

@@ -111,7 +111,7 @@ class OpenConnections:
                 (connection.close_idle if connection.idle else connection.close_after_answer)()
 
     def sweep(self) -> None:
-        """Closes who has been idle for too long; the timer calls it."""
+        """Closes connections that have been idle for too long; the timer calls it."""
         self._timer = None
         now = monotonic()
         for connection, mark in list(self._open.items()):

@@ -1,4 +1,4 @@
-"""Bearer tokens (RFC 6750) out of a file: who may ask, and for what.
+"""Bearer tokens (RFC 6750) out of a file, and the APIs that each token is good for.
 
 A line of the file is a token, or `sha256:` and the hexadecimal digest of one, so that the file has no secret in it.
 Behind it may stand the kinds of APIs that it is good for, separated by commas; without them it is good for all. Empty

@@ -1,4 +1,4 @@
-"""What a request to change the trace settings says: upstream's names, limits and texts, for every protocol."""
+"""A request to change the trace settings: upstream's names, limits and texts, for every protocol."""
 
 from __future__ import annotations
 

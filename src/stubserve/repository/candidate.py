@@ -1,4 +1,4 @@
-"""What a load is going to serve, before any process is started for it: a folder and a configuration that is checked.
+"""A candidate: a folder and a checked configuration that a load is going to serve, before any process is started.
 
 Both come from the model repository, or from the request to load: it may bring another configuration (JSON), and files.
 Files make a folder of their own, in which there is nothing else; upstream wants a configuration with them. Such a
@@ -35,7 +35,7 @@ RUNS_ON_CPU = "instances for GPUs run on the CPU, as --gpu-fallback=cpu says"
 
 
 class Told(Protocol):
-    """Who hears what comes of a load: the model's repository agents. Nothing of it raises anything."""
+    """Hears the outcome of a load: the model's repository agents. None of its methods raises."""
 
     async def succeeded(self) -> None: ...
 

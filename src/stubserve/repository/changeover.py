@@ -1,4 +1,4 @@
-"""One version of the truth replaces another: what a load starts takes over from what serves.
+"""What a load has started takes over from what serves.
 
 All versions of a model are started beside those that serve. When every one is ready they take over in one step, and
 what they replace is retired: it gets no new requests, finishes those that it has, however long they take, finalizes,

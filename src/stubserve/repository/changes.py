@@ -1,6 +1,6 @@
 """Loads and unloads that somebody has asked for, while they run.
 
-Each is a task of its own: a client that goes away does not leave one half done. Whatever fails one, whoever asked gets
+Each is a task of its own: a client that goes away does not leave one half done. Whatever fails one, its client gets
 a ServeError.
 """
 
@@ -62,7 +62,7 @@ class Changes:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever asked may not be there to hear of it
+            task.exception()  # the client may not be there to hear of it
 
 
 async def all_of(changes: Iterable[Awaitable[None]]) -> None:

@@ -1,4 +1,4 @@
-"""What lies in a model's folder, in a form that two looks can be compared by.
+"""The contents of a model's folder, in a form in which two looks can be compared.
 
 A load needs to know what has changed since the last one: the configuration only, one version, or something that all
 versions may read. Compared are names, sizes and times of change, never what files hold, so a look costs one `stat` per

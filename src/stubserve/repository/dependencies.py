@@ -1,4 +1,4 @@
-"""Who needs whom: ensembles need the models of their steps.
+"""Which models need which others: ensembles need the models of their steps.
 
 An ensemble has no processes and no memory, so loading it costs nothing but the checks against its members. That makes
 the rules simple, and they are upstream's as seen from outside:

@@ -1,4 +1,4 @@
-"""What an ensemble needs before it can be loaded: members that are loaded, and that do not need it themselves.
+"""The needs of an ensemble before it can be loaded: members that are loaded, and that do not need it themselves.
 
 With explicit control a load brings the members that are missing. What the members must be like is `ensemble_loading`'s.
 """

@@ -1,4 +1,4 @@
-"""One thing that is wrong with a model's file, as the check of a backend says it."""
+"""A mistake in a model's file, as the check of a backend reports it."""
 
 from __future__ import annotations
 

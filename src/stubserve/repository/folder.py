@@ -251,7 +251,7 @@ def available_versions(folder: ModelFolder, config: ModelConfig) -> list[int]:
 
 
 def _how_to_make_a_version(path: Path, config: ModelConfig) -> str:
-    """What to do about a model's folder without a folder for a version."""
+    """Advice for a model's folder without a folder for a version."""
     for file in _MODEL_FILES:
         if (path / file).is_file():
             return f"{file} belongs into a folder for its version: mkdir {path / '1'} && mv {path / file} {path / '1'}"

@@ -1,4 +1,4 @@
-"""What a path on the command line means where it is no model repository: one model, or something close to one.
+"""The meaning of a path on the command line that is no model repository: one model, or something close to one.
 
 `stubserve serve` takes the folder of one model as well (`folder.is_model_folder`), a version's folder, and a file that
 is a model. A lone `model.py` has no version folder and maybe no name that anybody gave it, so a repository is made of
@@ -54,7 +54,7 @@ def _linked(file: Path, until: ExitStack) -> Path:
 
 
 def advice(path: Path) -> str:
-    """What to do about a path of which nothing can be served; empty where there are models in it."""
+    """Advice for a path of which nothing can be served; empty where there are models in it."""
     if not path.exists():
         close = difflib.get_close_matches(path.name, _folders(path.absolute().parent), 1)
         meant = f" Did you mean {path.parent / close[0]}?" if close else ""

@@ -1,4 +1,4 @@
-"""What stands for a model version in the keys of the response cache: all that its answers depend on.
+"""The part of a response cache's key that stands for a model version: everything that its answers depend on.
 
 A cache of this server's own takes a number that is new with each load: whoever loads a model again means that
 something is different, whatever it is. A cache that several servers share, and that outlives them, needs one that is

@@ -1,4 +1,4 @@
-"""One model imported in its environment, as a load does it up to there, and what was found."""
+"""Importing one model in its environment, by the first steps of a load, and the findings."""
 
 from __future__ import annotations
 

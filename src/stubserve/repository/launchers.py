@@ -1,4 +1,4 @@
-"""What starts the stubs of a model version: its program and its environment are found, and its share of the cores."""
+"""Launchers of stubs: the program of a model version, its environment and its share of the cores are found."""
 
 from __future__ import annotations
 

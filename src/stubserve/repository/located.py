@@ -1,7 +1,7 @@
-"""Where in a model's config.pbtxt an error comes from, for the log of a load: what `stubserve check` says of the same.
+"""The place in a model's config.pbtxt that an error comes from, for the log of a load, as `stubserve check` tells it.
 
-Upstream's texts, which go to clients, have a line and a column at best, and neither the field that may have been meant
-nor the other mistakes of the file.
+Clients get upstream's texts, which have a line and a column at best. The log also has the field that may have been
+meant, and the other mistakes of the file.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ and checks it, against the registry's hash and those that are given; nothing is 
 and what it depends on is left alone.
 
 A file appears under its name when it is whole. When all of a list are there, a copy of the list is kept beside them
-(`.model_files.txt`), so whoever changes the list gets other files, and else nothing is done and nobody asked.
+(`.model_files.txt`), so files are fetched again only after the list has changed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What keeps an ONNX model from being served, as far as its file and its configuration tell."""
+"""Mistakes that keep an ONNX model from being served, as far as its file and its configuration tell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be said of a `model.py` without running it: does it parse, is there the class, has it `execute`.
+"""Checks of a `model.py` without running it: it parses, it has the class, the class has `execute`.
 
 A method whose name is nearly that of a hook (`excute`, `initialise`) is named, because the server would never call it.
 """

@@ -1,4 +1,4 @@
-"""What keeps a model of PyTorch's from being served, as far as its file and its configuration tell."""
+"""Mistakes that keep a PyTorch model from being served, as far as its file and its configuration tell."""
 
 from __future__ import annotations
 

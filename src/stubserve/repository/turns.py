@@ -1,9 +1,9 @@
-"""Who changes a model now: loads and unloads of one model take turns, those of several models do not wait.
+"""Turns of loads and unloads: those of one model take turns, those of several models do not wait.
 
 A model may load and unload others, from `initialize` too, and then its own load goes on only when that inner turn is
 over. So turns can wait for each other in a circle: a model that unloads itself while it loads, or two models that load
 each other at the same time. Upstream waits for ever then. Here a turn that would close a circle is refused, before it
-waits, with an error that names both models; whoever asked can go on.
+waits, with an error that names both models, and its client can go on.
 """
 
 from __future__ import annotations

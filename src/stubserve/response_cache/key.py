@@ -2,8 +2,8 @@
 
 It covers all that a model can see of a request and that may change the answer: the tensors in their order (name, type,
 shape, bytes), the parameters, which outputs are wanted (in any order), correlation id and flags. Before them stands
-`identity`: the model, its version, its configuration, as whoever loads it has summed them up. What says who asks, or
-when an answer is wanted, is left out: the request's id, its priority and its timeout.
+`identity`: the model, its version, its configuration, as the load has summed them up. The request's id, its priority
+and its timeout are left out, because they do not change an answer.
 
 Upstream's key is a 64-bit hash of names and bytes alone, so that there a tensor of another shape, or a request for
 other outputs, gets an answer that was not its own.
@@ -27,7 +27,7 @@ SHORT_BYTES = 256
 # More bytes of inputs than this are not for the event loop.
 QUICK_BYTES = 64 * 1024
 
-# The last form without references, and without a word on which strings are interned: equal values give equal bytes.
+# This form of `marshal` has no references and no marks for interned strings, so equal values give equal bytes.
 _FORM = 2
 
 

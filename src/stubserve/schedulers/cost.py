@@ -1,4 +1,4 @@
-"""What an execution costs by how many requests it has, and so whether two halves of a batch cost hardly more.
+"""The time of an execution by its number of requests, which tells whether two halves of a batch cost hardly more.
 
 An instance that gets all requests in one batch waits afterwards, until all their answers have been written, read by the
 clients, and followed by other requests. Of two halves the one is executed while the other is on its way. That is worth

@@ -1,4 +1,4 @@
-"""How much work an instance may have at a time: the one that it executes, and what lies ready for it besides.
+"""How much work an instance may have at a time: the batch that it executes, and the batches that lie ready for it.
 
 Whether work is handed out ahead of time is decided here and nowhere else:
 

@@ -1,6 +1,6 @@
-"""Whose request leaves a full queue: that of the client which has most in it.
+"""Which request leaves a full queue: one of the client that has most in it.
 
-A queue with a limit refuses who comes when it is full, as upstream does. A client that asks more than the model
+A queue with a limit refuses new requests when it is full, as upstream does. A client that asks more than the model
 computes keeps it full, so that everybody else is refused, however little they ask. Where clients are told apart
 (`--fair-queues`) the place goes by need instead: a request that comes to a full queue gets the place of the newest
 request of whoever has most waiting there, unless that is itself, or would be with one more. This is known from routers
@@ -29,7 +29,7 @@ from stubserve.inference.request import Request
 
 
 class FairShares:
-    """Who has which requests in one queue; those that wait now in their order."""
+    """The requests of each client in one queue; those that wait now in their order."""
 
     __slots__ = ("_groups", "_most", "_of")
 
@@ -70,12 +70,12 @@ class FairShares:
             del self._of[client]
 
     def gives_way(self, newcomer: Request) -> Request | None:
-        """Who leaves so that the newcomer may stay; None where it is the newcomer who goes."""
+        """The request that leaves so that the new one may stay; None where the new one goes."""
         client = newcomer.client
         if client is None:
             return None
         own = self._of.get(client)
-        # With one more he must not have as much as the one who would lose one.
+        # With one request more, the client must not have as many as the client that would lose one.
         if (0 if own is None else len(own)) + 1 >= self._most:
             return None
         heaviest = next(iter(self._groups[self._most]))

@@ -5,11 +5,11 @@ asks for while it executes, and gives it back then, when its stub dies, and when
 there is: what `--rate-limit-resource` says, and where that says nothing at all, as much as the greediest instance asks
 for. So without flags instances that ask for the same resource run one at a time.
 
-Who is next. An instance of priority n (0 is 1) gets 1/n of the executions of one with priority 1, as long as both have
+The order. An instance of priority n (0 is 1) gets 1/n of the executions of one with priority 1, as long as both have
 something to do. Each has a *tag*: what it has had, in executions times priority. The lowest goes first, and among
-equals who has waited longest. An instance that had nothing to do, or is new, begins at the tag of whoever was let in
-last: it is not owed what it never asked for. Upstream compares numbers of executions since the start instead, and there
-a model that is loaded on the second day runs alone until it has caught up.
+equals the one that has waited longest. An instance that had nothing to do, or is new, begins at the tag of the last one
+that was let in, so it starts level with the others. Upstream compares numbers of executions since the start instead:
+there a model that is loaded a day later runs alone until it has caught up.
 
 Guarantees:
 - nobody starves: an instance whose resources are not all free keeps those that it waits for from all behind it;
@@ -190,7 +190,7 @@ class RateLimiter:
         self.finish(limited)
 
     def settle(self) -> None:
-        """Lets in whoever can run now."""
+        """Lets in the instances that can run now."""
         if self._settling:
             return
         self._settling = True

@@ -1,4 +1,4 @@
-"""What the rate limiter keeps: resources, who asks for them, and in which lines they wait (see `rate_limiter`)."""
+"""The books of the rate limiter: resources, the instances that ask for them, and their lines (see `rate_limiter`)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Pool:
         self.key = key
         self.total = 0
         self.free = 0
-        # Who asks for it, and for how much
+        # The instances that ask for it, and how much each asks for
         self.askers: dict[Limited, int] = {}
-        # Who waits for it: lines, and how many instances in them
+        # The lines that wait for it, and how many instances are in them
         self.lines: list[Line] = []
         self.waiting = 0
         # The tag of the instance that was let in last

@@ -8,4 +8,7 @@
 - `draining`: knows when nothing is under way any more;
 - `answering`: what it shares with ensembles of that;
 - `alarm`: wakes the dispatcher in time.
+
+The response cache (`caching`), the rate limiter (`limited_dispatcher`), warm-up (`warm_up`) and sleep (`sleep`) stand
+around the scheduler, which knows nothing of them.
 """

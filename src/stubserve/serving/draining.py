@@ -32,7 +32,7 @@ class Draining:
             self.tell()
 
     def tell(self) -> None:
-        """Tells who waits, if nothing is under way any more."""
+        """Tells the code that waits, if nothing is under way any more."""
         if not self.under_way:
             self.awaited = False
             self._drained.set()

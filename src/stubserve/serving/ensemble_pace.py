@@ -1,4 +1,4 @@
-"""Who is paused so that a fast step does not fill the memory with work for a slow one.
+"""The pace of an ensemble: a fast step is paused so that it does not fill the memory with work for a slow one.
 
 A step that answers many times is paused while the reader of the ensemble is behind, while a step that reads what it
 makes waits at its gate, and while such a step has many requests under way. It goes on when none of that is so. Nobody
@@ -14,7 +14,7 @@ from stubserve.inference.request import Request
 from stubserve.schedulers.ensemble.plan import Step
 from stubserve.serving.ensemble_gate import RunsAtGates
 
-# How many requests of one run to one step may be under way before who makes more work for it is paused
+# How many requests of one run to one step may be under way before the step that makes more work for it is paused
 _MANY = 64
 
 

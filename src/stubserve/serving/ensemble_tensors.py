@@ -1,4 +1,4 @@
-"""What flows through an ensemble: tensors of its steps, with what the next step has to know of how they were made."""
+"""The tensors that flow through an ensemble, with what the next step has to know of how they were made."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class LimitedDispatcher(Dispatcher):
         self._deciding = False
         self._decide_again = False
 
-    # Who is limited
+    # The instances that are limited
 
     def limit(self, instance: Executor, demands: Sequence[Demand], device: int, priority: int) -> None:
         """An instance asks for resources, which have been checked."""

@@ -2,7 +2,7 @@
 
 A model that holds a resource while it waits for another (BLS) may wait for one that needs the same resource. Upstream
 both wait for ever. Here that is a circle like any other (`instances.waiting`): the caller waits for the instance that
-it calls, and that one for whoever holds what it lacks.
+it calls, and that one for an instance that holds what it lacks.
 
 It is enough for it that one of the holders goes on. Where two of them would have to, a circle may be missed; nobody is
 refused who could run.
@@ -43,7 +43,7 @@ class ResourceWait:
 
 
 def seen(limits: LimitedDispatcher, instance: Instance, waiter: Waiter) -> Waiter:
-    """An instance's waiter, or in its place one that waits for those who hold what the instance lacks."""
+    """An instance's waiter, or in its place one that waits for the instances that hold what this one lacks."""
     resource, holders = limits.in_the_way(instance)
     waiters = [holder.waiter for holder in holders if isinstance(holder, Instance)]
     held_by = [one for one in waiters if one is not None]

@@ -63,7 +63,7 @@ class SequenceModel(InstanceModel):
             self._former, former._successor = former, self
 
     def holds(self, request: Request) -> bool:
-        """Whether the sequence of a request runs here, or with whom this one takes over from."""
+        """Whether the sequence of a request runs here, or in the model that this one takes over from."""
         former = self._former
         return self._sequences.holds(request.correlation_id) or (former is not None and former.holds(request))
 

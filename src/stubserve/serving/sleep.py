@@ -4,7 +4,8 @@ Guarantees:
 - a model that sleeps is ready. A request to it waits in the queue, as it would behind others, until an instance serves;
 - it falls asleep only with nothing under way. A request that comes while its instances finalize has them started again
   when they are gone;
-- where no instance can be started, all who wait are told why, and each instance is tried again as after a death.
+- where no instance can be started, all waiting requests are told why, and each instance is tried again as after a
+  death.
 
 A request costs nothing more: now and then a timer looks whether the model has counted any.
 """

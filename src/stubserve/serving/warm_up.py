@@ -44,7 +44,7 @@ class WarmUp:
     async def run(self, stub: Stub, instance: str) -> None:
         """Runs all samples in a stub whose model is initialized. Raises ServeError for the first that fails.
 
-        The stub is left as it is then; whoever has started it ends it.
+        The stub is left as it is then; the code that started it ends it.
         """
         for sample in self._samples:
             for iteration in range(1, sample.count + 1):

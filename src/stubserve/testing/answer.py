@@ -1,4 +1,4 @@
-"""What a model answered to one request."""
+"""The answer of a model to one request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands for the rings: responses go into a queue, and tensors are copied into their messages."""
+"""A channel in place of the rings: responses go into a queue, and tensors are copied into their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model returns or sends, as the wire has it."""
+"""Encoding of what a model returns or sends."""
 
 from __future__ import annotations
 

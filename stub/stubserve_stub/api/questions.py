@@ -1,6 +1,6 @@
 """Questions of a model to the server, which cannot wait for the main thread: it may be the one that asks.
 
-They go out over the control socket, and the thread that reads it hands each answer to whoever waits.
+They go out over the control socket, and the thread that reads it hands each answer to the thread that waits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stubserve_stub.api.exceptions import TritonModelException
 
 
 class Questions:
-    """Questions to the server, and who waits for which answer.
+    """Questions to the server, and the threads that wait for their answers.
 
     `instance` is what errors name; `send` sends a control message.
     """

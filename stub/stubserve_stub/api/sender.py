@@ -11,8 +11,8 @@ two groups of a request may be under way: `send` waits until the client of a slo
 at once when the client is gone. A stream that is read as fast as it is made costs one message from the server per
 group, and never waits.
 
-Memory. The request's inputs stay its own until the final response. Then what the model still holds of them is told
-to the server, as after an `execute` that returned its responses. Outputs are always copied: whoever sends holds them.
+Memory. The request's inputs stay its own until the final response. Then what the model still holds of them is told to
+the server, as after an `execute` that returned its responses. Outputs are always copied, because the model holds them.
 
 End. A model that lets go of a sender (and of its request) without a final response can never answer any more. The
 client is not left waiting for that: a sender that has sent something ends its stream, one that has not fails it.

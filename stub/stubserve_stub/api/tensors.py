@@ -9,8 +9,8 @@ changes of the objects do not count. A tensor that arrives has bytes of its mess
   itself) keep the one memoryview alive that lies at the bottom of the chain of `base`; `_watch()` refers to it weakly,
   so the stub learns when the memory can be used again.
 - A read-only view is of memory that others read as well, or a small one. Passing a tensor on to another model
-  (`_pass_on`) makes it one. Whoever looks at such a tensor gets a copy of its own; whoever only passes it on copies
-  nothing.
+  (`_pass_on`) makes it one. A model that looks at such a tensor gets a copy of its own; one that only passes it on
+  copies nothing.
 
 Cost of a received FP32 tensor of a few elements, name to array: 1.5 µs.
 """
@@ -232,7 +232,7 @@ class Tensor:
     def _watch(self) -> Optional[weakref.ref[memoryview]]:
         """For a tensor in the arena: a reference that dies with the last view of its memory; None for all others.
 
-        The Tensor itself counts as a view: whoever keeps it may look at its memory later.
+        The Tensor itself counts as a view: a model that keeps it may look at its memory later.
         """
         if type(self._source) is not memoryview or not self._source:
             return None

@@ -1,4 +1,4 @@
-"""What backends share that compute on tensors, not on the objects of `pb_utils`: views come in, outputs go out.
+"""Shared by backends that compute on tensors, not on the objects of `pb_utils`: views come in, outputs go out.
 
 `compute` gets the whole batch at once: the requests, each with its `rows` along the first dimension. One that runs the
 batch as one tensor gathers the inputs and scatters the outputs between those two, see `backends.gather`. Nothing is

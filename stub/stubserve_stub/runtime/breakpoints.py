@@ -4,7 +4,7 @@ What a stub prints goes through the server, line by line, and a debugger cannot 
 breakpoint a stub that has the terminal for its input takes it for its output, too, and keeps it.
 
 Without a terminal a debugger would read the end of its input at once and fail the request. The model goes on instead.
-PYTHONBREAKPOINT counts as ever: whoever sets it has a debugger that needs no terminal.
+PYTHONBREAKPOINT counts as ever: a person who sets it has a debugger that needs no terminal.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Requests that a model makes, as the stub sends them and hears of their answers.
 
-Answers come over a ring with a doorbell of its own. There is no thread that reads it: whoever waits does. The first
-thread that waits takes the reader's part and blocks in the kernel on the doorbell, so the answer to a lone call wakes
-the very thread that wants it. It also takes what arrives for others and wakes them; when it has its own answer it
+Answers come over a ring with a doorbell of its own. There is no thread that reads it: a thread that waits does. The
+first thread that waits takes the reader's part and blocks in the kernel on the doorbell, so the answer to a lone call
+wakes the very thread that wants it. It also takes what arrives for others and wakes them; when it has its own answer it
 passes the part on to one that still waits. Coroutines wait for a future; while there are any, their event loop watches
 the doorbell too, and reads when no thread does.
 
@@ -119,7 +119,7 @@ class Calls:
     # Reading
 
     def _read(self, look: bool) -> None:
-        """Takes the answers that have come; sleeps until there are any. For who has the reader's part."""
+        """Takes the answers that have come; sleeps until there are any. For the thread that has the reader's part."""
         for number, final, response, frees in self.channel.receive_answers(look):
             self.channel.free(frees)
             answer = self._decode(self.channel, response)

@@ -1,4 +1,4 @@
-"""What a stub gives up before it runs anything of its model's, by prctl, setrlimit and Landlock.
+"""The rights that a stub gives up before it runs code of its model, by prctl, setrlimit and Landlock.
 
 - No new privileges: what a model starts can gain none (sudo and other programs of set-user-ID run as the stub's user).
 - A limit on the memory that is the stub's own (RLIMIT_DATA: heap, arrays, stacks of threads). The arena is not counted,
@@ -76,7 +76,7 @@ def confine() -> None:
         _check(_libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
     if FILES in words or NO_NETWORK in words:
         for number in set(range(64)) - _KEPT:
-            # Counts with the next program. Whoever is not root may not do this, and has none.
+            # Counts with the next program. A process that is not root may not do this, and has none.
             _libc().prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
         _landlock(FILES in words, [value for word, _, value in lines if word == WRITABLE], NO_NETWORK in words)
 

@@ -5,7 +5,7 @@ not wait for it (a running `execute` keeps it busy) is handled here. When the so
 the stub, whatever its model is doing.
 
 Anything may be sent at any moment, also by a finalizer that runs in the middle of sending on the same thread: every
-message goes through an outbox, and whoever is sending sends until that is empty.
+message goes through an outbox, and the thread that is sending sends until that is empty.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _ENTRIES = (_PACKAGE + "backends.python.model", _PACKAGE + "runtime.main_loop")
 
 
 class Refusal(Exception):
-    """What a backend does not do, in words for the client, who gets them as they are, without type and frames.
+    """A refusal of a backend. The client gets its words as they are, without type and frames.
 
     `code` is one of `wire.codes`, for whoever answers single requests with it.
     """

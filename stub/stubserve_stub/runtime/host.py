@@ -1,4 +1,4 @@
-"""What a backend may use of the process that it runs in."""
+"""The part of a stub's process that its backend may use."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ The same for the answer to a request of the model's own (BLS), while the main th
 the model that was called. Then three take turns: two stubs, and the server between them. So each look offers its core
 to the others, and on 2 cores the server finds one that is awake. A stub that waits for such an answer is not at work,
 however many batches lie ready for it: of a model that calls others, or a chain of them, one request runs at a time, and
-who is asked by it is alone although a queue of clients waits in front. So the server tells of each waiting whether
-anybody else was at work, and the next one goes by that.
+the instance that it asks is alone, although a queue of clients waits in front. So the server tells of each waiting
+whether anybody else was at work, and the next one goes by that.
 
 Costs: two looks at the clock, and at most LONGEST_NS of one core, per lone request of a client that asks at short
 intervals. An idle server costs nothing, nor do clients that take their time. Measured on 2 cores, one connection, 16

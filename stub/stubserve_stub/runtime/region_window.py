@@ -1,6 +1,6 @@
 """A mapping of a region of a client's shared memory, and what happens when the region goes away.
 
-Whoever owns a file in /dev/shm can make it smaller, which nothing prevents (only memfds can be sealed), and touching
+The owner of a file in /dev/shm can make it smaller, which nothing prevents (only memfds can be sealed). Touching
 what is gone is a SIGBUS; so is a page for which a full /dev/shm has no room. Nobody can look first: the file can shrink
 between looking and touching. Reading and writing with system calls would be safe, and take another 0.6 ms for 4 MiB
 both ways. So the signal is caught: its handler puts pages of zeros in place of what is gone, says so, and whatever the

@@ -1,4 +1,4 @@
-"""What parent and stub say to each other over the rings: tuples in msgpack, their first element the kind.
+"""The messages of parent and stub over the rings: tuples in msgpack, whose first element is the kind.
 
 This page is the format; `tests/stub/wire/test_messages.py` pins every byte of it. Each kind has one function that packs
 it, whose parameters are its fields, and one method that hears of it, with the same parameters: `ToStub` lists what the
@@ -120,7 +120,7 @@ def unpack_texts(packed: Any) -> List[bytes]:
 
 
 class ToStub(Protocol):
-    """Who hears what the parent says."""
+    """Hears what the parent says."""
 
     def on_execute(
         self,
@@ -168,7 +168,7 @@ def pack_answer(call: int, final: bool, response: Optional[WireResponse], frees:
 
 
 class WorkListener(Protocol):
-    """Who hears what a stub says about its batches and its memory."""
+    """Hears what a stub says about its batches and its memory."""
 
     def on_result(
         self,
@@ -197,7 +197,7 @@ class WorkListener(Protocol):
 
 
 class CallListener(Protocol):
-    """Who hears what a stub says about requests of its model to other models."""
+    """Hears what a stub says about requests of its model to other models."""
 
     def on_call(
         self,

@@ -86,7 +86,7 @@ class _ZerosFields(NamedTuple):
 
 
 class InArena(_ArenaFields):
-    """Memory of the arena that belongs to one tensor alone: whoever has it may write to it."""
+    """Memory of the arena that belongs to one tensor alone: the reader of the tensor may write to it."""
 
     __slots__ = ()
 

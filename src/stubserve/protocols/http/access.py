@@ -1,4 +1,4 @@
-"""Who may use which routes."""
+"""Rights to use routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What routes need of a request that came as plain ASGI."""
+"""A request that came as plain ASGI, as the routes need it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stubserve.protocols.management import ServerFacts
 
 
 def client_of(server: ServerFacts, request: Request) -> Hashable:
-    """Who asks; None where clients are not told apart."""
+    """The client's name; None where clients are not told apart."""
     ways = server.fair_queues
     if ways is None:
         return None

@@ -1,4 +1,4 @@
-"""What `generate` answers: one flat JSON object for each response, with the outputs and parameters as its members."""
+"""Answers of `generate`: one flat JSON object for each response, with the outputs and parameters as its members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An app of one kind of API, for those who may use that."""
+"""An app of one kind of API, behind a check of the client's rights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stubserve.protocols.http.asgi_request import error_response, values_of
 
 
 def guarded(app: ASGIApp, access: Access | None, kind: str) -> ASGIApp:
-    """The app, which refuses whom the rules do not let use APIs of this kind; itself where there are no rules."""
+    """The app behind a check of the rules for APIs of this kind; the app itself where there are no rules."""
     if access is None or not access.guards(kind):
         return app
     rules = access

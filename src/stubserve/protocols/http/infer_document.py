@@ -6,9 +6,9 @@ What fits means the same to both, but for names that occur twice in one object: 
 the first. So the members that were read are counted, and have to be as many as the text has colons outside of strings.
 A name that was dropped leaves a colon behind, whatever its value was, so no such text can pass.
 
-Nearly all of a long text are elements, and those are read by whoever makes bytes of them. So their lists are cut out,
-and what is left is read with an empty list in each place: if that is a usual request, and what was cut out are lists,
-then the whole text is one, and means both together.
+Nearly all of a long text are elements, which are read where they become bytes (`json_data`). So their lists are cut
+out, and what is left is read with an empty list in each place: if that is a usual request, and what was cut out are
+lists, then the whole text is one, and means both together.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _cut(text: bytes, most: int) -> list[bytes] | None:
 
 
 def _read_around(pieces: list[bytes]) -> InferDocument | None:
-    """The request in a text that is cut, its elements as they were cut out."""
+    """The request in a text whose lists of elements were cut out; the elements are still text."""
     rest = _EMPTY.join(pieces[::2])
     try:
         document = infer_structs.decode(rest)

@@ -1,4 +1,4 @@
-"""What the process that reads large JSON is told, and what it answers: plain values, in msgpack.
+"""Orders to the process that reads large JSON, and its answers: plain values, in msgpack.
 
 Neither side hands over the server's own objects: the process needs little of what they know. And not in a pickle, which
 can have the server run anything: the process is the one that foreign bytes come to first.

@@ -1,4 +1,4 @@
-"""What arrives on a connection: heads, and the bodies behind them, each to where it is wanted.
+"""The bytes that arrive on a connection: heads, and the bodies behind them, each to where it is wanted.
 
 Heads and small bodies land in one scratch buffer that all connections share (a read and its callback are one step of
 the event loop, so nobody else can be in it). A large inference body goes straight into the arena: once the head has

@@ -47,7 +47,7 @@ class Connections(StallWatch):
         self.send_watch = SendWatch(server.pressure, server.send_timeout_s)
 
     def where_http2_is(self) -> str:
-        """For clients that speak it here."""
+        """What a client is told that speaks HTTP/2 on this port."""
         port = self.server.grpc_port
         where = f"gRPC is served on port {port}" if port else "gRPC is not served (--allow-grpc)"
         return f"this port speaks HTTP/1.1, not HTTP/2; {where}"

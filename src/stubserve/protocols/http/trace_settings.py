@@ -1,4 +1,4 @@
-"""What a request to change the trace settings says, by JSON."""
+"""Reading the JSON of a request to change the trace settings."""
 
 from __future__ import annotations
 

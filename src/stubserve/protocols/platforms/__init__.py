@@ -1,0 +1,1 @@
+"""The routes of SageMaker and Vertex AI: those of HTTP under other names."""

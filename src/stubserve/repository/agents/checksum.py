@@ -1,5 +1,6 @@
-"""The agent `checksum`, which is built in as it is in upstream's container: files have to have the digests that the
-configuration lists, as parameters `MD5:<file within the model's folder>`.
+"""The agent `checksum`: a model's files must have the digests that its configuration lists.
+
+They are parameters `MD5:<file within the model's folder>`. The agent is built in, as in upstream's container.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _CHUNK = 1 << 20
 
 
 def check(folder: Path, parameters: Mapping[str, str]) -> None:
-    """Raises ServeError that names the first file which is another one than it should be."""
+    """Raises ServeError that names the first file with another digest."""
     for key, expected in parameters.items():
         algorithm, colon, path = key.partition(":")
         if algorithm != "MD5" or not colon or not path:

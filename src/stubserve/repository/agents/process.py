@@ -35,7 +35,7 @@ class AgentProcess:
         self._numbers = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
-        # Number of a call -> where its answer goes; None for who is left when the process has died
+        # Number of a call -> where its answer goes; None for calls that are left when the process has died
         self._waiting: dict[int, queue.SimpleQueue[dict[str, Any] | None]] = {}
 
     def call(self, **asked: Any) -> str | None:
@@ -95,7 +95,7 @@ class AgentProcess:
 
 
 def _read(connection: socket.socket, waiting: dict[int, queue.SimpleQueue[dict[str, Any] | None]]) -> None:
-    """Hands out answers until the process ends; then whoever waits hears of that."""
+    """Hands out answers until the process ends; then all waiting calls hear of that."""
     try:
         with connection, connection.makefile("rb") as lines:
             for line in lines:

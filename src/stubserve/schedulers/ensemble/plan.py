@@ -1,4 +1,4 @@
-"""What an ensemble's configuration says, worked out once: its steps, and who reads which tensor.
+"""An ensemble's configuration, worked out once: its steps, and the readers of each tensor.
 
 An ensemble is a flow of data between named tensors. A tensor is written once, by the ensemble's caller or by one step,
 and read by any number of steps; those that are outputs of the ensemble go to the caller as well.

@@ -1,4 +1,4 @@
-"""What waits in the slots: the queue of each, and the slot of each request."""
+"""The queues of the slots, and the slot of each request."""
 
 from __future__ import annotations
 

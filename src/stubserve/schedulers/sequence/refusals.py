@@ -1,4 +1,4 @@
-"""What clients are told whose requests are no part of a sequence, or of one that has ended; upstream's words."""
+"""Upstream's words for requests that belong to no sequence, or to one that has ended."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What backends share that load a file of a model: its configuration read, its package found, the file looked at."""
+"""Shared by backends that load a file: reading the configuration, finding the package, looking at the file."""

@@ -1,4 +1,4 @@
-"""What sequence batching adds to a model's inputs and outputs: controls and states, as a configuration has them."""
+"""Inputs and outputs that sequence batching adds to a model: controls and states, as a configuration has them."""
 
 from __future__ import annotations
 

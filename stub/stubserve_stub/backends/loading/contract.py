@@ -1,4 +1,4 @@
-"""What a model's file says of a tensor, and whether a configuration says the same. Texts and rules are Triton's."""
+"""Comparing a tensor of a model's file with the configuration. Texts and rules are Triton's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file is that is not what a backend looks for, where its first bytes tell."""
+"""The kind of a file that a backend cannot use, as far as its first bytes tell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Triton's backends offer and stubserve's do not yet."""
+"""Features that Triton's backends offer and stubserve's do not yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a configuration lacks, out of the model's file: batch size, scheduler, inputs, outputs. Rules are upstream's.
+"""Completing a configuration out of the model's file: batch size, scheduler, inputs, outputs. Rules are upstream's.
 
 Nothing is completed where the configuration has both inputs and outputs. A model can be batched if the first dimension
 of all its tensors is variable; then `max_batch_size` becomes `default-max-batch-size` (--backend-config) unless it is

@@ -1,4 +1,4 @@
-"""What an ONNX file says of itself, read without loading it: versions, and where its external data lies.
+"""An ONNX file's own description, read without loading it: versions, and the place of its external data.
 
 An ONNX file is one protobuf message. Only the few fields that are needed are looked at; weights are stepped over in a
 memory map, so a file of 2 GB costs no more than its nodes, about 0.1 ms for each thousand fields. It is done before

@@ -69,7 +69,7 @@ class Forks:
 
     def _begin(self) -> None:
         pair, self._pair.sockets = self._pair.sockets, None
-        # Whoever keeps them would hide that the other side has ended.
+        # A process that keeps them would hide that the other side has ended.
         for served in self._served:
             served.close()
         self._served.clear()

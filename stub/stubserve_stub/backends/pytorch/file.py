@@ -1,4 +1,4 @@
-"""What a file of PyTorch's is, told without loading it: a zip archive is known by the names in it.
+"""The kind of a PyTorch file, told without loading it: a zip archive is known by the names in it.
 
 Nothing that runs code may be unpickled, so it has to be known before torch gets the file whether it is TorchScript,
 whose own reader makes tensors and TorchScript's types only, or a pickle of Python objects, which `torch.save` writes

@@ -1,4 +1,4 @@
-"""What a model is once it is loaded, whatever it was loaded from: something to call, and what its arguments are."""
+"""A loaded model, whatever it was loaded from: something to call, and its arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client has the server do on a connection that is of no use to anybody, counted until it is too much.
+"""Useless work that a client causes on a connection, counted until it is too much.
 
 Frames that move nothing (settings, window updates that nobody waits for, empty DATA, priorities, what is not known)
 and streams that are opened only to be ended or broken cost the server more than their client. A few of them belong to

@@ -1,4 +1,4 @@
-"""What a client sends on one stream, put together to messages.
+"""The bytes that a client sends on one stream, put together to messages.
 
 A short message is bytes, and takes memory as it comes; all that are unfinished share one small room in the heap. Any
 other is received into the arena by the rules of `protocols.arrival`: what its prefix claims takes no memory from
@@ -121,7 +121,7 @@ class Inbox:
         self._arrival: ArenaArrival | None = None
         self._ready = 0
         self._compressed = False
-        # All bytes so far, and who watches that they go on
+        # All bytes so far, and the watch that they go on
         self.bytes_received = 0
         self._watch: StallWatch | None = None
         self.watched = False

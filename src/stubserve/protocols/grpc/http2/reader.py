@@ -1,4 +1,4 @@
-"""What arrives on a connection: bytes taken apart to frames where they lie.
+"""The bytes that arrive on a connection, taken apart to frames where they lie.
 
 The payload of DATA goes to its stream as it comes, and that of header blocks to their decoder, the beginning of a frame
 before its end: a frame may be as long as it may, and nothing of it is collected. All else that matters is short, and

@@ -1,4 +1,4 @@
-"""What leaves on a connection, and how much of it the client takes.
+"""The bytes that leave on a connection, and how much of them the client takes.
 
 Guarantees:
 - everything that one turn of the event loop makes to be sent leaves in one write;
