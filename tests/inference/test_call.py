@@ -173,7 +173,7 @@ def test_a_trace_of_what_a_client_has_taken_away_leaves_nothing() -> None:
     request = call.asked()
     with SharedFile(16) as file:
         regions.register("in", file.key, 0, 16)
-        request.inputs.append(Tensor("GONE", 11, [4], None, RegionSpan(regions.piece(1, 0, 16))))
+        request.inputs.append(Tensor("GONE", 11, [4], None, RegionSpan(regions.find("in", 0, 16))))
         file.shrink(0)
         with pytest.raises(ServeError):
             call.submit(request)

@@ -50,7 +50,7 @@ def test_names_and_shapes_are_had_without_a_look_at_the_data() -> None:
     regions = ClientRegions()
     with SharedFile(4096) as file:
         regions.register("in", file.key, 0, 4096)
-        gone = Tensor("IN", 11, (2, 512), None, RegionSpan(regions.piece(1, 0, 4096)))
+        gone = Tensor("IN", 11, (2, 512), None, RegionSpan(regions.find("in", 0, 4096)))
         file.shrink(0)
     with pytest.raises(ServeError):
         assert gone.buffer
@@ -69,7 +69,7 @@ def test_no_more_is_read_of_a_region_than_is_kept(wanted: int) -> None:
     regions = ClientRegions()
     with SharedFile(bytes(range(64)) + bytes(TENSOR_BYTES + 4032)) as file:
         regions.register("in", file.key, 0, file.nbytes)
-        tensor = Tensor("IN", 2, (file.nbytes - 16,), None, RegionSpan(regions.piece(1, 16, file.nbytes - 16)))
+        tensor = Tensor("IN", 2, (file.nbytes - 16,), None, RegionSpan(regions.find("in", 16, file.nbytes - 16)))
         file.shrink(16 + wanted)
         trace.keep(QUEUE_INPUT, [tensor])
     regions.unregister("")

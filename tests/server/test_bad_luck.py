@@ -85,7 +85,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Serving:
             "wrong type",
             "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'int'>'.",
         ),
-        ("none", "'obedient_0' returned None"),
+        ("none", "'obedient_0': `execute` returned None"),
     ],
 )
 def test_a_model_that_breaks_its_contract_is_quoted_and_goes_on(server: Serving, word: str, text: str) -> None:

@@ -223,7 +223,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, signals: Path) -> Iterator[
     write_model(repository, "other", SCRIPT, TEXT)
     write_model(repository, "pair", SCRIPT, io_config("STRING", "1", extra=instances(2)))
     write_model(repository, "coroutine", ASYNC_SCRIPT, TEXT)
-    with Serving(repository, environment={"SIGNALS": str(signals)}) as running:
+    # Who waits for a model that dies is to hear of it, and not to wait for the next stub.
+    with Serving(repository, "--restart-wait-secs=0", environment={"SIGNALS": str(signals)}) as running:
         yield running
 
 

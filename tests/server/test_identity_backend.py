@@ -190,7 +190,7 @@ def test_a_decoupled_one_gives_one_response(server: Serving) -> None:
 def test_killed_and_back(tmp_path: Path) -> None:
     write_identity(tmp_path, "stuck", extra=parameter("execute_delay_ms", "3600000"))
     array = np.zeros(70_000, np.float32)
-    with Serving(tmp_path, "--exit-timeout-secs=0") as server:
+    with Serving(tmp_path, "--exit-timeout-secs=0", "--restart-wait-secs=0") as server:
         (stub,) = server.stub_pids()
         answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         threads = [threading.Thread(target=lambda: answers.put(server.infer_array("stuck", array))) for _ in range(4)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from http.client import HTTPConnection
 from pathlib import Path
@@ -206,16 +207,20 @@ def test_an_answer_from_another_requests_input_that_a_sender_keeps_is_a_copy(tmp
 
 # Answers with as many floats as its input says; kept waiting, it holds the interpreter's lock.
 BIG = """
-    import ctypes
+    import ctypes, os
     import numpy as np
     import triton_python_backend_utils as pb_utils
 
     class TritonPythonModel:
+        def initialize(self, args):
+            self.release = args["model_repository"] + "/release"
+
         def execute(self, requests):
             count = int(requests[0].inputs()[0].as_numpy()[0])
             if not count:
+                pipe = os.open(self.release, os.O_RDWR)
                 print("holding the lock", flush=True)
-                ctypes.PyDLL(None).sleep(5)
+                ctypes.PyDLL(None).read(pipe, ctypes.create_string_buffer(1), 1)
             return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.zeros(count, np.float32))])]
 """
 
@@ -241,7 +246,8 @@ def test_memory_of_answers_that_have_been_read_goes_to_whoever_needs_it(tmp_path
 
 
 def test_nobody_waits_for_a_stub_that_cannot_give_anything_back(tmp_path: Path) -> None:
-    write_model(tmp_path, "big", BIG)
+    release = write_model(tmp_path, "big", BIG) / "release"
+    os.mkfifo(release)
     write_model(tmp_path, "echo")
     with Serving(tmp_path, "--shm-limit=256M") as server:
         # Warm memory that the stub keeps, and cannot give back while it holds the interpreter's lock
@@ -253,6 +259,7 @@ def test_nobody_waits_for_a_stub_that_cannot_give_anything_back(tmp_path: Path) 
         assert refused.status == 503
         assert "--shm-limit" in refused.error
         assert server.infer_array("echo", np.zeros(50 << 20, np.float32)).status == 200
+        release.write_bytes(b".")
         holding.join()
         assert server.infer_array("echo", np.zeros(61 << 20, np.float32)).status == 200
 

@@ -191,6 +191,9 @@ class Transport(asyncio.Transport):
         for piece in pieces:
             self.sent += piece
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.closed = True
 

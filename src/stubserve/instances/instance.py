@@ -61,6 +61,9 @@ class InstanceOwner(Protocol):
         self, instance: Instance, error: ServeError, unfinished: list[Request], open_: list[Request]
     ) -> None: ...
 
+    def on_given_up(self) -> None:
+        """An instance that has died could not be started again, and is not tried again."""
+
 
 class Instance:
     """A named instance. `launch` makes a stub with the model initialized in it, or raises ServeError.
@@ -298,6 +301,7 @@ class Instance:
             self._adopt(stub)
             return
         self.state = InstanceState.FAILED
+        self._owner.on_given_up()
 
     def _delay_after(self, error: ServeError) -> float | None:
         """Seconds until a start that has failed is tried again, None if it is not."""

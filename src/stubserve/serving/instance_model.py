@@ -198,6 +198,11 @@ class InstanceModel(AnsweringModel):
             self._outage = loop.call_later(self._restart_wait_s, self._on_outage_too_long)
         self._refuse_if_down()
 
+    def on_given_up(self) -> None:
+        if self._outage is not None and not self._instances.restarting():
+            self._end_outage()
+            self._refuse_if_down()
+
     def _on_outage_too_long(self) -> None:
         """Requests have waited for an instance as long as they may. Newcomers are refused until one serves again."""
         self._outage = None

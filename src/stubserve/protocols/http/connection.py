@@ -231,7 +231,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def answer_and_close(self, status: int, message: str) -> None:
         self._reader.close()
         self._answer_last(status, message)
-        if self.transport.get_extra_info("ssl_object") is None:
+        if self.transport.can_write_eof():  # not over TLS
             self.transport.write_eof()
         self._linger(-1, _LINGERS)
 
