@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from stubserve.errors import ServeError
@@ -36,6 +38,24 @@ def test_what_is_under_way_keeps_no_more_than_the_bound() -> None:
     assert [len(tree) for tree in collected.trees] == [2, 1]
 
 
+def test_what_was_collected_is_gone_without_pythons_collector() -> None:
+    """Else tensors of a tree would be kept until that comes by, and count nowhere."""
+    collected = Collected(TENSOR_BYTES)
+    gc.collect()
+    gc.disable()
+    try:
+        trace = Trace(collected, "gone", 1, "HTTP", 1)
+        child = trace.child("gone", 1, 1)
+        child.end(request())
+        trace.end(request())
+        assert [one.model for tree in collected.trees for one in tree] == ["gone", "gone"]
+        collected.trees.clear()
+        del trace, child
+        assert [one for one in gc.get_objects() if isinstance(one, Trace) and one.model == "gone"] == []
+    finally:
+        gc.enable()
+
+
 def test_copies_without_data_count_too() -> None:
     trace = Trace(Collected(0), "m", 1, "HTTP", 1)
     tensor = zeros("IN", (0,) * 50_000)
@@ -50,7 +70,7 @@ def test_names_and_shapes_are_had_without_a_look_at_the_data() -> None:
     regions = ClientRegions()
     with SharedFile(4096) as file:
         regions.register("in", file.key, 0, 4096)
-        gone = Tensor("IN", 11, (2, 512), None, RegionSpan(regions.piece(1, 0, 4096)))
+        gone = Tensor("IN", 11, (2, 512), None, RegionSpan(regions.find("in", 0, 4096)))
         file.shrink(0)
     with pytest.raises(ServeError):
         assert gone.buffer
@@ -69,7 +89,7 @@ def test_no_more_is_read_of_a_region_than_is_kept(wanted: int) -> None:
     regions = ClientRegions()
     with SharedFile(bytes(range(64)) + bytes(TENSOR_BYTES + 4032)) as file:
         regions.register("in", file.key, 0, file.nbytes)
-        tensor = Tensor("IN", 2, (file.nbytes - 16,), None, RegionSpan(regions.piece(1, 16, file.nbytes - 16)))
+        tensor = Tensor("IN", 2, (file.nbytes - 16,), None, RegionSpan(regions.find("in", 16, file.nbytes - 16)))
         file.shrink(16 + wanted)
         trace.keep(QUEUE_INPUT, [tensor])
     regions.unregister("")
