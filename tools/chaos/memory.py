@@ -1,8 +1,9 @@
-"""What a server keeps: the bytes that its C library and Python's allocator of small objects have given out.
+"""What a server keeps: what its C library and Python have given out, or what is resident and anonymous if that is less.
 
-Resident memory tells less. It has the pages of the arena that were touched so far (RssShmem), and both heaps stay as
-large as they had to be at most, where they cannot give back a whole page. So a thread, which the server's interpreter
-starts before the server, says what is in use. What only Python's collector can free is in use until it has.
+A leak is in both. All that is resident has the pages of the arena that were touched so far (RssShmem), too; heaps stay
+as large as they had to be at most, where they cannot give back a whole page; and buffers may be allocated of which
+hardly anything was touched. So a thread, which the server's interpreter starts before the server, gives back what its C
+library has free, and says what is in use. What only Python's collector can free is in use until it has.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ if path:
         NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
         _fields_ = [(name, ctypes.c_size_t) for name in NAMES.split()]
 
-    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    library = ctypes.CDLL(None)
+    mallinfo = getattr(library, "mallinfo2", None)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen()
@@ -42,6 +44,7 @@ if path:
             connection, _ = listener.accept()
             with connection:
                 if mallinfo is not None:
+                    library.malloc_trim(0)
                     mallinfo.restype = Facts
                     facts = mallinfo()
                     in_use = facts.uordblks + facts.hblkhd + {_BLOCK_BYTES} * sys.getallocatedblocks()
@@ -61,9 +64,10 @@ class Kept:
         self.environment = {"PYTHONPATH": path, _SOCKET: self._socket}
 
     def mib(self, pid: int) -> float:
-        """What is in use; where the C library cannot tell, what is anonymous and resident. Raises OSError."""
+        """Raises OSError."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(60)
             connection.connect(self._socket)
             answer = connection.recv(100)
-        return (int(answer) if answer else rss_anon(pid)) / MIB
+        anonymous = rss_anon(pid)
+        return min(anonymous, int(answer or anonymous)) / MIB

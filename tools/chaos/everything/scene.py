@@ -92,7 +92,6 @@ class Everything(Scene):
         flags = [*FLAGS, f"--auth-token-file={self.tokens.path}"]
         self.redis = self._redis if self.explicit else None
         cache = f"redis,host=127.0.0.1,port={self.redis.port}" if self.redis is not None else "local,size=4M"
-        # Whether equal requests wait changes with where models are, and whether they are looked at does not.
         coalesces = number % 4 in (1, 2)
         flags.append(f"--cache-config={cache}{',coalesce=true' if coalesces else ''}")
         self.world.trust = None
