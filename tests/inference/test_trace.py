@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from stubserve.errors import ServeError
@@ -34,6 +36,24 @@ def test_what_is_under_way_keeps_no_more_than_the_bound() -> None:
     assert (len(other.tensors), other.left_out) == (count - 1, 2)
     other.end(request())
     assert [len(tree) for tree in collected.trees] == [2, 1]
+
+
+def test_what_was_collected_is_gone_without_pythons_collector() -> None:
+    """Else tensors of a tree would be kept until that comes by, and count nowhere."""
+    collected = Collected(TENSOR_BYTES)
+    gc.collect()
+    gc.disable()
+    try:
+        trace = Trace(collected, "gone", 1, "HTTP", 1)
+        child = trace.child("gone", 1, 1)
+        child.end(request())
+        trace.end(request())
+        assert [one.model for tree in collected.trees for one in tree] == ["gone", "gone"]
+        collected.trees.clear()
+        del trace, child
+        assert [one for one in gc.get_objects() if isinstance(one, Trace) and one.model == "gone"] == []
+    finally:
+        gc.enable()
 
 
 def test_copies_without_data_count_too() -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
-import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,6 +21,7 @@ import trustme
 from stubserve.response_cache.redis_store import PREFIX
 
 from ..real_server import Serving, binary_output, binary_request, eventually, io_config, write_model
+from ..redis_server import redis_server
 
 # Each execution gives another number, so an answer that is the same as before was not computed.
 COUNTS = """
@@ -268,52 +267,6 @@ def test_a_model_that_wants_a_cache_is_told_that_there_is_none(tmp_path: Path) -
 
 # On a machine with much else to do, Redis may be slow without being gone.
 PATIENT = "connect_timeout=30000,socket_timeout=30000,wait_timeout=30000"
-
-
-class RedisServer:
-    """A redis-server of the test's own."""
-
-    def __init__(self, folder: Path, *options: str, tls: bool = False) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
-        ports = ("--port", "0", "--tls-port", str(self.port)) if tls else ("--port", str(self.port))
-        program = shutil.which("redis-server")
-        if program is None:
-            pytest.skip("there is no redis-server")
-        self._command = [program, "--bind", "127.0.0.1", *ports, "--save", "", "--dir", str(folder), *options]
-        self.start()
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if "Ready to accept connections" in line:
-                break
-        else:
-            raise AssertionError("redis-server did not start")
-        self._reader = threading.Thread(target=self._process.stdout.read, daemon=True)
-        self._reader.start()
-
-    def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait()
-        self._reader.join(10)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-    def client(self, **options: Any) -> Any:
-        redis = pytest.importorskip("redis")
-        return contextlib.closing(redis.Redis("127.0.0.1", self.port, **options))
-
-
-@contextlib.contextmanager
-def redis_server(folder: Path, *options: str, tls: bool = False) -> Iterator[RedisServer]:
-    server = RedisServer(folder, *options, tls=tls)
-    try:
-        yield server
-    finally:
-        server.stop()
 
 
 def test_redis_keeps_answers_for_other_servers_and_for_the_next_start(tmp_path: Path) -> None:

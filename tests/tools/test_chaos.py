@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from tools.bench.processes import MIB, rss_anon
 from tools.chaos import __main__ as chaos
 from tools.chaos import remains
 from tools.chaos.__main__ import Life
 from tools.chaos.everything.scene import Everything
 from tools.chaos.everything.surroundings import Folder
 from tools.chaos.everything.tokens import Tokens
+from tools.chaos.memory import Kept
 from tools.chaos.scenes import Pipelines, Scene
-from tools.chaos.world import Client, Refused, World, Wrong
+from tools.chaos.world import Client, Refused, Releases, World, Wrong
 
 LIFE_S = 3.0
 
@@ -150,6 +152,40 @@ def test_what_is_left_behind_is_found_and_ended() -> None:
     assert found[0].startswith(f"process {process.pid}: ")
     assert found[1] == "1 descriptors of shared memory"
     assert remains.after(mark, 0.0) == []
+
+
+# Has as much as is worth a second look, and frees all but the end of it; then its own child says what it was given.
+FREES = """
+import subprocess, sys
+pieces = [b"x" * (60_000 + number) for number in range(2000)]
+del pieces[:-1]
+subprocess.run([sys.executable, "-c", "import os; print(os.environ.get('STUBSERVE_CHAOS_MEMORY'), flush=True)"])
+sys.stdin.read()
+"""
+
+
+def test_memory_that_is_free_is_not_counted(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    environment = {**os.environ, **kept.environment}
+    with subprocess.Popen(
+        [sys.executable, "-c", FREES], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"None\n"
+        before = rss_anon(process.pid) / MIB
+        assert before > 100
+        assert 1 < kept.mib(process.pid) < before - 80
+
+
+def test_a_server_that_changes_over_may_answer_with_either_release() -> None:
+    releases = Releases()
+    began = len(releases.history)
+    assert releases.since(began) == {0}
+    releases.history.append(frozenset({0, 2}))
+    assert releases.since(began) == {0, 2}
+    releases.history.append(frozenset({2}))
+    assert releases.since(began) == {0, 2}
+    assert releases.since(len(releases.history)) == {2}
 
 
 def test_growth_and_remains_are_faults() -> None:

@@ -30,6 +30,7 @@ from tools.bench.servers import Server, ServerError
 
 from . import remains
 from .everything.scene import Everything
+from .memory import Kept
 from .scenes import SPARE, Pipelines, Scene
 from .troubles import Troubles
 from .world import ANSWER_WITHIN_S, Client, World
@@ -39,21 +40,32 @@ TROUBLE_EVERY_S = 0.5
 # What is left of the shared memory at rest has to hold an input and an output of half of PROBE_BYTES each.
 SHM_LIMIT = "256M"
 PROBE_BYTES = 192 << 20
-FLAGS = (f"--shm-limit={SHM_LIMIT}", "--log-info=false", "--stub-restart-limit=1000000", "--exit-timeout-secs=20")
+# A request may wait that long for a stub of each model on its way, of four at most: less than ANSWER_WITHIN_S in all.
+RESTART_WAIT_S = 5
+FLAGS = (
+    f"--shm-limit={SHM_LIMIT}", "--log-info=false", "--stub-restart-limit=1000000", "--exit-timeout-secs=20",
+    f"--restart-wait-secs={RESTART_WAIT_S}",
+)  # fmt: skip
 # How often the parent is looked at until it is at rest; not a time, for it may stand still meanwhile.
 LOOKS = 10
 GONE_WITHIN_S = 10.0
 # A parent's memory is warm when it has served for a while; a life's growth beyond that is a leak.
 GROWTH_MIB = 32.0
-MIB = 1 << 20
+JUDGED = f"""\
+A fault is: a success that does not follow from its request; a request that does not end within
+{ANSWER_WITHIN_S:.0f} s, in which it may wait {RESTART_WAIT_S} s for a stub of each model on its way
+(--restart-wait-secs); a connection that is lost while its server lives; what a server leaves behind; descriptors, or
+more than {GROWTH_MIB:.0f} MiB of the server's memory, that a life has more at its end than after a quarter of it.
+Memory is, while nobody asks, what the C library (mallinfo2) and Python have given out, or what is anonymous (RssAnon)
+after malloc_trim: the lesser, as a leak is in both. An answer that is an error is no fault."""
 
 
 @dataclass
 class Life:
-    """One server's. Memory in MiB."""
+    """One server's. Memory in MiB, as `Kept` has it."""
 
     end: str
-    rss: list[float] = field(default_factory=list)
+    memory: list[float] = field(default_factory=list)
     descriptors: list[Counter[str]] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
@@ -81,7 +93,9 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tools.chaos", description="Kills and restarts under load.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.chaos", description="Kills and restarts under load.", epilog=JUDGED
+    )
     parser.add_argument("--seconds", type=float, default=600, help="length of the run (default: %(default)s)")
     parser.add_argument("--life", type=float, default=LIFE_S, help="how long a server lives (default: %(default)s)")
     parser.add_argument("--no-children", action="store_true", help="models start no processes of their own")
@@ -144,7 +158,10 @@ def live(scene: Scene, clients: list[Client], number: int, life_s: float) -> Lif
     temporary.mkdir()
     start = scene.begin(number)
     troubles = scene.troubles()
-    environment = {**start.environment, remains.MARK: mark, "TMPDIR": str(temporary)}
+    site = folder / f"{mark}-site"
+    site.mkdir()
+    kept = Kept(site)
+    environment = {**start.environment, **kept.environment, remains.MARK: mark, "TMPDIR": str(temporary)}
     program = servers.stubserve(Path(sys.executable))
     program = replace(program, arguments=(*program.arguments, *FLAGS, *start.flags), environment=environment)
     life = Life(end.name)
@@ -167,7 +184,7 @@ def live(scene: Scene, clients: list[Client], number: int, life_s: float) -> Lif
             settle(server, world, life, scene.spare)
             for text in scene.at_rest(mark):
                 world.fault(f"at rest: {text}")
-            life.rss.append(process.memory_info().rss / MIB)
+            life.memory.append(kept.mib(server.pid))
         world.go.set()
         time.sleep(min(1.0, life_s / 4))
         world.generation += 1
@@ -272,16 +289,16 @@ def grown(before: Counter[str], now: Counter[str], spare: dict[str, int]) -> dic
 def judge(life: Life, world: World, spare: dict[str, int] = SPARE) -> None:
     for text in life.left:
         world.fault(f"left after {life.end}: {text}")
-    if life.rss[-1] - life.rss[0] > GROWTH_MIB:
-        world.fault(f"the parent's memory grew in one life from {life.rss[0]:.0f} to {life.rss[-1]:.0f} MiB")
+    if life.memory[-1] - life.memory[0] > GROWTH_MIB:
+        world.fault(f"the parent's memory grew in one life from {life.memory[0]:.0f} to {life.memory[-1]:.0f} MiB")
     if more := grown(life.descriptors[0], life.descriptors[-1], spare):
         world.fault(f"the parent's descriptors grew in one life by {more}")
 
 
 def row(number: int, life: Life) -> str:
-    rss = " -> ".join(f"{size:.0f}" for size in life.rss)
+    memory = " -> ".join(f"{size:.0f}" for size in life.memory)
     descriptors = " -> ".join(str(kinds.total()) for kinds in life.descriptors)
-    return f"life {number}: {life.end}, RSS {rss} MiB, descriptors {descriptors}, left {len(life.left)}"
+    return f"life {number}: {life.end}, memory {memory} MiB, descriptors {descriptors}, left {len(life.left)}"
 
 
 def table(outcome: Outcome) -> str:

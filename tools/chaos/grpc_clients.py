@@ -56,6 +56,9 @@ class GrpcClient(Client):
         """What each call is given beside its request."""
         return {"timeout": ANSWER_WITHIN_S, "metadata": self.world.metadata}
 
+    def tensor(self) -> np.ndarray:
+        return np.full((1, self.random.choice(SIZES)), self.random.randrange(1 << 20), np.float32)
+
     def ask(self) -> None:
         try:
             self.call()
@@ -86,7 +89,7 @@ class Unary(GrpcClient):
     model, factor, more = "works", 2.0, 1.0
 
     def call(self) -> None:
-        x = np.full((1, self.random.choice(SIZES)), self.random.randrange(1 << 20), np.float32)
+        x = self.tensor()
         request = service_pb2.ModelInferRequest(model_name=self.model, id=self.name)
         request.inputs.add(name="X", datatype="FP32", shape=x.shape)
         request.raw_input_contents.append(x.tobytes())
@@ -206,12 +209,20 @@ class Cancelling(Client):
         super().__init__(world, seed)
         self.random = random.Random(seed)
 
+    def requests(self) -> list[Any]:
+        """What it asks on each of its streams."""
+        return [counting(5000, self.model)]
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return self.world.metadata
+
     def ask(self) -> None:
-        message = counting(5000, self.model).SerializeToString()
-        data = b"\0" + UINT32.pack(len(message)) + message
+        messages = [request.SerializeToString() for request in self.requests()]
+        data = b"".join(b"\0" + UINT32.pack(len(message)) + message for message in messages)
         with self.world.connect(self.world.grpc_port, "h2") as connection:
             connection.sendall(GRPC_PREFACE + frame(SETTINGS, 0, 0))
-            connection.sendall(call(1, data, self.random.random() < 0.5, STREAM_INFER, self.world.metadata))
+            connection.sendall(call(1, data, self.random.random() < 0.5, STREAM_INFER, self.metadata))
             wanted = self.random.choice([100, 1000, 20_000])
             # A stream that is refused brings less.
             connection.settimeout(0.2)

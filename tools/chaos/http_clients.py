@@ -31,6 +31,11 @@ class HttpClient(Client):
     def port(self) -> int:
         return self.world.http_port
 
+    def tensor(self) -> np.ndarray:
+        x = np.full((1, self.random.choice(SIZES)), self.random.randrange(1 << 20), np.float32)
+        x[0, -1] = self.random.randrange(1 << 20)
+        return x
+
     def post(
         self,
         path: str,
@@ -75,8 +80,7 @@ class Binary(HttpClient):
     model, factor, more = "works", 2.0, 1.0
 
     def request(self) -> tuple[np.ndarray, bytes, dict[str, str]]:
-        x = np.full((1, self.random.choice(SIZES)), self.random.randrange(1 << 20), np.float32)
-        x[0, -1] = self.random.randrange(1 << 20)
+        x = self.tensor()
         data = x.tobytes()
         tensor = {"name": "X", "datatype": "FP32", "shape": x.shape, "parameters": {"binary_data_size": len(data)}}
         text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
@@ -172,7 +176,8 @@ class CountedEvents(Events):
 class Vanishing(HttpClient):
     """Goes away in the middle of its request, or of the answer."""
 
-    tensor_models, streaming = ["works", "calls"], "counts"
+    tensor_models: tuple[str, ...] = ("works", "calls")
+    streaming = "counts"
 
     def ask(self) -> None:
         _, body, headers = Binary.request(self)  # type: ignore[arg-type]
@@ -193,4 +198,4 @@ class Vanishing(HttpClient):
 class VanishingChains(Vanishing):
     """From the middle of a pipeline."""
 
-    tensor_models, streaming = ["chain", "fork"], "counted"
+    tensor_models, streaming = ("chain", "fork"), "counted"

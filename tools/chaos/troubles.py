@@ -85,10 +85,10 @@ class Troubles:
         for model in self._models:
             self.load(model)
 
-    def load(self, model: str, document: dict[str, object] | None = None) -> None:
+    def load(self, model: str, document: dict[str, object] | None = None, port: int = 0) -> None:
         """A load may fail when its stub is killed; then it is asked for again."""
         for _ in range(20):
-            if self._repository("POST", f"/v2/repository/models/{model}/load", document or {}) == 200:
+            if self._repository("POST", f"/v2/repository/models/{model}/load", document or {}, port) == 200:
                 return
             self.tally["loads that failed"] += 1
         self._world.fault(f"model {model} cannot be loaded any more")
@@ -99,10 +99,10 @@ class Troubles:
         if stubs:
             os.kill(self._random.choice(stubs), number)
 
-    def _repository(self, method: str, path: str, document: dict[str, object]) -> int:
-        """The status, 0 where there is none."""
+    def _repository(self, method: str, path: str, document: dict[str, object], port: int = 0) -> int:
+        """The status, 0 where there is none; of the server of the life, or that of this port."""
         began = time.monotonic()
-        connection = self._world.http(timeout=LOADED_WITHIN_S)
+        connection = self._world.http(port, LOADED_WITHIN_S)
         try:
             connection.request(method, path, json.dumps(document), self._world.headers)
             response = connection.getresponse()

@@ -32,11 +32,26 @@ class Refused(Exception):
 
 
 @dataclass
+class Releases:
+    """Those of a model that one server may answer with. `history` has them from the beginning on, the last are those
+    of now; there are two while the server changes over. `port` is the server's for HTTP, 0 for the server of the life.
+    """
+
+    port: int = 0
+    history: list[frozenset[int]] = field(default_factory=lambda: [frozenset({0})])
+
+    def since(self, began: int) -> frozenset[int]:
+        """Those that were right at some time since the history had `began` entries."""
+        return frozenset().union(*self.history[began - 1 :])
+
+
+@dataclass
 class World:
     """`generation` grows with every end and every start of a server; it is odd while there is none.
 
     `token` is what a server wants to be shown, if any, and `withdrawn` what it no longer takes; `trust` is for one that
     speaks TLS, with the authority that has signed its certificate in `authority` (PEM).
+    `releases` has an entry for each server of a rolling update.
     """
 
     http_port: int = 0
@@ -48,6 +63,7 @@ class World:
     withdrawn_at: float = float("-inf")
     trust: ssl.SSLContext | None = None
     authority: bytes = b""
+    releases: list[Releases] = field(default_factory=lambda: [Releases()])
     go: threading.Event = field(default_factory=threading.Event)
     over: bool = False
     faults: list[str] = field(default_factory=list)

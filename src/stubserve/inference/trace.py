@@ -157,12 +157,15 @@ class Trace:
         self.protocol = protocol
         self.request_id = ""
         self.parent = 0 if above is None else above.number
-        # Of the tree, in its root: how many traces have not ended, and those that have
+        # Of the tree, in its root: how many traces have not ended, and those that have. None when all have: no circles
         self._collector = collector
-        self._root: Trace = self if above is None else above._root
+        root = None if above is None else above._root
+        if root is None:
+            root = self
+        self._root: Trace | None = root
         self._open = 0
         self._ended: list[Trace] = []
-        self._root._open += 1
+        root._open += 1
         # As spans: of the client's request (only at the root), of the model, of its execution
         self.trace_id = self.outer_span = self.span = self.compute_span = self.parent_span = 0
         context: str | None = None
@@ -243,12 +246,13 @@ class Trace:
             self.compute_infer_end_ns = request.compute_infer_end_ns
             self.compute_end_ns = request.compute_end_ns
         root = self._root
+        assert root is not None
         root._ended.append(self)
         root._open -= 1
         if not root._open:
             tree, root._ended = root._ended, []
             for trace in tree:
-                trace._root = trace  # no circles
+                trace._root = None
                 _kept -= trace.kept
             self._collector.collect(tree)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import time
+from typing import Any
 
 import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from ..grpc_clients import GrpcClient, Unary
-from ..http_clients import Binary, HttpClient, read
+from ..grpc_clients import Cancelling, GrpcClient, Unary
+from ..http_clients import Binary, HttpClient, Vanishing, read
 from ..world import ANSWER_WITHIN_S, Refused, World, Wrong
 from .tokens import FORGOTTEN_WITHIN_S, GUEST
 
@@ -101,6 +103,83 @@ class Cached(HttpClient):
         if values["Y"] != (3 * x[0] + 1).tolist():
             raise Wrong(f"cached({x[0, 0]} x {x.size}) = {values['Y'][:3]}")
         return int(values["TURN"][0])
+
+
+class Together:
+    """Asks what all others of its kind ask at that time."""
+
+    random: random.Random
+    sizes: tuple[int, ...] = (1, 300_000)
+
+    def tensor(self) -> np.ndarray:
+        return np.full((1, self.random.choice(self.sizes)), int(time.monotonic() * 5) % 1000, np.float32)
+
+
+class Moody(Together, Binary):
+    """A model with a cache that sometimes fails."""
+
+    model, factor, more = "moody", 3.0, 1.0
+
+
+class Twins(Together, Binary):
+    """An ensemble of two steps that ask the same of it."""
+
+    model, factor, more = "twins", 6.0, 2.0
+
+
+class UnaryTwins(Together, Unary):
+    model, factor, more = "twins", 6.0, 2.0
+
+
+class VanishingTwins(Together, Vanishing):
+    """From among those whose answer is waited for."""
+
+    tensor_models = ("twins", "moody")
+
+
+class CancellingTwins(Together, Cancelling):
+    """Streams of equal requests that are reset, or end with the first that fails."""
+
+    # Both requests fit into one frame.
+    sizes = (1, 1000)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return (*super().metadata, ("triton_grpc_error", "true"))
+
+    def requests(self) -> list[Any]:
+        x = self.tensor()
+        request = service_pb2.ModelInferRequest(model_name=self.random.choice(["moody", "twins"]))
+        request.inputs.add(name="X", datatype="FP32", shape=x.shape)
+        request.raw_input_contents.append(x.tobytes())
+        return [request] * 2
+
+
+class Released(HttpClient):
+    """Of either server of a rolling update, where there are two: each answers as the files that it has."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        super().__init__(world, seed)
+        self._port = 0
+
+    def port(self) -> int:
+        return self._port or self.world.http_port
+
+    def ask(self) -> None:
+        server = self.random.choice(self.world.releases)
+        if server.port != self._port:
+            self.hang_up()
+        self._port = server.port
+        began = len(server.history)
+        model = self.random.choice(["released", "flow"])
+        x = np.full((1, self.random.choice([1, 3000])), self.random.randrange(20), np.float32)
+        tensor = {"name": "X", "datatype": "FP32", "shape": x.shape, "data": x.ravel().tolist()}
+        body = json.dumps({"inputs": [tensor]}).encode()
+        y = np.array(json.loads(read(self.post(f"/v2/models/{model}/infer", body)))["outputs"][0]["data"])
+        due = server.since(began)
+        if not any(np.array_equal(y, 10 * x[0] + release) for release in due):
+            which = "the neighbour" if server.port else "the server"
+            raise Wrong(f"{model}({x[0, 0]} x {x.size}) of {which} = {y[:3]} x {y.size}, where {sorted(due)} is due")
 
 
 class UnaryCached(GrpcClient):

@@ -1,4 +1,4 @@
-"""More models for a run over everything: a cached one, an ONNX one, two that share a resource, one that is late."""
+"""More models for a run over everything: cached ones, an ONNX one, two that share a resource, one that is late."""
 
 from __future__ import annotations
 
@@ -139,7 +139,68 @@ MIXED_CONFIG = (
 """
 )
 
-ADDED = ["cached", "limited", "urgent", "late", "echo", "adds", "mixed"]
+# y = 3x + 1, in a while, and sometimes an error: equal requests meet, and nobody gets the error of another.
+MOODY = """\
+import random
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.02)
+        return [self.answer(request.inputs()[0].as_numpy()) for request in requests]
+
+    def answer(self, x):
+        if random.random() < 0.15:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("not in the mood"))
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", 3 * x + 1)])
+"""
+MOODY_CONFIG = WORKS_CONFIG + "response_cache { enable: true }\n"
+
+# y = 6x + 2: two steps that ask the same of `moody`, and the sum of what they get.
+TWINS_CONFIG = (
+    CHAIN_CONFIG.partition("  step")[0]
+    + """\
+  max_inflight_requests: 2
+  step [
+    { model_name: "moody" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "a" } },
+    { model_name: "moody" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "b" } },
+    {
+      model_name: "adds" model_version: -1
+      input_map { key: "A" value: "a" } input_map { key: "B" value: "b" } output_map { key: "SUM" value: "Y" }
+    }
+  ]
+}
+"""
+)
+
+# y = 10x and its release, which only its file tells. The ensemble answers the same, and both are cached.
+RELEASED = """\
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("Y", 10 * request.inputs()[0].as_numpy() + %d)])
+            for request in requests
+        ]
+"""
+FLOW_CONFIG = (
+    CHAIN_CONFIG.partition("  step")[0]
+    + """\
+  step [
+    { model_name: "released" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } }
+  ]
+}
+response_cache { enable: true }
+"""
+)
+
+# Members come before their ensembles.
+ADDED = ["cached", "limited", "urgent", "late", "echo", "adds", "mixed", "moody", "twins", "released", "flow"]
 
 
 def write(repository: Path) -> None:
@@ -148,7 +209,10 @@ def write(repository: Path) -> None:
     write_configured(repository, "limited", LIMITED, LIMITED_CONFIG % 2)
     write_configured(repository, "urgent", LIMITED, LIMITED_CONFIG % 1)
     write_configured(repository, "late", LATE, LATE_CONFIG)
-    for name, config in (("echo", ECHO_CONFIG), ("adds", ADDS_CONFIG), ("mixed", MIXED_CONFIG)):
+    write_configured(repository, "moody", MOODY, MOODY_CONFIG)
+    write_configured(repository, "released", RELEASED % 0, MOODY_CONFIG)
+    configs = {"echo": ECHO_CONFIG, "adds": ADDS_CONFIG, "mixed": MIXED_CONFIG, "twins": TWINS_CONFIG}
+    for name, config in {**configs, "flow": FLOW_CONFIG}.items():
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(config)
     onnx.save(_sum(), repository / "adds" / "1" / "model.onnx")

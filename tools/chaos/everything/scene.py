@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import ssl
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import ClassVar
 
+from tests.redis_server import RedisServer
 from tests.s3_store import KEYS, S3Store
 
 from ..remains import marked
 from ..scenes import SPARE, Crowd, Pipelines, Scene, Start
 from ..troubles import Troubles
-from ..world import World
+from ..world import Releases, World
 from . import clients, models, regions
-from .surroundings import Bucket, Certificates, Collector, Disk, Folder, Shortage
+from .surroundings import Bucket, Certificates, Collector, Disk, Folder, Neighbour, Shortage
 from .tokens import Tokens
 from .troubles import TroublesOfAll
 
 FLAGS = (
-    "--auth-open-api=health", "--cache-config=local,size=4M", "--rate-limit=execution_count",
+    "--auth-open-api=health", "--rate-limit=execution_count",
     "--shed-on-memory-pressure", "--max-queue-size=64", "--execute-timeout-secs=4",
     "--access-log", "--model-load-retry-count=1", "--log-info=true", "--allow-client-shm", "--fair-queues=connection",
 )  # fmt: skip
@@ -40,6 +43,12 @@ class Everything(Scene):
         (clients.Texts, 1),
         (clients.Cached, 2),
         (clients.UnaryCached, 1),
+        (clients.Moody, 2),
+        (clients.Twins, 3),
+        (clients.UnaryTwins, 2),
+        (clients.VanishingTwins, 2),
+        (clients.CancellingTwins, 1),
+        (clients.Released, 3),
         (clients.Intruder, 1),
         (clients.UnaryIntruder, 1),
         (clients.Reads, 2),
@@ -55,12 +64,22 @@ class Everything(Scene):
         models.write(folder / "models")
         self.memory = Shortage(folder)
         self._store: S3Store | None = None
+        self.neighbour: Neighbour | None = None
+        self.redis: RedisServer | None = None
+        # Its answers outlive the servers.
+        self._redis: RedisServer | None = None
+        if not (shutil.which("redis-server") and importlib.util.find_spec("redis")):
+            print("no redis-server, or no redis of Python: nothing is asked of two servers", file=sys.stderr)
+        else:
+            self._redis = RedisServer(folder, "--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru")
         self.collector: Collector | None = None
         self._life = folder
 
     def begin(self, number: int) -> Start:
         """Of four lives one each has its models on the disk and in a store, loaded by request and when they change.
-        One of three has TLS, two of four have traces in a file and two a collector.
+        One of three has TLS, two of four have traces in a file and two a collector. Two of four have the response
+        cache in Redis, with a neighbour that shares it, where there is Redis; and half of all have equal requests wait
+        for one another.
         """
         start = super().begin(number)
         life = self._life = self.folder / f"life-{number}"
@@ -70,24 +89,33 @@ class Everything(Scene):
         self.tokens = Tokens(life / "tokens", self.world)
         self.disk = Disk(life / "log")
         self.place, self.store = self._repository(number)
-        flags = [*FLAGS, f"--auth-token-file={self.tokens.path}", f"--log-file={life / 'log'}"]
-        if self.explicit:
-            flags += ["--model-control-mode=explicit", "--load-model=*"]
-        else:
-            flags += ["--model-control-mode=poll", "--repository-poll-secs=1"]
+        flags = [*FLAGS, f"--auth-token-file={self.tokens.path}"]
+        self.redis = self._redis if self.explicit else None
+        cache = f"redis,host=127.0.0.1,port={self.redis.port}" if self.redis is not None else "local,size=4M"
+        coalesces = number % 4 in (1, 2)
+        flags.append(f"--cache-config={cache}{',coalesce=true' if coalesces else ''}")
         self.world.trust = None
         if self.certificates is not None:
             flags += self.certificates.flags
             self.world.authority = self.certificates.authority
             self.world.trust = ssl.create_default_context(cadata=self.world.authority.decode())
+        environment = {**start.environment, **KEYS, "XDG_CACHE_HOME": str(life / "cache")}
+        environment["CHAOS_RESOURCE"] = str(life / "resource")
+        self.world.releases = [Releases()]
+        if self.redis is not None:
+            self.neighbour = Neighbour(self.folder / "models", life / "neighbour", tuple(flags), environment)
+            self.world.releases.append(Releases(self.neighbour.port))
+        flags.append(f"--log-file={life / 'log'}")
+        if self.explicit:
+            flags += ["--model-control-mode=explicit", "--load-model=*"]
+        else:
+            flags += ["--model-control-mode=poll", "--repository-poll-secs=1"]
         if number % 4 < 2:
             self.collector = Collector(life / "spans")
             settings = [*COLLECTOR_FLAGS, f"opentelemetry,url={self.collector.address}"]
         else:
             settings = [f"triton,file={life / 'traces.json'}"]
         flags += [f"--trace-config={setting}" for setting in settings]
-        environment = {**start.environment, **KEYS, "XDG_CACHE_HOME": str(life / "cache")}
-        environment["CHAOS_RESOURCE"] = str(life / "resource")
         return Start(self.place.address, tuple(flags), environment)
 
     def troubles(self) -> Troubles:
@@ -101,10 +129,15 @@ class Everything(Scene):
             self.tally["KiB of spans"] += self.collector.nbytes >> 10
             self.collector.stop()
             self.collector = None
-        log = self._life / "log"
-        if log.exists() and "Traceback" in (text := log.read_text(errors="replace")):
-            at = text.index("Traceback")
-            left.append(f"a traceback in the log: {text[max(0, at - 300) : at + 2000]}")
+        if self.neighbour is not None:
+            left += [f"{text} of the neighbour" for text in self.neighbour.stop()]
+            self.neighbour = None
+        if self.redis is not None:
+            self.tally["answers found in Redis"] = self.redis.hits
+        for log in (self._life / "log", self._life / "neighbour" / "log"):
+            if log.exists() and "Traceback" in (text := log.read_text(errors="replace")):
+                at = text.index("Traceback")
+                left.append(f"a traceback in the log: {text[max(0, at - 300) : at + 2000]}")
         shutil.rmtree(self._life)
         return left
 
@@ -122,6 +155,10 @@ class Everything(Scene):
         self.memory.close()
         if self.collector is not None:
             self.collector.stop()
+        if self.neighbour is not None:
+            self.neighbour.stop()
+        if self._redis is not None:
+            self._redis.stop()
         if self._store is not None:
             self._store.__exit__(None, None, None)
 

@@ -25,6 +25,8 @@ HANGS_S = 3.0
 FREEZES_S = 6.0
 # A poll, a copy from the store, a start of all instances, with everything else going on
 BACK_WITHIN_S = 60.0
+# More than two, so that some were there before and others were not.
+RELEASES = 3
 SOURCES = {"works": WORKS, "negates": NEGATES, "sums": SUMS, "late": models.LATE}
 
 
@@ -53,6 +55,8 @@ class TroublesOfAll(Troubles):
             found.append(self.exchange_certificate)
         if around.collector:
             found += [self.hang_the_collector, self.end_the_collector]
+        if around.redis:
+            found += [self.hang_redis, self.end_redis, *[self.roll] * 8]
         if around.store:
             found += [self.hang_the_store, self.end_the_store]
         return found
@@ -102,6 +106,26 @@ class TroublesOfAll(Troubles):
     def resize_on_disk(self, pid: int) -> None:
         self._around.place.put("works", "config.pbtxt", models.works_text(self._random.choice([1, 2, 3])))
 
+    def roll(self, pid: int) -> None:
+        """Another release, on one server after the other; sometimes the first goes back instead."""
+        first, second = self._random.sample([0, 1], 2)
+        (old,) = self._world.releases[first].history[-1]
+        new = self._random.choice([release for release in range(RELEASES) if release != old])
+        self._exchange(first, new)
+        time.sleep(self._random.choice([0, 1]))
+        if self._random.random() < 0.3:
+            self._exchange(first, old)
+        else:
+            self._exchange(second, new)
+
+    def _exchange(self, server: int, release: int) -> None:
+        releases = self._world.releases[server]
+        place = [self._around.place, self._around.neighbour.place][server]
+        releases.history.append(releases.history[-1] | {release})
+        place.put("released", "1/model.py", models.RELEASED % release)
+        self.load("released", port=releases.port)
+        releases.history.append(frozenset({release}))
+
     def _load_what_lies_there(self, model: str) -> None:
         if self._around.explicit:
             self.load(model)
@@ -150,6 +174,16 @@ class TroublesOfAll(Troubles):
         self._end_what_is_under_way()
         self._around.store.restart()
         self._around.place.fill()
+
+    def hang_redis(self, pid: int) -> None:
+        self._around.redis.process.send_signal(signal.SIGSTOP)
+        self._for_a_while(HANGS_S, lambda: self._around.redis.process.send_signal(signal.SIGCONT))
+
+    def end_redis(self, pid: int) -> None:
+        """All that was kept is gone."""
+        self._end_what_is_under_way()
+        self._around.redis.stop()
+        self._around.redis.start()
 
     # At rest
 
