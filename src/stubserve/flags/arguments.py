@@ -303,6 +303,7 @@ def usage() -> str:
         "",
         "Tools: stubserve init NAME            a new model's folder, with a client and a test",
         "       stubserve check REPOSITORY     all problems of a repository, without serving it",
+        "       stubserve ask MODEL X=VALUE    asks a model that is served, or shows what it takes",
         "       stubserve fetch REPOSITORY     model files out of packages, where models list some",
         "       stubserve env build MODEL_DIR  a packed environment from the model's requirements.txt",
         "       stubserve env check MODEL_DIR  imports the model in its environment and shows what it finds",
