@@ -307,6 +307,8 @@ def usage() -> str:
         "       stubserve fetch REPOSITORY     model files out of packages, where models list some",
         "       stubserve env build MODEL_DIR  a packed environment from the model's requirements.txt",
         "       stubserve env check MODEL_DIR  imports the model in its environment and shows what it finds",
+        "       stubserve deploy NAME          files for systemd, containers, Kubernetes, Prometheus and others",
+        "       stubserve trace FILE           draws the traces that an OpenTelemetry collector has written",
         "",
     ]
     return "\n".join([*head, *(f"  --{flag.name:<30} {flag.help}" for flag in FLAGS)]) + "\n"
