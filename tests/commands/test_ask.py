@@ -7,7 +7,9 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -170,6 +172,28 @@ def test_errors_are_one_line(server: Serving, files: Path, words: str, error: st
     done = ask(server, words, files)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"error: {error}"), done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{}", b"<html>", b"\xff"])
+@pytest.mark.parametrize("status", [200, 404])
+def test_another_kind_of_server_is_told_as_such(body: bytes, status: int) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{other.server_port}"
+        done = ask(url, "rows INPUT0=1")
+        other.shutdown()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: what answers at {url} is no inference server")
     assert done.stderr.count("\n") == 1
 
 

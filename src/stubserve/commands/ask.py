@@ -111,6 +111,8 @@ def _ask(server: _Server, options: argparse.Namespace) -> None:
         metadata = server.document(path)
     except NoAnswer as error:
         raise (_unknown(server, options.model) if error.status == 404 else None) or error from None
+    if not (isinstance(metadata, dict) and "inputs" in metadata):
+        raise NoAnswer(f"what answers at {server.url} is no inference server")
     try:
         config = server.document(f"{path}/config")
     except NoAnswer:
