@@ -252,8 +252,11 @@ def test_a_bad_value_names_the_good_ones(words: list[str], names: str) -> None:
             ["serve", "m", "--http-port=x"],
             "--http-port: Invalid option value. Got x. Use a whole number\n\n'stubserve serve --help' lists",
         ),
-        (["models"], "stubserve has no command 'models', only serve, init, check, fetch and env"),
-        (["run", "models"], "stubserve has no command 'run', only serve, init, check, fetch and env"),
+        (["models"], "stubserve has no command 'models', only serve, init, check, ask, fetch, env, deploy and trace"),
+        (
+            ["run", "models"],
+            "stubserve has no command 'run', only serve, init, check, ask, fetch, env, deploy and",
+        ),
         ([], "usage: stubserve serve REPOSITORY"),
     ],
 )

@@ -11,7 +11,7 @@ from stubserve.flags import parse_arguments, usage
 from stubserve.flags.values import UsageError
 
 # Each is a module of stubserve.commands.
-COMMANDS = ("init", "check", "fetch", "env")
+COMMANDS = ("init", "check", "ask", "fetch", "env", "deploy", "trace")
 # What other programs call it
 _SERVES = ("run", "start", "up", "server")
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import logging
 import socket
 from collections.abc import Callable, Iterator
 
+from stubserve.commands.question import DEFAULT_URL, command_line, inputs_of
 from stubserve.errors import ServeError
 from stubserve.fronts import (
     GrpcTransport,
@@ -25,6 +27,8 @@ from stubserve.fronts import (
     sagemaker_server,
     vertex_server,
 )
+from stubserve.model_config.metadata import model_metadata
+from stubserve.model_config.render import render_json
 from stubserve.protocols.http.cors import Cors
 from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.listening import BACKLOG, explained, listen
@@ -137,6 +141,11 @@ class Ports:
             model = f"/{served[0].name}/infer" if served else ""
             where = f"{_host(settings.http.address)}:{self._port(_HTTP)}"
             addresses["HTTP"] = f"{scheme}://{where}/v2/models{model}"
+            if served:
+                config = served[0].config
+                inputs = inputs_of(model_metadata(config, []), json.loads(render_json(config)))
+                url = f"{scheme}://{where}"
+                addresses["Ask"] = command_line(served[0].name, inputs, url if url != DEFAULT_URL else "")
         if self._grpc is not None:
             addresses["gRPC"] = f"{_host(settings.grpc.address)}:{self._grpc.port}"
         if _METRICS in self._http:

@@ -52,7 +52,7 @@ class Image:
     def build(self) -> None:
         context = self._folder / "context"
         (context / "dist").mkdir(parents=True)
-        shutil.copytree(ROOT / "deploy", context / "deploy")
+        shutil.copy(ROOT / "src" / "stubserve" / "deploy" / "container" / "Containerfile", context)
         run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", context / "dist", cwd=ROOT)
         (wheel,) = (context / "dist").iterdir()
         run("mmdebstrap", "--variant=minbase", "--include=python3,python3-venv", "bookworm", context / "root.tar")
@@ -62,7 +62,7 @@ class Image:
         build = ("unshare", "--net", *self._buildah, "build", "--isolation=chroot")
         run(*build, "-t", "localhost/base", "-f", context / "base", context)
         given = ("--build-arg", "BASE=localhost/base", "--build-arg", "PIP_ARGS=--no-index")
-        run(*build, *given, "-t", "localhost/stubserve", "-f", context / "deploy" / "Containerfile", context)
+        run(*build, *given, "-t", "localhost/stubserve", "-f", context / "Containerfile", context)
         self._container = run(*self._buildah, "from", "localhost/stubserve")
         self.config: dict[str, Any] = json.loads(run(*self._buildah, "inspect", self._container))["OCIv1"]["config"]
         self.root = Path(run(*self._buildah, "mount", self._container))

@@ -20,7 +20,7 @@ from tools.reference.routes import http_routes
 
 yaml = pytest.importorskip("yaml", reason="make test-deploy installs it")
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = Path(__file__).parents[2] / "src" / "stubserve" / "deploy"
 MANIFESTS = sorted(DEPLOY.glob("kubernetes/*.yaml"))
 RUNTIME = DEPLOY / "kserve" / "serving-runtime.yaml"
 

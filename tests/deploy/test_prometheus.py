@@ -1,4 +1,4 @@
-"""Prometheus' rules and Grafana's dashboard in deploy/: what they name exists, and a real Prometheus acts on them."""
+"""The rules for Prometheus and the dashboard: what they name exists, and a real Prometheus acts on the rules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 from stubserve.observability.metrics import RESERVED
 from tests.real_server import Serving, eventually, io_config, write_model
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = Path(__file__).parents[2] / "src" / "stubserve" / "deploy"
 RULES = DEPLOY / "prometheus" / "rules.yml"
 DASHBOARD = DEPLOY / "grafana" / "dashboard.json"
 
@@ -70,7 +70,7 @@ def test_every_expression_of_the_dashboard_is_one(tmp_path: Path) -> None:
 
 
 class Prometheus:
-    """A Prometheus that scrapes a server every second, as a context manager, with the configuration in deploy/."""
+    """A Prometheus that scrapes a server every second, with the configuration that is deployed; a context manager."""
 
     def __init__(self, server: Serving, folder: Path) -> None:
         config = (DEPLOY / "prometheus" / "prometheus.yml").read_text()

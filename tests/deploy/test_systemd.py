@@ -18,7 +18,7 @@ import pytest
 from tests.real_server import eventually, io_config
 
 ROOT = Path(__file__).parents[2]
-UNIT = ROOT / "deploy" / "stubserve.service"
+UNIT = ROOT / "src" / "stubserve" / "deploy" / "systemd" / "stubserve.service"
 # The server's user may not look into homes, so it gets the system's Python.
 PYTHON = Path("/usr/bin/python3")
 PORT = 18733

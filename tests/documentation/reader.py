@@ -64,6 +64,7 @@ class Reader:
             self._server.stop()
         repository, *flags = words
         self._server = Serving(self._here / repository, *flags).__enter__()
+        self._environment["STUBSERVE_URL"] = f"http://127.0.0.1:{self._server.port}"
         for path, text in self._files.items():
             if any(place in text for place in _PLACES):
                 path.write_text(self._at_its_place(text))

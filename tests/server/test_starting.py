@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +104,9 @@ def test_on_a_terminal_the_start_ends_with_a_table(repository: Path) -> None:
         terminal.expect(r"broken +1 +\x1b\[1;31mUNAVAILABLE\x1b\[0m +Internal: ModuleNotFoundError: No module named")
         terminal.expect(r"two +1 +2 +\x1b\[32mREADY")
         terminal.expect(rf"HTTP +http://127\.0\.0\.1:{server.port}/v2/models/two/infer\r\n")
+        ask = terminal.expect(r"Ask +(stubserve ask --url=http://127\.0\.0\.1:\d+ two INPUT0='\[1,2,3\]')\r\n")
+        asked = subprocess.run([sys.executable, "-m", *shlex.split(ask[1])], capture_output=True, text=True, timeout=60)
+        assert asked.stdout == "OUTPUT0 FP32 [3]: [1., 2., 3.]\n", asked.stderr
         terminal.expect(r"gRPC +127\.0\.0\.1:\d+\r\n")
         terminal.expect(r"Metrics +http://127\.0\.0\.1:\d+/metrics\r\n")
 

@@ -21,8 +21,8 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
+from stubserve.commands.trace import Span, draw, read_spans
 from tests.real_server import Serving, binary_output, binary_request, eventually, io_config, write_model
-from tools.trace_tree import Span, draw, read_spans
 
 CALLS = """
     import triton_python_backend_utils as pb_utils

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import sysconfig
@@ -10,6 +11,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
+
+from stubserve.commands import deploy
 
 ROOT = Path(__file__).parents[2]
 TYPED_MODEL = Path(__file__).parent / "typed_model.py"
@@ -59,3 +63,30 @@ def test_types(python: Path, tmp_path: Path) -> None:
     command += ["--cache-dir", str(ROOT / ".mypy_cache" / "wheel"), str(TYPED_MODEL)]
     done = subprocess.run(command, env={}, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_it_brings_what_is_deployed(python: Path, tmp_path: Path) -> None:
+    for name in deploy.NAMES:
+        printed = run(python, "-m", "stubserve", "deploy", name, f"--to={tmp_path / name}").splitlines()
+        files = sorted((ROOT / "src" / "stubserve" / "deploy" / name).iterdir())
+        assert printed == [str(tmp_path / name / file.name) for file in files]
+        assert [Path(file).read_bytes() for file in printed] == [file.read_bytes() for file in files]
+    unit = run(python, "-m", "stubserve", "deploy", "systemd")
+    assert "\n[Service]\n" in unit
+    manifests = yaml.safe_load_all(run(python, "-m", "stubserve", "deploy", "kubernetes"))
+    kinds = {manifest["kind"] for manifest in manifests}
+    assert kinds == {"Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget"}
+
+
+def test_it_draws_traces(python: Path, tmp_path: Path) -> None:
+    span = {"traceId": "0af7", "spanId": "1", "name": "InferRequest", "startTimeUnixNano": "0"}
+    parent = {**span, "endTimeUnixNano": "2000000"}
+    child = {**span, "spanId": "2", "parentSpanId": "1", "name": "echo", "endTimeUnixNano": "1000000"}
+    export = {"resourceSpans": [{"scopeSpans": [{"spans": [parent, child]}]}]}
+    (tmp_path / "spans").write_text(json.dumps(export) + "\n")
+    first, *rows = run(python, "-m", "stubserve", "trace", str(tmp_path / "spans")).splitlines()
+    assert first == "trace 0af7, 2.00 ms"
+    assert [row.split() for row in rows] == [
+        ["└─", "InferRequest", "█" * 40, "2.000", "ms"],
+        ["└─", "echo", "█" * 20 + "·" * 20, "1.000", "ms"],
+    ]

@@ -303,9 +303,12 @@ def usage() -> str:
         "",
         "Tools: stubserve init NAME            a new model's folder, with a client and a test",
         "       stubserve check REPOSITORY     all problems of a repository, without serving it",
+        "       stubserve ask MODEL X=VALUE    asks a model that is served, or shows what it takes",
         "       stubserve fetch REPOSITORY     model files out of packages, where models list some",
         "       stubserve env build MODEL_DIR  a packed environment from the model's requirements.txt",
         "       stubserve env check MODEL_DIR  imports the model in its environment and shows what it finds",
+        "       stubserve deploy NAME          files for systemd, containers, Kubernetes, Prometheus and others",
+        "       stubserve trace FILE           draws the traces that an OpenTelemetry collector has written",
         "",
     ]
     return "\n".join([*head, *(f"  --{flag.name:<30} {flag.help}" for flag in FLAGS)]) + "\n"

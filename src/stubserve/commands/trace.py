@@ -1,15 +1,17 @@
-"""Draws the traces that an OpenTelemetry collector has received as trees, in text: `python -m tools.trace_tree FILE`.
+"""`stubserve trace FILE`: the traces that an OpenTelemetry collector has received, drawn as trees in text.
 
-FILE has a line of JSON for each export, as `tools.otlp_receiver` and the collector's own file exporter write them
-(OTLP's JSON form). Each span has a bar that shows when it began and ended within its trace.
+FILE has a line of JSON for each export, as the collector's own file exporter writes them (OTLP's JSON form). Each span
+has a bar that shows when it began and ended within its trace.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 _WIDTH = 40
@@ -27,6 +29,26 @@ class Span(NamedTuple):
     attributes: dict[str, Any]
     events: list[str]
     error: str
+
+
+def run(words: Sequence[str]) -> int:
+    """Prints the trees; 1 if the file cannot be read, else 0."""
+    parser = argparse.ArgumentParser(
+        prog="stubserve trace",
+        description="Draws the traces that an OpenTelemetry collector has written to a file as trees, in text.",
+    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="a line of OTLP's JSON for each export")
+    options = parser.parse_args(words)
+    try:
+        with options.file.open(encoding="utf-8") as file:
+            print(draw(read_spans(file)))
+    except OSError as error:
+        print(f"error: {options.file} cannot be read: {error.strerror}", file=sys.stderr)
+        return 1
+    except (ValueError, LookupError, TypeError, AttributeError):
+        print(f"error: {options.file} has no traces in OTLP's JSON form, an export in each line", file=sys.stderr)
+        return 1
+    return 0
 
 
 def read_spans(lines: Iterable[str]) -> Iterator[Span]:
@@ -86,14 +108,3 @@ def _batch(span: Span) -> str:
     if "stubserve.instance" not in told:
         return f"  {span.error}" if span.error else ""
     return f"  {told['stubserve.instance']}, batch {told['stubserve.batch.id']}, size {told['stubserve.batch.size']}"
-
-
-def main() -> None:
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m tools.trace_tree FILE")
-    with open(sys.argv[1], encoding="utf-8") as file:
-        print(draw(read_spans(file)))
-
-
-if __name__ == "__main__":
-    main()
