@@ -10,6 +10,7 @@ import resource
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -498,6 +499,40 @@ def test_each_answer_has_the_same_fields_over_all_protocols(tmp_path: Path, tran
         reply = grpc.infer(message)
         expected = ["OK", "echo", "3", "five", message.ByteSize(), reply.ByteSize()]
         assert shown("/inference.GRPCInferenceService/ModelInfer HTTP/2") == expected
+
+
+THREADED = """
+    import threading
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            pb_utils.Logger.log_info(f"{len(requests)} in execute")
+            thread = threading.Thread(target=pb_utils.Logger.log_info, args=(f"{len(requests)} in a thread",))
+            thread.start()
+            thread.join()
+            outputs = [pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy()) for request in requests]
+            return [pb_utils.InferenceResponse([output]) for output in outputs]
+"""
+
+
+def test_a_models_line_has_the_id_of_its_only_request(tmp_path: Path) -> None:
+    batching = "dynamic_batching { preferred_batch_size: 2 max_queue_delay_microseconds: 60000000 }"
+    write_model(tmp_path, "one", THREADED)
+    write_model(tmp_path, "two", THREADED, io_config(max_batch_size=2, extra=batching))
+    with Serving(tmp_path, "--log-format=json") as server:
+
+        def line(text: str) -> dict[str, Any]:
+            found: dict[str, Any] = json.loads(server.wait_for(rf'(?m)^.*"message": "{text}".*$')[0])
+            return found
+
+        assert server.infer_array("one", np.zeros(4, np.float32), id="the one").status == 200
+        assert line("1 in execute")["id"] == "the one"
+        assert "id" not in line("1 in a thread")
+        with ThreadPoolExecutor(2) as pool:
+            answers = pool.map(lambda id: server.infer_array("two", np.zeros((1, 4), np.float32), id=id), "ab")
+            assert [answer.status for answer in answers] == [200, 200]
+        assert "id" not in line("2 in execute")
 
 
 FORGED = 'I1122 00:00:00.000000 1 server.cc:1] "forged"'
