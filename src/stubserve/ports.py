@@ -151,6 +151,8 @@ class Ports:
         if _METRICS in self._http:
             where = f"{_host(settings.metrics_address)}:{self._port(_METRICS)}"
             addresses["Metrics"] = f"{scheme}://{where}/metrics"
+            if settings.metrics.status_page:
+                addresses["Status"] = f"{scheme}://{where}/"
         return addresses
 
     def _port(self, name: str) -> int:

@@ -57,6 +57,8 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
     except CannotServe as error:
         log.error("%s", error)
         return 1
+    loop = asyncio.get_running_loop()
+    _on_hangup(lambda: loop.call_soon_threadsafe(server.log_settings.reopen))
     exit_code = await _start(server, ports, manager, signals)
     if exit_code == 0:
         await signals.asked.wait()
@@ -65,6 +67,7 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
     manager.close()
     if reaping is not None:
         reaping.cancel()
+    _on_hangup(lambda: None)
     return exit_code
 
 
@@ -154,8 +157,15 @@ async def _end(server: Server, ports: Ports, impatient: bool, failed: bool) -> N
     telling.cancel()
 
 
+def _on_hangup(heed: Callable[[], object]) -> None:
+    """Has SIGHUP do this and never end the server; where it is ignored from the start (nohup), it stays ignored."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: heed())
+
+
 def run(settings: Settings) -> int:
     """Runs a server in this process, on uvloop. The process's exit code."""
+    _on_hangup(lambda: None)
     _raise_descriptor_limit()
     close_process()
     malloc.give_back_large()

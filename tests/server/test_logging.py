@@ -10,6 +10,7 @@ import resource
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -350,7 +351,7 @@ def test_each_answer_has_a_line_where_that_is_wanted(tmp_path: Path) -> None:
             connection.request("POST", path, body, headers)
             assert connection.getresponse().read()
         connection.close()
-        server.wait_for_all('"POST /v2/models/echo/infer HTTP/1.1" 200'.replace('"', '\\"'), 4)
+        server.wait_for_all("\"POST /v2/models/echo/infer HTTP/1.1\" 200 model='echo', ".replace('"', '\\"'), 4)
         server.request("POST", "/v2/models/nobody/infer", body, headers)
         server.wait_for(r'127\.0\.0\.1:\d+ - \\"POST /v2/models/nobody/infer HTTP/1\.1\\" 404')
         server.get("/v2/health/ready?deep=1")
@@ -381,23 +382,23 @@ def test_each_call_has_a_line_where_that_is_wanted(tmp_path: Path, transport: st
     with Serving(tmp_path, "--access-log", f"--grpc-transport={transport}") as server, connected(server) as grpc:
         message = grpc_request("echo")
         answer = grpc.infer(message)
-        took = rf'\d+\.\d\d ms, {message.ByteSize()} bytes in, {answer.ByteSize()} out"'
-        server.wait_for(line("ModelInfer", f"OK model='echo' {took}"))
+        took = rf'\d+ µs, {message.ByteSize()} bytes in, {answer.ByteSize()} out"'
+        server.wait_for(line("ModelInfer", f"OK model='echo', {took}"))
         grpc.refusal(grpc_request("no\nbody"))
-        server.wait_for(line("ModelInfer", r"\w+ model='no\\+nbody' \S+ ms, \d+ bytes in, 0 out"))
+        server.wait_for(line("ModelInfer", r"\w+ model='no\\+nbody', \d+ µs, \d+ bytes in, 0 out"))
         assert grpc.stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=60).live
-        server.wait_for(line("ServerLive", r"OK \d+\.\d\d ms, 0 bytes in, 2 out"))
+        server.wait_for(line("ServerLive", r"OK, \d+ µs, 0 bytes in, 2 out"))
         assert len(grpc.stream(message, message, message)) == 3
         in_all = 3 * message.ByteSize()
-        server.wait_for(line("ModelStreamInfer", rf"OK model='echo' \S+ ms, {in_all} bytes in, \d+ out"))
+        server.wait_for(line("ModelStreamInfer", rf"OK model='echo', \d+ µs, {in_all} bytes in, \d+ out"))
         call = grpc.stub.ModelInfer.future(grpc_request("waits"), timeout=60)
         server.wait_for("executing")
         call.cancel()
-        server.wait_for(line("ModelInfer", r"CANCELLED model='waits' \S+ ms, \d+ bytes in, 0 out"))
+        server.wait_for(line("ModelInfer", r"CANCELLED model='waits', \d+ µs, \d+ bytes in, 0 out"))
         with pytest.raises(RpcError):
             grpc.stub.ModelInfer(grpc_request("waits"), timeout=0.5)
         # The client says that it gives up when the server's clock has come as far; which is first is chance.
-        ended = r"(DEADLINE_EXCEEDED|CANCELLED)( model='waits')? \d{3,}\.\d\d ms, \d+ bytes in, 0 out"
+        ended = r"(DEADLINE_EXCEEDED|CANCELLED)( model='waits')?, \d{6,} µs, \d+ bytes in, 0 out"
         server.wait_for(line("ModelInfer", ended))
 
 
@@ -451,6 +452,87 @@ def test_a_log_may_be_json(tmp_path: Path) -> None:
         assert server.infer_array("talks", np.array([7], np.float32)).status == 200
         line = json.loads(server.wait_for(r'(?m)^.*"warn 7"\}$')[0])
         assert (line["level"], line["place"].partition(":")[0]) == ("warning", "model.py")
+
+
+@pytest.mark.parametrize("transport", ["native", "grpcio"])
+def test_each_answer_has_the_same_fields_over_all_protocols(tmp_path: Path, transport: str) -> None:
+    write_model(tmp_path, "echo", version=3)
+    flags = ("--access-log", "--log-format=json", f"--grpc-transport={transport}")
+    with Serving(tmp_path, *flags) as server, connected(server) as grpc:
+
+        def fields(request: str) -> dict[str, Any]:
+            line = server.wait_for(rf'(?m)^.*"request": "{re.escape(request)}".*$')[0]
+            found: dict[str, Any] = json.loads(line)
+            assert list(found) == [
+                "time", "level", "pid", "place", "message",
+                "client", "request", "status", "model", "version", "id", "us", "bytes_in", "bytes_out",
+            ]  # fmt: skip
+            assert re.fullmatch(r"127\.0\.0\.1:\d+", found["client"])
+            assert found["us"] > 0
+            return found
+
+        def shown(request: str) -> list[Any]:
+            found = fields(request)
+            return [found[name] for name in ("status", "model", "version", "id", "bytes_in", "bytes_out")]
+
+        path, body, headers = binary_request("echo", np.zeros(4, np.float32), id="one")
+        path = path.replace("/infer", "/versions/3/infer")
+        answer = server.request("POST", path, body, headers)
+        assert shown(f"POST {path} HTTP/1.1") == [200, "echo", "3", "one", len(body), len(answer.body)]
+        # What is refused by the model's signature, and has no model
+        path, body, headers = binary_request("echo", np.zeros(4, np.int32), "INT32", id="two\nlines")
+        answer = server.request("POST", path, body, headers)
+        assert shown(f"POST {path} HTTP/1.1") == [400, "echo", "", "two\nlines", len(body), len(answer.body)]
+        answer = server.request("POST", "/v2/models/nobody/infer", b"{}")
+        refused = [answer.status, "nobody", "", "", 2, len(answer.body)]
+        assert shown("POST /v2/models/nobody/infer HTTP/1.1") == refused
+        # `generate`: of our own connection, and of the app
+        body = json.dumps({"INPUT0": [1.0, 2.0], "id": "four"}).encode()
+        for route in ("generate", "generate_stream"):
+            answer = server.request("POST", f"/v2/models/echo/{route}?x=1", body)
+            expected = [200, "echo", "", "four", len(body), len(answer.body)]
+            assert shown(f"POST /v2/models/echo/{route}?x=1 HTTP/1.1") == expected
+        answer = server.get("/v2/models/echo/versions/3")
+        assert shown("GET /v2/models/echo/versions/3 HTTP/1.1") == [200, "echo", "3", "", 0, len(answer.body)]
+        message = grpc_request("echo")
+        message.id, message.model_version = "five", "3"
+        reply = grpc.infer(message)
+        expected = ["OK", "echo", "3", "five", message.ByteSize(), reply.ByteSize()]
+        assert shown("/inference.GRPCInferenceService/ModelInfer HTTP/2") == expected
+
+
+THREADED = """
+    import threading
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            pb_utils.Logger.log_info(f"{len(requests)} in execute")
+            thread = threading.Thread(target=pb_utils.Logger.log_info, args=(f"{len(requests)} in a thread",))
+            thread.start()
+            thread.join()
+            outputs = [pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy()) for request in requests]
+            return [pb_utils.InferenceResponse([output]) for output in outputs]
+"""
+
+
+def test_a_models_line_has_the_id_of_its_only_request(tmp_path: Path) -> None:
+    batching = "dynamic_batching { preferred_batch_size: 2 max_queue_delay_microseconds: 60000000 }"
+    write_model(tmp_path, "one", THREADED)
+    write_model(tmp_path, "two", THREADED, io_config(max_batch_size=2, extra=batching))
+    with Serving(tmp_path, "--log-format=json") as server:
+
+        def line(text: str) -> dict[str, Any]:
+            found: dict[str, Any] = json.loads(server.wait_for(rf'(?m)^.*"message": "{text}".*$')[0])
+            return found
+
+        assert server.infer_array("one", np.zeros(4, np.float32), id="the one").status == 200
+        assert line("1 in execute")["id"] == "the one"
+        assert "id" not in line("1 in a thread")
+        with ThreadPoolExecutor(2) as pool:
+            answers = pool.map(lambda id: server.infer_array("two", np.zeros((1, 4), np.float32), id=id), "ab")
+            assert [answer.status for answer in answers] == [200, 200]
+        assert "id" not in line("2 in execute")
 
 
 FORGED = 'I1122 00:00:00.000000 1 server.cc:1] "forged"'

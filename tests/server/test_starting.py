@@ -109,6 +109,7 @@ def test_on_a_terminal_the_start_ends_with_a_table(repository: Path) -> None:
         assert asked.stdout == "OUTPUT0 FP32 [3]: [1., 2., 3.]\n", asked.stderr
         terminal.expect(r"gRPC +127\.0\.0\.1:\d+\r\n")
         terminal.expect(r"Metrics +http://127\.0\.0\.1:\d+/metrics\r\n")
+        terminal.expect(r"Status +http://127\.0\.0\.1:\d+/\r\n")
 
 
 def test_there_is_no_table_elsewhere_and_no_colour_for_who_wants_none(repository: Path) -> None:

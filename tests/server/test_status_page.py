@@ -77,6 +77,29 @@ def test_a_stub_that_has_died_is_seen(server: Serving) -> None:
     eventually(lambda: restarts() == before + 1)
 
 
+def test_a_model_that_sleeps_is_asleep(tmp_path: Path) -> None:
+    write_model(tmp_path / "models", "echo")
+
+    def seen(server: Serving) -> list[Any]:
+        (model,) = status(server)["models"]
+        return [model["state"], model["ready"], model["asleep"]]
+
+    with Serving(tmp_path / "models", "--sleep-after-secs=0.1") as server:
+        eventually(lambda: seen(server) == ["READY", True, True])
+        if BROWSER is not None:
+            page = in_a_browser(server, tmp_path / "profile")
+            assert re.search(r'<td class="state"[^>]*><span class="pill *">asleep</span>', page)
+            assert '<span id="state" class="pill good" role="status">ready</span>' in page
+
+
+def in_a_browser(server: Serving, profile: Path) -> str:
+    """The page as the browser has it after some seconds of its own time."""
+    assert BROWSER is not None
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--dump-dom"]
+    command += ["--virtual-time-budget=5000", f"http://127.0.0.1:{server.metrics_port}/"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+
+
 def test_the_page_needs_nothing_from_elsewhere(server: Serving) -> None:
     answer = server.metrics("/")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -97,11 +120,7 @@ def test_a_flag_turns_it_off(repository: Path) -> None:
 
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium")
 def test_in_a_browser(server: Serving, tmp_path: Path) -> None:
-    assert BROWSER is not None
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
-    command += ["--virtual-time-budget=5000", f"http://127.0.0.1:{server.metrics_port}/"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    page = done.stdout
+    page = in_a_browser(server, tmp_path)
     assert "<title>triton: stubserve</title>" in page
     assert "1 of 3 models not ready" in page
     for model in ("echo", "fails", "broken"):

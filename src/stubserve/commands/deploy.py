@@ -11,6 +11,7 @@ _FILES = Path(__file__).parents[1] / "deploy"
 # What there is, each in a folder of its name
 NAMES = {
     "systemd": "a unit for one machine",
+    "logrotate": "a rotation of the log where it goes to a file",
     "container": "a Containerfile for docker, podman and buildah",
     "kubernetes": "manifests: deployment, service, autoscaler, disruption budget",
     "kserve": "a serving runtime, and an inference service that names it",

@@ -30,12 +30,12 @@ log = logging.getLogger("stubserve.inference")
 
 
 class Call:
-    """A call to `model`. `request` is the one that is under way, None before and after.
+    """A call to `model`. `request` is the one that is under way, None before and after; `id` is its id, also after.
 
     `client` is who asks, where clients are told apart.
     """
 
-    __slots__ = ("client", "model", "request")
+    __slots__ = ("client", "id", "model", "request")
 
     # Whose requests these are, for traces: "HTTP" or "GRPC" those of clients, empty the server's own
     protocol = ""
@@ -43,6 +43,7 @@ class Call:
     def __init__(self, model: ServedModel) -> None:
         self.model = model
         self.request: Request | None = None
+        self.id = ""
         self.client: Hashable = None
 
     def admit(self, request: Request) -> None:
@@ -59,6 +60,7 @@ class Call:
         which is there already may come before this returns. Raises ServeError.
         """
         self.request = request
+        self.id = request.id
         if self.client is not None:
             request.client = self.client
         sampler = self.model.tracing.sampler

@@ -141,6 +141,6 @@ def log_from_stub(message: dict[str, Any]) -> None:
             message["message"],
             (),
             None,
-            extra={"model_line": True},
+            extra={"model_line": True, "fields": {"id": message["request_id"]} if message.get("request_id") else {}},
         )
         logger.handle(record)

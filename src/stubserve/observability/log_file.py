@@ -3,6 +3,8 @@
 A line that cannot be written is lost, and nothing else happens: the code that logs hears nothing of it. The first one
 is told on the standard error, with the reason; and when the file takes lines again, the first of them says how many are
 missing. A line of which only a part was written is ended before the next one, so that two never become one.
+
+A program that rotates logs renames the file and asks for a new one (`reopen`). Each line is in one of the two.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class LogFile(logging.Handler):
         super().__init__()
         self._path = path
         self._output = output
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._descriptor = self._open()
         self.lost = 0
         # How many of these the file does not tell of yet, and why they are
         self._untold = 0
@@ -60,11 +62,25 @@ class LogFile(logging.Handler):
             self._cut = False
             self._untold = 0
 
+    def reopen(self) -> None:
+        """Goes on in the file that has the path now. Raises OSError, and goes on in the old file then."""
+        descriptor = self._open()
+        self.acquire()
+        try:
+            old, self._descriptor = self._descriptor, descriptor
+            self._cut = False
+        finally:
+            self.release()
+        os.close(old)
+
     def close(self) -> None:
         super().close()
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def _line(self, record: logging.LogRecord) -> bytes:
         # As on stderr, what UTF-8 cannot say (names of files may be any bytes) must not cost the line.

@@ -53,6 +53,8 @@ class LogFormatter(logging.Formatter):
                 "pid": record.process,
                 "place": _place(record),
                 "message": message,
+                # What a line says beside its message, for machines
+                **getattr(record, "fields", {}),
             }
             return json.dumps(fields, ensure_ascii=False)
         if self.form == ISO8601:

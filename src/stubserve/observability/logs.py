@@ -18,6 +18,8 @@ from stubserve.observability.log_lines import DEFAULT, ISO8601, LogFormatter
 from stubserve.observability.output import QueuedStream, output
 from stubserve.settings import LoggingSettings
 
+log = logging.getLogger("stubserve.log")
+
 # Those that can be chosen while the server runs, as with upstream; whoever reads JSON wants nothing else in between.
 FORMATS = (DEFAULT, ISO8601)
 # In the order of the stub's levels
@@ -75,6 +77,20 @@ class LogSettings:
         self.apply()
         for watcher in tuple(self.watchers):
             watcher()
+
+    def reopen(self) -> None:
+        """Goes on in the file that has the log's path now: a program that rotates logs has renamed the old one."""
+        path = self._values["log_file"]
+        if self.log_file is None:
+            log.info("SIGHUP is ignored: there is no --log-file to open again")
+            return
+        try:
+            self.log_file.reopen()
+        except OSError as error:
+            why = error.strerror or str(error)
+            log.error("--log-file=%s cannot be opened again, so the log goes on in the old file: %s", path, why)
+        else:
+            log.info("--log-file=%s has been opened again, after SIGHUP", path)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a line is logged; as a filter of the handlers. Each level has a switch of its own."""

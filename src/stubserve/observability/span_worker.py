@@ -46,8 +46,8 @@ def main() -> None:
     url, resource = sys.argv[1:]
     close_process()
     # The server says when it ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     os.nice(_NICE)
     # Its own lines about each failure would be one for every group; the server tells.
     logging.getLogger("opentelemetry").addHandler(logging.NullHandler())

@@ -117,11 +117,13 @@ def _row(entry: KnownModel, version: KnownVersion) -> dict[str, Any]:
     if model is None:
         return row
     statistics = model.statistics
+    instances = [facts._asdict() for facts in model.instance_facts()]
     why = model.why_not_ready()
     return {
         **row,
         "reason": row["reason"] or why,
         "ready": not why,
+        "asleep": bool(instances) and all(one["state"] == "asleep" for one in instances),
         "answered": statistics.success_count,
         "failed": statistics.fail_count,
         "ns": statistics.success_ns,
@@ -132,7 +134,7 @@ def _row(entry: KnownModel, version: KnownVersion) -> dict[str, Any]:
         "queued": model.queued,
         "under_way": model.under_way,
         "load_s": model.load_seconds,
-        "instances": [facts._asdict() for facts in model.instance_facts()],
+        "instances": instances,
     }
 
 

@@ -4,7 +4,7 @@ A file is an array of small objects that belong together by `id`. With a log fre
 `<file>.<index>` for every n sampled requests, and for those that are left at the end; and for those that wait for
 others when they have come to 64 MiB of text, since a client may ask for any n. Without one everything goes into
 `<file>`, as it comes, and the file is a whole array at any moment, so nothing piles up in memory until the end, and a
-server that is killed leaves its traces.
+server that is killed leaves its traces. Where the file has been renamed or emptied meanwhile, a new array begins.
 
 Beside upstream's fields an object with `model_name` has the `batch` that the request was executed in, and
 `tensors_left_out`, how many there was no room for, where that is not 0.
@@ -80,8 +80,13 @@ class TraceFile(TraceQueue):
     def _append_texts(self, texts: Sequence[str]) -> None:
         if not texts:
             return
-        data = ("," if self._end else "[").encode() + ",".join(texts).encode()
-        with open(self._path, "r+b" if self._end else "wb", buffering=0) as file:
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with open(descriptor, "r+b", buffering=0) as file:
+            if os.fstat(descriptor).st_size < self._end:
+                self._end = 0
+            if not self._end:
+                file.truncate(0)
+            data = ("," if self._end else "[").encode() + ",".join(texts).encode()
             file.seek(self._end)
             try:
                 _write_all(file.fileno(), data + b"]")

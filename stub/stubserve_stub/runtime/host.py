@@ -32,9 +32,9 @@ class Host:
         self.channel = channel
         self.control = control
 
-    def log(self, level: int, file: str, line: int, text: str) -> None:
-        """Writes a line into the server's log; `level` is one of `wire.codes`."""
-        self.control.send("log", level=level, file=file, line=line, message=text)
+    def log(self, level: int, file: str, line: int, text: str, request_id: str = "") -> None:
+        """Writes a line into the server's log; `level` is one of `wire.codes`, `request_id` that of its request."""
+        self.control.send("log", level=level, file=file, line=line, message=text, request_id=request_id)
 
     def failure(self, raised: BaseException) -> str:
         """Logs what requests have failed of; the error that their clients get."""

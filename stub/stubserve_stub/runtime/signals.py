@@ -1,9 +1,10 @@
-"""SIGINT and SIGTERM in a stub, which it does not heed: the server ends its stubs, when it has answered what they have.
+"""SIGINT, SIGTERM and SIGHUP in a stub, which it does not heed: the server ends its stubs, when it has their answers.
 
-A Ctrl-C in the server's terminal goes to the whole group. The handler is a function rather than SIG_IGN, so that
-programs which the model starts get the default back. Processes that it forks get it too: `multiprocessing` terminates
-what it does not need any more, and would wait for ever. Both signals are held back until that is done, or one that
-comes right after the fork would get lost.
+A Ctrl-C in the server's terminal goes to the whole group, and SIGHUP, which is for the server's log, may be sent to all
+processes of a service. The handler is a function rather than SIG_IGN, so that programs which the model starts get the
+default back. Processes that it forks get it too: `multiprocessing` terminates what it does not need any more, and would
+wait for ever. The signals are held back until that is done, or one that comes right after the fork would get lost.
+A SIGHUP that is ignored from the start, as under nohup, stays ignored in all of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import threading
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Before(threading.local):
@@ -28,7 +29,8 @@ _before = _Before()
 def leave_to_the_server() -> None:
     """From now on the signals do nothing in this process. For the main thread."""
     for number in _SIGNALS:
-        signal.signal(number, _stay)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _stay)
     os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_go)
 
 

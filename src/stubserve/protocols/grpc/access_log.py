@@ -1,6 +1,4 @@
-"""The access log of gRPC (`--access-log`): a line for each call when it is over, as HTTP has one for each request.
-
-    127.0.0.1:40514 - "/inference.GRPCInferenceService/ModelInfer HTTP/2" OK model='echo' 0.81 ms, 84 bytes in, 90 out
+"""The access log of gRPC: a line for each call when it is over.
 
 The model is the one that the call's first message names, if it does. The time is that from the call's beginning to its
 end, the bytes are those of its messages.
@@ -11,29 +9,33 @@ have the same lines, and where nobody wants them there is nothing in between.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 
 from stubserve.errors import ServeError
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.memory import Block
+from stubserve.protocols.access_log import log_answer
 from stubserve.protocols.grpc.transport import CANCELLED, OK, Handler, Keep, Metadata, Method, Parts, Rpc
 from stubserve.protocols.grpc.wire import LENGTH, Malformed, read_tag, read_varint, skip
-
-log = logging.getLogger("stubserve.access")
 
 _NAMES = (
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
     "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
     "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
 )  # fmt: skip
-# The number of the field that names the model, of the messages that do
-_MODEL_FIELDS = {
-    **dict.fromkeys(
-        ("ModelInfer", "ModelStreamInfer", "ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"), 1
-    ),
-    **dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting"), 2),
+# The numbers of the fields that name something, of the messages that do
+_MODEL_FIRST, _MODEL_SECOND = {1: "model", 2: "version"}, {2: "model"}
+_NAMING = {
+    "ModelInfer": {**_MODEL_FIRST, 3: "id"},
+    "ModelStreamInfer": _MODEL_FIRST,
+    "ModelReady": _MODEL_FIRST,
+    "ModelMetadata": _MODEL_FIRST,
+    "ModelConfig": _MODEL_FIRST,
+    "ModelStatistics": _MODEL_FIRST,
+    "RepositoryModelLoad": _MODEL_SECOND,
+    "RepositoryModelUnload": _MODEL_SECOND,
+    "TraceSetting": _MODEL_SECOND,
 }
 _MOST_FIELDS = 32
 _LONGEST_NAME = 256
@@ -44,7 +46,7 @@ _Work = Callable[[Keep], LongWork[Parts]]
 class LoggedRpc:
     """A call of the RPC at `path`: for its transport the handler that `method` opens, for that handler the call."""
 
-    __slots__ = ("_began_ns", "_call", "_handler", "_model", "_over", "_path", "_received", "_sent", "peer")
+    __slots__ = ("_began_ns", "_call", "_handler", "_names", "_over", "_path", "_received", "_sent", "peer")
 
     def __init__(self, method: Method, path: str, call: Rpc) -> None:
         self._path = path
@@ -52,7 +54,7 @@ class LoggedRpc:
         # While there is one: when its time is over gRPC's C core does not know it any more
         self.peer = call.peer
         self._began_ns = time.monotonic_ns()
-        self._model = ""
+        self._names: dict[str, str] = {}
         self._received = self._sent = 0
         self._over = False
         # None when the call is over: handler and call know each other
@@ -65,8 +67,8 @@ class LoggedRpc:
 
     def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
         self._received += len(data)
-        if not self._model:
-            self._model = model_of(self._path, data)
+        if not self._names:
+            self._names = names_in(self._path, data)
         if self._handler is not None:
             self._handler.on_message(data, block, offset)
 
@@ -144,33 +146,36 @@ class LoggedRpc:
             return
         self._over = True
         self._handler = None
-        log.info(
-            '%s - "%s HTTP/2" %s%s %.2f ms, %d bytes in, %d out',
+        log_answer(
             self.peer,
-            self._path,
+            f"{self._path} HTTP/2",
             _NAMES[status] if 0 <= status < len(_NAMES) else status,
-            f" model={self._model!r}" if self._model else "",
-            (time.monotonic_ns() - self._began_ns) / 1e6,
+            self._names,
+            self._began_ns,
             self._received,
             self._sent,
         )
 
 
-def model_of(path: str, message: bytes | memoryview) -> str:
-    """The model that a message to an RPC names; empty where it names none, or is malformed."""
-    wanted = _MODEL_FIELDS.get(path.rpartition("/")[2])
-    if wanted is None:
-        return ""
+def names_in(path: str, message: bytes | memoryview) -> dict[str, str]:
+    """What a message to an RPC names: model, version, id; not what it leaves out, or what is malformed."""
+    names: dict[str, str] = {}
+    naming = _NAMING.get(path.rpartition("/")[2])
+    if naming is None:
+        return names
     at = 0
     try:
         for _ in range(_MOST_FIELDS):
             if at >= len(message):
                 break
             tag, at = read_tag(message, at)
-            if tag == wanted << 3 | LENGTH:
+            name = naming.get(tag >> 3) if tag & 7 == LENGTH else None
+            if name is None:
+                at = skip(message, at, tag & 7)
+            else:
                 length, at = read_varint(message, at)
-                return str(message[at : at + min(length, _LONGEST_NAME)], "utf-8", "replace")
-            at = skip(message, at, tag & 7)
+                names[name] = str(message[at : at + min(length, _LONGEST_NAME)], "utf-8", "replace")
+                at += length
     except (Malformed, IndexError):
         pass
-    return ""
+    return names

@@ -9,12 +9,14 @@ There is one call at a time.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Hashable
 
 from stubserve.errors import ServeError, internal
 from stubserve.inference.heap_account import HeapShare
 from stubserve.inference.memory import Block
 from stubserve.protocols.access import AUTHORIZATION
+from stubserve.protocols.access_log import log_answer
 from stubserve.protocols.fair_queues import peer_name
 from stubserve.protocols.http.exchange import Exchange
 from stubserve.protocols.http.generate import GenerateCall
@@ -26,13 +28,12 @@ from stubserve.protocols.http.shared import Connections
 from stubserve.protocols.http.state import BUSY
 
 log = logging.getLogger("stubserve.http")
-access_log = logging.getLogger("uvicorn.access")
 
 
 class Calls:
     """The calls of `connection`."""
 
-    __slots__ = ("_call", "_connection", "_server", "_shared")
+    __slots__ = ("_answered", "_began_ns", "_call", "_connection", "_received", "_server", "_shared")
 
     def __init__(self, connection: Exchange, shared: Connections) -> None:
         self._connection = connection
@@ -40,6 +41,10 @@ class Calls:
         self._server = shared.server
         # The call that is under way
         self._call: HttpInferCall | GenerateCall | None = None
+        # For the access log: when the request was complete, the size of its body, and the call whose answer is sent
+        self._began_ns = 0
+        self._received = 0
+        self._answered: HttpInferCall | GenerateCall | None = None
 
     def close(self) -> None:
         """The client has closed the connection."""
@@ -99,6 +104,8 @@ class Calls:
         assert head.infer is not None
         if self._shared.log_requests:
             self.log_request()
+        if self._shared.log_answers:
+            self._began_ns, self._received = time.monotonic_ns(), len(body)
         try:
             try:
                 model = self._server.find_model(*head.infer)
@@ -120,6 +127,8 @@ class Calls:
         """Starts a call of `generate`; the same as `GenerateRoute` does, without what any request to an app costs."""
         if self._shared.log_requests:
             self.log_request()
+        if self._shared.log_answers:
+            self._began_ns, self._received = time.monotonic_ns(), len(body)
         try:
             context = self._connection.head.trace_context
             found = self._server.find_model(model, version)
@@ -148,23 +157,27 @@ class Calls:
         head = self._connection.head
         log.debug("HTTP request: %s %s", head.method.decode("latin-1"), head.target.decode("latin-1"))
 
-    def log_answer(self, status: int) -> None:
-        """Logs the connection's request with the status of its answer, as uvicorn does for the other routes."""
+    def log_answer(self, status: int, sent: int) -> None:
+        """Has the access log tell of the connection's request, whose answer had so many bytes."""
         head = self._connection.head
         method, target = head.method.decode("latin-1"), head.target.decode("latin-1")
-        access_log.info('%s - "%s %s HTTP/1.1" %d', self._peer(), method, target, status)
+        model, version = head.infer or head.generate or ("", "")
+        call, self._answered = self._answered, None
+        names = {"model": model, "version": version, "id": "" if call is None else call.id}
+        request = f"{method} {target} HTTP/1.1"
+        log_answer(self._peer(), request, status, names, self._began_ns, self._received, sent)
 
     # Answers
 
     def _on_reply(self, reply: Reply) -> None:
-        self._call = None
+        call, self._call = self._call, None
         if self._connection.state is BUSY:
-            self._connection.reply(reply)
+            self._reply(call, reply)
 
     def _on_generated(self, call: GenerateCall) -> None:
         self._call = None
         if self._connection.state is BUSY:
-            self._connection.reply(call.reply())
+            self._reply(call, call.reply())
 
     def _unexpected(self) -> ServeError:
         """Logs what is a fault of ours, from within an exception's handler; what the client is told of it."""
@@ -177,5 +190,10 @@ class Calls:
     def _fail(self, error: ServeError) -> None:
         """The request at hand does not reach its model."""
         self._connection.state = BUSY
-        self._call = None
-        self._connection.reply(encode_error(error))
+        call, self._call = self._call, None
+        self._reply(call, encode_error(error))
+
+    def _reply(self, call: HttpInferCall | GenerateCall | None, reply: Reply) -> None:
+        if self._shared.log_answers:
+            self._answered = call
+        self._connection.reply(reply)

@@ -51,7 +51,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._server = shared.server
         self._server_state = server_state
         self._make_fallback: Callable[[], Fallback] = functools.partial(
-            Fallback, shared.log_answers, config, server_state, app_state, _loop
+            Fallback, config, server_state, app_state, _loop
         )
         # Per-connection state
         self.transport: asyncio.Transport
@@ -190,8 +190,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         keep_alive = self.head.keep_alive and not self.closing
         total = sum(map(len, reply.parts))
         length = None if reply.chunked else total
-        if self._shared.log_answers:
-            self._calls.log_answer(reply.status)
         headers = reply.headers
         cors = self._shared.cors
         if cors is not None:
@@ -208,6 +206,8 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._shared.send_watch.watch(self)
         else:
             self.transport.write(b"".join([head, *reply.parts]))
+        if self._shared.log_answers:
+            self._calls.log_answer(reply.status, total)
         if keep_alive:
             self.done()
         else:

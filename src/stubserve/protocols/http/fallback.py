@@ -10,15 +10,16 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from stubserve.protocols.http.access_log import LoggedApp
+
 
 def uvicorn_config(app: Any, logs_access: bool, **more: Any) -> Config:
     """What uvicorn needs to know to serve an app as a part of ours; `more` is passed on to it."""
     return Config(
-        app,
+        LoggedApp(app) if logs_access else app,
         ws="none",
         lifespan="off",
-        # There is one logger for all front ends. False where another has a log would end it for everybody.
-        access_log=logs_access,
+        access_log=False,
         log_config=None,
         server_header=False,
         date_header=False,
@@ -37,14 +38,12 @@ class Fallback(HttpToolsProtocol):
 
     def __init__(
         self,
-        log_answers: bool,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
         super().__init__(config, server_state, app_state, loop)
-        self.access_log = self.access_log and log_answers
 
     def attach(self, transport: asyncio.Transport, on_done: Callable[[], None]) -> None:
         self.on_done = on_done

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from stubserve.errors import ServeError, invalid
 from stubserve.inference.memory import Block
+from stubserve.protocols.http.access_log import REQUEST_ID
 from stubserve.protocols.http.asgi_request import body_of, client_of, find_model
 from stubserve.protocols.http.body import place, refusal
 from stubserve.protocols.http.generate import EventStream, GenerateCall, generate
@@ -73,6 +74,7 @@ class InferRoute:
             call = HttpInferCall(model, head, self._server, lambda reply: answer.set_result(_copied(reply)))
             call.client = client_of(self._server, request)
             call.start(body, block, offset)
+            request.scope[REQUEST_ID] = call.id
             return call
 
         if head.content_length > SCRATCH_BYTES:
@@ -114,6 +116,7 @@ class GenerateRoute:
                 await call.start_in_steps(body)
             else:
                 call.start(body)
+            request.scope[REQUEST_ID] = call.id
             del body
         watching = asyncio.ensure_future(_cancel_when_gone(request, call))
         if self._streamed:

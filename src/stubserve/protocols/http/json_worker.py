@@ -78,7 +78,8 @@ def read(job: tuple[Any, ...], text: bytes) -> tuple[Any, list[bytes | memoryvie
 def main(descriptor: int) -> None:
     # The server's end, however it comes, is the end of the socket; and of a job that takes long, too.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     # Where there are fewer cores than work, whoever answers small requests goes first.
     os.nice(_NICE)
     # When memory runs out: a large document takes ten times its size for a moment, here rather than in the server.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import threading
 import weakref
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -61,7 +62,7 @@ class PythonBackend(Backend):
         host = self.host
         self._instance = instance
         self._senders = Senders(host.channel, instance.decoupled)
-        logger.connect(host.log, host.channel.log_levels)
+        logger.connect(self._log, host.channel.log_levels)
         questions = Questions(instance.name, host.control.send)
         host.control.handle("told", questions.on_told)
         model_control.connect(questions)
@@ -76,6 +77,13 @@ class PythonBackend(Backend):
         host.control.handle("acknowledge", self._on_acknowledge)
         bls.connect(Calls(host.channel, bls.received))
         Forks(instance.name, host.channel).connect()
+
+    def _log(self, level: int, file: str, line: int, text: str) -> None:
+        """A line of the model's. It is a request's where `execute` logs it, and has one request only."""
+        batch = self._current
+        executes = batch is not None and threading.current_thread() is threading.main_thread()
+        requests = batch.requests if executes and batch is not None else ()
+        self.host.log(level, file, line, text, requests[0].request_id() if len(requests) == 1 else "")
 
     def _check_outputs(self, instance: InstanceFacts) -> None:
         arguments, host = instance.arguments, self.host
