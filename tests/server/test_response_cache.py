@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -355,6 +357,32 @@ def test_a_member_that_is_newer_than_its_ensemble_writes_nothing_for_servers_wit
                 assert ask(second, "flow") == 1
                 eventually(lambda: client.dbsize() == 2)
                 assert (ask(first, "flow"), ask(second, "flow")) == (2, 1)
+
+
+def test_a_stub_that_restarts_on_changed_files_writes_nothing_for_servers_with_the_old_ones(tmp_path: Path) -> None:
+    pytest.importorskip("redis")
+    new, old, go = tmp_path / "new", tmp_path / "old", tmp_path / "go"
+
+    def write_release(release: int) -> None:
+        write_model(new, "counts", RELEASED.replace("GO", str(go)).replace("RELEASE", str(release)), io_config())
+
+    go.mkdir()
+    write_release(1)
+    (new / "flow" / "1").mkdir(parents=True)
+    (new / "flow" / "config.pbtxt").write_text(ENSEMBLE + ENABLED)
+    (new / "counts" / "config.pbtxt").write_text(io_config() + ENABLED)
+    shutil.copytree(new, old)
+    for release in "12":
+        (go / release).touch()
+    with redis_server(tmp_path) as redis:
+        flag = f"--cache-config=redis,host=127.0.0.1,port={redis.port},{PATIENT}"
+        with Serving(new, flag) as first, Serving(old, flag) as second:
+            write_model(new, "counts", RELEASED.replace("GO", str(go)).replace("RELEASE", "2"), io_config() + ENABLED)
+            (stub,) = first.stub_pids()
+            os.kill(stub, signal.SIGKILL)
+            first.wait_for("instance 'counts_0' runs files that have changed since its model was loaded")
+            assert (ask(first), ask(first, "flow")) == (2, 2)
+            assert (ask(second), ask(second, "flow")) == (1, 1)
 
 
 def test_redis_may_go_and_come_back(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ class Response:
     A decoupled model gives any number of them; `final` says that no further one follows. One that is `empty` brings
     nothing but that news, as upstream's final flag without a response.
 
-    One that is `transient` comes from an ensemble whose members were not those that it was loaded with, as for a moment
-    while they are loaded anew: no cache keeps it.
+    No cache keeps one that is `transient`. It comes from an ensemble whose members were not those that it was loaded
+    with, as for a moment while they are loaded anew, or from a stub that was restarted on changed files.
 
     An error may come with outputs: the response that a model which is not decoupled had sent before it failed. Clients
     of streams get those, all others the error.

@@ -86,6 +86,8 @@ class Instance:
         self.policy = policy
         self.last_error = ""
         self.restarts = 0
+        # Whether its stub runs other files than those that its model's identity stands for
+        self.differs = False
         self._launch = launch
         self._owner = owner
         self._ready_at: float | None = None
@@ -233,11 +235,16 @@ class Instance:
     # What the stub tells
 
     def on_results(self, results: Results) -> None:
+        if self.differs:
+            for _, finished in results:
+                for _, response in finished:
+                    response.transient = True
         self._owner.on_results(self, results)
         if self._drained is not None:
             self._look_for_end()
 
     def on_response(self, request: Request, response: Response, start_ns: int) -> None:
+        response.transient = self.differs
         self._owner.on_response(request, response, start_ns)
         if self._drained is not None:
             self._look_for_end()

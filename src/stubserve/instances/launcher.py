@@ -68,7 +68,7 @@ class Launcher:
         self._memory = memory
         self._environment = environment
         self._model_dir = model_dir
-        self._version_dir = version_dir
+        self.version_dir = version_dir
         self._program = program
         self._services = services
         self._options = options or StubOptions()
@@ -87,7 +87,7 @@ class Launcher:
                 "model_file": str(self._program.file or ""),
                 "module": self._program.module,
                 "paths": [str(folder) for folder in self._program.search_path],
-                "version_dir": str(self._version_dir),
+                "version_dir": str(self.version_dir),
                 "threads": options.threads,
                 "terminal": options.terminal,
                 "check_outputs": options.check_outputs,
@@ -102,7 +102,7 @@ class Launcher:
 
         Raises ServeError with the model's own error.
         """
-        arguments = initialize_arguments(spec, config.name, config_json, self._model_dir, self._version_dir.name)
+        arguments = initialize_arguments(spec, config.name, config_json, self._model_dir, self.version_dir.name)
         outputs = [output.name for output in config.output]
         decoupled = config.model_transaction_policy.decoupled
         limit = execute_timeout(config, self._options.execute_timeout_s)

@@ -3,8 +3,8 @@
 A cache of this server's own takes a number that is new with each load: whoever loads a model again means that
 something is different, whatever it is. A cache that several servers share, and that outlives them, needs one that is
 the same everywhere. It is a digest of the configuration (without where instances run, and how many) and of the contents
-of the version's folder; for an ensemble, of its members' instead. For a moment a member may be newer than its ensemble:
-what the ensemble answers then is not kept (`Response.transient`).
+of the version's folder; for an ensemble, of its members' instead. For a moment a member may be newer than its ensemble,
+and a stub that is restarted may find newer files: what they answer then is not kept (`Response.transient`).
 """
 
 from __future__ import annotations

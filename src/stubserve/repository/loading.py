@@ -260,7 +260,7 @@ class Loader:
         ready_stubs = {id(specs[0]): first} if first is not None else {}
 
         def launch_for(spec: InstanceSpec) -> Callable[[Instance], Any]:
-            async def launch(_: Instance) -> Stub:
+            async def launch(instance: Instance) -> Stub:
                 stub = ready_stubs.pop(id(spec), None)
                 try:
                     if stub is None:
@@ -270,6 +270,7 @@ class Loader:
                             await asyncio.sleep(0)
                         await stub.handshake.imported()
                     await launcher.initialize(stub, spec, model.config, config_json)
+                    instance.differs = await _differs(model, launcher, spec.name)
                     if not spec.passive:
                         await warm_up.run(stub, spec.name)
                 except BaseException:
@@ -295,3 +296,21 @@ async def _start_all(instances: Sequence[Instance]) -> None:
         await asyncio.gather(*starting, return_exceptions=True)
         await asyncio.gather(*(one.stop(_FAILED_LOAD_GRACE_S) for one in instances))
         raise
+
+
+async def _differs(model: InstanceModel, launcher: Launcher, instance: str) -> bool:
+    """Whether the files that an instance has just started from are others than those that `model` was loaded with.
+
+    They may be saved before a stub is started again, and then its answers are no answers of this identity.
+    """
+    if not model.identity:
+        return False
+    found = await asyncio.to_thread(of_files, model.config, model.version, launcher.version_dir)
+    if found == model.identity:
+        return False
+    log.warning(
+        "instance '%s' runs files that have changed since its model was loaded; its answers go into no shared cache "
+        "until the model is loaded again",
+        instance,
+    )
+    return True
