@@ -81,6 +81,8 @@ def kill_janitor_and_server(server: Serving) -> None:
     first.kill()
     eventually(lambda: not first.is_running())
     eventually(lambda: janitors_of(server))
+    # In the turn of the event loop that has started it, it is told of the stubs; an answer comes after that.
+    assert server.get("/v2/health/live").status == 200
     kill(server)
 
 

@@ -237,9 +237,10 @@ def test_memory_of_answers_that_have_been_read_goes_to_whoever_needs_it(tmp_path
     write_model(tmp_path, "bigger", BIG)
     write_model(tmp_path, "echo")
     with Serving(tmp_path, "--shm-limit=256M") as server:
-        # First to a request that comes in, then to a stub that has an answer to place
+        # First to a request that comes in, then to a stub that has an answer to place. A request waits 0.1 s for a stub
+        # to give memory back, which a busy machine may not give it; the next one has it.
         assert stream_back(server, "big", 60 << 20) > 240 << 20
-        assert server.infer_array("echo", np.zeros(24 << 20, np.float32)).status == 200
+        eventually(lambda: server.infer_array("echo", np.zeros(24 << 20, np.float32)).status == 200)
         assert stream_back(server, "big", 60 << 20) > 240 << 20
         assert stream_back(server, "bigger", 60 << 20) > 240 << 20
         assert stream_back(server, "big", 60 << 20) > 240 << 20
