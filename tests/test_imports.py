@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,3 +94,12 @@ def test_imports_point_one_way() -> None:
 )
 def test_circles_are_found(graph: dict[str, set[str]], expected: list[set[str]]) -> None:
     assert sorted(map(sorted, circles(graph))) == sorted(map(sorted, expected))
+
+
+def test_all_that_is_to_be_compiled_is_there() -> None:
+    """A pattern without a file would end the build of a wheel."""
+    text = (ROOT / "pyproject.toml").read_text()
+    (table,) = re.findall(r"^sources = \"src/stubserve\"\nmodules = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    patterns = re.findall(r'"(.+)"', table)
+    assert len(patterns) > 20
+    assert [pattern for pattern in patterns if not any(PACKAGES["stubserve"].glob(pattern))] == []

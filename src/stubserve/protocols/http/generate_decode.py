@@ -79,10 +79,7 @@ def _take(
         if request.inputs and any(tensor.name == name for tensor in request.inputs):
             raise duplicate_input(request, name)
         elements = value if isinstance(value, list) else [value]
-        if elements and isinstance(elements[0], list):
-            shape = _shape_of_rows(known, elements, signature)
-        else:
-            shape = _shape(known, len(elements), signature)
+        shape = _rows(known, elements, signature) or _shape(known, len(elements), signature)
         data = json_data.read(name, known.datatype, elements, prod(shape))
         tensor = placer.put(name, known.datatype, shape, data)
         if known.is_bytes and value is not elements:
@@ -102,18 +99,21 @@ def _take(
         raise invalid(f"{text} The inputs of model '{signature.model}' are {', '.join(inputs)}.")
 
 
-def _shape_of_rows(known: TensorSignature, rows: list[Any], signature: Accepts) -> tuple[int, ...]:
-    """The shape of lists in lists, which must be one that the input may have. Upstream takes flat lists only."""
+def _rows(known: TensorSignature, elements: list[Any], signature: Accepts) -> tuple[int, ...] | None:
+    """The shape of lists in a list, None where it is none that the input may have.
+
+    Upstream takes flat lists, and of lists in lists those with one element each, which it reads as a flat list.
+    """
     shape = []
-    inner: Any = rows
+    inner: Any = elements
     while isinstance(inner, list):
         shape.append(len(inner))
         inner = inner[0] if inner else None
     expected = [-1, *known.dims] if signature.max_batch_size else list(known.dims)
-    if len(shape) != len(expected) or any(size not in (-1, given) for given, size in zip(shape, expected, strict=True)):
-        text = f"The schema can not convert input '{known.name}' to tensor with proper shape"
-        raise invalid(f"{text}: it has shape {shape}, and the model expects {expected}")
-    return tuple(shape)
+    if len(shape) != len(expected) or prod(shape) == len(elements):
+        return None
+    fits = all(size in (-1, given) for given, size in zip(shape, expected, strict=True))
+    return tuple(shape) if fits else None
 
 
 def _shape(known: TensorSignature, count: int, signature: Accepts) -> tuple[int, ...]:
