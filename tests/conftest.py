@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
+
+from stubserve.connections import loop_time, stall
+from tests.clock import Clock
 
 # The same examples in every run, so that a change is judged by what it changes. Others are tried by
 # `make test ARGS=--hypothesis-profile=search`; what that finds becomes an `@example` of its test.
@@ -27,3 +32,14 @@ def repository(tmp_path: Path) -> Path:
     folder = tmp_path / "models"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time that connections and the event loop go by."""
+    clock = Clock()
+    monkeypatch.setattr(loop_time, "monotonic", clock)
+    monkeypatch.setattr(stall, "monotonic", clock)
+    loop = SimpleNamespace(get_running_loop=lambda: clock, TimerHandle=asyncio.TimerHandle)
+    monkeypatch.setattr(loop_time, "asyncio", loop)
+    return clock

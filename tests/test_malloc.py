@@ -11,7 +11,7 @@ MIB = 1 << 20
 # Pieces of a body between small objects that stay; before that, something that has glibc raise its threshold.
 PROGRAM = f"""
 import psutil
-from stubserve import malloc
+from stubserve.memory import malloc
 {{give_back}}
 large = b"x" * (30 * {MIB})
 del large

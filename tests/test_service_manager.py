@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stubserve.service_manager import ServiceManager
+from stubserve.server.service_manager import ServiceManager
 from tests.real_server import Serving, write_model
 
 

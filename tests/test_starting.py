@@ -10,7 +10,7 @@ import pytest
 from stubserve.errors import ServeError
 from stubserve.model_config.proto import ModelConfig
 from stubserve.repository.registry import Registry, VersionState
-from stubserve.starting import progress, shown
+from stubserve.server.starting import progress, shown
 
 
 def ready(registry: Registry, name: str, count: int = 1, version: int = 1) -> None:

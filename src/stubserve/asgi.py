@@ -20,11 +20,11 @@ from starlette.applications import Starlette
 from stubserve.errors import ServeError
 from stubserve.flags import parse_arguments
 from stubserve.flags.table import FLAGS
-from stubserve.protocols.http.app import create_app as create_http_app
-from stubserve.server import Server
-from stubserve.settings import Settings
+from stubserve.http.app import create_app as create_http_app
+from stubserve.server.server import Server
+from stubserve.settings.groups import Settings
 
-log = logging.getLogger("stubserve.server")
+log = logging.getLogger("stubserve.server.server")
 
 # Groups of settings, and single ones, about what a host does itself or does not have, and what is to be said of them
 _HOSTS = {

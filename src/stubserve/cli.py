@@ -44,7 +44,7 @@ def main() -> None:
         raise SystemExit(f"{error}\n\n'stubserve serve --help' lists the flags.") from None
     # A tenth of the time that imports take is the collector's, which finds nothing; `run` has it go on.
     gc.disable()
-    from stubserve.running import run
+    from stubserve.server.running import run
 
     raise SystemExit(run(settings))
 

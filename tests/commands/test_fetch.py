@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stubserve.repository.checking import check_repositories
+from stubserve.checking.repository import check_repositories
 from tests.real_server import Serving, write_model
 
 Fetch = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from stubserve.checking.repository import check_repositories
 from stubserve.commands import init
-from stubserve.repository.checking import check_repositories
 from tests.real_server import Serving
 
 

@@ -9,13 +9,13 @@ import pytest
 
 from stubserve.errors import Code, ServeError, unavailable
 from stubserve.inference.call import Call
-from stubserve.inference.memory import Block
-from stubserve.inference.regions import RegionSpan
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.trace import TENSOR_BYTES, ModelTracing
-from stubserve.protocols.client_regions import ClientRegions
+from stubserve.memory.blocks import Block
+from stubserve.memory.client_regions import ClientRegions
+from stubserve.memory.regions import RegionSpan
 from tests.client_memory import SharedFile
 
 from .models import echo

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stubserve.errors import Code, ServeError
-from stubserve.inference.heap_account import FREE_BYTES
-from stubserve.instances.memory import Memory
+from stubserve.memory.heap_account import FREE_BYTES
+from stubserve.memory.server_memory import Memory
 
 MIB = 1 << 20
 

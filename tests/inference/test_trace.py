@@ -7,10 +7,10 @@ import gc
 import pytest
 
 from stubserve.errors import ServeError
-from stubserve.inference.regions import RegionSpan
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.trace import BACKEND_OUTPUT, MOST_KEPT, QUEUE_INPUT, TENSOR_BYTES, Trace
-from stubserve.protocols.client_regions import ClientRegions
+from stubserve.memory.client_regions import ClientRegions
+from stubserve.memory.regions import RegionSpan
 from tests.client_memory import SharedFile
 from tests.inference.models import request, zeros
 from tests.inference.traces import Collected

@@ -26,9 +26,9 @@ from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.trace import ModelTracing
 from stubserve.inference.work import Work
 from stubserve.instances import waiting
-from stubserve.instances.memory import Memory
-from stubserve.instances.stub_memory import StubMemory
 from stubserve.instances.work import Results, StubWork
+from stubserve.memory.server_memory import Memory
+from stubserve.memory.stub_memory import StubMemory
 from tests.inference.models import echo
 
 FP32 = 11

@@ -9,14 +9,14 @@ from stubserve_stub.wire import messages, places, strings
 from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.places import InArena, Shared, Zeros
 
-from stubserve.inference.memory import Block, Span
 from stubserve.inference.request import SEQUENCE_START, Request, Response
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.trace import Trace
 from stubserve.inference.work import Work
 from stubserve.instances.batch import Batch, pack_batch, read_result
-from stubserve.instances.memory import Memory
-from stubserve.instances.stub_memory import StubMemory
+from stubserve.memory.blocks import Block, Span
+from stubserve.memory.server_memory import Memory
+from stubserve.memory.stub_memory import StubMemory
 from tests.inference.models import request
 from tests.inference.traces import Collected
 from tests.instances.fakes import FP32, LIMIT, small

@@ -12,11 +12,11 @@ from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.places import InArena, InRegion, Lent, Shared
 
 from stubserve.errors import internal
-from stubserve.inference.memory import Span
 from stubserve.inference.request import Response
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
 from stubserve.instances.batch import pack_batch
+from stubserve.memory.blocks import Span
 from tests.inference.models import signature
 from tests.instances.fakes import FP32, MODEL, Model, Stub, on_a_loop, small, turn
 

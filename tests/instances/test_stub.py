@@ -13,23 +13,23 @@ import pytest
 from stubserve_stub.wire.layout import HEAP
 
 from stubserve.environments.environment import Environment
-from stubserve.inference.memory import Block
 from stubserve.inference.request import SUCCESS, Request, Response
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
 from stubserve.instances.launcher import Launcher, Program
-from stubserve.instances.memory import Memory
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
-from stubserve.instances.stub_memory import StubMemory
 from stubserve.instances.work import Results
+from stubserve.memory.blocks import Block
+from stubserve.memory.server_memory import Memory
+from stubserve.memory.stub_memory import StubMemory
 from stubserve.model_config.complete import instances_of, normalise
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.render import render_json
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.logs import LogSettings
 from stubserve.repository.registry import Registry
-from stubserve.settings import LoggingSettings
+from stubserve.settings.groups import LoggingSettings
 from tests.environments.made import venv
 from tests.real_server import io_config, write_model
 from tests.stub.test_interpreters import NUMPY

@@ -6,8 +6,8 @@ import asyncio
 
 from stubserve_stub.wire.layout import HEAP
 
-from stubserve.instances.memory import Memory
-from stubserve.instances.stub_memory import StubMemory
+from stubserve.memory.server_memory import Memory
+from stubserve.memory.stub_memory import StubMemory
 
 NBYTES = 64 << 20
 

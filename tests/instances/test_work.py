@@ -12,10 +12,10 @@ from stubserve_stub.wire.places import InArena, InRegion, Lent, OnDevice, Shared
 from stubserve_stub.wire.ring import MAX_RECORD
 
 from stubserve.errors import ServeError
-from stubserve.inference.memory import Span
 from stubserve.inference.request import BACKEND_FAILURE, SUCCESS
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
+from stubserve.memory.blocks import Span
 from stubserve.schedulers.depth import MOST_AHEAD
 from tests.instances.fakes import FP32, Stub, answer, on_a_loop, small, turn
 

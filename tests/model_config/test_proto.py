@@ -11,8 +11,8 @@ import tritonclient.grpc
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from tritonclient.grpc import service_pb2 as their_service_pb2
 
+from stubserve.grpc.messages import service_pb2
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
-from stubserve.protocols.grpc.messages import service_pb2
 
 THEIRS = tritonclient.grpc.model_config_pb2
 
@@ -52,7 +52,7 @@ def test_what_one_writes_the_other_reads() -> None:
 
 
 def test_neither_grpc_nor_the_client_is_imported() -> None:
-    code = "import sys, stubserve.server; print({'grpc', 'tritonclient'} & set(sys.modules))"
+    code = "import sys, stubserve.server.server; print({'grpc', 'tritonclient'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=False
     )

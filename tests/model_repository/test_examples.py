@@ -22,7 +22,7 @@ import onnxruntime
 import pytest
 import tritonclient.http as triton
 
-from stubserve.repository.checking import check_repositories
+from stubserve.checking.repository import check_repositories
 from tests.real_server import Serving
 
 ROOT = Path(__file__).parents[2]

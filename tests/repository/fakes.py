@@ -11,14 +11,14 @@ from typing import Any
 
 from stubserve.instances.instance import Instance
 from stubserve.instances.services import Services
+from stubserve.loading.instance_update import InstanceUpdate
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.logs import LogSettings
 from stubserve.repository.candidate import Candidate, find_candidate
 from stubserve.repository.folder import locate
-from stubserve.repository.instance_update import InstanceUpdate
 from stubserve.repository.registry import Registry
 from stubserve.serving.instance_model import InstanceModel
-from stubserve.settings import LoggingSettings, RepositorySettings
+from stubserve.settings.groups import LoggingSettings, RepositorySettings
 
 TIMEOUT_S = 30.0
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from stubserve.errors import ServeError, invalid
+from stubserve.loading.changeover import Changeover
 from stubserve.repository.candidate import Candidate
-from stubserve.repository.changeover import Changeover
 from stubserve.repository.registry import Registry
 from tests.repository.fakes import Disk, FakeModel, FakeStarter, in_time, log_lines, services, states, until
 

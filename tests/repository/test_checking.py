@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stubserve.repository.checking import check_repositories
+from stubserve.checking.repository import check_repositories
 from tests.real_server import io_config, write_model
 
 NOWHERE = Path("/nowhere")

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from stubserve.errors import Code, ServeError, invalid
-from stubserve.repository import finding
-from stubserve.repository.control import ModelControl
+from stubserve.loading import finding
+from stubserve.loading.control import ModelControl
 from stubserve.repository.registry import Registry
-from stubserve.settings import EXPLICIT, POLL, RepositorySettings
+from stubserve.settings.groups import EXPLICIT, POLL, RepositorySettings
 from tests.repository.fakes import Disk, FakeModel, FakeStarter, Start, in_time, log_lines, services, states, until
 
 

@@ -13,13 +13,13 @@ import pytest
 
 from stubserve.errors import ServeError, internal
 from stubserve.instances.instance import InstanceState
-from stubserve.instances.memory import Memory
+from stubserve.loading.loader import Loader
+from stubserve.memory.server_memory import Memory
 from stubserve.repository.candidate import find_candidate
 from stubserve.repository.folder import locate
-from stubserve.repository.loading import Loader
 from stubserve.repository.registry import Registry
 from stubserve.serving.instance_model import InstanceModel
-from stubserve.settings import InstanceSettings, LatencySettings, RepositorySettings
+from stubserve.settings.groups import InstanceSettings, LatencySettings, RepositorySettings
 from tests.repository.fakes import in_time, log_lines, services, until
 
 IO = 'input { name: "X" data_type: TYPE_FP32 dims: 1 } output { name: "Y" data_type: TYPE_FP32 dims: 1 }'

@@ -8,9 +8,9 @@ import pytest
 
 from stubserve.errors import ServeError
 from stubserve.instances.launcher import Program
+from stubserve.loading.program import find_program
 from stubserve.model_config.complete import normalise
 from stubserve.model_config.parse import parse_text
-from stubserve.repository.program import find_program
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from stubserve.loading.retiring import Loaded, Retiring
 from stubserve.repository.registry import Registry, VersionEntry, VersionState
-from stubserve.repository.retiring import Loaded, Retiring
 from tests.repository.fakes import Disk, FakeModel, in_time, log_lines, states, until
 
 UNLOADED = ("UNAVAILABLE", "unloaded")

@@ -7,9 +7,9 @@ from typing import Any
 import msgpack
 import pytest
 
-from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.inference.tensor import Tensor
+from stubserve.memory.blocks import Block
 from stubserve.response_cache.entry import ENTRY_BYTES, OUTPUT_BYTES, Entry, fill, lent, with_room
 from stubserve.response_cache.key import APART_BYTES, SHORT_BYTES, is_quick, key_of
 from stubserve.response_cache.local import LocalStore

@@ -6,8 +6,8 @@ import socket
 
 from hpack import Decoder, Encoder
 
-from stubserve.protocols.grpc.http2 import frames
-from stubserve.protocols.grpc.http2.frames import frame
+from stubserve.grpc.http2 import frames
+from stubserve.grpc.http2.frames import frame
 from tests.real_server import PATIENCE_S, Serving
 from tests.server.grpc_calls import SERVICE
 

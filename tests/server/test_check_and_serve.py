@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stubserve.repository.checking import check_repositories
+from stubserve.checking.repository import check_repositories
 from tests.onnx_models import arithmetic, identity, model, node
 from tests.real_server import Serving, io_config, write_model
 

@@ -22,11 +22,11 @@ import pytest
 import tritonclient.http
 import uvloop
 
+from stubserve.connections.listening import listen
 from stubserve.flags import parse_arguments
-from stubserve.fronts import grpc_server, http_server
-from stubserve.protocols.http.shared import Connections
-from stubserve.protocols.listening import listen
-from stubserve.server import Server
+from stubserve.http.shared import Connections
+from stubserve.server.fronts import grpc_server, http_server
+from stubserve.server.server import Server
 from tests.real_server import Serving, binary_request, io_config, write_model
 from tests.server.grpc_calls import SERVICE, request
 from tools.bench.http2_client import GrpcConnection, framed

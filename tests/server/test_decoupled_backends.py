@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from stubserve.repository.checking import check_repositories
+from stubserve.checking.repository import check_repositories
 from tests.real_server import Serving, eventually, write_model
 from tests.server.grpc_calls import connected
 

@@ -15,7 +15,7 @@ import trustme
 from google.protobuf import descriptor_pb2
 from tritonclient.grpc import service_pb2
 
-from stubserve.protocols.grpc.wellknown import reflection
+from stubserve.grpc.wellknown import reflection
 from tests.real_server import IDENTITY, PATIENCE_S, Serving, binary_request, io_config, write_model
 from tests.server.grpc_calls import SERVICE, Grpc, connected, request, typed
 

@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 import pytest
 
-from stubserve.protocols.grpc.http2 import frames
-from stubserve.protocols.grpc.http2.frames import frame, window_update
+from stubserve.grpc.http2 import frames
+from stubserve.grpc.http2.frames import frame, window_update
 from tests.real_server import Serving, io_config, write_model
 from tests.server.grpc_calls import SERVICE, connected, request, typed
 from tests.server.http2_client import Raw, data, prefixed

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from stubserve.protocols.grpc.http2 import frames
+from stubserve.grpc.http2 import frames
 from tests.real_server import Serving, binary_output, binary_request, io_config, write_model
 from tests.server.http2_client import Raw, data
 

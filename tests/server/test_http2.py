@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from hpack import Encoder
 
-from stubserve.protocols.grpc.http2 import frames
-from stubserve.protocols.grpc.http2.connection import MAX_STREAMS
-from stubserve.protocols.grpc.http2.frames import frame, rst_stream, window_update
-from stubserve.protocols.grpc.http2.idling import MAX_IDLE_FRAMES, MAX_RESETS
-from stubserve.protocols.grpc.http2.inbox import RECEIVE_WINDOW
-from stubserve.protocols.grpc.http2.reader import MAX_FRAME_BYTES
-from stubserve.protocols.grpc.wellknown import reflection
+from stubserve.grpc.http2 import frames
+from stubserve.grpc.http2.connection import MAX_STREAMS
+from stubserve.grpc.http2.frames import frame, rst_stream, window_update
+from stubserve.grpc.http2.idling import MAX_IDLE_FRAMES, MAX_RESETS
+from stubserve.grpc.http2.inbox import RECEIVE_WINDOW
+from stubserve.grpc.http2.reader import MAX_FRAME_BYTES
+from stubserve.grpc.wellknown import reflection
 from tests.real_server import Serving, io_config, write_model
 from tests.server.grpc_calls import SERVICE, connected, request
 from tests.server.http2_client import Raw, data, prefixed

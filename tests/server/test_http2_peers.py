@@ -22,8 +22,8 @@ from hpack import Encoder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stubserve.protocols.grpc.http2 import frames
-from stubserve.protocols.grpc.http2.frames import frame, rst_stream, window_update
+from stubserve.grpc.http2 import frames
+from stubserve.grpc.http2.frames import frame, rst_stream, window_update
 from tests.real_server import PATIENCE_S, Serving, write_model
 from tests.server.grpc_calls import SERVICE, request
 from tests.server.http2_client import Raw, data, prefixed

@@ -20,12 +20,12 @@ import tritonclient.http
 from tritonclient.utils import np_to_triton_dtype
 
 from stubserve import testing
+from stubserve.checking.inspection import inspect
+from stubserve.checking.repository import check_repositories
 from stubserve.errors import ServeError
 from stubserve.model_config.complete import normalise
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.render import to_json_dict
-from stubserve.repository.checking import check_repositories
-from stubserve.repository.inspection import inspect
 from tests.real_server import Answer, Serving, binary_output, write_model
 from tests.server.grpc_calls import connected, request
 from tests.server.native_models import ask_eight_rows, measure_copies

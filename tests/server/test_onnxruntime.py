@@ -17,8 +17,8 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import np_to_triton_dtype
 
-from stubserve.repository.checking import check_repositories
-from stubserve.repository.inspection import inspect
+from stubserve.checking.inspection import inspect
+from stubserve.checking.repository import check_repositories
 from tests.environments.made import venv
 from tests.onnx_models import ELEMENT_TYPES, arithmetic, identity, model, node, save, with_external_data
 from tests.real_server import Serving, binary_output, write_model

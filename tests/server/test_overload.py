@@ -87,7 +87,7 @@ def test_a_full_queue_says_when_to_come_again(repository: Path) -> None:
 TOLD = """
 import os, socket, sys
 from stubserve.cli import main
-from stubserve.observability import memory_pressure
+from stubserve.memory import system_pressure as memory_pressure
 
 def start(self, path=None):
     self.watch(os.dup(teller.fileno()))
@@ -139,9 +139,9 @@ def test_when_memory_is_short_inference_is_refused_and_nothing_else(tmp_path: Pa
 
 # A server whose event loop has always just stood still for long when somebody needs memory.
 STANDS = """
-from stubserve import server
+from stubserve.server.server import server
 from stubserve.cli import main
-from stubserve.protocols import loop_time
+from stubserve.connections import loop_time
 
 class Clock:
     now = 1000.0

@@ -17,8 +17,8 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import np_to_triton_dtype
 
-from stubserve.repository.checking import check_repositories
-from stubserve.repository.inspection import inspect
+from stubserve.checking.inspection import inspect
+from stubserve.checking.repository import check_repositories
 from tests.real_server import Serving, binary_output, write_model
 from tests.server.native_models import (
     check_batches_of_many_requests,

@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import pytest
 
-from stubserve.protocols.http.app import create_app
+from stubserve.http.app import create_app
 
 from ..real_server import Serving, binary_output, binary_request, write_model
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from stubserve.protocols.http import calls
+from stubserve.http import calls
 from tests.real_server import IDENTITY, PATIENCE_S, Serving, binary_request, eventually, io_config, write_model
 from tests.terminal import Terminal
 

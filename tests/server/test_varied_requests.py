@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stubserve.protocols.offload import LARGE_BYTES
-from tests.protocols.http.test_connection import Client, post
+from stubserve.connections.offload import LARGE_BYTES
+from tests.http.test_connection import Client, post
 from tests.real_server import Serving, binary_request, io_config, write_model
 
 MOODY = """

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from stubserve.errors import Code, internal
-from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.inference.tensor import Tensor
+from stubserve.memory.blocks import Block
 from stubserve.response_cache.local import LocalStore
 from stubserve.response_cache.store import ResponseCache
 

@@ -11,12 +11,12 @@ import pytest
 from google.protobuf import text_format
 
 from stubserve.errors import Code, ServeError, internal, not_found
-from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.trace import ModelTracing
 from stubserve.instances.waiting import Starting, dead_end
+from stubserve.memory.blocks import Block
 from stubserve.model_config.proto import ModelConfig
 from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.ensemble.plan import EnsemblePlan

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stubserve.errors import Code, ServeError, internal
-from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.inference.tensor import Tensor
+from stubserve.memory.blocks import Block
 
 from .test_caching import FP32, Cached, answer
 

@@ -15,19 +15,19 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from stubserve.connections.arrival import Arrivals
+from stubserve.connections.offload import Offload
+from stubserve.connections.slow_clients import Pressure
+from stubserve.connections.stall import Pace
 from stubserve.errors import ServeError, not_found
 from stubserve.inference.long_work import LongWork
-from stubserve.inference.memory import Block
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.trace import ModelTracing
-from stubserve.instances.memory import Memory as SharedMemory
+from stubserve.memory.blocks import Block
+from stubserve.memory.server_memory import Memory as SharedMemory
 from stubserve.model_config.parse import parse_text
-from stubserve.protocols.arrival import Arrivals
-from stubserve.protocols.offload import Offload
-from stubserve.protocols.pressure import Pressure
-from stubserve.protocols.stall import Pace
 
 T = TypeVar("T")
 

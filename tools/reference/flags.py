@@ -9,7 +9,7 @@ from typing import Any
 from stubserve.flags.flag import Flag
 from stubserve.flags.table import FLAGS
 from stubserve.flags.unneeded import UNNEEDED
-from stubserve.settings import Settings
+from stubserve.settings.groups import Settings
 from tools.reference.markdown import name as whole
 from tools.reference.markdown import table
 

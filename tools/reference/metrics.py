@@ -15,7 +15,7 @@ from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.metrics import RESERVED, ServerMetrics
 from stubserve.response_cache.local import LocalStore
-from stubserve.settings import LatencySettings
+from stubserve.settings.groups import LatencySettings
 from tools.reference.markdown import name as whole
 from tools.reference.markdown import table
 

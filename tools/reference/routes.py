@@ -6,8 +6,8 @@ from typing import Any, cast
 
 from starlette.routing import Route
 
-from stubserve.protocols.grpc.service import Service
-from stubserve.protocols.http.app import create_app
+from stubserve.grpc.service import Service
+from stubserve.http.app import create_app
 from tools.reference.markdown import table
 
 # Paths without the version that may stand in most of them

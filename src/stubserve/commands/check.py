@@ -12,11 +12,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from stubserve.checking.repository import Problem, Report, check_repositories
 from stubserve.errors import ServeError
 from stubserve.flags.values import UsageError, parse_gpu_fallback
-from stubserve.repository.checking import Problem, Report, check_repositories
 from stubserve.repository.given_path import advice, advice_for, servable
-from stubserve.settings import DEFAULT_BACKEND_DIRECTORY
+from stubserve.settings.groups import DEFAULT_BACKEND_DIRECTORY
 
 
 def run(words: Sequence[str]) -> int:

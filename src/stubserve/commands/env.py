@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from stubserve.checking.inspection import Finding, inspect
 from stubserve.environments.build import BuildFailed, build
 from stubserve.environments.resolve import PARAMETER
 from stubserve.errors import ServeError, internal
@@ -18,8 +19,7 @@ from stubserve.model_config.parse import parse_text
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.source import Source
 from stubserve.repository.folder import CONFIG_FILE
-from stubserve.repository.inspection import Finding, inspect
-from stubserve.settings import DEFAULT_BACKEND_DIRECTORY
+from stubserve.settings.groups import DEFAULT_BACKEND_DIRECTORY
 
 _NO_CONFIG = 'backend: "python"\n'
 

@@ -12,14 +12,14 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from stubserve.cache_settings import REDIS, CacheSettings, CacheSettingsError
+from stubserve.api.fair_queues import TOKEN
+from stubserve.api.re2 import compile_re2
 from stubserve.flags.table import FLAGS
 from stubserve.flags.unneeded import UNNEEDED
 from stubserve.flags.values import CloudAddress, UsageError, check_restricted, parse_bool, parse_int, parse_repository
 from stubserve.observability.log_lines import DEFAULT, ISO8601, JSON
-from stubserve.protocols.fair_queues import TOKEN
-from stubserve.protocols.re2 import compile_re2
-from stubserve.settings import (
+from stubserve.settings.cache import REDIS, CacheSettings, CacheSettingsError
+from stubserve.settings.groups import (
     EXPLICIT,
     NONE,
     POLL,
@@ -37,7 +37,7 @@ from stubserve.settings import (
     Tls,
     VertexSettings,
 )
-from stubserve.tracing_settings import OPENTELEMETRY, TracingSettings
+from stubserve.settings.tracing import OPENTELEMETRY, TracingSettings
 
 _GROUPS: dict[str, Callable[..., Any]] = {
     "repository": RepositorySettings,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stubserve.cache_settings import parse_cache_config
 from stubserve.flags.flag import Flag
 from stubserve.flags.values import (
     parse_backend_config,
@@ -26,6 +25,7 @@ from stubserve.flags.values import (
     parse_trace_level,
     parse_trace_rate,
 )
+from stubserve.settings.cache import parse_cache_config
 
 UPSTREAM = (
     Flag(

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stubserve.protocols.access import KINDS, RESTRICTED_KINDS
-from stubserve.protocols.fair_queues import WAYS
-from stubserve.settings import VariableRule
+from stubserve.api.access import KINDS, RESTRICTED_KINDS
+from stubserve.api.fair_queues import WAYS
+from stubserve.settings.groups import VariableRule
 
 
 class UsageError(Exception):

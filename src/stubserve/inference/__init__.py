@@ -1,1 +1,1 @@
-"""The vocabulary that everybody shares: request, response, tensor, memory, statistics, and the checks on admission."""
+"""The vocabulary that everybody shares: request, response, tensor, statistics, and the checks on admission."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable
 from typing import Any
 
 from stubserve.errors import Code, ServeError
-from stubserve.inference.regions import RegionPlace
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.trace import Trace
+from stubserve.memory.regions import RegionPlace
 
 SEQUENCE_START = 1
 SEQUENCE_END = 2
@@ -209,3 +210,11 @@ class Request:
 def unanswered(request: Request, response: Response) -> None:
     """The `on_response` of a request until somebody sets it."""
     raise AssertionError(f"{request} was answered before anybody asked: {response}")
+
+
+def kept_by(request: Request) -> int:
+    """About how many bytes a request keeps until it is answered, beside its tensors: ids and parameters."""
+    kept = sys.getsizeof(request.id) + sys.getsizeof(request.correlation_id)
+    for name, value in (request.parameters or {}).items():
+        kept += sys.getsizeof(name) + sys.getsizeof(value)
+    return kept

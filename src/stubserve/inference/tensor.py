@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from stubserve_stub.wire import messages, strings
 from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
 
-from stubserve.inference.memory import Block, Span
+from stubserve.errors import ServeError, internal
+from stubserve.memory.blocks import Block, Span
+from stubserve.memory.regions import RegionPlace
 
 
 class Tensor:
@@ -118,3 +120,22 @@ def drop_blocks(tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         if tensor.span is not None:
             tensor.span.drop()
+
+
+def write_output(tensor: Tensor, place: RegionPlace) -> None:
+    """Puts an output into the region that its client has named; what its stub has written there is not here any more.
+
+    Raises ServeError, upstream's where there is too little room.
+    """
+    if tensor.nbytes > place.nbytes:
+        raise too_small(tensor.name, tensor.nbytes, place.nbytes)
+    if tensor.nbytes:
+        place.region.write(place.offset, tensor.buffer)
+
+
+def too_small(output: str, needed: int, given: int) -> ServeError:
+    """The refusal of an output that does not fit."""
+    return internal(
+        f"shared memory size specified with the request for output '{output}' ({given} bytes) should be at least "
+        f"{needed} bytes to hold the results"
+    )

@@ -17,8 +17,8 @@ from stubserve_stub.wire.places import InArena
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingBroken, RingWriter
 
 from stubserve.errors import ServeError
-from stubserve.instances.memory import Memory
-from stubserve.instances.stub_memory import StubMemory
+from stubserve.memory.server_memory import Memory
+from stubserve.memory.stub_memory import StubMemory
 
 _RETRY_S = 0.001
 

@@ -17,12 +17,12 @@ from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireT
 from stubserve_stub.wire.places import AsJson, AsList, InArena, InRegion, Lent, Place, Shared, Zeros
 
 from stubserve.errors import Code, ServeError, internal
-from stubserve.inference.memory import Block, Span
-from stubserve.inference.regions import RegionPlace
 from stubserve.inference.request import BACKEND_FAILURE, SUCCESS, Request, Response, unanswered
 from stubserve.inference.tensor import Tensor, drop_blocks, hold_blocks
 from stubserve.inference.work import Work
-from stubserve.instances.stub_memory import StubMemory
+from stubserve.memory.blocks import Block, Span
+from stubserve.memory.regions import RegionPlace
+from stubserve.memory.stub_memory import StubMemory
 
 
 class Batch:

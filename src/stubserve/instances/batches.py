@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from stubserve.inference.request import Request
 from stubserve.inference.tensor import Tensor
 from stubserve.instances.batch import Batch
-from stubserve.instances.memory import Memory
 from stubserve.instances.open_requests import Key
+from stubserve.memory.server_memory import Memory
 
 
 class Batches:

@@ -29,8 +29,8 @@ from stubserve.inference.trace import find as find_trace
 from stubserve.instances import waiting
 from stubserve.instances.answer_ring import AnswerRing
 from stubserve.instances.batch import given_span, place_of
-from stubserve.instances.memory import Memory
-from stubserve.instances.stub_memory import StubMemory
+from stubserve.memory.server_memory import Memory
+from stubserve.memory.stub_memory import StubMemory
 
 # How many answers to a call, or bytes of them, may wait to be taken before the model that makes them is held back. Both
 # are several times what a stub takes before it tells.

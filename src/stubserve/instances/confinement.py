@@ -36,9 +36,9 @@ from stubserve_stub.runtime.confinement import (
 
 from stubserve.environments.environment import Environment
 from stubserve.errors import internal
-from stubserve.settings import WITHHELD, InstanceSettings, VariableRule
+from stubserve.settings.groups import WITHHELD, InstanceSettings, VariableRule
 
-log = logging.getLogger("stubserve.server")
+log = logging.getLogger("stubserve.server.server")
 
 # `-I -S`: nothing but the interpreter and its library
 _CONFINED = (sys.executable, "-I", "-S", stubserve_stub.runtime.confinement.__file__)

@@ -11,10 +11,10 @@ from typing import Any
 from stubserve_stub.backends.find import PYTHON
 
 from stubserve.environments.environment import Environment
-from stubserve.instances.memory import Memory
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
 from stubserve.instances.time_limit import execute_timeout
+from stubserve.memory.server_memory import Memory
 from stubserve.model_config.complete import InstanceSpec
 
 

@@ -15,10 +15,10 @@ from stubserve_stub.wire.places import InArena
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingBroken, RingWriter
 
 from stubserve.errors import internal
-from stubserve.inference.memory import Block
-from stubserve.inference.regions import RegionSpan
 from stubserve.inference.request import Request
-from stubserve.instances.memory import Memory
+from stubserve.memory.blocks import Block
+from stubserve.memory.regions import RegionSpan
+from stubserve.memory.server_memory import Memory
 
 # Many batches may be in flight (`schedulers.depth`). The ring has room for two records of any size, and beside them for
 # as many of up to this size as there can be; what is longer goes through the arena.

@@ -18,15 +18,15 @@ from stubserve.environments.probe import explain_start
 from stubserve.errors import ServeError, internal
 from stubserve.instances.handshake import Handshake
 from stubserve.instances.health import Health
-from stubserve.instances.loan import Loan
-from stubserve.instances.memory import Memory
 from stubserve.instances.metrics import StubMetrics
 from stubserve.instances.model_control import change_model
 from stubserve.instances.services import Services
-from stubserve.instances.stub_memory import StubMemory
 from stubserve.instances.stub_process import StubProcess
 from stubserve.instances.stub_regions import StubRegions
 from stubserve.instances.work import StubWork
+from stubserve.memory.reclaim import Loan
+from stubserve.memory.server_memory import Memory
+from stubserve.memory.stub_memory import StubMemory
 
 
 class Stub:
@@ -77,7 +77,10 @@ class Stub:
         if services.janitor is not None:
             services.janitor.adopt(self._process.pid)
         self._memory = memory
-        self._loan = Loan(self._process, outputs, memory)
+        process = self._process
+        self._loan = Loan(
+            outputs, memory.reclaim, memory.usage, process.send, process.control_fileno, process.read_messages
+        )
         self.health = Health(self._process.pid, segment.stub_words)
         self.handshake = Handshake(self._process, environment, self.health)
         self.work = StubWork(self._process, memory, self._outputs, services.models, self._regions)

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 from stubserve_stub.wire.messages import pack
 
-from stubserve.inference.regions import Region, RegionSpan
 from stubserve.inference.request import Request
+from stubserve.memory.regions import Region, RegionSpan
 
 log = logging.getLogger("stubserve.instances")
 

@@ -26,12 +26,12 @@ from stubserve.instances.batch import Batch, hold_inputs, pack_batch, read_respo
 from stubserve.instances.batches import Batches
 from stubserve.instances.bls import Models, StubCall, StubCalls
 from stubserve.instances.execution_watch import ExecutionWatch
-from stubserve.instances.memory import Memory
 from stubserve.instances.open_requests import Key, OpenRequests
 from stubserve.instances.request_ring import RequestRing
-from stubserve.instances.stub_memory import StubMemory
 from stubserve.instances.stub_process import StubProcess
 from stubserve.instances.stub_regions import StubRegions
+from stubserve.memory.server_memory import Memory
+from stubserve.memory.stub_memory import StubMemory
 
 log = logging.getLogger("stubserve.instances")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from stubserve.protobuf_schema import add_file
+from stubserve.model_config.protobuf_schema import add_file
 
 __all__ = ["MODEL_CONFIG_FILE", "ModelConfig", "is_repeated", "model_config_pb2"]
 

@@ -16,7 +16,7 @@ from stubserve.observability.last_errors import LastErrors
 from stubserve.observability.log_file import LogFile
 from stubserve.observability.log_lines import DEFAULT, ISO8601, LogFormatter
 from stubserve.observability.output import QueuedStream, output
-from stubserve.settings import LoggingSettings
+from stubserve.settings.groups import LoggingSettings
 
 log = logging.getLogger("stubserve.log")
 

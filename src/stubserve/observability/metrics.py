@@ -16,7 +16,7 @@ from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.own_metrics import SharedMemory
 from stubserve.observability.server_metrics import Readings
 from stubserve.response_cache.store import ResponseCache
-from stubserve.settings import LatencySettings
+from stubserve.settings.groups import LatencySettings
 
 RESERVED = {
     **model_metrics.FAMILIES,

@@ -13,7 +13,7 @@ from stubserve.inference.served_model import ServedModel
 from stubserve.inference.statistics import FAILURE_REASONS
 from stubserve.observability.custom_metrics import COUNTER, GAUGE, HISTOGRAM, Labels
 from stubserve.observability.exposition import SUMMARY, Exposition
-from stubserve.settings import LatencySettings
+from stubserve.settings.groups import LatencySettings
 
 _COUNTS = (
     ("nv_inference_request_success", "success_count", "Number of successful inference requests, all batch sizes"),

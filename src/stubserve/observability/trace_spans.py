@@ -21,7 +21,7 @@ from stubserve.inference.trace import Trace
 from stubserve.observability.span_record import SpanRecord
 from stubserve.observability.trace_file import timestamps
 from stubserve.observability.trace_queue import Item, TraceQueue
-from stubserve.tracing_settings import TracingSettings
+from stubserve.settings.tracing import TracingSettings
 
 
 class SpanExport(TraceQueue):

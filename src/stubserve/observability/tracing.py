@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from stubserve.inference.trace import TENSOR_BYTES, Asking, ModelTracing, Parent, Sampler, Trace
-from stubserve.tracing_settings import OPENTELEMETRY, TIMESTAMPS, TracingSettings
+from stubserve.settings.tracing import OPENTELEMETRY, TIMESTAMPS, TracingSettings
 
 TENSORS, OFF = "TENSORS", "OFF"
 LEVELS = (TIMESTAMPS, TENSORS)

@@ -26,7 +26,7 @@ from stubserve.model_config.validate_io import io_problems
 from stubserve.repository.contents import Contents, contents_of
 from stubserve.repository.folder import ModelFolder, check_model_name, config_text
 from stubserve.repository.model_files import absent_files
-from stubserve.settings import RepositorySettings
+from stubserve.settings.groups import RepositorySettings
 
 log = logging.getLogger("stubserve.repository")
 

@@ -21,7 +21,7 @@ from stubserve.repository import folder as disk
 from stubserve.repository.daemon_threads import in_daemon_thread
 from stubserve.repository.folder import BETWEEN, ModelFolder, Survey, check_model_name
 from stubserve.repository.registry import key_of
-from stubserve.settings import RepositorySettings
+from stubserve.settings.groups import RepositorySettings
 
 if TYPE_CHECKING:
     from stubserve.repository.cloud.mirror import Mirror

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from stubserve.inference.memory import Block, Span
 from stubserve.inference.request import Response
 from stubserve.inference.tensor import Tensor, drop_blocks, hold_blocks
+from stubserve.memory.blocks import Block, Span
 
 # What Python's objects around an entry, and around each of its outputs, take, about
 ENTRY_BYTES = 512

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stubserve.cache_settings import LOCAL, CacheSettings
-from stubserve.inference.memory import Block
+from stubserve.memory.blocks import Block
 from stubserve.response_cache.entry import Spare
 from stubserve.response_cache.local import LocalStore
 from stubserve.response_cache.store import MOST_ENTRY_BYTES, ResponseCache
+from stubserve.settings.cache import LOCAL, CacheSettings
 
 
 def create_cache(

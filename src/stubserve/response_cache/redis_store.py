@@ -16,8 +16,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
-from stubserve.cache_settings import RedisSettings
 from stubserve.errors import unsupported
+from stubserve.settings.cache import RedisSettings
 
 log = logging.getLogger("stubserve.cache")
 

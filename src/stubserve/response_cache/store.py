@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from stubserve.errors import ServeError
-from stubserve.inference.memory import Block
 from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.memory.blocks import Block
 from stubserve.response_cache.entry import Entry, Spare
 from stubserve.response_cache.local import LocalStore
 from stubserve.response_cache.serialized import BadEntry, from_bytes, to_bytes

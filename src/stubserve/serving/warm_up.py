@@ -24,9 +24,9 @@ from stubserve.inference.request import Request, Response, unanswered
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
 from stubserve.instances.death import unhealthy
-from stubserve.instances.memory import Memory
 from stubserve.instances.stub import Stub
 from stubserve.instances.work import Results
+from stubserve.memory.server_memory import Memory
 from stubserve.serving.instance_model import RESCHEDULED_IN_VAIN, InstanceModel
 from stubserve.serving.warm_up_samples import Sample, SampleInput
 

@@ -12,13 +12,13 @@ from stubserve_stub.backends.python.model import ContractBroken, Model, import_m
 from stubserve.errors import unsupported
 from stubserve.inference.signature import Signature
 from stubserve.instances.launcher import initialize_arguments
+from stubserve.loading.program import find_program
 from stubserve.model_config.complete import instances_of, normalise, with_runtime
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.render import conclude_auto_complete, render_json, to_json_dict
 from stubserve.model_config.validate import validate, validate_directory_name, validate_instance_groups, validate_model
 from stubserve.repository.folder import ModelFolder, available_versions, read_config
-from stubserve.repository.program import find_program
-from stubserve.settings import DEFAULT_BACKEND_DIRECTORY
+from stubserve.settings.groups import DEFAULT_BACKEND_DIRECTORY
 from stubserve.testing.calls import Target
 from stubserve.testing.model import LoadedModel
 from stubserve.testing.surroundings import Surroundings

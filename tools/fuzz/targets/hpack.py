@@ -9,7 +9,7 @@ from __future__ import annotations
 from hpack import Decoder, Encoder
 from hpack.exceptions import HPACKError
 
-from stubserve.protocols.grpc.http2.fields import (
+from stubserve.grpc.http2.fields import (
     FIELD_BYTES,
     MAX_FIELDS,
     MAX_LIST_BYTES,
@@ -18,8 +18,8 @@ from stubserve.protocols.grpc.http2.fields import (
     FieldDecoder,
     Fields,
 )
-from stubserve.protocols.grpc.http2.frames import ENHANCE_YOUR_CALM, ConnectionFault
-from stubserve.protocols.grpc.http2.heads import HeadDecoder, RpcHead
+from stubserve.grpc.http2.frames import ENHANCE_YOUR_CALM, ConnectionFault
+from stubserve.grpc.http2.heads import HeadDecoder, RpcHead
 
 from ..finding import Finding, same
 

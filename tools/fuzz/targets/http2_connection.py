@@ -14,15 +14,15 @@ from typing import Any, cast
 
 from hpack import Encoder
 
-from stubserve.inference.memory import Block
-from stubserve.protocols.departure import SendWatch
-from stubserve.protocols.grpc.http2 import frames
-from stubserve.protocols.grpc.http2.connection import Http2Connection
-from stubserve.protocols.grpc.http2.inbox import ROOM_BYTES, SmallRoom
-from stubserve.protocols.grpc.transport import OK, Method, Rpc
-from stubserve.protocols.sent_memory import SentMemory
-from stubserve.protocols.stall import StallWatch
-from stubserve.settings import GrpcSettings
+from stubserve.connections.sent_memory import SentMemory
+from stubserve.connections.stall import StallWatch
+from stubserve.connections.unread_answers import SendWatch
+from stubserve.grpc.http2 import frames
+from stubserve.grpc.http2.connection import Http2Connection
+from stubserve.grpc.http2.inbox import ROOM_BYTES, SmallRoom
+from stubserve.grpc.transport import OK, Method, Rpc
+from stubserve.memory.blocks import Block
+from stubserve.settings.groups import GrpcSettings
 
 from ..finding import Finding, same
 from ..server import FuzzedServer, Transport, cut, deliver, in_loop

@@ -14,9 +14,9 @@ from typing import Any
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from stubserve.protocols.http.connection import HttpConnection
-from stubserve.protocols.http.head import BadRequest, Http2Preface, parse_head
-from stubserve.protocols.http.shared import Connections
+from stubserve.http.connection import HttpConnection
+from stubserve.http.head import BadRequest, Http2Preface, parse_head
+from stubserve.http.shared import Connections
 
 from ..finding import Finding, same
 from ..server import FuzzedServer, Transport, cut, deliver, in_loop

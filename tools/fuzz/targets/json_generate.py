@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from stubserve.api.placement import BodyPlacer
+from stubserve.http.generate_decode import decode_generate
 from stubserve.inference.admission import admit
 from stubserve.inference.tensor import drop_blocks
-from stubserve.protocols.http.generate_decode import decode_generate
-from stubserve.protocols.placement import BodyPlacer
 
 from ..finding import Finding
 from ..server import CONFIGS, Memory, described, outcome, signature

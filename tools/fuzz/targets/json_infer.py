@@ -12,11 +12,11 @@ from unittest import mock
 
 import msgspec
 
+from stubserve.http import infer_structs
+from stubserve.http.infer_decode import decode
 from stubserve.inference.admission import admit
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import drop_blocks
-from stubserve.protocols.http import infer_structs
-from stubserve.protocols.http.infer_decode import decode
 
 from ..finding import Finding, same
 from ..server import CONFIGS, Memory, described, outcome, signature

@@ -10,13 +10,13 @@ from google.protobuf.message import DecodeError
 from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER
 from tritonclient.grpc import service_pb2
 
+from stubserve.grpc import envelope as envelopes
+from stubserve.grpc import infer_decode
+from stubserve.grpc.infer_decode import decode
+from stubserve.grpc.wire import Malformed
 from stubserve.inference.admission import admit
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import drop_blocks
-from stubserve.protocols.grpc import envelope as envelopes
-from stubserve.protocols.grpc import infer_decode
-from stubserve.protocols.grpc.infer_decode import decode
-from stubserve.protocols.grpc.wire import Malformed
 
 from ..finding import Finding, same
 from ..server import CONFIGS, Memory, described, outcome, signature

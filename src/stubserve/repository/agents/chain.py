@@ -25,7 +25,7 @@ from stubserve.repository.agents.process import AgentProcess
 from stubserve.repository.candidate import Candidate, read_candidate
 from stubserve.repository.daemon_threads import in_daemon_thread
 from stubserve.repository.folder import ModelFolder
-from stubserve.settings import RepositorySettings
+from stubserve.settings.groups import RepositorySettings
 
 log = logging.getLogger("stubserve.repository")
 

@@ -1,0 +1,40 @@
+"""Telling clients apart, so that each can have a fair part of a full queue (`--fair-queues`).
+
+- by `connection`: each is a client of its own. Right behind a proxy that keeps a connection for each of its clients;
+- by `address`: all connections from one address are one client. Right where clients connect themselves;
+- by `token`: all that is asked with one token is one client, however its header is spelled; without one its address
+  counts. Right where inference needs a token of `--auth-token-file`: tokens are then checked before anything is queued,
+  so nobody can take another's part, or have more parts than tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable
+
+from stubserve.api.tokens import token_of
+
+OFF, CONNECTION, ADDRESS, TOKEN = "off", "connection", "address", "token"
+WAYS = (OFF, CONNECTION, ADDRESS, TOKEN)
+
+
+class FairQueues:
+    """Tells clients apart by one of the WAYS but OFF."""
+
+    def __init__(self, way: str) -> None:
+        self._way = way
+
+    def client_of(self, peer: str, authorization: Callable[[], Collection[bytes]]) -> Hashable:
+        """The client. `peer` is `<address>:<port>` of a connection, `authorization` gives the values of that header."""
+        if self._way == CONNECTION:
+            return peer
+        if self._way == TOKEN:
+            sent = authorization()
+            token = token_of(next(iter(sent))) if len(sent) == 1 else None
+            if token is not None:
+                return token
+        return peer.rpartition(":")[0]
+
+
+def peer_name(peername: object) -> str:
+    """`<address>:<port>` of what a transport calls "peername"; empty where it has none, as for Unix sockets."""
+    return f"{peername[0]}:{peername[1]}" if isinstance(peername, tuple) else ""

@@ -1,0 +1,63 @@
+"""The part of the server that inference by a protocol needs."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from stubserve.api.fair_queues import FairQueues
+from stubserve.api.forwarded_headers import HeaderForwarding
+from stubserve.api.placement import BodyPlacer, Regions, Store
+from stubserve.api.reply_format import ReplyFormat
+from stubserve.connections.arrival import Arrivals
+from stubserve.connections.offload import Offload
+from stubserve.connections.slow_clients import Pressure
+from stubserve.connections.stall import Pace
+from stubserve.inference.request import Request
+from stubserve.inference.served_model import ServedModel
+from stubserve.inference.signature import Signature
+from stubserve.memory.blocks import Block
+from stubserve.memory.heap_account import HeapAccount
+
+
+class LargeJson(Protocol):
+    """Reads large JSON, so that no other client has to wait for it."""
+
+    async def read_infer(
+        self, text: memoryview, signature: Signature, placer: BodyPlacer, max_input_size: int, holds: Block | None
+    ) -> tuple[Request, ReplyFormat]: ...
+
+    async def read_generate(self, text: bytes, signature: Signature, store: Store) -> Request: ...
+
+
+class InferenceServer(Protocol):
+    """The server: finds models, gives memory of the arena, and counts what is kept outside of it.
+
+    `grpc_port` is 0 where gRPC is not served, `regions` None where clients may not use shared memory, `fair_queues`
+    where they are not told apart.
+    """
+
+    max_input_size: int
+    grpc_port: int
+    heap: HeapAccount
+    arrivals: Arrivals
+    pace: Pace
+    pressure: Pressure
+    send_timeout_s: float
+    idle_timeout_s: float
+    max_connections: int
+    offload: Offload
+    fair_queues: FairQueues | None
+
+    @property
+    def large_json(self) -> LargeJson: ...
+
+    http_forwarding: HeaderForwarding | None
+
+    @property
+    def regions(self) -> Regions | None: ...
+
+    def find_model(self, name: str, version: str) -> ServedModel: ...
+
+    def block(self, nbytes: int) -> Block: ...
+
+    def store(self, data: bytes | memoryview) -> Block: ...

@@ -1,0 +1,203 @@
+"""What the management endpoints answer, for every protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from stubserve.api.access import Access
+from stubserve.api.inference_server import InferenceServer
+from stubserve.errors import ServeError, invalid, unavailable, unsupported
+from stubserve.inference.served_model import ServedModel
+from stubserve.inference.version import parse_version
+from stubserve.memory import client_regions
+from stubserve.memory.client_regions import ClientRegions
+
+SYSTEM_SHARED_MEMORY, CUDA_SHARED_MEMORY = "system_shared_memory", "cuda_shared_memory"
+# In upstream's order; clients look features up here.
+EXTENSIONS = [
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    SYSTEM_SHARED_MEMORY,
+    CUDA_SHARED_MEMORY,
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+]
+
+
+class ModelRegistry(Protocol):
+    """What management needs of the registry."""
+
+    def serving(self) -> Sequence[ServedModel]: ...
+
+    def ready_versions(self, name: str) -> list[int]: ...
+
+
+class ControlForClients(Protocol):
+    """Loading and unloading. All raise ServeError."""
+
+    async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None: ...
+
+    async def unload(self, name: str, dependents: bool) -> None: ...
+
+    async def index(self, only_ready: bool) -> list[dict[str, Any]]: ...
+
+
+class ChangeableLog(Protocol):
+    """The server's log settings."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+    def update(self, changes: Mapping[str, Any]) -> None: ...
+
+
+class ChangeableTracing(Protocol):
+    """The server's trace settings; those of a model where one is named."""
+
+    def to_dict(self, model: str = "") -> dict[str, list[str]]: ...
+
+    def update(self, changes: Mapping[str, Any], model: str = "") -> None: ...
+
+
+class ServerFacts(InferenceServer, Protocol):
+    """What management needs of the server."""
+
+    name: str
+    version: str
+    # Whether it could not be started, and only tells so
+    failed: bool
+    exiting: bool
+
+    @property
+    def http_access(self) -> Access | None:
+        """Who may use which routes; None where everybody may use all."""
+        ...
+
+    @property
+    def regions(self) -> ClientRegions | None: ...
+
+    @property
+    def registry(self) -> ModelRegistry: ...
+
+    @property
+    def control(self) -> ControlForClients: ...
+
+    @property
+    def log_settings(self) -> ChangeableLog: ...
+
+    @property
+    def tracing(self) -> ChangeableTracing: ...
+
+    def known_model(self, name: str, version: str) -> ServedModel: ...
+
+    async def ready(self) -> bool: ...
+
+
+def live(server: ServerFacts) -> bool:
+    """Whether the server is alive in the sense of /v2/health/live. Raises ServeError while it exits."""
+    refuse_while_exiting(server)
+    return not server.failed
+
+
+def refuse_while_exiting(server: ServerFacts) -> None:
+    if server.exiting:
+        raise unavailable("Server exiting")
+
+
+def metadata_versions(server: ServerFacts, model: ServedModel, version: str) -> list[str]:
+    """The versions that a model's metadata names: the one asked for, or all that are ready."""
+    if version:
+        return [str(model.version)]
+    return [str(number) for number in server.registry.ready_versions(model.key)]
+
+
+def statistics(registry: ModelRegistry, name: str, version: str) -> list[dict[str, Any]]:
+    """The rows of `model_stats`; of all models without a name. Raises ServeError."""
+    models = registry.serving()
+    if name:
+        models = [model for model in models if model.name == name]
+        if not models:
+            raise invalid(f"requested model '{name}' is not available")
+        number = parse_version(version)
+        if number is not None:
+            models = [model for model in models if model.version == number]
+            if not models:
+                raise invalid(f"requested model version is not available for model '{name}'")
+    return [model.statistics.to_dict(model.name, model.version) for model in models]
+
+
+def extensions(server: ServerFacts) -> list[str]:
+    """What the server offers."""
+    missing = {CUDA_SHARED_MEMORY} if server.regions is not None else {CUDA_SHARED_MEMORY, SYSTEM_SHARED_MEMORY}
+    return [extension for extension in EXTENSIONS if extension not in missing]
+
+
+def region_rows(server: ServerFacts, name: str) -> list[dict[str, str | int]]:
+    """The status of a region of shared memory, of all without a name. Raises ServeError."""
+    regions = server.regions
+    if not name:
+        return [] if regions is None else regions.rows()
+    if regions is None:
+        raise client_regions.unknown_system(name)
+    return [regions.row(name)]
+
+
+def cuda_region_rows(server: ServerFacts, name: str) -> list[dict[str, str | int]]:
+    """As `region_rows`, for GPUs' memory, of which there is none. Raises ServeError."""
+    if name:
+        if server.regions is not None and name in server.regions:
+            raise client_regions.not_cuda(name)
+        raise client_regions.unknown_cuda(name)
+    return []
+
+
+def register_region(server: ServerFacts, name: str, key: str, offset: int, nbytes: int) -> None:
+    """Registers a region of shared memory. Raises ServeError."""
+    if server.regions is None:
+        raise client_regions.disabled()
+    server.regions.register(name, key, offset, nbytes)
+
+
+def unregister_region(server: ServerFacts, name: str) -> None:
+    """Unregisters a region of shared memory, all of them without a name. Raises ServeError."""
+    if server.regions is None:
+        raise client_regions.disabled()
+    server.regions.unregister(name)
+
+
+def refuse_cuda_region(server: ServerFacts, name: str) -> None:
+    """Raises ServeError: there is no GPU."""
+    raise client_regions.disabled() if server.regions is None else client_regions.no_gpu(name)
+
+
+def unregister_cuda_region(server: ServerFacts, name: str) -> None:
+    """There is none, so there is nothing to do. Raises ServeError where clients may not use shared memory."""
+    if server.regions is None:
+        raise client_regions.disabled()
+    if name in server.regions:
+        raise client_regions.not_cuda(name)
+
+
+def no_repository_name() -> ServeError:
+    return unsupported("'repository_name' specification is not supported")
+
+
+def fixed_log_file() -> ServeError:
+    return unsupported("log file location can not be updated through network protocol")
+
+
+def traced_model(server: ServerFacts, name: str) -> str:
+    """The model whose trace settings are asked for, empty for the server's. Raises ServeError for one unknown."""
+    if name:
+        try:
+            server.find_model(name, "")
+        except ServeError:
+            raise invalid(f"Request for unknown model : {name}") from None
+    return name

@@ -1,0 +1,140 @@
+"""Where the tensors of a request lie: inside their message, in the body that is in the arena, or put there now.
+
+What travels inside a message is kept by the parent's heap until it is answered, and counted nowhere. So of one request
+that is no more than MOST_INLINE, beside tensors that are SMALL_BYTES or less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from stubserve_stub.wire import messages, strings
+from stubserve_stub.wire.datatypes import BYTES
+from stubserve_stub.wire.layout import INLINE_BYTES
+
+from stubserve.connections.offload import LARGE_BYTES
+from stubserve.errors import not_found
+from stubserve.inference.tensor import Tensor
+from stubserve.memory.blocks import Block, Span
+from stubserve.memory.regions import RegionPlace, RegionSpan
+
+# A tensor of this size is always inside its message.
+SMALL_BYTES = 1024
+MOST_INLINE = INLINE_BYTES
+
+Store = Callable[["bytes | memoryview"], Block]
+
+
+class Regions(Protocol):
+    """Clients' shared memory, for those who read requests."""
+
+    def find(self, name: str, offset: int, nbytes: int) -> RegionPlace:
+        """A piece of a region. Raises ServeError."""
+
+
+class Placer(Protocol):
+    """Makes the tensors of a request whose body is `size` bytes. Raises ServeError where there is no room."""
+
+    size: int
+
+    def slice(self, name: str, datatype: int, shape: Sequence[int], at: int, nbytes: int) -> Tensor:
+        """The tensor that the body holds from `at` on."""
+        ...
+
+    def put(self, name: str, datatype: int, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
+        """A tensor of bytes that the body does not hold as they are."""
+        ...
+
+    def in_region(
+        self, name: str, datatype: int, shape: Sequence[int], region: str, offset: int, nbytes: int
+    ) -> Tensor:
+        """A tensor of bytes that a client has put into its shared memory."""
+        ...
+
+    def output_in_region(self, region: str, offset: int, nbytes: int) -> RegionPlace:
+        """Where a client wants an output."""
+        ...
+
+    def undo(self) -> None:
+        """Lets go of all of them."""
+        ...
+
+
+class BodyPlacer:
+    """A `Placer` for a body that is here: in the arena or not. It remembers the blocks that the tensors hold.
+
+    `regions` is None where clients may not use shared memory.
+    """
+
+    __slots__ = ("_block", "_body", "_body_offset", "_held", "_inside", "_regions", "_store", "size")
+
+    def __init__(
+        self,
+        body: bytes | memoryview,
+        block: Block | None,
+        body_offset: int,
+        store: Store,
+        regions: Regions | None = None,
+    ) -> None:
+        self._regions = regions
+        self._body = body
+        self._block = block
+        self._body_offset = body_offset
+        self._store = store
+        self._held: list[Block] | None = None
+        self._inside = 0
+        self.size = len(body)
+
+    def slice(self, name: str, datatype: int, shape: Sequence[int], at: int, nbytes: int) -> Tensor:
+        if nbytes <= SMALL_BYTES or self._goes_inside(nbytes):
+            return Tensor(name, datatype, shape, bytes(self._body[at : at + nbytes]))
+        if self._block is None:
+            return self.put(name, datatype, shape, memoryview(self._body)[at : at + nbytes])
+        span = Span(self._keep(self._block.hold()), self._body_offset + at, nbytes)
+        return Tensor(name, datatype, shape, None, span)
+
+    def put(self, name: str, datatype: int, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
+        if len(data) <= SMALL_BYTES or self._goes_inside(len(data)):
+            return Tensor(name, datatype, shape, bytes(data))
+        return Tensor(name, datatype, shape, None, self._keep(self._store(data)).whole())
+
+    def put_texts(self, name: str, shape: Sequence[int], texts: list[str]) -> Tensor:
+        """A tensor of strings that are UTF-8: one by one where they go inside the message."""
+        if len(texts) > 1:
+            packed = messages.pack_texts(texts)
+            if len(packed) <= SMALL_BYTES or self._goes_inside(len(packed)):
+                return Tensor.of_texts(name, shape, packed, len(texts))
+        tensor = self.put(name, BYTES, shape, strings.join([*map(str.encode, texts)]))
+        tensor.strings = len(texts)
+        return tensor
+
+    def in_region(
+        self, name: str, datatype: int, shape: Sequence[int], region: str, offset: int, nbytes: int
+    ) -> Tensor:
+        place = self.output_in_region(region, offset, nbytes)
+        # Strings are looked at before a model gets them, and must not change after that.
+        if nbytes <= INLINE_BYTES or (datatype == BYTES and nbytes <= LARGE_BYTES):
+            return self.put(name, datatype, shape, place.read())
+        return Tensor(name, datatype, shape, None, RegionSpan(place))
+
+    def output_in_region(self, region: str, offset: int, nbytes: int) -> RegionPlace:
+        if self._regions is None:
+            raise not_found(f"Unable to find shared memory region: '{region}'")
+        return self._regions.find(region, offset, nbytes)
+
+    def _goes_inside(self, nbytes: int) -> bool:
+        if nbytes > INLINE_BYTES or self._inside + nbytes > MOST_INLINE:
+            return False
+        self._inside += nbytes
+        return True
+
+    def undo(self) -> None:
+        for block in self._held or ():
+            block.drop()
+
+    def _keep(self, block: Block) -> Block:
+        if self._held is None:
+            self._held = []
+        self._held.append(block)
+        return block

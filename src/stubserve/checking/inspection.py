@@ -1,0 +1,82 @@
+"""Importing one model in its environment, by the first steps of a load, and the findings."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from stubserve.environments.resolve import Environments
+from stubserve.instances.launcher import Launcher
+from stubserve.instances.services import Services
+from stubserve.loading.program import environment_of, find_program
+from stubserve.memory.server_memory import Memory
+from stubserve.model_config.complete import normalise
+from stubserve.model_config.proto import ModelConfig
+from stubserve.observability.custom_metrics import MetricRegistry
+from stubserve.observability.logs import LogSettings
+from stubserve.repository.folder import ModelFolder, available_versions, check_model_name, read_config
+from stubserve.repository.registry import Registry
+from stubserve.settings.groups import LoggingSettings
+
+_ARENA_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found. `environment` is its folder, empty for the server's own; `methods` are those of the contract.
+
+    `file` is None for a backend that is built in and needs none.
+    """
+
+    model: str
+    backend: str
+    file: Path | None
+    environment: str
+    interpreter: str
+    implementation: str
+    python: str
+    numpy: str
+    methods: tuple[str, ...]
+    start_seconds: float
+    import_seconds: float
+    memory_bytes: int
+
+
+async def inspect(path: Path, backend_directory: Path, environment_cache: Path | None = None) -> Finding:
+    """Imports the newest version of the model in the folder `path`, which is absolute and without links.
+
+    Raises ServeError with what would fail its load.
+    """
+    check_model_name(path.name)
+    folder = ModelFolder(path.name, path, path.parent)
+    config = normalise(read_config(folder) or ModelConfig(), folder.name, path)
+    version = available_versions(folder, config)[-1]
+    program = find_program(config, path, version, backend_directory)
+    environment = await environment_of(program, Environments(environment_cache), config, path)
+    services = Services(Registry(), LogSettings(LoggingSettings()), MetricRegistry({}))
+    launcher = Launcher(Memory(_ARENA_BYTES), environment, path, folder.version_path(version), program, services)
+    start = time.monotonic()
+    stub = launcher.boot(f"{folder.name}_0")
+    try:
+        await stub.handshake.imported()
+        elapsed = time.monotonic() - start
+        memory = stub.health.memory()
+    finally:
+        await stub.kill()
+    facts = stub.handshake.facts
+    import_seconds = facts["import_ns"] / 1e9
+    return Finding(
+        f"{folder.name}, version {version}",
+        program.backend,
+        program.file,
+        environment.prefix,
+        facts["executable"],
+        facts["implementation"],
+        facts["python"],
+        facts["numpy"],
+        tuple(facts["methods"]),
+        max(elapsed - import_seconds, 0.0),
+        import_seconds,
+        memory,
+    )

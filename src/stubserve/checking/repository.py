@@ -1,0 +1,336 @@
+"""Everything that is wrong with a repository, found without starting a process of it.
+
+The checks are those that a load makes, in the load's own words; where a load stops at the first error, this goes on.
+What only a running model can tell (imports, `initialize`) stays unknown; `stubserve env check` tells some of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stubserve_stub.backends.find import IN_ENVIRONMENTS
+
+from stubserve.checking.file_checks import FILE_CHECKS, FileCheck
+from stubserve.environments.environment import environment_in
+from stubserve.environments.probe import EnvironmentUnusable, inspect_file
+from stubserve.environments.resolve import PARAMETER, place_of
+from stubserve.errors import ServeError, internal
+from stubserve.inference.signature import Signature
+from stubserve.instances.threads import threads_per_instance
+from stubserve.instances.time_limit import execute_timeout
+from stubserve.loading.dependencies import circle, members_of, version_not_loaded
+from stubserve.loading.initial_states import initial_state_problems
+from stubserve.loading.program import check_python_parameters, locate_program, missing_parts
+from stubserve.loading.source_check import completes_config, source_problems
+from stubserve.model_config.complete import gpu_groups, normalise
+from stubserve.model_config.parse import decode_text
+from stubserve.model_config.proto import ModelConfig
+from stubserve.model_config.reading import Reading, read_leniently
+from stubserve.model_config.templates import kept, kept_templates
+from stubserve.model_config.validate import problems, validate_directory_name
+from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
+from stubserve.model_config.validate_members import member_problems
+from stubserve.repository.candidate import RUNS_ON_CPU
+from stubserve.repository.folder import (
+    CONFIG_FILE,
+    ModelFolder,
+    available_versions,
+    read_config,
+    read_labels,
+    survey,
+)
+from stubserve.repository.model_files import absent_files
+from stubserve.schedulers.factory import create_scheduler
+from stubserve.serving.warm_up_samples import sample_problems
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing to put right. `file` is what to open, or the folder that it is about; `line` is 0 where it has none.
+
+    A warning does not keep a model from being served.
+    """
+
+    model: str
+    file: Path
+    line: int
+    text: str
+    is_warning: bool = False
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else str(self.file)
+        return f"{place}: {'warning' if self.is_warning else 'error'}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The models that were looked at, and what is wrong."""
+
+    models: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def errors(self) -> int:
+        return sum(not problem.is_warning for problem in self.problems)
+
+
+def check_repositories(repositories: Sequence[Path], backend_directory: Path, gpu_to_cpu: bool = False) -> Report:
+    """Checks all models of all repositories, `gpu_to_cpu` as `serve --gpu-fallback=cpu` would serve them.
+
+    Raises ServeError if a repository cannot be read.
+    """
+    found: list[Problem] = []
+    with _log_as_problems("", repositories[0], found):
+        folders = survey(repositories).models
+    for folder in folders.values():
+        problems_of_model = _Check(folder, folders, backend_directory, gpu_to_cpu).run()
+        found += sorted(problems_of_model, key=lambda problem: (problem.file, problem.line))
+    return Report(tuple(folders), tuple(found))
+
+
+class _Check:
+    """The check of one model."""
+
+    def __init__(
+        self, folder: ModelFolder, models: Mapping[str, ModelFolder], backend_directory: Path, gpu_to_cpu: bool
+    ) -> None:
+        self._folder = folder
+        self._models = models
+        self._backend_directory = backend_directory
+        self._gpu_to_cpu = gpu_to_cpu
+        self._file = folder.path / CONFIG_FILE
+        self._reading = Reading(ModelConfig(), None)
+        self._found: list[Problem] = []
+        # Not so a backend that needs no packages, for which environments mean nothing
+        self._in_environment = True
+        # Whether the backend comes with an environment for models that name none
+        self._brings_environment = False
+
+    def run(self) -> list[Problem]:
+        absent = absent_files(self._folder.path)
+        if absent:
+            self._found.append(Problem(self._folder.name, self._folder.path, 0, f"lacks {absent}", is_warning=True))
+        if not self._read():
+            return self._found
+        try:
+            config = normalise(self._reading.config, self._folder.name, self._folder.path, gpu_to_cpu=self._gpu_to_cpu)
+        except ServeError as error:
+            self._add(error)
+            self._versions(self._reading.config)
+            return self._found
+        self._attempt(validate_directory_name, config, self._folder.name)
+        files = self._programs(config)
+        may_grow = any(completes_config(file) for file in files)
+        for wrong in problems(config):
+            # What auto_complete_config may still fill in is not wrong yet.
+            if not (may_grow and wrong.path[:1] in (("input",), ("output",)) and "must specify" in wrong.message):
+                self._add(wrong)
+        for file in files:
+            for problem in source_problems(file, runs_here=not self._has_environment(config)):
+                self._found.append(
+                    Problem(self._folder.name, file, problem.line, problem.text, is_warning=problem.is_warning)
+                )
+        if config.backend in FILE_CHECKS:
+            self._files(config, FILE_CHECKS[config.backend])
+        self._labels(config)
+        self._environment(config)
+        if config.platform == ENSEMBLE_PLATFORM:
+            self._steps(config)
+        elif not self._errors():
+            # These build on a configuration that is right so far.
+            self._attempt(create_scheduler, config)
+            with _log_as_problems(self._folder.name, self._file, self._found):
+                for wrong in initial_state_problems(config, self._folder.path):
+                    self._add(wrong)
+            self._attempt(threads_per_instance, config, 1, os.environ)
+            self._attempt(execute_timeout, config, 0.0)
+            # What a model may still complete is not there to compare with.
+            if config.input and not may_grow:
+                for wrong in sample_problems(config, Signature(config.name, 1, config), self._folder.path):
+                    self._add(wrong)
+        for part, words in missing_parts(config):
+            self._warn(words, (part,))
+        if self._gpu_to_cpu:
+            for index in gpu_groups(self._reading.config)[:1]:
+                self._warn(RUNS_ON_CPU, ("instance_group", index, "kind"))
+        return self._found
+
+    def _read(self) -> bool:
+        """Reads config.pbtxt; whether there is enough of it to go on."""
+        try:
+            text = decode_text(self._file.read_bytes())
+        except FileNotFoundError:
+            return True
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else f"no UTF-8 at byte {error.start}"
+            self._found.append(Problem(self._folder.name, self._file, 0, f"cannot be read: {reason}"))
+            return False
+        self._reading = read_leniently(text)
+        for mistake in self._reading.mistakes:
+            self._found.append(Problem(self._folder.name, self._file, mistake.line, mistake.text))
+        for template in kept_templates(text):
+            self._found.append(Problem(self._folder.name, self._file, template.line, kept(template), is_warning=True))
+        return self._reading.complete
+
+    def _programs(self, config: Any) -> list[Path]:
+        """The files that the stubs of each version would import."""
+        versions = self._versions(config)
+        if config.platform == ENSEMBLE_PLATFORM:
+            return []
+        self._attempt(check_python_parameters, config)
+        programs = []
+        for version in versions:
+            program = self._attempt(locate_program, config, self._folder.path, version, self._backend_directory)
+            if program is None:
+                break  # the other versions would only say the same
+            self._in_environment = program.backend in IN_ENVIRONMENTS
+            self._brings_environment = program.default_environment is not None
+            if program.file is not None:
+                programs.append(program.file)
+        return list(dict.fromkeys(programs))
+
+    def _versions(self, config: Any) -> list[int]:
+        with _log_as_problems(self._folder.name, self._folder.path, self._found):
+            return self._attempt(available_versions, self._folder, config) or []
+
+    def _files(self, config: Any, check: FileCheck) -> None:
+        """What a backend would refuse; with folders that cannot be looked at, `_versions` has said so."""
+        for text in (check.config_problem(config), check.package_problem(config)):
+            if text:
+                self._found.append(Problem(self._folder.name, self._file, 0, text))
+        try:
+            versions = available_versions(self._folder, config)
+        except ServeError:
+            return
+        for version in versions:
+            for file, text, is_warning in check.file_problems(config, self._folder.version_path(version)):
+                self._found.append(Problem(self._folder.name, file, 0, text, is_warning=is_warning))
+
+    def _labels(self, config: Any) -> None:
+        for index, output in enumerate(config.output):
+            try:
+                read_labels(self._folder, ModelConfig(output=[output]))
+            except ServeError as error:
+                self._add(error.at("output", index, "label_filename"))
+
+    def _has_environment(self, config: Any) -> bool:
+        """Whether the model runs in another Python than this one."""
+        named = PARAMETER in config.parameters and bool(config.parameters[PARAMETER].string_value)
+        return named or self._brings_environment
+
+    def _environment(self, config: Any) -> None:
+        value = config.parameters[PARAMETER].string_value if PARAMETER in config.parameters else ""
+        if not value or not self._in_environment:
+            return
+        try:
+            place = place_of(value, self._folder.path.absolute())
+            if place.is_dir():
+                inspect_file(Path(environment_in(place).interpreter))
+        except ServeError as error:
+            self._add(error.at("parameters", PARAMETER))
+        except EnvironmentUnusable as error:
+            self._add(internal(f"environment '{place}' cannot run a model: {error}").at("parameters", PARAMETER))
+
+    def _steps(self, config: Any) -> None:
+        """What an ensemble needs of other models, as far as their configurations are on disk."""
+        for index, step in enumerate(config.ensemble_scheduling.step):
+            if step.model_name and step.model_name not in self._models and not step.model_namespace:
+                line = self._reading.line_of(("ensemble_scheduling", "step", index, "model_name"))
+                text = f"step {index} uses model '{step.model_name}', which is in none of the repositories"
+                self._found.append(Problem(self._folder.name, self._file, line, text))
+            if step.model_version != -1 and step.model_version not in self._versions_on_disk(step):
+                error = version_not_loaded(config.name, step)
+                self._add(error.at("ensemble_scheduling", "step", index, "model_version"))
+
+        members = members_of(config)
+        closed = circle(config.name, members, self._members_on_disk)
+        if closed is not None:
+            self._add(closed.at("ensemble_scheduling"))
+        if not self._errors():
+            configs = {name: self._config_on_disk(name) for name in members}
+            whole = {name: found for name, found in configs.items() if found is not None}
+            if whole.keys() == configs.keys():
+                for wrong in member_problems(config, whole):
+                    self._add(wrong)
+
+    def _versions_on_disk(self, step: Any) -> Collection[int]:
+        """The versions of a step's model that would be served; the step's own where that cannot be told."""
+        folder = self._models.get(step.model_name)
+        if folder is None:
+            return (step.model_version,)
+        try:
+            # What is odd about its versions is told with that model
+            with _log_as_problems(folder.name, folder.path, []):
+                return available_versions(
+                    folder, normalise(read_config(folder) or ModelConfig(), folder.name, folder.path)
+                )
+        except ServeError:
+            return (step.model_version,)
+
+    def _members_on_disk(self, name: str) -> Collection[str]:
+        config = self._config_on_disk(name)
+        return () if config is None else members_of(config)
+
+    def _config_on_disk(self, name: str) -> Any:
+        """Another model's configuration; None where there is none, or the model may still complete it."""
+        folder = self._models.get(name)
+        if folder is None:
+            return None
+        try:
+            config = read_config(folder)
+        except ServeError:
+            return None  # told with that model
+        if config is None or any(completes_config(file) for file in folder.path.glob("*/*.py")):
+            return None
+        config.name = name
+        return config
+
+    def _attempt(self, check: Any, *arguments: Any) -> Any:
+        """What a check returns; None when it refuses, with its error noted."""
+        try:
+            return check(*arguments)
+        except ServeError as error:
+            self._add(error)
+            return None
+
+    def _add(self, error: ServeError) -> None:
+        if error.path and self._reading.follows_from_mistake(error.path):
+            return
+        exists = self._reading.source is not None
+        file = self._file if exists or error.path else self._folder.path
+        problem = Problem(self._folder.name, file, self._reading.line_of(error.path), error.log_message)
+        if problem not in self._found:
+            self._found.append(problem)
+
+    def _warn(self, text: str, path: tuple[str | int, ...]) -> None:
+        line = self._reading.line_of(path)
+        self._found.append(Problem(self._folder.name, self._file, line, text, is_warning=True))
+
+    def _errors(self) -> int:
+        return sum(not problem.is_warning for problem in self._found)
+
+
+@contextmanager
+def _log_as_problems(model: str, file: Path, found: list[Problem]) -> Iterator[None]:
+    """Collects what the repository's code writes to the log, as problems of a folder."""
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            is_warning = record.levelno < logging.ERROR
+            found.append(Problem(model, file, 0, record.getMessage(), is_warning=is_warning))
+
+    logger = logging.getLogger("stubserve.repository")
+    handler, propagate = Collector(), logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate

@@ -1,0 +1,212 @@
+"""Messages that are arriving: what they may hold meanwhile, and how long they may take.
+
+A client that announces a large message has sent none of it yet. These rules keep it from taking memory away from
+clients that send, whatever it announces and however slowly it goes on:
+
+- Memory is committed as bytes arrive: a little at first, and then ahead of what has arrived by as much as that, at most
+  by MOST_AHEAD. Announced bytes are address space only.
+- A message that is slow yields when memory is short (`pressure`).
+- One that arrives at less than a minimum rate, or not within a deadline, is given up in any case (`stall`).
+- What one connection holds of unfinished messages beside its first is bounded by a share of --shm-limit.
+
+Costs: for a message whose block is warm (see the stub's `wire.allocator`) one clock reading per read; for others two
+microseconds per step of growth, of which a message of 4 MiB takes eight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Protocol
+
+from stubserve.connections.slow_clients import Owner, Pressure, Transfer
+from stubserve.errors import ServeError, overloaded
+from stubserve.memory.blocks import Block
+from stubserve.memory.heap_account import HeapAccount, HeapShare
+
+FIRST_AHEAD = 64 * 1024
+MOST_AHEAD = 1024 * 1024
+
+
+class ArrivalMemory(Protocol):
+    """The server's memory. All raise ServeError (503)."""
+
+    heap: HeapAccount
+
+    def reserve(self, nbytes: int, first: int) -> tuple[Block, int]: ...
+
+    def grow(self, block: Block, nbytes: int) -> int: ...
+
+
+class Arrivals:
+    """All messages of a server that are arriving. `share` is how much one connection may hold of them (bytes)."""
+
+    def __init__(self, memory: ArrivalMemory, pressure: Pressure, share: int) -> None:
+        self.memory = memory
+        self.pressure = pressure
+        self.share = share
+        self._held: dict[Hashable, int] = {}
+
+    def into_arena(self, connection: Hashable, owner: Owner, length: int, start: int = 0) -> ArenaArrival:
+        """A message of `length` bytes, to lie `start` bytes into a block of the arena. Raises ServeError (503)."""
+        return ArenaArrival(self, connection, owner, length, start)
+
+    def into_heap(self, connection: Hashable, owner: Owner) -> HeapArrival:
+        """A message of a length that is not known."""
+        return HeapArrival(self, connection, owner)
+
+    # For arrivals
+
+    def hold(self, arrival: Arrival, nbytes: int) -> None:
+        """It is about to hold `nbytes` in all. Raises ServeError (503) where its connection has its share already."""
+        connection = arrival.connection
+        before = self._held.get(connection, 0)
+        others = before - arrival.held
+        if others and others + nbytes > self.share:
+            raise overloaded(
+                f"unfinished requests of this connection hold {before} bytes; together they may hold {self.share}. "
+                "Send one after the other, or raise --connection-share or --shm-limit"
+            )
+        self._held[connection] = others + nbytes
+        arrival.held = nbytes
+        self.pressure.add(arrival)
+
+    def forget(self, arrival: Arrival) -> None:
+        """It is complete, or given up."""
+        self.pressure.forget(arrival)
+        held, arrival.held = arrival.held, 0
+        if held:
+            left = self._held[arrival.connection] - held
+            if left:
+                self._held[arrival.connection] = left
+            else:
+                del self._held[arrival.connection]
+
+
+class Arrival(Transfer):
+    """One message, on its connection."""
+
+    __slots__ = ("_arrivals", "connection")
+
+    def __init__(self, arrivals: Arrivals, connection: Hashable, owner: Owner) -> None:
+        super().__init__(owner, arrivals.pressure.time)
+        self._arrivals = arrivals
+        self.connection = connection
+
+
+class ArenaArrival(Arrival):
+    """A message that the socket writes into the arena: `view` is all of it, at arena offset `offset` in `block`.
+
+    Whoever receives it owns the block's first hold until it says `drop`.
+    """
+
+    # `_committed` is how much of `view` may be touched.
+    __slots__ = ("_committed", "_start", "block", "length", "offset", "view")
+
+    def __init__(self, arrivals: Arrivals, connection: Hashable, owner: Owner, length: int, start: int) -> None:
+        super().__init__(arrivals, connection, owner)
+        self.length = length
+        self._start = start
+        first = start + min(length, FIRST_AHEAD)
+        arrivals.hold(self, first)
+        self.growing = True
+        try:
+            self.block, committed = arrivals.memory.reserve(start + length, first)
+        except ServeError:
+            arrivals.forget(self)
+            raise
+        finally:
+            self.growing = False
+        # A warm block is there as a whole.
+        self._committed = min(committed - start, length)
+        self.offset = self.block.offset + start
+        self.view = self.block.view[start : start + length]
+
+    @property
+    def complete(self) -> bool:
+        return self.moved == self.length
+
+    @property
+    def rest(self) -> memoryview:
+        """Where the next bytes go: not all that is missing, but not empty before the message is complete."""
+        return self.view[self.moved : self._committed]
+
+    @property
+    def ready(self) -> int:
+        """How many bytes of `view` may be written, from its beginning on."""
+        return self._committed
+
+    def add(self, data: memoryview) -> None:
+        """Takes bytes that were received elsewhere. Raises ServeError (503); then the message is to be dropped."""
+        start = self.moved
+        end = start + len(data)
+        if end > self._committed:
+            self._grow(end)
+        self.view[start:end] = data
+        self.advance(len(data))
+
+    def advance(self, nbytes: int) -> bool:
+        """So many bytes were written into `rest`; whether that was all.
+
+        Raises ServeError (503); then the message is to be dropped.
+        """
+        moved = self.moved + nbytes
+        if moved == self.length:
+            self.moved = moved
+            self._arrivals.forget(self)
+            return True
+        self.has_moved(moved)
+        if self._committed < self.length:
+            ahead = min(max(moved, FIRST_AHEAD), MOST_AHEAD)
+            if self._committed - moved < ahead // 2:
+                self._grow(moved + ahead)
+        return False
+
+    def drop(self) -> None:
+        """Lets go of the block."""
+        if self.held:
+            self._arrivals.forget(self)
+        self.block.drop()
+
+    def _grow(self, wanted: int) -> None:
+        wanted = self._start + min(wanted, self.length)
+        self._arrivals.hold(self, wanted)
+        self.growing = True
+        try:
+            committed = self._arrivals.memory.grow(self.block, wanted)
+        finally:
+            self.growing = False
+        self._committed = min(committed - self._start, self.length)
+
+
+class HeapArrival(Arrival):
+    """A message whose length is not known before its end: bytes in the heap, counted in its account."""
+
+    __slots__ = ("_data", "_share")
+
+    def __init__(self, arrivals: Arrivals, connection: Hashable, owner: Owner) -> None:
+        super().__init__(arrivals, connection, owner)
+        self._data = bytearray()
+        self._share: HeapShare = arrivals.memory.heap.share()
+
+    def add(self, data: bytes) -> None:
+        """Takes more of it. Raises ServeError (503); then the message is to be dropped."""
+        self._arrivals.hold(self, self.moved + len(data))
+        self.growing = True
+        try:
+            self._share.add(len(data))
+        finally:
+            self.growing = False
+        self._data += data
+        self.has_moved(self.moved + len(data))
+
+    def finish(self) -> tuple[bytes, HeapShare]:
+        """All of it, and the share in which it is counted, for its new owner."""
+        self._arrivals.forget(self)
+        data, self._data = bytes(self._data), bytearray()
+        return data, self._share
+
+    def drop(self) -> None:
+        """Lets go of what has arrived: nobody wants it."""
+        self._arrivals.forget(self)
+        self._data = bytearray()
+        self._share.drop()

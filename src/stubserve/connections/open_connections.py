@@ -1,0 +1,153 @@
+"""The connections that are open: the idle ones among them are closed after a time, when descriptors run out, and at the
+server's end.
+
+Descriptors: a connection's own number tells how many are in use, for the system gives the lowest that is free. The last
+RESERVE below the limit are kept for the server itself (stubs, files, the health answer of a new connection): a
+connection that gets one of these closes idle ones, and where none is idle and the last half of the reserve has begun,
+itself. So the server does not come to the point where it cannot accept.
+
+At the server's end idle connections stay open, and are served, until the requests are answered that were under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from time import monotonic
+from typing import Protocol
+
+log = logging.getLogger("stubserve.server.server")
+
+RESERVE = 64
+# So many idle connections are closed at once, so that not every new one looks at all.
+_CLOSED_AT_ONCE = 32
+_LOG_PAUSE_S = 60.0
+_YOUNG_S = 1.0
+
+
+class OpenConnection(Protocol):
+    """A connection of any protocol."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way on it; the beginning of a request's head is none."""
+
+    @property
+    def bytes_received(self) -> int: ...
+
+    def close_idle(self) -> None: ...
+
+    def close_after_answer(self) -> None:
+        """No further request is taken."""
+
+
+class _Mark:
+    """How much a connection had received when it was last seen to have received more."""
+
+    __slots__ = ("at", "seen")
+
+    def __init__(self) -> None:
+        self.at = monotonic()
+        self.seen = 0
+
+
+class OpenConnections:
+    """The connections of one protocol; without an `idle_timeout_s` none is closed for being idle.
+
+    There may be `most` of them, 0 for as many as there are descriptors.
+    """
+
+    def __init__(self, idle_timeout_s: float, most: int = 0) -> None:
+        self._idle_timeout_s = idle_timeout_s
+        self._most = most
+        self._open: dict[OpenConnection, _Mark] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_log = float("-inf")
+        # At the end: whose requests are waited for
+        self._awaited: set[OpenConnection] = set()
+        self._answered = asyncio.Event()
+
+    def add(self, connection: OpenConnection, descriptor: int) -> bool:
+        """A new connection; False where there is no room or no descriptor for it, and it is to be refused."""
+        if (
+            self._most
+            and len(self._open) >= self._most
+            and not self._close_idle(
+                1, "%d connections are open, as many as --max-connections allows; %s", len(self._open)
+            )
+        ):
+            return False
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if descriptor >= limit - RESERVE and not self._make_room(descriptor, limit):
+            return False
+        self._open[connection] = _Mark()
+        if self._timer is None and self._idle_timeout_s:
+            self._sweep_later()
+        return True
+
+    def forget(self, connection: OpenConnection) -> None:
+        """It is closed."""
+        self._open.pop(connection, None)
+        if self._awaited:
+            self._awaited.discard(connection)
+            if not self._awaited:
+                self._answered.set()
+
+    def begin_drain(self) -> None:
+        """The requests that are under way now are those that the end waits for; their connections take no other."""
+        for connection in self._open:
+            if not connection.idle:
+                self._awaited.add(connection)
+                connection.close_after_answer()
+
+    async def drain(self) -> None:
+        """Waits until the awaited requests are answered; then, or when cancelled, has all connections closed."""
+        try:
+            if self._awaited:
+                await self._answered.wait()
+        finally:
+            for connection in list(self._open):
+                (connection.close_idle if connection.idle else connection.close_after_answer)()
+
+    def sweep(self) -> None:
+        """Closes connections that have been idle for too long; the timer calls it."""
+        self._timer = None
+        now = monotonic()
+        for connection, mark in list(self._open.items()):
+            if not connection.idle or connection.bytes_received != mark.seen:
+                mark.at, mark.seen = now, connection.bytes_received
+            elif now - mark.at >= self._idle_timeout_s:
+                connection.close_idle()
+        if self._open:
+            self._sweep_later()
+
+    def _sweep_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._idle_timeout_s / 4, self.sweep)
+
+    def _make_room(self, descriptor: int, limit: int) -> bool:
+        """Closes idle connections; whether a new one may stay."""
+        text = "out of descriptors: %d of %d are in use, %d by connections; %s. Raise the limit (ulimit -n)"
+        closed = self._close_idle(_CLOSED_AT_ONCE, text, descriptor, limit, len(self._open))
+        return closed or descriptor < limit - RESERVE // 2
+
+    def _close_idle(self, count: int, text: str, *numbers: int) -> bool:
+        """Closes so many idle connections, first those that have never asked anything; whether there were any.
+
+        The log is told now and then: the text with these numbers, and what becomes of new connections.
+        """
+        idle = [connection for connection in self._open if connection.idle]
+        now = monotonic()
+        young = now - _YOUNG_S  # what such a one has sent may not have been read yet
+
+        def by_use(connection: OpenConnection) -> tuple[bool, float]:
+            at = self._open[connection].at
+            return connection.bytes_received > 0 or at > young, at
+
+        for connection in sorted(idle, key=by_use)[:count]:
+            connection.close_idle()
+        if now - self._last_log >= _LOG_PAUSE_S:
+            self._last_log = now
+            what = "idle ones are closed" if idle else "none of them is idle, so new ones are refused"
+            log.warning(text, *numbers, what)
+        return bool(idle)

@@ -1,0 +1,193 @@
+"""Writing over TLS as fast as the client takes it, and no faster.
+
+uvloop's TLS encrypts whatever it is given at once, into memory of the process: of an answer of 100 MiB the arena's
+memory was free again before the client had any of it, and 100 MiB of the heap were not, which no limit counts. OpenSSL
+keeps its buffer as long as the connection, at the largest size that it ever had. So a connection over TLS has a
+transport that hands on a piece at a time, while what has been encrypted and not been taken is little. What waits is
+what was given: views of the arena, held and counted as without TLS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, cast
+
+from stubserve.connections.tls_close import wait_for_parting
+
+# What is encrypted at once. OpenSSL's buffer is then as large for as long as the connection lives; with 256 KiB a
+# connection that had carried 256 KiB there and back kept 600 KiB in place of 330, and was no quicker.
+_PIECE = 64 * 1024
+
+_Data = bytes | bytearray | memoryview
+
+
+class PacedTransport(asyncio.Transport):
+    """Stands for `transport`. What waits here waits because that has paused its protocol."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._waiting: deque[memoryview] = deque()
+        self._nbytes = 0
+        self._paused = False
+        self._closes = False
+        self._know(transport)
+
+    def write(self, data: _Data) -> None:
+        if self._closes:
+            return
+        if not self._waiting and len(data) <= _PIECE:
+            self._transport.write(data)
+            return
+        self._add(data)
+        self._go_on()
+
+    def writelines(self, list_of_data: Iterable[_Data]) -> None:
+        if self._closes:
+            return
+        for data in list_of_data:
+            self._add(data)
+        self._go_on()
+
+    def close(self) -> None:
+        """When all has been written."""
+        self._closes = True
+        if not self._waiting:
+            self._end()
+
+    def abort(self) -> None:
+        self.forget()
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        return self._closes or self._transport.is_closing()
+
+    def get_write_buffer_size(self) -> int:
+        return self._nbytes + self._transport.get_write_buffer_size()
+
+    def pause(self) -> None:
+        """The client has not taken what was encrypted."""
+        self._paused = True
+
+    def resume(self) -> bool:
+        """It has; whether nothing waits any more."""
+        self._paused = False
+        self._go_on()
+        return not self._paused
+
+    def forget(self) -> None:
+        """Nothing of what waits is wanted any more."""
+        self._waiting.clear()
+        self._nbytes = 0
+
+    def lost(self) -> None:
+        """The connection has gone, and with it its buffers.
+
+        They are half a MiB. Whoever still knows this transport is part of a circle of objects, which Python's
+        collector finds late, and each of a hundred more connections would have as much until then.
+        """
+        self.forget()
+        self._closes = True
+        self._transport = gone = _Gone()
+        self._know(gone)
+
+    def _know(self, transport: asyncio.Transport) -> None:
+        """Takes what is the transport's own, and often asked for, as it is."""
+        self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
+        self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
+        self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
+        self.set_write_buffer_limits = transport.set_write_buffer_limits  # type: ignore[method-assign]
+        self.write_eof = transport.write_eof  # type: ignore[method-assign]
+
+    def _add(self, data: _Data) -> None:
+        if len(data):
+            view = memoryview(data)
+            self._waiting.append(view)
+            self._nbytes += len(view)
+
+    def _go_on(self) -> None:
+        waiting = self._waiting
+        while waiting and not self._paused:
+            piece = waiting[0][:_PIECE]
+            if len(piece) < len(waiting[0]):
+                waiting[0] = waiting[0][_PIECE:]
+            else:
+                waiting.popleft()
+            self._nbytes -= len(piece)
+            self._transport.write(piece)
+        if self._closes and not waiting:
+            self._end()
+
+    def _end(self) -> None:
+        self._transport.close()
+        wait_for_parting(self)
+
+
+class _Gone(asyncio.Transport):
+    """In place of a transport that has been closed: takes everything, and does nothing."""
+
+    def write(self, data: _Data) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def write_eof(self) -> None:
+        pass
+
+
+class PacedProtocol(asyncio.BufferedProtocol):
+    """Stands for `protocol`, which writes to a PacedTransport."""
+
+    def __init__(self, protocol: Any) -> None:
+        self._protocol = protocol
+        self._paced: PacedTransport | None = None
+        # Whether `protocol` has been told to
+        self._waits = False
+        # What is read is none of this one's business.
+        self.get_buffer = protocol.get_buffer  # type: ignore[method-assign]
+        self.buffer_updated = protocol.buffer_updated  # type: ignore[method-assign]
+        self.eof_received = protocol.eof_received  # type: ignore[method-assign]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._paced = PacedTransport(cast(asyncio.Transport, transport))
+        self._protocol.connection_made(self._paced)
+
+    def pause_writing(self) -> None:
+        if self._paced is not None:
+            self._paced.pause()
+        if not self._waits:
+            self._waits = True
+            self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._paced is None or self._paced.resume():
+            self._waits = False
+            self._protocol.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._paced is not None:
+            self._paced.forget()
+        self._protocol.connection_lost(exc)
+        if self._paced is not None:
+            self._paced.lost()

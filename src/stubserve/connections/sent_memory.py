@@ -1,0 +1,79 @@
+"""Memory on its way out: it lives, and is counted, until a socket has taken it; and the socket's buffer is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import socket
+import sys
+import termios
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+
+from stubserve.memory.blocks import Block
+from stubserve.memory.heap_account import HeapShare
+
+# What the kernel may hold of replies to a client on this machine; measured, see docs/performance.md.
+SEND_BUFFER_BYTES = 512 * 1024
+
+
+class SentMemory:
+    """Keeps blocks held while a transport still has pieces of them to send.
+
+    A transport drops its reference to a buffer when the socket has taken the last byte, or when the connection is
+    closed. `wrap` gives the transport an array over the memory, which any buffer made from it keeps alive, and watches
+    it with a weak reference: when that dies, the block is dropped. No flow-control callback has to be trusted for it.
+    """
+
+    def __init__(self) -> None:
+        # By the reference's id: arrays have no hash, and so neither have references to them.
+        self._waiting: dict[int, tuple[weakref.ref[np.ndarray], Sequence[Block | HeapShare]]] = {}
+
+    def wrap(self, piece: memoryview, blocks: Sequence[Block]) -> memoryview:
+        """The same bytes, in a view whose death drops one hold of each of `blocks` (taken here)."""
+        return self._watched(piece, [block.hold() for block in blocks])
+
+    def wrap_text(self, text: bytes, share: HeapShare) -> memoryview:
+        """The same bytes, in a view whose death drops `share`, in which they are counted."""
+        return self._watched(text, (share,))
+
+    def _watched(self, piece: bytes | memoryview, held: Sequence[Block | HeapShare]) -> memoryview:
+        array = np.frombuffer(piece, np.uint8)
+        reference = weakref.ref(array, self._sent)
+        self._waiting[id(reference)] = (reference, held)
+        return array.data
+
+    def _sent(self, reference: weakref.ref[np.ndarray]) -> None:
+        for held in self._waiting.pop(id(reference))[1]:
+            held.drop()
+
+
+def keep_sending_warm(transport: asyncio.Transport) -> None:
+    """Bounds what the kernel holds of large replies to a client on this machine.
+
+    Left alone, the kernel lets the send buffer grow to 4 MiB and copies a whole tensor into it before the client has
+    read any of it: by then the bytes have left the cache. A client that is further away needs the room, for there the
+    buffer also bounds what is under way.
+    """
+    peer = transport.get_extra_info("peername")
+    if peer and (peer[0] == "::1" or peer[0].removeprefix("::ffff:").startswith("127.")):
+        with contextlib.suppress(OSError):  # the client has just gone
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+
+
+def unsent(transport: asyncio.Transport) -> int:
+    """Bytes that wait for a client: in this process and, where any wait here, in the kernel before them."""
+    waiting = transport.get_write_buffer_size()
+    if not waiting:
+        return 0
+    connection = transport.get_extra_info("socket")
+    descriptor = -1 if connection is None else connection.fileno()
+    return waiting if descriptor < 0 else waiting + unacknowledged(descriptor)
+
+
+def unacknowledged(descriptor: int) -> int:
+    """Bytes that the kernel has and the client's has not."""
+    return int.from_bytes(fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)), sys.byteorder)

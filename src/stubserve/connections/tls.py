@@ -1,0 +1,85 @@
+"""TLS for a listening socket, with certificates that may be exchanged while the server runs.
+
+Each handshake looks whether the files have changed, once a second at most, and is done with those that are there. What
+cannot be used (a key that does not fit yet, because only one of the files has been written) changes nothing but the
+log, and is tried again when the files change again. Connections that are open stay as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+
+from stubserve.connections.changing_files import ChangingFiles
+from stubserve.settings.groups import Tls
+
+log = logging.getLogger("stubserve.server.server")
+
+# How long a client may take for its part of a handshake.
+HANDSHAKE_S = 10.0
+
+
+def tls_context(tls: Tls, protocols: Sequence[str]) -> ssl.SSLContext:
+    """What a server makes its connections with; `protocols` are those of ALPN.
+
+    Raises OSError that names the file which cannot be used.
+    """
+    context = _context(tls, protocols)
+    context.sni_callback = _Certificates(tls, protocols, context).choose
+    return context
+
+
+class _Certificates:
+    """What is served at the moment: `context` or, once the files have changed, another one."""
+
+    def __init__(self, tls: Tls, protocols: Sequence[str], context: ssl.SSLContext) -> None:
+        self._tls = tls
+        self._protocols = protocols
+        self._files = ChangingFiles(tls.files)
+        self._context = context
+
+    def choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        """Called in each handshake; `name` is the host's that the client wants, and is not asked for here."""
+        if self._files.changed():
+            try:
+                self._context = _context(self._tls, self._protocols)
+            except OSError as error:
+                log.error("the certificate stays as it was: %s", error)
+            else:
+                log.info("read the certificate %s again", self._tls.certificate)
+        if self._context is not context:
+            connection.context = self._context
+
+
+def _context(tls: Tls, protocols: Sequence[str]) -> ssl.SSLContext:
+    tls.check()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(list(protocols))
+    try:
+        # Without a passphrase of its own, OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(tls.certificate, tls.key, password="")
+    except ssl.SSLError as error:
+        raise _explained(error, tls) from None
+    if tls.root_certificates:
+        try:
+            context.load_verify_locations(tls.root_certificates)
+        except ssl.SSLError as error:
+            raise OSError(error.errno, f"no certificates in PEM ({error.reason})", tls.root_certificates) from None
+    if tls.mutual:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _explained(error: ssl.SSLError, tls: Tls) -> OSError:
+    """Which of the two files cannot be used, and why."""
+    key = Path(tls.key).read_bytes()
+    if b"ENCRYPTED" in key:
+        return OSError(error.errno, "the private key is encrypted, and the server needs it without", tls.key)
+    if b"PRIVATE KEY-----" not in key:
+        return OSError(error.errno, f"there is no private key in PEM ({error.reason})", tls.key)
+    if b"-----BEGIN CERTIFICATE-----" not in Path(tls.certificate).read_bytes():
+        return OSError(error.errno, f"there is no certificate in PEM ({error.reason})", tls.certificate)
+    text = f"the certificate and the private key {tls.key} cannot be used together ({error.reason})"
+    return OSError(error.errno, text, tls.certificate)

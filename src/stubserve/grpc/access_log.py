@@ -1,0 +1,181 @@
+"""The access log of gRPC: a line for each call when it is over.
+
+The model is the one that the call's first message names, if it does. The time is that from the call's beginning to its
+end, the bytes are those of its messages.
+
+It stands between the service and the transport: the handler of the one, and the call of the other. So both transports
+have the same lines, and where nobody wants them there is nothing in between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from stubserve.api.access_log import log_answer
+from stubserve.errors import ServeError
+from stubserve.grpc.transport import CANCELLED, OK, Handler, Keep, Metadata, Method, Parts, Rpc
+from stubserve.grpc.wire import LENGTH, Malformed, read_tag, read_varint, skip
+from stubserve.inference.long_work import LongWork
+from stubserve.memory.blocks import Block
+
+_NAMES = (
+    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+    "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
+    "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+)  # fmt: skip
+# The numbers of the fields that name something, of the messages that do
+_MODEL_FIRST, _MODEL_SECOND = {1: "model", 2: "version"}, {2: "model"}
+_NAMING = {
+    "ModelInfer": {**_MODEL_FIRST, 3: "id"},
+    "ModelStreamInfer": _MODEL_FIRST,
+    "ModelReady": _MODEL_FIRST,
+    "ModelMetadata": _MODEL_FIRST,
+    "ModelConfig": _MODEL_FIRST,
+    "ModelStatistics": _MODEL_FIRST,
+    "RepositoryModelLoad": _MODEL_SECOND,
+    "RepositoryModelUnload": _MODEL_SECOND,
+    "TraceSetting": _MODEL_SECOND,
+}
+_MOST_FIELDS = 32
+_LONGEST_NAME = 256
+
+_Work = Callable[[Keep], LongWork[Parts]]
+
+
+class LoggedRpc:
+    """A call of the RPC at `path`: for its transport the handler that `method` opens, for that handler the call."""
+
+    __slots__ = ("_began_ns", "_call", "_handler", "_names", "_over", "_path", "_received", "_sent", "peer")
+
+    def __init__(self, method: Method, path: str, call: Rpc) -> None:
+        self._path = path
+        self._call = call
+        # While there is one: when its time is over gRPC's C core does not know it any more
+        self.peer = call.peer
+        self._began_ns = time.monotonic_ns()
+        self._names: dict[str, str] = {}
+        self._received = self._sent = 0
+        self._over = False
+        # None when the call is over: handler and call know each other
+        self._handler: Handler | None = None
+        handler = method.open(self)
+        if not self._over:
+            self._handler = handler
+
+    # For the transport
+
+    def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
+        self._received += len(data)
+        if not self._names:
+            self._names = names_in(self._path, data)
+        if self._handler is not None:
+            self._handler.on_message(data, block, offset)
+
+    def on_half_close(self) -> None:
+        if self._handler is not None:
+            self._handler.on_half_close()
+
+    def on_writable(self) -> None:
+        if self._handler is not None:
+            self._handler.on_writable()
+
+    def on_cancel(self) -> None:
+        handler = self._handler
+        ended = self._call.ended
+        self._end(CANCELLED if ended is None else ended)
+        if handler is not None:
+            handler.on_cancel()
+
+    # For the handler
+
+    @property
+    def ended(self) -> int | None:
+        return self._call.ended
+
+    def metadata(self) -> Metadata:
+        return self._call.metadata()
+
+    def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
+        self._count(parts)
+        self._call.reply(parts, blocks)
+        self._end(OK)
+
+    def reply_in_steps(self, work: _Work, blocks: Sequence[Block]) -> None:
+        self._call.reply_in_steps(lambda keep: self._made(work, keep, ends=True), blocks)
+
+    def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
+        self._count(parts)
+        return self._call.send(parts, blocks)
+
+    def send_in_steps(self, work: _Work, blocks: Sequence[Block]) -> bool:
+        return self._call.send_in_steps(lambda keep: self._made(work, keep), blocks)
+
+    def finish(self, status: int, message: str = "") -> None:
+        self._call.finish(status, message)
+        self._end(status)
+
+    def pause_reading(self) -> None:
+        self._call.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._call.resume_reading()
+
+    # The line
+
+    def _made(self, work: _Work, keep: Keep, ends: bool = False) -> LongWork[Parts]:
+        """What the work makes, counted."""
+        status = CANCELLED
+        try:
+            parts = yield from work(keep)
+            self._count(parts)
+            status = OK
+            return parts
+        except ServeError as error:
+            status = error.code.grpc_status
+            raise
+        finally:
+            if ends:
+                self._end(status)
+
+    def _count(self, parts: Parts) -> None:
+        self._sent += sum(map(len, parts))
+
+    def _end(self, status: int) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._handler = None
+        log_answer(
+            self.peer,
+            f"{self._path} HTTP/2",
+            _NAMES[status] if 0 <= status < len(_NAMES) else status,
+            self._names,
+            self._began_ns,
+            self._received,
+            self._sent,
+        )
+
+
+def names_in(path: str, message: bytes | memoryview) -> dict[str, str]:
+    """What a message to an RPC names: model, version, id; not what it leaves out, or what is malformed."""
+    names: dict[str, str] = {}
+    naming = _NAMING.get(path.rpartition("/")[2])
+    if naming is None:
+        return names
+    at = 0
+    try:
+        for _ in range(_MOST_FIELDS):
+            if at >= len(message):
+                break
+            tag, at = read_tag(message, at)
+            name = naming.get(tag >> 3) if tag & 7 == LENGTH else None
+            if name is None:
+                at = skip(message, at, tag & 7)
+            else:
+                length, at = read_varint(message, at)
+                names[name] = str(message[at : at + min(length, _LONGEST_NAME)], "utf-8", "replace")
+                at += length
+    except (Malformed, IndexError):
+        pass
+    return names

@@ -1,0 +1,349 @@
+"""The transport that is grpcio: HTTP/2, TLS, compression and keepalive are its C core's, through `grpc.aio`.
+
+Handlers get and give raw bytes; grpcio copies a message once on its way in and once on its way out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import urllib.parse
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from stubserve.errors import ServeError, internal
+from stubserve.grpc.service import Service
+from stubserve.grpc.transport import (
+    CANCELLATION_LINE,
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    MAX_MESSAGE_BYTES,
+    OK,
+    REQUEST_LINE,
+    Keep,
+    Metadata,
+    Method,
+    Parts,
+)
+from stubserve.inference.long_work import LongWork, finish
+from stubserve.memory.blocks import Block
+from stubserve.settings.groups import GrpcSettings
+
+log = logging.getLogger("stubserve.grpc")
+
+# How much may wait for a client that reads slowly before it is said to be slow.
+OUTBOX_BYTES = 1 << 20
+_ALGORITHMS = {"low": grpc.Compression.Gzip, "medium": grpc.Compression.Deflate, "high": grpc.Compression.Deflate}
+_Waiting = bytes | tuple[Callable[[Keep], LongWork[Parts]], list[Block]]
+_STATUS = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def _done(work: Callable[[Keep], LongWork[Parts]]) -> Parts:
+    """What the work makes, all of it at once: in a thread, as everything of grpcio's is."""
+    return finish(work(lambda nbytes: None))
+
+
+def _drop(item: _Waiting) -> None:
+    for block in () if isinstance(item, bytes) else item[1]:
+        block.drop()
+
+
+def _status_of(error: BaseException) -> tuple[int, str]:
+    """The end of an RPC whose answer could not be made."""
+    if not isinstance(error, ServeError):
+        log.error("an answer could not be made", exc_info=error)
+        error = internal("unexpected error while the answer was encoded; see the server's log")
+    return error.code.grpc_status, error.message
+
+
+class _Rpc:
+    """What grpcio's context says of an RPC."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    @property
+    def peer(self) -> str:
+        # Of "ipv4:127.0.0.1:50000", or "ipv6:%5B::1%5D:50000", what others have
+        address = urllib.parse.unquote(self._context.peer()).partition(":")[2]
+        return address.replace("[", "").replace("]", "")
+
+    @property
+    def ended(self) -> int | None:
+        # Asked only of a call that its handler did not end
+        left = self._context.time_remaining()
+        return CANCELLED if left is None or left > 0 else DEADLINE_EXCEEDED
+
+    def metadata(self) -> Metadata:
+        metadata: Metadata = self._context.invocation_metadata()
+        return metadata
+
+
+class _UnaryRpc(_Rpc):
+    """A unary RPC; its answer is a future."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self.answer: asyncio.Future[bytes | tuple[int, str]] = asyncio.get_running_loop().create_future()
+
+    def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
+        if not self.answer.done():
+            self.answer.set_result(b"".join(parts))
+
+    def reply_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> None:
+        held = [block.hold() for block in blocks]
+        made = asyncio.get_running_loop().run_in_executor(None, _done, work)
+        made.add_done_callback(lambda _: self._reply_made(made, held))
+
+    def _reply_made(self, made: asyncio.Future[Parts], held: list[Block]) -> None:
+        error = made.exception()
+        if error is None:
+            self.reply(made.result(), held)
+        else:
+            self.finish(*_status_of(error))
+        for block in held:
+            block.drop()
+
+    def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
+        raise AssertionError("a unary RPC has one reply")
+
+    def send_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> bool:
+        raise AssertionError("a unary RPC has one reply")
+
+    def finish(self, status: int, message: str = "") -> None:
+        if not self.answer.done():
+            self.answer.set_result((status, message))
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+class _StreamRpc(_Rpc):
+    """A streaming RPC. What is sent waits in an outbox that a task empties; OUTBOX_BYTES in it mean: slower."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        # Messages, and what is still to be made to one with the blocks that it holds until then
+        self._outbox: deque[_Waiting] = deque()
+        self._outbox_bytes = 0
+        self._news = asyncio.Event()
+        self._may_read = asyncio.Event()
+        self._may_read.set()
+        self._end: tuple[int, str] | None = None
+        self._slow = False
+
+    # For the service
+
+    def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
+        self.send(parts, blocks)
+        self.finish(OK)
+
+    def reply_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> None:
+        self.send_in_steps(work, blocks)
+        self.finish(OK)
+
+    def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
+        if self._end is not None:
+            return True
+        message = b"".join(parts)
+        self._outbox.append(message)
+        self._outbox_bytes += len(message)
+        self._news.set()
+        if self._outbox_bytes > OUTBOX_BYTES:
+            self._slow = True
+        return not self._slow
+
+    def send_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> bool:
+        if self._end is None:
+            self._outbox.append((work, [block.hold() for block in blocks]))
+            self._news.set()
+            self._slow = True
+        return False
+
+    def finish(self, status: int, message: str = "") -> None:
+        if self._end is None:
+            self._end = (status, message)
+            self._news.set()
+
+    def pause_reading(self) -> None:
+        self._may_read.clear()
+
+    def resume_reading(self) -> None:
+        self._may_read.set()
+
+    # The RPC itself
+
+    async def run(self, method: Method) -> None:
+        handler = method.open(self)
+        reading = asyncio.get_running_loop().create_task(self._read(handler))
+        try:
+            while True:
+                while self._outbox:
+                    message = await self._made(self._outbox.popleft())
+                    await self._context.write(message)
+                    if self._slow and self._outbox_bytes <= OUTBOX_BYTES // 2:
+                        self._slow = False
+                        handler.on_writable()
+                if self._end is not None:
+                    break
+                self._news.clear()
+                await self._news.wait()
+        except BaseException:
+            # Cancelled, or the connection is gone.
+            self._end = (OK, "")
+            handler.on_cancel()
+            raise
+        finally:
+            reading.cancel()
+            for item in self._outbox:
+                _drop(item)
+        status, text = self._end
+        if status != OK:
+            await self._context.abort(_STATUS[status], text)
+
+    async def _made(self, item: _Waiting) -> bytes:
+        """The message that waits, made off the event loop if it is still to be."""
+        if isinstance(item, bytes):
+            self._outbox_bytes -= len(item)
+            return item
+        made = asyncio.get_running_loop().run_in_executor(None, _done, item[0])
+        # The thread goes on, whoever is gone.
+        made.add_done_callback(lambda _: _drop(item))
+        try:
+            return b"".join(await asyncio.shield(made))
+        except Exception as error:
+            status, text = _status_of(error)
+            await self._context.abort(_STATUS[status], text)
+            raise
+
+    async def _read(self, handler: Any) -> None:
+        while True:
+            await self._may_read.wait()
+            message = await self._context.read()
+            if self._end is not None:
+                return
+            if message is grpc.aio.EOF:
+                handler.on_half_close()
+                return
+            handler.on_message(message)
+
+
+class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """A listening gRPC server for a service. `port` is the one that it got.
+
+    Of a port that is shared with other servers, the one that is wanted, and nothing listens there before `start`:
+    grpcio cannot have a port without listening.
+    """
+
+    def __init__(self, service: Service, options: GrpcSettings) -> None:
+        self._compression = _ALGORITHMS.get(options.compression_level)
+        self._handlers = {path: self._rpc(path, method) for path, method in service.methods.items()}
+        self._server = grpc.aio.server(options=_channel_arguments(options))
+        self._server.add_generic_rpc_handlers((self,))
+        self._service = service
+        self._options = options
+        self.port = options.port if options.reuse_port else self._listen()
+
+    def _listen(self) -> int:
+        """The port. Raises OSError."""
+        options = self._options
+        host = f"[{options.address}]" if ":" in options.address else options.address
+        target = f"{host}:{options.port}"
+        try:
+            if options.tls is None:
+                port = self._server.add_insecure_port(target)
+            else:
+                tls = options.tls
+                root = Path(tls.root_certificates).read_bytes() if tls.root_certificates else None
+                pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
+                credentials = grpc.ssl_server_credentials([pair], root, tls.mutual)
+                port = self._server.add_secure_port(target, credentials)
+        except RuntimeError as error:
+            # grpcio says no more than that it failed, which is nearly always a port that is taken.
+            raise OSError(errno.EADDRINUSE, str(error)) from None
+        return int(port)
+
+    def service(self, handler_call_details: Any) -> Any:
+        return self._handlers.get(handler_call_details.method)
+
+    async def start(self) -> None:
+        """Raises OSError where the port is shared, and cannot be had."""
+        if self._options.reuse_port:
+            self.port = self._listen()
+        await self._server.start()
+
+    async def stop(self, grace_s: float) -> None:
+        """No new RPCs; those that are running end, or are cancelled after `grace_s`."""
+        self._service.stop()
+        await self._server.stop(grace_s)
+
+    def _rpc(self, path: str, method: Method) -> Any:
+        compression = self._compression if method.infers else None
+
+        async def unary(_: Any, context: Any) -> bytes:
+            log.debug(REQUEST_LINE, path)
+            if compression is not None:
+                context.set_compression(compression)
+            message = await context.read()
+            if message is grpc.aio.EOF:
+                await context.abort(grpc.StatusCode.INTERNAL, "Unable to parse request")
+            call = _UnaryRpc(context)
+            handler = method.open(call)
+            if not call.answer.done():
+                handler.on_message(message)
+            try:
+                answer = await call.answer
+            except asyncio.CancelledError:
+                log.debug(CANCELLATION_LINE, path)
+                handler.on_cancel()
+                raise
+            if isinstance(answer, bytes):
+                return answer
+            status, text = answer
+            await context.abort(_STATUS[status], text)
+            raise AssertionError("not reached")
+
+        async def stream(_: Any, context: Any) -> None:
+            log.debug(REQUEST_LINE, path)
+            if compression is not None:
+                context.set_compression(compression)
+            try:
+                await _StreamRpc(context).run(method)
+            except asyncio.CancelledError:
+                log.debug(CANCELLATION_LINE, path)
+                raise
+
+        if method.unary:
+            # Not grpcio's unary kind: that leaves a client without an answer that ends its call without a message.
+            return grpc.stream_unary_rpc_method_handler(unary)
+        return grpc.stream_stream_rpc_method_handler(stream)
+
+
+def _channel_arguments(options: GrpcSettings) -> list[tuple[str, int]]:
+    arguments = {
+        "grpc.max_receive_message_length": MAX_MESSAGE_BYTES,
+        "grpc.max_send_message_length": MAX_MESSAGE_BYTES,
+        "grpc.so_reuseport": int(options.reuse_port),
+        "grpc.keepalive_time_ms": options.keepalive_time,
+        "grpc.keepalive_timeout_ms": options.keepalive_timeout,
+        "grpc.keepalive_permit_without_calls": int(options.keepalive_permit_without_calls),
+        "grpc.http2.max_pings_without_data": options.max_pings_without_data,
+        "grpc.http2.min_ping_interval_without_data_ms": options.min_recv_ping_interval_without_data,
+        "grpc.http2.max_ping_strikes": options.max_ping_strikes,
+        "grpc.max_connection_age_ms": options.max_connection_age,
+        "grpc.max_connection_age_grace_ms": options.max_connection_age_grace,
+    }
+    return [(name, value) for name, value in arguments.items() if value is not None]

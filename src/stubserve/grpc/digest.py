@@ -1,0 +1,167 @@
+"""Large requests that are not large because of raw contents: read in steps, and made into ones that are.
+
+Typed contents may be millions of elements, and a description millions of tiny parts. Protobuf's own parser would take
+them apart in one go, in which nothing else runs, and build an object for each. So a large message whose description is
+large is first walked here, in steps: its parts are counted, and contents become raw contents, in numpy's loops where
+they are numbers; what is left beside them is no longer than MAX_WORDS_BYTES. What comes out is an ordinary message for
+`infer_decode`, with a short description.
+
+Guarantees: what a message means does not change. Where its contents are wrong (of another type than the input, or raw
+contents beside them) they are cut down to what shows that, so that the error is the same one. Costs: 10 ns for a
+number, half a microsecond for a string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from stubserve.connections.offload import LARGE_BYTES
+from stubserve.grpc.contents import MAX_PARTS, Elements
+from stubserve.grpc.envelope import split
+from stubserve.grpc.messages import service_pb2
+from stubserve.grpc.transport import Keep
+from stubserve.grpc.wire import LENGTH, Malformed, TooLong, TooManyParts, field, read_tag, read_varint, skip, varint
+from stubserve.inference.long_work import LongWork
+from stubserve.memory.heap_account import MAX_WORDS_BYTES
+
+_INPUT, _RAW = 5, 7
+_SHAPE, _CONTENTS = 3, 5
+_RAW_TAG = bytes((_RAW << 3 | LENGTH,))
+
+Bytes = bytes | memoryview
+Pieces = list[Bytes]
+
+
+class _Kind(NamedTuple):
+    """A type of message, as far as it has messages within: by the number of their field."""
+
+    within: dict[int, _Kind]
+
+
+_VALUE = _Kind({})
+_ENTRY = _Kind({2: _VALUE})
+_OUTPUT = _Kind({2: _ENTRY})
+_INPUT_REST = _Kind({4: _ENTRY})
+_REQUEST_REST = _Kind({4: _ENTRY, 6: _OUTPUT})
+
+
+class _Input(NamedTuple):
+    """An input without its contents, and those (None where it has none)."""
+
+    rest: bytes
+    elements: Elements | None
+
+
+def digest(data: Bytes) -> Callable[[Keep], LongWork[Pieces]] | None:
+    """What is to be done to a message before it is decoded: work that gives it anew, in pieces, and raises Malformed.
+
+    None where the message can be decoded as it is.
+    """
+    try:
+        description = len(split(data).description)
+    except Malformed:
+        return None
+    return None if description <= LARGE_BYTES else _Walk(data).pieces
+
+
+class _Walk:
+    """One message, taken apart on all its levels. Raises Malformed. Beside the elements of typed contents no more than
+    MAX_PARTS are read, which is not worth being done in steps."""
+
+    def __init__(self, data: Bytes) -> None:
+        self._data = data
+        self._parts = 0
+
+    def pieces(self, keep: Keep) -> LongWork[Pieces]:
+        rest: Pieces = []
+        raw: Pieces = []
+        inputs: list[_Input] = []
+        for number, wire, whole, content in self._fields(self._data):
+            if wire == LENGTH and number == _INPUT:
+                inputs.append((yield from self._input(content, keep)))
+            elif wire == LENGTH and number == _RAW:
+                raw.append(whole)
+            else:
+                if wire == LENGTH and number in _REQUEST_REST.within:
+                    self._count(content, _REQUEST_REST.within[number])
+                rest.append(whole)
+        if sum(map(len, rest)) + sum(len(one.rest) for one in inputs) > MAX_WORDS_BYTES:
+            raise TooLong
+        made = None if raw else (yield from _all_raw(inputs, keep))
+        if made is not None:
+            return [b"".join([*rest, *(field(_INPUT, one.rest) for one in inputs)]), *made]
+        for one in inputs:
+            sample = b"" if one.elements is None else field(_CONTENTS, one.elements.sample())
+            rest.append(field(_INPUT, one.rest + sample))
+        return [b"".join(rest), *raw]
+
+    def _input(self, data: Bytes, keep: Keep) -> LongWork[_Input]:
+        rest: list[Bytes] = []
+        elements: Elements | None = None
+        for number, wire, whole, content in self._fields(data):
+            if wire == LENGTH and number == _CONTENTS:
+                if elements is None:
+                    elements = Elements(keep)
+                self._parts += yield from elements.read(content)
+                self._check()
+                continue
+            if number == _SHAPE:
+                self._parts += len(content)
+                self._check()
+            elif wire == LENGTH and number in _INPUT_REST.within:
+                self._count(content, _INPUT_REST.within[number])
+            rest.append(whole)
+        return _Input(b"".join(rest), elements)
+
+    def _count(self, data: Bytes, kind: _Kind) -> None:
+        for number, wire, _, content in self._fields(data):
+            if wire == LENGTH and number in kind.within:
+                self._count(content, kind.within[number])
+
+    def _fields(self, data: Bytes) -> Iterator[tuple[int, int, Bytes, Bytes]]:
+        """Number, wire type, the whole field and its content."""
+        at, end = 0, len(data)
+        while at < end:
+            self._parts += 1
+            self._check()
+            begin = at
+            tag, at = read_tag(data, at)
+            content = at
+            if tag & 7 == LENGTH:
+                length, content = read_varint(data, at)
+                at = content + length
+                if at > end:
+                    raise Malformed
+            else:
+                at = skip(data, at, tag & 7)
+            yield tag >> 3, tag & 7, data[begin:at], data[content:at]
+
+    def _check(self) -> None:
+        if self._parts > MAX_PARTS:
+            raise TooManyParts("parts", MAX_PARTS)
+
+
+def _all_raw(inputs: list[_Input], keep: Keep) -> LongWork[Pieces | None]:
+    """The raw contents that stand for the inputs' own; None where those are wrong, or not all of them have any."""
+    made: Pieces = []
+    for rest, elements in inputs:
+        if elements is None:
+            return None
+        tensor = _tensor(rest)
+        if "shared_memory_region" in tensor.parameters:
+            return None
+        pieces = yield from elements.as_tensor(tensor.datatype, keep)
+        if pieces is None:
+            return None
+        made += [_RAW_TAG + varint(sum(map(len, pieces))), *pieces]
+    return made
+
+
+def _tensor(data: bytes) -> Any:
+    try:
+        return service_pb2.ModelInferRequest.InferInputTensor.FromString(data)
+    except DecodeError:
+        raise Malformed from None

@@ -1,0 +1,74 @@
+"""Compressed messages, both ways: in steps, and within bounds.
+
+A few kilobytes may stand for gigabytes. No more is made of a client's message than it may have, and every piece is
+counted before the next one is made.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from functools import partial
+
+from stubserve.grpc.http2.inbox import MessageRefusal
+from stubserve.grpc.transport import INTERNAL, RESOURCE_EXHAUSTED, Keep
+from stubserve.inference.long_work import LongWork
+
+# What goes in and what comes out in one step.
+_INPUT_BYTES = 256 * 1024
+_PIECE_BYTES = 1 << 20
+_DETECT_FORMAT = 32 + zlib.MAX_WBITS
+_FORMAT = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+
+
+def short_content(data: bytes | memoryview, most: int) -> bytes | None:
+    """A message's content where that is no longer than `most`; None where it is, or is none. Raises MessageRefusal."""
+    stream = zlib.decompressobj(_DETECT_FORMAT)
+    content = _inflated(stream, data, most + 1)
+    return content if stream.eof and len(content) <= most else None
+
+
+def inflate(data: bytes | memoryview, limit: int, keep: Keep) -> LongWork[list[bytes]]:
+    """A message's content, in pieces. Raises MessageRefusal, and ServeError where it cannot be kept."""
+    stream = zlib.decompressobj(_DETECT_FORMAT)
+    pieces: list[bytes] = []
+    size = at = 0
+    while not stream.eof:
+        rest: bytes | memoryview = stream.unconsumed_tail
+        if not rest:
+            rest = data[at : at + _INPUT_BYTES]
+            at += _INPUT_BYTES
+        # Where nothing is left to go in, something may still come out; if not, the data end early.
+        piece = yield partial(_inflated, stream, rest, _PIECE_BYTES)
+        if not piece and not rest:
+            raise MessageRefusal(INTERNAL, "a message cannot be decompressed: the compressed data ends early")
+        size += len(piece)
+        if size > limit:
+            raise MessageRefusal(
+                RESOURCE_EXHAUSTED,
+                f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. "
+                "Use --http-max-input-size to increase the limit.",
+            )
+        keep(len(piece))
+        pieces.append(piece)
+    return pieces
+
+
+def deflate(parts: Sequence[bytes | memoryview], encoding: str, level: int, keep: Keep) -> LongWork[list[bytes]]:
+    """A message's parts, compressed as gRPC calls `encoding`."""
+    stream = zlib.compressobj(level, wbits=_FORMAT[encoding])
+    pieces: list[bytes] = []
+    for part in parts:
+        for at in range(0, len(part), _INPUT_BYTES):
+            piece = yield partial(stream.compress, part[at : at + _INPUT_BYTES])
+            keep(len(piece))
+            pieces.append(piece)
+    pieces.append(stream.flush())
+    return pieces
+
+
+def _inflated(stream: zlib._Decompress, data: bytes | memoryview, most: int) -> bytes:
+    try:
+        return stream.decompress(data, most)
+    except zlib.error as error:
+        raise MessageRefusal(INTERNAL, f"a message cannot be decompressed: {error}") from None

@@ -1,0 +1,234 @@
+"""Heads: those of requests, read once and remembered; those of answers, written without state.
+
+A client compresses the headers of its second request to a few references to its first. Such a block means the same
+until the table of the connection changes, so it is decoded once, by `fields`, and looked up from then on. Answers use
+literals only: no table of ours has to be kept in step with the client's.
+
+A request whose fields break RFC 9113 (section 8) is malformed: `fault` says how, and costs it its stream.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+import re
+
+from stubserve.grpc.http2.fields import FIELD_BYTES, MAX_FIELDS, MAX_LIST_BYTES, TABLE_BYTES, Field, FieldDecoder
+from stubserve.grpc.transport import RESOURCE_EXHAUSTED, UNIMPLEMENTED, Metadata
+
+_REMEMBERED = 64
+_REMEMBERED_BYTES = 1024
+_MESSAGE_BYTES = 6 * 1024
+_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])").fullmatch
+_UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_UNPRINTABLE = re.compile(rb"[^ -$&-~]")
+# Names: no upper case, no controls, no space, no colon but the first of a pseudo-header, ASCII.
+_NAME = re.compile(rb":?[!-9;-@\[-~]+").fullmatch
+# Values: not these anywhere. White space around them is allowed, which clients of gRPC send.
+_BAD_VALUE = re.compile(rb"[\0\r\n]").search
+# What belongs to a connection has no meaning in HTTP/2, and two servers in a row may differ about it.
+_OF_CONNECTIONS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
+_PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
+
+
+class RpcHead:
+    """What a request says before its messages. `timeout_s` is None without a deadline.
+
+    `nbytes` is its size as HTTP/2 counts it. `fault` is what makes it malformed as a request, "" for nothing, and
+    `trailer_fault` the same where it stands behind the messages. `too_large` says that not all fields are
+    kept.
+    """
+
+    __slots__ = (
+        "accepts",
+        "encoding",
+        "fault",
+        "is_grpc",
+        "metadata",
+        "nbytes",
+        "path",
+        "timeout_s",
+        "too_large",
+        "trailer_fault",
+    )
+
+    def __init__(self, fields: list[Field], too_large: bool = False) -> None:
+        self.path = ""
+        self.is_grpc = False
+        self.timeout_s: float | None = None
+        self.encoding = "identity"
+        self.accepts = ""
+        self.nbytes = 0
+        self.too_large = too_large
+        self.fault, self.trailer_fault = _faults(fields)
+        metadata: list[tuple[str, str | bytes]] = []
+        post = False
+        for raw_name, raw_value in fields:
+            name, value = _text(raw_name), _text(raw_value)
+            self.nbytes += len(raw_name) + len(raw_value) + FIELD_BYTES
+            if name == ":path":
+                self.path = value
+            elif name == ":method":
+                post = value == "POST"
+            elif name == "content-type":
+                self.is_grpc = value.startswith("application/grpc")
+            elif name == "grpc-timeout":
+                self.timeout_s = _timeout(value)
+            elif name == "grpc-encoding":
+                self.encoding = value
+            elif name == "grpc-accept-encoding":
+                self.accepts = value
+            elif not name.startswith(":") and name not in ("te", "grpc-status"):
+                metadata.append((name, _binary(value) if name.endswith("-bin") else value))
+        self.is_grpc = self.is_grpc and post
+        self.metadata: Metadata = metadata
+
+
+class HeadDecoder:
+    """The decoder of one connection. A block comes whole (`decode`), or in pieces: `begin`, `feed` and `end`."""
+
+    def __init__(self) -> None:
+        self._decoder = FieldDecoder()
+        self._known: dict[bytes, RpcHead] = {}
+        # The decoder's when the last block ended, and whether that block was the one that had changed it
+        self._changes = 0
+        self._changed = False
+        self.begin = self._decoder.begin
+        self.feed = self._decoder.feed
+
+    def decode(self, block: bytes) -> RpcHead:
+        """Raises ConnectionFault: after a block that cannot be decoded nothing else can be."""
+        head = self._known.get(block)
+        if head is not None:
+            return head
+        self.begin()
+        self.feed(block)
+        head = self.end()
+        if len(block) <= _REMEMBERED_BYTES and len(self._known) < _REMEMBERED and not self._changed:
+            self._known[block] = head
+        return head
+
+    def end(self) -> RpcHead:
+        """The head that the pieces make. Raises ConnectionFault."""
+        head = RpcHead(*self._decoder.end())
+        changes = self._decoder.changes
+        self._changed = changes != self._changes
+        if self._changed:
+            self._changes = changes
+            self._known.clear()
+        return head
+
+
+def _faults(fields: list[Field]) -> tuple[str, str]:
+    """What is wrong with a request's head, and with trailers, that have these fields."""
+    seen: dict[bytes, bytes] = {}
+    hosts: set[bytes] = set()
+    regular = False
+    for name, value in fields:
+        if not _NAME(name):
+            return (f"the header name {name[:100]!a} is not allowed",) * 2
+        if _BAD_VALUE(value):
+            return (f"the value of the header {name[:100]!a} is not allowed",) * 2
+        if name[0] == 0x3A:
+            if regular:
+                return ("a pseudo-header stands behind a header",) * 2
+            if name not in _PSEUDO:
+                return (f"there is no pseudo-header {name[:100]!a}",) * 2
+            if name in seen:
+                return (f"the pseudo-header {name.decode()} is there twice",) * 2
+            seen[name] = value
+            continue
+        regular = True
+        if name in _OF_CONNECTIONS or (name == b"te" and value != b"trailers"):
+            return (f"the header '{name.decode()}' belongs to a connection of HTTP/1.1",) * 2
+        if name == b"host":
+            if hosts:
+                return ("the header 'host' is there twice",) * 2
+            hosts.add(value)
+    in_trailers = "a pseudo-header stands in trailers" if seen else ""
+    for name in (b":method", b":scheme", b":path"):
+        if not seen.get(name):
+            return f"the pseudo-header {name.decode()} is missing", in_trailers
+    authority = seen.get(b":authority")
+    if not authority and not any(hosts):
+        return "there is neither :authority nor 'host'", in_trailers
+    if authority is not None and hosts and hosts != {authority}:
+        return "':authority' and 'host' differ", in_trailers
+    return "", in_trailers
+
+
+@functools.lru_cache(maxsize=1024)
+def _short_text(raw: bytes) -> str:
+    return raw.decode("latin-1")
+
+
+def _text(raw: bytes) -> str:
+    """A name or value. Those that fit the table of a client, which needs a byte for each time, are kept once."""
+    return _short_text(raw) if len(raw) <= TABLE_BYTES else raw.decode("latin-1")
+
+
+def _timeout(value: str) -> float | None:
+    found = _TIMEOUT(value)
+    return int(found[1]) * _UNITS[found[2]] if found else None
+
+
+def _binary(value: str) -> bytes:
+    try:
+        return base64.b64decode(value + "=" * (-len(value) % 4))
+    except (binascii.Error, ValueError):
+        return value.encode("latin-1")
+
+
+def _string(text: bytes) -> bytes:
+    """HPACK's string literal: the length in 7 bits and more, and the bytes as they are."""
+    length = len(text)
+    if length < 0x7F:
+        return bytes((length,)) + text
+    length -= 0x7F
+    out = bytearray((0x7F,))
+    while length >= 0x80:
+        out.append(length & 0x7F | 0x80)
+        length >>= 7
+    out.append(length)
+    return bytes(out) + text
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    return b"\x00" + _string(name) + _string(value)
+
+
+_TYPE = _literal(b"content-type", b"application/grpc")
+OPENING = b"\x88" + _TYPE
+
+
+@functools.cache
+def opening(encoding: str) -> bytes:
+    """The block in front of messages that are compressed so."""
+    return OPENING + _literal(b"grpc-encoding", encoding.encode())
+
+
+def trailers(status: int, message: str) -> bytes:
+    """The block behind the messages. Clients take no more than some KiB of headers: long texts lose their end."""
+    # Here already, for what is remembered is the text as well: it may quote a client, who may say a lot.
+    return _trailers(status, message[:_MESSAGE_BYTES])
+
+
+@functools.lru_cache(maxsize=256)
+def _trailers(status: int, message: str) -> bytes:
+    block = _literal(b"grpc-status", b"%d" % status)
+    if message:
+        text = _UNPRINTABLE.sub(lambda match: b"%%%02X" % match[0][0], message.encode("utf-8", "replace"))
+        if len(text) > _MESSAGE_BYTES:
+            text = re.sub(rb"%.?$", b"", text[:_MESSAGE_BYTES])
+        block += _literal(b"grpc-message", text)
+    return block
+
+
+# Whole answers: to what is no call of gRPC's, and to such a call
+NOT_GRPC = _literal(b":status", b"415")
+TOO_LARGE = _literal(b":status", b"431")
+CALL_TOO_LARGE = OPENING + trailers(
+    RESOURCE_EXHAUSTED, f"the metadata of a call may have {MAX_FIELDS} fields and {MAX_LIST_BYTES} bytes"
+)
+UNKNOWN_METHOD = OPENING + _literal(b"grpc-accept-encoding", b"identity, deflate, gzip") + trailers(UNIMPLEMENTED, "")

@@ -1,0 +1,276 @@
+"""Answers on one stream that its client has still to take.
+
+What the client's windows do not let through waits here, in order, beside what is still being made: answers that are to
+be compressed, or take long to write, are worked on in steps (`jobs`), and what follows them waits for its turn. A
+stream whose one answer leaves at once (`Sender.send_whole`) never has an outbox.
+
+Guarantees: nothing overtakes anything; what lies in the heap is counted in its account; the sender is told that the
+client is behind once OUTBOX_BYTES wait, and when it has caught up; a client that takes nothing is watched
+(`departure`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from stubserve.api.inference_server import InferenceServer
+from stubserve.connections.offload import LARGE_BYTES
+from stubserve.connections.sent_memory import SentMemory
+from stubserve.connections.unread_answers import SendWatch
+from stubserve.errors import ServeError, internal, unavailable
+from stubserve.grpc.http2.compression import deflate
+from stubserve.grpc.http2.heads import OPENING, opening
+from stubserve.grpc.http2.inbox import PREFIX_BYTES
+from stubserve.grpc.http2.sender import Sender, Sending
+from stubserve.grpc.jobs import OrderedJobs
+from stubserve.grpc.transport import Keep, Parts
+from stubserve.inference.long_work import LongWork, finish
+from stubserve.memory.blocks import Block
+from stubserve.memory.heap_account import FREE_BYTES, HeapShare
+
+log = logging.getLogger("stubserve.grpc")
+
+# How much may wait for a client that reads slowly before it is said to be slow.
+OUTBOX_BYTES = 1 << 20
+
+
+class Outlet(Protocol):
+    """What an outbox needs of its connection."""
+
+    server: InferenceServer
+    sender: Sender
+    sent_memory: SentMemory
+    send_watch: SendWatch
+    compression_level: int
+
+
+class OutboxOwner(Sending, Protocol):
+    """What an outbox tells its stream."""
+
+    def writable(self) -> None:
+        """The client has caught up."""
+        ...
+
+    def give_up(self, error: ServeError) -> None:
+        """What waits is not to wait any longer."""
+        ...
+
+    def fail(self, error: ServeError) -> None:
+        """An answer could not be made. What was to follow it is gone."""
+        ...
+
+
+class Outbox:
+    """The outbox of one stream. `encoding` is what its messages are compressed with. `opened` says that its headers
+    have left, and `unsent` how much the client has not taken, or not let in."""
+
+    __slots__ = (
+        "_connection",
+        "_counted",
+        "_encoding",
+        "_heap_bytes",
+        "_jobs",
+        "_pieces",
+        "_slow",
+        "_stream",
+        "_waits",
+        "opened",
+        "unsent",
+    )
+
+    def __init__(self, connection: Outlet, stream: OutboxOwner, encoding: str | None) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._encoding = encoding
+        self.opened = False
+        # What waits
+        self._pieces: deque[bytes | memoryview] = deque()
+        self.unsent = 0
+        self._waits = False
+        self._slow = False
+        # What is being made
+        self._jobs: OrderedJobs | None = None
+        # Bytes that lie in the heap, and what its account has been told of
+        self._heap_bytes = 0
+        self._counted = 0
+
+    def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
+        """Takes a message. False where the client is behind."""
+        encoding = self._encoding
+        is_behind = self._jobs is not None and self._jobs.busy
+        if encoding is not None:
+            level = self._connection.compression_level
+            if is_behind or sum(map(len, parts)) > LARGE_BYTES:
+                return self._send_later(lambda keep: deflate(parts, encoding, level, keep), blocks)
+            parts, blocks = finish(deflate(parts, encoding, level, lambda nbytes: None)), ()
+        elif is_behind:
+            return self._send_later(None, blocks, parts)
+        self._put(parts, blocks)
+        return not self._slow
+
+    def send_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> bool:
+        """Takes a message that has still to be made. False: that takes a while."""
+        encoding = self._encoding
+
+        def compressed(keep: Keep) -> LongWork[Parts]:
+            parts = yield from work(keep)
+            if encoding is not None:
+                parts = yield from deflate(parts, encoding, self._connection.compression_level, keep)
+            return parts
+
+        return self._send_later(compressed, blocks)
+
+    def pump(self) -> bool:
+        """Sends what the windows allow. Whether nothing is left, nor being made."""
+        pieces = self._pieces
+        sender = self._connection.sender
+        stream = self._stream
+        while pieces:
+            room = min(sender.stream_window + stream.widened, sender.room())
+            if room <= 0:
+                break
+            frame: list[bytes | memoryview] = []
+            length = 0
+            while pieces and length < room:
+                piece = pieces.popleft()
+                if type(piece) is bytes:
+                    self._heap_bytes -= len(piece)
+                if length + len(piece) > room:
+                    rest = memoryview(piece)
+                    pieces.appendleft(rest[room - length :])
+                    piece = rest[: room - length]
+                frame.append(piece)
+                length += len(piece)
+            if not self.opened:
+                self._open()
+            sender.send_data(stream.id, length, frame)
+            stream.widened -= length
+            self.unsent -= length
+        if pieces:
+            if sender.stream_window + stream.widened > 0:
+                sender.waiting[stream] = None
+            if not self._waits:
+                self._waits = True
+                self._connection.send_watch.watch(self)
+            return False
+        self._wait_no_more()
+        if self._counted:
+            self._count()
+        if self._jobs is not None and self._jobs.busy:
+            return False
+        if self._slow:
+            self._slow = False
+            asyncio.get_running_loop().call_soon(stream.writable)
+        return True
+
+    def clear(self) -> None:
+        """What waits is not sent any more."""
+        self._pieces.clear()
+        self.unsent = self._heap_bytes = 0
+        self._wait_no_more()
+        if self._counted:
+            self._count()
+
+    def drop_jobs(self) -> None:
+        """Nor is what is being made."""
+        jobs, self._jobs = self._jobs, None
+        if jobs is not None:
+            jobs.drop()
+
+    # For the watch over what is not taken
+
+    def give_up(self, error: ServeError) -> None:
+        self._stream.give_up(error)
+
+    def send_timed_out(self) -> None:
+        self._stream.give_up(unavailable("the client has read nothing of the answer for --send-timeout-secs"))
+
+    def _put(self, parts: Parts, blocks: Sequence[Block]) -> None:
+        """Sends a message, or has it wait."""
+        pieces = self._pieces
+        size = sum(map(len, parts))
+        flag = b"\0" if self._encoding is None else b"\1"
+        pieces.append(flag + size.to_bytes(4, "big"))
+        self.unsent += PREFIX_BYTES + size
+        if self._waits:
+            self._connection.send_watch.wrote(self, PREFIX_BYTES + size)
+        self._heap_bytes += PREFIX_BYTES
+        wrap = self._connection.sent_memory.wrap
+        for part in parts:
+            if isinstance(part, bytes):
+                pieces.append(part)
+                self._heap_bytes += len(part)
+            elif part:
+                pieces.append(wrap(part, blocks))
+        self.pump()
+        if pieces:
+            self._count()
+        if self.unsent > OUTBOX_BYTES:
+            self._slow = True
+
+    def _send_later(
+        self, work: Callable[[Keep], LongWork[Parts]] | None, blocks: Sequence[Block], parts: Parts = ()
+    ) -> bool:
+        """Sends what the work makes, or these parts, in its turn. Says that the client is behind."""
+        held = [block.hold() for block in blocks]
+        server = self._connection.server
+        if self._jobs is None:
+            self._jobs = OrderedJobs(server.offload)
+        self._slow = True
+        share = server.heap.share()
+        steps = None if work is None else work(share.add)
+        self._jobs.add(steps, functools.partial(self._send_made, parts, held, share))
+        return False
+
+    def _send_made(self, parts: Parts, held: list[Block], share: HeapShare, made: Any) -> None:
+        # What waits here is counted here.
+        share.drop()
+        if self._jobs is not None:
+            if isinstance(made, BaseException):
+                self._fail(made)
+            elif made is not None:
+                self._put(made, held if self._encoding is None else ())
+            else:
+                self._put(parts, held)
+        for block in held:
+            block.drop()
+        if self._jobs is not None and not self._jobs.busy:
+            self._stream.pump()
+
+    def _fail(self, error: BaseException) -> None:
+        if not isinstance(error, ServeError):
+            log.error("an answer could not be made", exc_info=error)
+            error = internal("unexpected error while the answer was encoded; see the server's log")
+        self.clear()
+        self._stream.fail(error)
+
+    def _open(self) -> None:
+        self.opened = True
+        block = OPENING if self._encoding is None else opening(self._encoding)
+        self._connection.sender.send_head(self._stream.id, block)
+
+    def _wait_no_more(self) -> None:
+        if self._waits:
+            self._waits = False
+            self._connection.send_watch.unwatch(self)
+
+    def _count(self) -> None:
+        """Has the heap's account follow what waits. Raises nothing: where there is no memory for it the RPC ends, but
+        not before whoever sends has returned."""
+        kept = self._heap_bytes
+        more = (kept if kept > FREE_BYTES else 0) - self._counted
+        heap = self._connection.server.heap
+        if more < 0:
+            heap.give_back(-more)
+        elif more:
+            try:
+                heap.take(more)
+            except ServeError as error:
+                asyncio.get_running_loop().call_soon(self._stream.give_up, error)
+                return
+        self._counted += more

@@ -1,0 +1,160 @@
+"""Which RPCs there are: path -> method. What a transport serves."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
+
+from stubserve.api.access import Access
+from stubserve.api.forwarded_headers import HeaderForwarding
+from stubserve.api.management import ServerFacts
+from stubserve.api.tokens import Tokens
+from stubserve.errors import ServeError
+from stubserve.grpc.access_log import LoggedRpc
+from stubserve.grpc.digest import digest
+from stubserve.grpc.infer import ModelInfer
+from stubserve.grpc.management import METHODS, SERVICE, ManagementRpcs
+from stubserve.grpc.messages import service_pb2
+from stubserve.grpc.stream import ModelStreamInfer
+from stubserve.grpc.transport import MAX_MESSAGE_BYTES, Handler, Method, Rpc, values_of
+from stubserve.grpc.unary import Unary
+from stubserve.grpc.wellknown import HEALTH, REFLECTION
+from stubserve.memory.blocks import Block
+
+# Of what neither infers nor loads; such a question is a name or two.
+MAX_QUESTION_BYTES = 1 << 20
+
+_RESTRICTED_PREFIX = "triton-grpc-protocol-"
+
+
+class _Endless(Protocol):
+    def stop(self) -> None: ...
+
+
+class Refused:
+    """The handler of an RPC that is answered with an error whatever it says."""
+
+    def __init__(self, call: Rpc, error: ServeError) -> None:
+        call.finish(error.code.grpc_status, error.message)
+
+    def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
+        pass
+
+    def on_half_close(self) -> None:
+        pass
+
+    def on_writable(self) -> None:
+        pass
+
+    def on_cancel(self) -> None:
+        pass
+
+
+class Service:
+    """The RPCs of one server. `access` says who may use which; None for everybody.
+
+    With `logs_calls` each has a line in the log when it is over.
+    """
+
+    def __init__(
+        self,
+        server: ServerFacts,
+        forward_pattern: str = "",
+        access: Access | None = None,
+        logs_calls: bool = False,
+    ) -> None:
+        self._server = server
+        self._forwarding = HeaderForwarding(forward_pattern) if forward_pattern else None
+        self._access = access
+        self._logs_calls = logs_calls
+        self._endless: weakref.WeakSet[_Endless] = weakref.WeakSet()
+        rpcs = ManagementRpcs(server)
+        self.methods: dict[str, Method] = {}
+        for name, (kind, respond) in METHODS.items():
+            request_class = getattr(service_pb2, f"{name}Request")
+            self._add(f"/{SERVICE}/{name}", kind, self._unary(request_class, functools.partial(respond, rpcs)))
+        self._add(f"/{SERVICE}/ModelInfer", "inference", Method(self._model_infer, True, True, digest))
+        self._add(f"/{SERVICE}/ModelStreamInfer", "inference", Method(self._model_stream_infer, False, True, digest))
+        self._add(f"/{HEALTH}.Health/Check", "health", Method(self._check, True, max_bytes=MAX_QUESTION_BYTES))
+        self._add(f"/{HEALTH}.Health/Watch", "health", Method(self._watch, False, max_bytes=MAX_QUESTION_BYTES))
+        for package in REFLECTION:
+            method = Method(functools.partial(self._reflect, package), False, max_bytes=MAX_QUESTION_BYTES)
+            self._add(f"/{package}.ServerReflection/ServerReflectionInfo", "metadata", method)
+
+    def stop(self) -> None:
+        """Has the RPCs that would go on for ever end once what they are busy with is done."""
+        for handler in list(self._endless):
+            handler.stop()
+
+    def _unary(self, request_class: Any, respond: Any) -> Method:
+        loads = request_class is service_pb2.RepositoryModelLoadRequest
+        open_rpc = functools.partial(Unary, request_class=request_class, respond=respond)
+        return Method(open_rpc, True, max_bytes=MAX_MESSAGE_BYTES if loads else MAX_QUESTION_BYTES)
+
+    def _add(self, path: str, kind: str, method: Method) -> None:
+        access = self._access
+        if access is not None and access.guards(kind):
+            method = method._replace(open=functools.partial(_guarded, method, access, kind))
+        if self._logs_calls:
+            method = method._replace(open=functools.partial(LoggedRpc, method, path))
+        self.methods[path] = method
+
+    def _forwarded(self, call: Rpc) -> dict[str, str] | None:
+        return None if self._forwarding is None else self._forwarding.parameters(call.metadata())
+
+    def _model_infer(self, call: Rpc) -> Handler:
+        try:
+            return ModelInfer(self._server, call, self._forwarded(call))
+        except ServeError as error:
+            return Refused(call, error)
+
+    def _model_stream_infer(self, call: Rpc) -> Handler:
+        strict = any(key == "triton_grpc_error" and value == "true" for key, value in call.metadata())
+        try:
+            stream = ModelStreamInfer(self._server, call, self._forwarded(call), strict)
+        except ServeError as error:
+            return Refused(call, error)
+        self._endless.add(stream)
+        return stream
+
+    # The messages of the other two services cost a start 20 ms, so they are made when somebody asks for them.
+
+    def _check(self, call: Rpc) -> Handler:
+        from stubserve.grpc import health
+
+        return Unary(call, health.REQUEST, lambda _: health.check(self._server))
+
+    def _watch(self, call: Rpc) -> Handler:
+        from stubserve.grpc import health
+
+        watch = health.HealthWatch(self._server, call)
+        self._endless.add(watch)
+        return watch
+
+    def _reflect(self, package: str, call: Rpc) -> Handler:
+        from stubserve.grpc.reflection import Reflection
+
+        services = [SERVICE, f"{HEALTH}.Health", *(f"{package}.ServerReflection" for package in REFLECTION)]
+        reflection = Reflection(call, package, services)
+        self._endless.add(reflection)
+        return reflection
+
+
+def rpc_access(
+    restricted: Mapping[str, tuple[str, str]], tokens: Tokens | None, open_kinds: Collection[str]
+) -> Access | None:
+    """The rules of gRPC; None where there are none. `restricted` as `Access` has it, keys without Triton's prefix."""
+    if not restricted and tokens is None:
+        return None
+    prefixed = {kind: (_RESTRICTED_PREFIX + key, value) for kind, (key, value) in restricted.items()}
+    return Access(prefixed, tokens, open_kinds, "This protocol is restricted, expecting header '%s'")
+
+
+def _guarded(method: Method, access: Access, kind: str, call: Rpc) -> Handler:
+    credentials = access.credentials_in(call.metadata())
+    if access.knows(kind, credentials):
+        return method.open(call)
+    refusal = access.learn(kind, credentials, functools.partial(values_of, credentials))
+    return method.open(call) if refusal is None else Refused(call, refusal)

@@ -1,0 +1,123 @@
+"""What passes between the service and a transport. A transport speaks HTTP/2; the service never sees it.
+
+For each RPC the transport asks the service for the method by its path, opens a handler with a call, and tells the
+handler what the client sends. The handler answers through the call, at once or later. Everything happens on the event
+loop. Messages are raw: bytes of protobuf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from stubserve.inference.long_work import LongWork
+from stubserve.memory.blocks import Block
+
+OK = 0
+CANCELLED = 1
+DEADLINE_EXCEEDED = 4
+RESOURCE_EXHAUSTED = 8
+UNIMPLEMENTED = 12
+INTERNAL = 13
+UNAVAILABLE = 14
+
+MAX_MESSAGE_BYTES = 2**31 - 1
+
+# What a verbose log says of an RPC's path.
+REQUEST_LINE = "gRPC request: %s"
+CANCELLATION_LINE = "Cancellation notification received for %s"
+
+Parts = Sequence["bytes | memoryview"]
+Metadata = Sequence[tuple[str, "str | bytes"]]
+
+
+def values_of(metadata: Metadata, name: str) -> list[bytes]:
+    """The values of a key, which is in lower case."""
+    return [value if isinstance(value, bytes) else value.encode() for key, value in metadata if key == name]
+
+
+class Rpc(Protocol):
+    """One RPC, as the service answers it. After `reply` or `finish` nothing further may be sent; cancelled calls
+    swallow everything."""
+
+    @property
+    def peer(self) -> str:
+        """The client's `<address>:<port>`."""
+        ...
+
+    @property
+    def ended(self) -> int | None:
+        """The status with which it has ended, whoever ended it; None while it goes on."""
+        ...
+
+    def metadata(self) -> Metadata:
+        """What the client sent along, keys in lower case."""
+        ...
+
+    def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
+        """The one message of a unary RPC, and success. The blocks are only promised until this returns."""
+        ...
+
+    def reply_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> None:
+        """As `reply`, with what the work makes. Where it raises ServeError the RPC ends in that."""
+        ...
+
+    def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
+        """One message of several. False if the client reads slower than this: `on_writable` tells when to go on.
+
+        What is sent nevertheless is kept, so a caller that does not wait makes the server grow.
+        """
+        ...
+
+    def send_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> bool:
+        """As `send`, with what the work makes; what is sent afterwards waits for it."""
+        ...
+
+    def finish(self, status: int, message: str = "") -> None:
+        """The end, with a gRPC status."""
+        ...
+
+    def pause_reading(self) -> None:
+        """No further messages of the client's, until `resume_reading`; those already on their way may still come."""
+        ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Handler(Protocol):
+    """One RPC, as the transport tells of it."""
+
+    def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
+        """A message of the client's. Where it lies in the arena, `block` is promised until this returns."""
+        ...
+
+    def on_half_close(self) -> None:
+        """The client has said all it will say. Not called for unary RPCs, whose one message says that."""
+        ...
+
+    def on_writable(self) -> None:
+        """The client has caught up."""
+        ...
+
+    def on_cancel(self) -> None:
+        """The client is gone, or its deadline has passed."""
+        ...
+
+
+# Told of so many bytes before they are kept in the heap; raises ServeError where there is no memory for them.
+Keep = Callable[[int], None]
+# Looks at a large message; where it has to be read first gives the work that makes it anew, in pieces.
+Prepare = Callable[["bytes | memoryview"], "Callable[[Keep], LongWork[Parts]] | None"]
+
+
+class Method(NamedTuple):
+    """One RPC of the service. A `unary` one gets one message; `infers` says that its replies may be compressed.
+
+    What `prepare` makes of a large message the handler gets in its place. No message may be longer than `max_bytes`.
+    """
+
+    open: Callable[[Rpc], Handler]
+    unary: bool
+    infers: bool = False
+    prepare: Prepare | None = None
+    max_bytes: int = MAX_MESSAGE_BYTES

@@ -1,0 +1,68 @@
+"""A request that came as plain ASGI, as the routes need it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Hashable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stubserve.api.access import AUTHORIZATION
+from stubserve.api.fair_queues import peer_name
+from stubserve.api.management import ServerFacts
+from stubserve.errors import ServeError, invalid
+from stubserve.http.infer_encode import encode_error
+from stubserve.inference.served_model import ServedModel
+
+
+def client_of(server: ServerFacts, request: Request) -> Hashable:
+    """The client's name; None where clients are not told apart."""
+    ways = server.fair_queues
+    if ways is None:
+        return None
+    return ways.client_of(peer_name(request.scope.get("client")), lambda: values_of(request, AUTHORIZATION))
+
+
+def find_model(server: ServerFacts, request: Request) -> ServedModel:
+    return server.find_model(request.path_params["model"], request.path_params.get("version", ""))
+
+
+def values_of(request: Request, name: str) -> list[bytes]:
+    """The values of a request's header, by its name in lower case."""
+    return [value.encode("latin-1") for value in request.headers.getlist(name)]
+
+
+def error_response(error: ServeError) -> Response:
+    """As inference tells errors, whose text may quote bytes that are not UTF-8."""
+    reply = encode_error(error)
+    return Response(b"".join(reply.parts), reply.status, dict(reply.headers), reply.content_type)
+
+
+@contextlib.asynccontextmanager
+async def body_of(request: Request, server: ServerFacts, limit: int | None = None) -> AsyncIterator[bytes]:
+    """The request's body, counted in the heap's account as long as the context lasts.
+
+    Raises ServeError as soon as it is longer than `limit` bytes (--http-max-input-size), or there is no memory for it.
+    """
+    share = server.heap.share()
+    limit = server.max_input_size if limit is None else limit
+    declared = request.headers.get("content-length", "")
+    body = bytearray()
+    try:
+        too_long = declared.isdecimal() and int(declared) > limit
+        if not too_long:
+            async for piece in request.stream():
+                share.add(len(piece))
+                body += piece
+                if len(body) > limit:
+                    too_long = True
+                    break
+        if too_long:
+            raise invalid(
+                f"request JSON size of {declared or len(body)} bytes exceeds the maximum allowed input size of {limit} "
+                "bytes. Use --http-max-input-size to increase the limit."
+            )
+        yield bytes(body)
+    finally:
+        share.drop()

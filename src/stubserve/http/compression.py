@@ -1,0 +1,136 @@
+"""Compressed bodies: gzip and deflate (which is zlib's format here, as in upstream)."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from stubserve.errors import ServeError, invalid, unsupported
+from stubserve.http.limits import LIMIT_HINT
+from stubserve.inference.long_work import LongWork, finish
+
+GZIP = "gzip"
+DEFLATE = "deflate"
+IDENTITY = "identity"
+
+# What a reply to an unsupported Content-Encoding names in its Accept-Encoding header.
+SUPPORTED = "gzip, deflate"
+UNSUPPORTED_TEXT = "Unsupported compression type"
+
+# In one step: what is read of a compressed body, and what is made of it or of an answer.
+_INPUT = 64 * 1024
+_PIECE = 1024 * 1024
+
+# Counts bytes that are about to be kept. Raises ServeError.
+Keep = Callable[[int], None]
+RestOfContent = Callable[[Keep], LongWork[bytearray]]
+
+_DETECT_FORMAT = 32 + zlib.MAX_WBITS
+_REPLY_FORMAT = {GZIP: 16 + zlib.MAX_WBITS, DEFLATE: zlib.MAX_WBITS}
+
+
+def choose(accept_encoding: bytes) -> str | None:
+    """The encoding that an Accept-Encoding header prefers, None for identity: the highest weight, the first of equals.
+
+    Names count as they are written, in lower case; `*` and anything unknown count for nothing.
+    """
+    best, best_weight = IDENTITY, 0.0
+    for item in accept_encoding.decode("latin-1").split(","):
+        name, parametrised, parameter = item.strip().partition(";")
+        if name in (GZIP, DEFLATE, IDENTITY):
+            weight = _weight(parameter) if parametrised else 1.0
+            if weight > best_weight:
+                best, best_weight = name, weight
+    return None if best == IDENTITY else best
+
+
+def decompress(
+    body: bytes | memoryview, content_encoding: bytes, limit: int, large: int
+) -> tuple[bytes | memoryview, RestOfContent | None]:
+    """A body's content; never more than `limit` bytes are made.
+
+    gzip and zlib are told apart by the body itself, not by the header, and what follows the first stream is ignored.
+    Content of more than `large` bytes is left to the function that comes with its beginning: `rest(keep)` makes all of
+    it, in steps, and calls `keep(nbytes)` for each.
+    Raises ServeError: UNSUPPORTED for another encoding; INVALID_ARG for an empty body, for one that is not a whole
+    stream (upstream takes what it can get of it), and for one whose content is larger than the limit.
+    """
+    encoding = content_encoding.decode("latin-1")
+    if encoding in ("", IDENTITY):
+        return body, None
+    if encoding not in (GZIP, DEFLATE):
+        raise unsupported(UNSUPPORTED_TEXT)
+    if not body:
+        raise invalid("nothing to be decompressed")
+    stream = zlib.decompressobj(_DETECT_FORMAT)
+    first = _more(stream, body[:_INPUT], min(limit, large) + 1)
+    if len(first) > limit:
+        raise _too_large(limit)
+    if stream.eof or (len(body) <= _INPUT and not stream.unconsumed_tail):
+        _check_end(stream)
+        return first, None
+    return first, partial(_rest, stream, first, body, limit)
+
+
+def _rest(
+    stream: zlib._Decompress, first: bytes, body: bytes | memoryview, limit: int, keep: Keep
+) -> LongWork[bytearray]:
+    keep(len(first))
+    content = bytearray(first)
+    at = _INPUT
+    while not stream.eof and (stream.unconsumed_tail or at < len(body)):
+        data: bytes | memoryview = stream.unconsumed_tail
+        if not data:
+            data = body[at : at + _INPUT]
+            at += _INPUT
+        piece = yield partial(_more, stream, data, _PIECE)
+        keep(len(piece))
+        content += piece
+        if len(content) > limit:
+            raise _too_large(limit)
+    _check_end(stream)
+    return content
+
+
+def _more(stream: zlib._Decompress, data: bytes | memoryview, size: int) -> bytes:
+    try:
+        return stream.decompress(data, size)
+    except zlib.error as error:
+        raise invalid(f"unable to decompress the request body: {error}") from None
+
+
+def _check_end(stream: zlib._Decompress) -> None:
+    if not stream.eof:
+        raise invalid("unable to decompress the request body: the compressed data ends early")
+
+
+def _too_large(limit: int) -> ServeError:
+    return invalid(f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. {LIMIT_HINT}")
+
+
+def compress(parts: Iterable[bytes | memoryview], encoding: str) -> Sequence[bytes]:
+    """A reply's buffers, compressed as GZIP or DEFLATE."""
+    return finish(compress_steps(parts, encoding, lambda nbytes: None))
+
+
+def compress_steps(parts: Iterable[bytes | memoryview], encoding: str, keep: Keep) -> LongWork[Sequence[bytes]]:
+    """As `compress`, in steps; calls `keep(nbytes)` with what is made."""
+    stream = zlib.compressobj(wbits=_REPLY_FORMAT[encoding])
+    compressed = []
+    for part in parts:
+        for at in range(0, len(part), _PIECE):
+            piece = yield partial(stream.compress, memoryview(part)[at : at + _PIECE])
+            if piece:
+                keep(len(piece))
+                compressed.append(piece)
+    compressed.append((yield stream.flush))
+    return compressed
+
+
+def _weight(parameter: str) -> float:
+    name, _, number = parameter.strip().partition("=")
+    try:
+        return float(number.partition(";")[0]) if name == "q" else 0.0
+    except ValueError:
+        return 0.0

@@ -1,0 +1,134 @@
+"""The body of `generate`: a JSON object whose members are inputs where the model has one of that name, else parameters.
+
+Upstream's rules and texts. A member "parameters" is one more such object inside.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from stubserve_stub.wire.datatypes import BY_NUMBER
+
+from stubserve.api.placement import Placer
+from stubserve.errors import ServeError, internal, invalid
+from stubserve.http.json import data as json_data
+from stubserve.http.json.values import UNSET, as_string, find, is_int, parse_json, repeated_names
+from stubserve.inference.admission import duplicate_input
+from stubserve.inference.request import Request, unanswered
+from stubserve.inference.signature import Accepts, TensorSignature
+
+NESTED = "parameters"
+
+
+def decode_generate(body: bytes, signature: Accepts, placer: Placer) -> Request:
+    """The request, not yet admitted; its tensors hold their blocks. Raises ServeError, and then nothing is held."""
+    document = parse_json(body)
+    if not isinstance(document, dict):
+        raise internal("attempt to get members for non-object")
+    request = Request([], unanswered)
+    id = find(document, "id")
+    if id is not UNSET:
+        request.id = as_string(id, "id")
+    parameters: dict[str, Any] = {}
+    try:
+        _refuse_repeated(document, request, signature)
+        for name in document:
+            if name != NESTED:
+                _take(request, parameters, name, document, signature, placer)
+                continue
+            if NESTED in signature.inputs:
+                raise invalid(f"Keyword '{NESTED}' for nested schema also given as input tensor name")
+            value = document[NESTED]
+            if not isinstance(value, dict):
+                raise internal(
+                    f"Expected JSON object for keyword: '{NESTED}': attempt to access JSON non-object as object"
+                )
+            try:
+                _refuse_repeated(value, request, signature)
+                for inner in value:
+                    _take(request, parameters, inner, value, signature, placer)
+            except ServeError as error:
+                raise ServeError(error.code, f"Converting keyword: '{NESTED}': {error.message}") from None
+    except BaseException:
+        placer.undo()
+        raise
+    request.parameters = parameters or None
+    return request
+
+
+def _refuse_repeated(document: dict[str, Any], request: Request, signature: Accepts) -> None:
+    """An input may come once; of parameters with one name the first counts."""
+    for name in sorted(repeated_names(document)):
+        if name in signature.inputs:
+            raise duplicate_input(request, name)
+
+
+def _take(
+    request: Request,
+    parameters: dict[str, Any],
+    name: str,
+    members: dict[str, Any],
+    signature: Accepts,
+    placer: Placer,
+) -> None:
+    """Takes one of the `members` of an object as an input or a parameter. Raises ServeError."""
+    value = members[name]
+    known = signature.inputs.get(name)
+    if known is not None:
+        if request.inputs and any(tensor.name == name for tensor in request.inputs):
+            raise duplicate_input(request, name)
+        elements = value if isinstance(value, list) else [value]
+        shape = _rows(known, elements, signature) or _shape(known, len(elements), signature)
+        data = json_data.read(name, known.datatype, elements, prod(shape))
+        tensor = placer.put(name, known.datatype, shape, data)
+        if known.is_bytes and value is not elements:
+            tensor.strings = 1
+        request.inputs.append(tensor)
+    elif isinstance(value, str | bool) or is_int(value):
+        parameters[name] = value
+    elif isinstance(value, int | float):
+        parameters[name] = float(value)
+    else:
+        text = f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'."
+        given = {*members, *(tensor.name for tensor in request.inputs)}
+        if all(one.optional or one.name in given for one in signature.inputs.values()):
+            raise invalid(text)
+        # An input is missing, so this may be one by a wrong name.
+        inputs = (f"'{one.name}' ({BY_NUMBER[one.datatype].name})" for one in signature.inputs.values())
+        raise invalid(f"{text} The inputs of model '{signature.model}' are {', '.join(inputs)}.")
+
+
+def _rows(known: TensorSignature, elements: list[Any], signature: Accepts) -> tuple[int, ...] | None:
+    """The shape of lists in a list, None where it is none that the input may have.
+
+    Upstream takes flat lists, and of lists in lists those with one element each, which it reads as a flat list.
+    """
+    shape = []
+    inner: Any = elements
+    while isinstance(inner, list):
+        shape.append(len(inner))
+        inner = inner[0] if inner else None
+    expected = [-1, *known.dims] if signature.max_batch_size else list(known.dims)
+    if len(shape) != len(expected) or prod(shape) == len(elements):
+        return None
+    fits = all(size in (-1, given) for given, size in zip(shape, expected, strict=True))
+    return tuple(shape) if fits else None
+
+
+def _shape(known: TensorSignature, count: int, signature: Accepts) -> tuple[int, ...]:
+    """The input's shape for `count` elements: the last variable dimension, from the right, takes what is left."""
+    shape = [-1, *known.dims] if signature.max_batch_size else list(known.dims)
+    left = count
+    for size in shape:
+        if size > 0:
+            left, rest = divmod(left, size)
+            if rest:
+                left = -1
+                break
+    for at in range(len(shape) - 1, -1, -1):
+        if shape[at] == -1 and left >= 0:
+            shape[at], left = left, 1
+    if left != 1:
+        raise invalid(f"The schema can not convert input '{known.name}' to tensor with proper shape")
+    return tuple(shape)

@@ -1,0 +1,95 @@
+"""Answers of `generate`: one flat JSON object for each response, with the outputs and parameters as its members."""
+
+from __future__ import annotations
+
+import functools
+from math import prod
+
+from stubserve.errors import unsupported
+from stubserve.http.compression import Keep
+from stubserve.http.infer_encode import LARGE_OUTPUT, is_long_text, json_array, json_array_steps
+from stubserve.http.json import text as json_text
+from stubserve.inference.long_work import LongWork
+from stubserve.inference.request import Request, Response
+from stubserve.inference.signature import Signature
+from stubserve.inference.tensor import Tensor
+
+
+def encode_document(request: Request, response: Response, signature: Signature) -> bytes:
+    """A response as a flat JSON object, members in alphabetical order. Raises ServeError for what JSON cannot say."""
+    outputs = response.outputs
+    if len(outputs) == 1 and not response.parameters:
+        # As nearly all are
+        tensor = outputs[0]
+        value = _value(tensor, json_array(tensor))
+        id = json_text.string(request.id) if request.id else b""
+        return _form(signature.model, signature.version, tensor.name, bool(id)) % {b"value": value, b"id": id}
+    members = _members(request, response, signature)
+    for tensor in outputs:
+        members[tensor.name] = _value(tensor, json_array(tensor))
+    return _joined(members)
+
+
+@functools.lru_cache(maxsize=1024)
+def _form(model: str, version: int, output: str, has_id: bool) -> bytes:
+    """A response with one output, with places for its value and the request's id."""
+    members = _fixed_members(model, version)
+    members = {name: value.replace(b"%", b"%%") for name, value in members.items()}
+    if has_id:
+        members["id"] = b"%(id)b"
+    members[output] = b"%(value)b"
+    return b"{%b}" % b",".join(
+        [b"%b:%b" % (_string(name).replace(b"%", b"%%"), members[name]) for name in sorted(members)]
+    )
+
+
+def document_steps(request: Request, response: Response, signature: Signature, keep: Keep) -> LongWork[bytes]:
+    """As `encode_document`, in steps; calls `keep(nbytes)` with what is made."""
+    members = _members(request, response, signature)
+    for tensor in response.outputs:
+        pieces: list[bytes] = []
+        for piece in json_array_steps(tensor):
+            keep(len(piece))
+            pieces.append(piece)
+            yield None
+        members[tensor.name] = _value(tensor, b"".join(pieces))
+    return _joined(members)
+
+
+def _value(tensor: Tensor, array: bytes) -> bytes:
+    """An output as a member's value: its elements, or the element where it has one."""
+    return array[1:-1] if prod(tensor.shape) == 1 else array
+
+
+def _members(request: Request, response: Response, signature: Signature) -> dict[str, bytes]:
+    """All but the outputs."""
+    members = _fixed_members(signature.model, signature.version)
+    if request.id:
+        members["id"] = json_text.string(request.id)
+    for name, value in (response.parameters or {}).items():
+        if not isinstance(value, str | bool | int | float):
+            raise unsupported("Response parameter of type 'TRITONSERVER_PARAMETER_BYTES' is not currently supported")
+        members[name] = json_text.scalar(value)
+    return members
+
+
+def _fixed_members(model: str, version: int) -> dict[str, bytes]:
+    return {"model_name": _string(model), "model_version": b'"%d"' % version}
+
+
+def _joined(members: dict[str, bytes]) -> bytes:
+    return b"{%b}" % b",".join([b"%b:%b" % (_string(name), members[name]) for name in sorted(members)])
+
+
+def is_large(response: Response) -> bool:
+    """Whether a response should be encoded in steps."""
+    # A plain loop: this is asked of every event of a stream, which has mostly one output.
+    for tensor in response.outputs:  # noqa: SIM110
+        if tensor.nbytes > LARGE_OUTPUT and is_long_text(tensor):
+            return True
+    return False
+
+
+@functools.lru_cache(maxsize=4096)
+def _string(text: str) -> bytes:
+    return json_text.string(text)

@@ -1,0 +1,211 @@
+"""What the JSON of an inference request says, read in upstream's order and refused in upstream's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, DataType
+
+from stubserve.api.placement import Placer
+from stubserve.api.reply_format import IN_REGION, ReplyFormat, Slot
+from stubserve.errors import internal, invalid
+from stubserve.http.json import data as json_data
+from stubserve.http.json.values import UNSET, as_array, as_bool, as_string, as_uint, find, is_int, is_uint, parse_json
+from stubserve.http.limits import too_large
+from stubserve.inference.admission import duplicate_input, duplicate_output
+from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, unanswered
+from stubserve.inference.signature import Accepts
+
+# A million of them would keep a hundred times the memory that their text has.
+MAX_PARAMETERS = 10_000
+
+_MAX_ELEMENTS = (1 << 63) - 1
+_MAX_BYTES = (1 << 64) - 1
+_CONTENT_FIELDS = (
+    "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+    "'shared_memory_region' in 'parameters'. But"
+)
+# A datatype that is none is upstream's type number 0; what becomes of it depends on where the data is.
+_INVALID = DataType(0, "<invalid>", "", 0, None)
+
+
+def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_size: int) -> tuple[Request, ReplyFormat]:
+    """The request that a JSON header and what lies behind it describe. Raises ServeError."""
+    document = parse_json(header)
+    request = Request([], unanswered)
+    id = find(document, "id")
+    if id is not UNSET:
+        # Upstream's strings end at a NUL.
+        request.id = as_string(id, "id").partition("\0")[0]
+    default_binary = read_parameters(request, find(document, "parameters"))
+    at = len(header)
+    names = set()
+    for item in as_array(find(document, "inputs"), "inputs"):
+        parameters = find(item, "parameters")
+        _check_content_fields(item, parameters)
+        name = as_string(find(item, "name"), "name")
+        datatype = BY_NAME.get(as_string(find(item, "datatype"), "datatype"), _INVALID).number
+        shape = tuple([as_uint(size, "shape") for size in as_array(find(item, "shape"), "shape")])
+        if any(size > _MAX_ELEMENTS for size in shape):
+            raise invalid(
+                f"invalid shape for input '{name}': shape {_dims(shape)} contains one or more invalid dimensions"
+            )
+        if name in names:
+            raise duplicate_input(request, name)
+        names.add(name)
+        nbytes = find(parameters, "binary_data_size")
+        if nbytes is not UNSET:
+            nbytes = as_uint(nbytes, "binary_data_size")
+            if nbytes > placer.size - at:
+                raise invalid(
+                    f"unexpected size for input '{name}', expecting {nbytes - (placer.size - at)} additional bytes "
+                    f"for model '{signature.model}'"
+                )
+            request.inputs.append(placer.slice(name, datatype, shape, at, nbytes))
+            at += nbytes
+        else:
+            region = _region(parameters)
+            if region is not None:
+                request.inputs.append(placer.in_region(name, datatype, shape, *region))
+                if request.regions is None:
+                    request.regions = {}
+                continue
+            data = _json_tensor(name, datatype, shape, item["data"], max_input_size)
+            request.inputs.append(placer.put(name, datatype, shape, data))
+    if at != placer.size:
+        raise invalid(f"unexpected additional input data for model '{signature.model}'")
+    slots = _read_outputs(request, find(document, "outputs"), placer)
+    if slots is not None:
+        request.requested_outputs = list(slots)
+        note_regions(request, slots)
+    return request, ReplyFormat(slots, default_binary)
+
+
+def read_parameters(request: Request, parameters: Any) -> bool:
+    """Puts the request's parameters where they belong; returns whether outputs are binary unless said otherwise."""
+    if parameters is UNSET:
+        return False
+    if not isinstance(parameters, dict):
+        raise internal("failed to get request params.: attempt to get members for non-object")
+    if len(parameters) > MAX_PARAMETERS:
+        raise invalid(f"request has {len(parameters)} parameters; it may have {MAX_PARAMETERS}")
+    binary = False
+    others: dict[str, Any] = {}
+    for key, value in parameters.items():
+        if key == "binary_data_output":
+            binary = as_bool(value, key)
+        elif key == "sequence_id":
+            request.correlation_id = value if is_uint(value) else as_string(value, key)
+        elif key == "sequence_start":
+            request.flags |= SEQUENCE_START if as_bool(value, key) else 0
+        elif key == "sequence_end":
+            request.flags |= SEQUENCE_END if as_bool(value, key) else 0
+        elif key == "priority":
+            request.priority = as_uint(value, key)
+        elif key == "timeout":
+            request.timeout_us = as_uint(value, key)
+        elif key.startswith("triton_"):
+            raise invalid(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+            )
+        elif isinstance(value, str | bool) or is_int(value):
+            others[key] = value
+        elif isinstance(value, int | float):
+            # An integer beyond 64 bits with a sign is a double to upstream.
+            others[key] = float(value)
+        else:
+            raise invalid(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
+    request.parameters = others or None
+    return binary
+
+
+def _check_content_fields(item: Any, parameters: Any) -> None:
+    fields = (
+        ("data", find(item, "data")),
+        ("binary_data_size", find(parameters, "binary_data_size")),
+        ("shared_memory_region", find(parameters, "shared_memory_region")),
+    )
+    given = [name for name, value in fields if value is not UNSET]
+    if len(given) != 1:
+        found = "".join(f" '{name}'" for name in given)
+        raise invalid(f"{_CONTENT_FIELDS} set{found}" if given else f"{_CONTENT_FIELDS} no field is set")
+
+
+def _region(parameters: Any) -> tuple[str, int, int] | None:
+    """What parameters say of a client's shared memory: region, offset and size; None where nothing."""
+    region = find(parameters, "shared_memory_region")
+    if region is UNSET:
+        return None
+    as_string(region, "shared_memory_region")
+    offset, nbytes = find(parameters, "shared_memory_offset"), find(parameters, "shared_memory_byte_size")
+    return (
+        region,
+        0 if offset is UNSET else as_uint(offset, "shared_memory_offset"),
+        0 if nbytes is UNSET else as_uint(nbytes, "shared_memory_byte_size"),
+    )
+
+
+def note_regions(request: Request, slots: dict[str, Slot]) -> None:
+    """Tells a request which of its outputs go into its client's shared memory."""
+    regions = {name: slot.region for name, slot in slots.items() if slot.region is not None}
+    if regions:
+        request.regions = {**(request.regions or {}), **regions}
+
+
+def _json_tensor(name: str, datatype: int, shape: tuple[int, ...], data: Any, max_input_size: int) -> bytes:
+    elements = 0 if 0 in shape else 1
+    for size in shape:
+        elements *= size
+        # At once: the product of a long shape is a number that takes minutes to work out.
+        if elements > _MAX_ELEMENTS:
+            raise invalid(
+                f"invalid shape for input '{name}': shape {_dims(shape)} causes total element count to exceed "
+                f"maximum size of {_MAX_ELEMENTS}"
+            )
+    if not elements or not shape:
+        # Without a shape upstream counts no elements, and does not look at the data.
+        return b""
+    data = as_array(data, "data")
+    itemsize = BY_NUMBER[datatype].itemsize if datatype in BY_NUMBER else 0
+    if elements * itemsize > _MAX_BYTES:
+        raise invalid(
+            f"byte size overflow for input '{name}': element count ({elements}) * data type size ({itemsize}) "
+            f"exceeds maximum allowed size ({_MAX_BYTES})"
+        )
+    if elements * itemsize > max_input_size:
+        raise too_large(f"JSON input '{name}'", elements * itemsize, max_input_size)
+    content = json_data.read(name, datatype, data, elements)
+    if len(content) > max_input_size:
+        raise too_large(f"JSON input '{name}'", len(content), max_input_size)
+    return content
+
+
+def _read_outputs(request: Request, outputs: Any, placer: Placer) -> dict[str, Slot] | None:
+    """The requested outputs, None for all."""
+    if outputs is UNSET:
+        return None
+    slots: dict[str, Slot] = {}
+    for item in as_array(outputs, "outputs"):
+        parameters = find(item, "parameters")
+        classification = find(parameters, "classification")
+        binary = find(parameters, "binary_data")
+        if find(parameters, "shared_memory_region") is not UNSET:
+            if classification is not UNSET:
+                raise invalid("Output can't set both 'shared_memory_region' and 'classification'")
+            if binary is True:
+                raise invalid("Output can't set both 'shared_memory_region' and 'binary_data'")
+        name = as_string(find(item, "name"), "name")
+        if name in slots:
+            raise duplicate_output(request, name)
+        classes = 0 if classification is UNSET else as_uint(classification, "classification", "set")
+        region = _region(parameters)
+        as_binary = binary is not UNSET and as_bool(binary, "binary_data")
+        if region is None:
+            slots[name] = Slot(as_binary, classes)
+        else:
+            slots[name] = Slot(as_binary, IN_REGION, placer.output_in_region(*region))
+    return slots or None
+
+
+def _dims(shape: tuple[int, ...]) -> str:
+    return f"[{','.join(map(str, shape))}]"

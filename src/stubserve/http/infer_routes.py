@@ -1,0 +1,145 @@
+"""The routes of inference as plain ASGI: `generate` always, `infer` where our own connections do not read it first."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stubserve.api.management import ServerFacts
+from stubserve.connections.offload import LARGE_BYTES
+from stubserve.errors import ServeError, invalid
+from stubserve.http.access_log import REQUEST_ID
+from stubserve.http.asgi_request import body_of, client_of, find_model
+from stubserve.http.body import place, refusal
+from stubserve.http.generate import EventStream, GenerateCall, generate
+from stubserve.http.head import RequestHead
+from stubserve.http.infer import HttpInferCall
+from stubserve.http.reply import Reply
+from stubserve.http.shared import SCRATCH_BYTES
+from stubserve.memory.blocks import Block
+
+
+class _ArenaBody:
+    """A body that is received into the arena by somebody else's reader."""
+
+    def __init__(self, server: ServerFacts, head: RequestHead, request: Request) -> None:
+        self._given_up: ServeError | None = None
+        self.arrival = place(server, head, request, self)
+
+    def add(self, piece: bytes) -> None:
+        """Raises ServeError."""
+        if self._given_up is not None:
+            raise self._given_up
+        self.arrival.add(memoryview(piece))
+
+    def give_up(self, error: ServeError) -> None:
+        self.drop()
+        self._given_up = error
+
+    def drop(self) -> None:
+        if self._given_up is None:
+            self.arrival.drop()
+
+
+class InferRoute:
+    """Inference as plain ASGI: the same call as on our own connection class, with the body copied once.
+
+    A body of known length goes to the arena, which bounds what clients make the server hold; others are read up to the
+    limit on JSON.
+    """
+
+    def __init__(self, server: ServerFacts) -> None:
+        self._server = server
+
+    async def __call__(self, request: Request) -> Response:
+        head = RequestHead()
+        for name, value in request.headers.raw:
+            head.on_header(name, value)
+        head.accept_encoding = _header(request, "accept-encoding")
+        head.content_encoding = _header(request, "content-encoding")
+        head.header_length = _header(request, "inference-header-content-length")
+        head.trace_parent = _header(request, "traceparent")
+        head.infer = (request.path_params["model"], request.path_params.get("version", ""))
+        declared = request.headers.get("content-length", "")
+        head.content_length = int(declared) if declared.isdecimal() else 0
+        refused = refusal(head, self._server)
+        if refused is not None:
+            raise refused
+        answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+
+        def start(body: bytes | memoryview, block: Block | None, offset: int) -> HttpInferCall:
+            model = find_model(self._server, request)  # it may have been loaded anew meanwhile
+            call = HttpInferCall(model, head, self._server, lambda reply: answer.set_result(_copied(reply)))
+            call.client = client_of(self._server, request)
+            call.start(body, block, offset)
+            request.scope[REQUEST_ID] = call.id
+            return call
+
+        if head.content_length > SCRATCH_BYTES:
+            arena_body = _ArenaBody(self._server, head, request)
+            try:
+                async for piece in request.stream():
+                    arena_body.add(piece)
+                arrival = arena_body.arrival
+                call = start(arrival.view, arrival.block, arrival.offset)
+            finally:
+                arena_body.drop()
+        else:
+            async with body_of(request, self._server, max(self._server.max_input_size, SCRATCH_BYTES)) as body:
+                call = start(body, None, 0)
+        watching = asyncio.ensure_future(_cancel_when_gone(request, call))
+        try:
+            return await answer
+        finally:
+            watching.cancel()
+
+
+class GenerateRoute:
+    """`generate`, or `generate_stream` where `streamed`."""
+
+    def __init__(self, server: ServerFacts, streamed: bool) -> None:
+        self._server = server
+        self._streamed = streamed
+
+    async def __call__(self, request: Request) -> Response:
+        find_model(self._server, request)
+        if request.headers.get("content-encoding", "identity") not in ("identity", ""):
+            raise invalid("Unsupported content-encoding, only 'identity' is supported.")
+        async with body_of(request, self._server) as body:
+            model = find_model(self._server, request)  # it may have been loaded anew meanwhile
+            headers = request.headers
+            call = GenerateCall(model, self._server, self._streamed, context=lambda: headers.get("traceparent"))
+            call.client = client_of(self._server, request)
+            if len(body) > LARGE_BYTES:
+                await call.start_in_steps(body)
+            else:
+                call.start(body)
+            request.scope[REQUEST_ID] = call.id
+            del body
+        watching = asyncio.ensure_future(_cancel_when_gone(request, call))
+        if self._streamed:
+            return EventStream(call, watching)
+        try:
+            return await generate(call)
+        finally:
+            watching.cancel()
+
+
+async def _cancel_when_gone(request: Request, call: HttpInferCall | GenerateCall) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    call.cancel()
+
+
+def _header(request: Request, name: str) -> bytes | None:
+    value = request.headers.get(name)
+    return None if value is None else value.encode("latin-1")
+
+
+def _copied(reply: Reply) -> Response:
+    response = Response(b"".join(reply.parts), reply.status, dict(reply.headers), reply.content_type)
+    if reply.json_length is not None:
+        response.headers["Inference-Header-Content-Length"] = str(reply.json_length)
+    return response

@@ -1,0 +1,198 @@
+"""The `data` field of a JSON input as the bytes of a tensor.
+
+`data` may be nested in any way; only the order of the elements counts. The whole list is converted at once, after one
+look at which types occur in it: about 50 ns per number. Where anything is wrong, the elements are walked again one by
+one, so that the error is upstream's: the first fault in their order.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import chain
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+import orjson
+from stubserve_stub.wire import strings
+from stubserve_stub.wire.datatypes import BF16, BOOL, BY_NUMBER, BYTES, FP16
+
+from stubserve.errors import ServeError, internal, invalid
+from stubserve.http.json.rapidjson_errors import NESTING_TEXT
+from stubserve.http.json.values import is_int, is_uint
+
+MAX_DEPTH = 100
+
+_SHAPE_TEXT = "Unable to parse 'data': Shape does not match true shape of 'data' field"
+
+# By type number, the format with which struct reads an element, and of numbers takes what upstream takes, or fails.
+# Python's own "f" makes what is beyond a float infinite, as upstream does.
+FORMATS = {1: "?", 2: "B", 3: "H", 4: "I", 5: "Q", 6: "b", 7: "h", 8: "i", 9: "q", 11: "f", 12: "d"}
+_UNSIGNED = frozenset((2, 3, 4, 5))
+_SIGNED = frozenset((6, 7, 8, 9))
+_FLOATS = frozenset((11, 12))
+# How many lists inside lists of numbers `read_plain` takes apart; more are rare.
+_NESTING = 4
+_read_bools = msgspec.json.Decoder(list[bool]).decode
+
+
+def read_plain(datatype: int, text: bytes, elements: int) -> bytes | None:
+    """The bytes of `elements` numbers or booleans of type number `datatype`, out of the text of a list of them.
+
+    None where they are not so many of the right kind, or lie in lists inside of the list otherwise than numbers may.
+    """
+    try:
+        if datatype == BOOL:
+            values = _read_bools(text)
+            return bytes(values) if len(values) == elements else None
+        if datatype in FORMATS:
+            # struct takes a boolean for a number. Numbers have none of these letters.
+            if b"u" in text or b"s" in text:
+                return None
+            numbers = orjson.loads(text)
+            if type(numbers) is not list:
+                return None
+            if type(numbers[0]) is list:
+                numbers = _flat(numbers)
+            return _packer(datatype, elements)(*numbers)
+    except (
+        orjson.JSONDecodeError,
+        msgspec.DecodeError,
+        UnicodeError,
+        struct.error,
+        TypeError,
+        LookupError,
+        OverflowError,
+        RecursionError,
+    ):
+        pass
+    return None
+
+
+def read_texts(text: bytes, elements: int) -> list[str] | None:
+    """As `read_plain`, the elements of a list of strings."""
+    try:
+        texts = orjson.loads(text)
+    except (orjson.JSONDecodeError, RecursionError):
+        return None
+    if type(texts) is not list or len(texts) != elements or set(map(type, texts)) != {str}:
+        return None
+    return texts
+
+
+@lru_cache(maxsize=2048)
+def _packer(datatype: int, elements: int) -> Callable[..., bytes]:
+    return struct.Struct(f"{elements}{FORMATS[datatype]}").pack
+
+
+def _flat(values: list[Any]) -> list[Any]:
+    """The elements of a list of lists of one depth. Raises TypeError or IndexError for most others."""
+    for _ in range(_NESTING):
+        values = list(chain.from_iterable(values))
+        if type(values[0]) is not list:
+            break
+    return values
+
+
+def read(name: str, datatype: int, data: list[Any], elements: int) -> bytes:
+    """The bytes of `elements` elements of type number `datatype` for input `name`. Raises ServeError.
+
+    For BYTES the number of strings is not checked: upstream leaves that to the checks after it.
+    """
+    if datatype in (FP16, BF16):
+        raise invalid(
+            f"receiving {BY_NUMBER[datatype].name} data via JSON is not supported. "
+            f"Please use the binary data format for input {name}"
+        )
+    if datatype not in BY_NUMBER:
+        raise invalid(f"invalid datatype for input {name}")
+    if datatype == BYTES and len(data) == 1 and type(data[0]) is str:
+        return _strings(data, {str})
+    flat, kinds = _flatten(data)
+    if datatype == BYTES:
+        return _strings(flat, kinds)
+    if len(flat) != elements or not kinds <= _accepted(datatype):
+        _explain(datatype, flat, elements)
+    try:
+        if datatype == BOOL:
+            return bytes(flat)
+        if datatype in _FLOATS:
+            # What is beyond a float becomes infinite, as in upstream.
+            return array(FORMATS[datatype], flat).tobytes()
+        wide = array("Q" if datatype in _UNSIGNED else "q", flat)
+    except OverflowError:
+        _explain(datatype, flat, elements)
+    return np.frombuffer(wide, "u8").astype(BY_NUMBER[datatype].numpy).tobytes()
+
+
+def _accepted(datatype: int) -> frozenset[type]:
+    if datatype == BOOL:
+        return frozenset((bool,))
+    if datatype in _UNSIGNED or datatype in _SIGNED:
+        return frozenset((int,))
+    return frozenset((int, float))
+
+
+def _flatten(data: list[Any]) -> tuple[list[Any], set[type]]:
+    """The elements in their order, and which types they have."""
+    flat = data
+    kinds = set(map(type, flat))
+    depth = 1
+    while kinds == {list}:
+        depth += 1
+        if depth >= MAX_DEPTH:
+            raise invalid(NESTING_TEXT)
+        flat = list(chain.from_iterable(flat))
+        kinds = set(map(type, flat))
+    if list in kinds:
+        elements: list[Any] = []
+        _collect(flat, depth, elements)
+        return elements, set(map(type, elements))
+    return flat, kinds
+
+
+def _collect(data: list[Any], depth: int, elements: list[Any]) -> None:
+    """The slow way, for lists beside elements."""
+    if depth >= MAX_DEPTH:
+        raise invalid(NESTING_TEXT)
+    for item in data:
+        if type(item) is list:
+            _collect(item, depth + 1, elements)
+        else:
+            elements.append(item)
+
+
+def _strings(flat: list[Any], kinds: set[type]) -> bytes:
+    if not kinds <= {str}:
+        raise internal("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
+    try:
+        elements = list(map(str.encode, flat))
+    except UnicodeEncodeError:
+        # Bytes that are not UTF-8; they pass as they came.
+        elements = [text.encode("utf-8", "surrogateescape") for text in flat]
+    return strings.join(elements)
+
+
+def _explain(datatype: int, flat: list[Any], elements: int) -> NoReturn:
+    for at, element in enumerate(flat):
+        if at == elements:
+            raise internal(_SHAPE_TEXT)
+        if datatype == BOOL:
+            if not isinstance(element, bool):
+                raise _not("boolean", "boolean")
+        elif datatype in _UNSIGNED:
+            if not is_uint(element):
+                raise _not("unsigned-integer", "unsigned-integer")
+        elif datatype in _SIGNED:
+            if not is_int(element):
+                raise _not("signed-integer", "signed-integer")
+        elif type(element) not in (int, float):
+            raise _not("number", "double")
+    raise internal(_SHAPE_TEXT)
+
+
+def _not(kind: str, access: str) -> ServeError:
+    return internal(f"Unable to parse 'data': attempt to access JSON non-{kind} as {access}")

@@ -1,0 +1,137 @@
+"""Reading JSON values the way upstream does: by kind, with its texts where the kind is wrong.
+
+`UNSET` stands for a member that is not there; JSON's null is a value like any other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any, Final
+
+import orjson
+
+from stubserve.errors import ServeError, internal, invalid
+from stubserve.http.json import rapidjson_errors
+
+UNSET: Final = object()
+
+# What every escaped colon begins with
+ESCAPED_COLON = b"\\u003"
+
+_UINT64_MAX = (1 << 64) - 1
+_INT64_MAX = (1 << 63) - 1
+
+
+def parse_json(text: bytes) -> Any:
+    """A JSON document; of equal names in one object the first counts, as in upstream. Raises ServeError."""
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return rapidjson_errors.parse(text)
+    try:
+        # Where a name occurs twice orjson keeps the last and does not tell; but its colon is there to be counted.
+        members = _members(document)
+        colons = text.count(b":")
+        if members == colons or (ESCAPED_COLON not in text and members == colons - _colons_in_strings(document)):
+            return document
+        return json.loads(text, object_pairs_hook=_first_of_each)
+    except RecursionError:
+        raise invalid(rapidjson_errors.NESTING_TEXT) from None
+
+
+def _members(value: Any) -> int:
+    """How many names the objects of a document have; tensors' data is taken to have none."""
+    count = 0
+    if type(value) is dict:
+        count = len(value)
+        for member in value.values():
+            if type(member) is dict or (type(member) is list and member and type(member[0]) is dict):
+                count += _members(member)
+    elif type(value) is list:
+        for element in value:
+            if type(element) is dict:
+                count += _members(element)
+    return count
+
+
+def _colons_in_strings(value: Any) -> int:
+    """How many colons the strings of a document have, names included."""
+    if type(value) is str:
+        return value.count(":")
+    count = 0
+    if type(value) is dict:
+        for name, member in value.items():
+            count += name.count(":") + _colons_in_strings(member)
+    elif type(value) is list:
+        for element in value:
+            if type(element) is not float and type(element) is not int:
+                count += _colons_in_strings(element)
+    return count
+
+
+class WithRepeated(dict[str, Any]):
+    """An object in which names occurred more than once: the first of each counts, and `repeated` are those names."""
+
+    __slots__ = ("repeated",)
+
+    repeated: frozenset[str]
+
+
+def _first_of_each(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    first = dict(reversed(members))
+    if len(first) == len(members):
+        return first
+    found = WithRepeated(first)
+    counts = Counter(name for name, _ in members)
+    found.repeated = frozenset(name for name, count in counts.items() if count > 1)
+    return found
+
+
+def repeated_names(value: Any) -> frozenset[str]:
+    """The names that occur more than once in an object."""
+    return value.repeated if isinstance(value, WithRepeated) else frozenset()
+
+
+def find(value: Any, name: str) -> Any:
+    """A member, or UNSET; a value that is no object has no members."""
+    return value.get(name, UNSET) if isinstance(value, dict) else UNSET
+
+
+def as_string(value: Any, what: str) -> str:
+    if isinstance(value, str):
+        return value
+    raise wrong(value, what, "string", "string")
+
+
+def as_bool(value: Any, what: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise wrong(value, what, "boolean", "boolean")
+
+
+def as_array(value: Any, what: str) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    raise wrong(value, what, "array", "array")
+
+
+def as_uint(value: Any, what: str, verb: str = "parse") -> int:
+    if is_uint(value):
+        return int(value)
+    raise wrong(value, what, "unsigned-integer", "unsigned-integer", verb)
+
+
+def is_uint(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _UINT64_MAX
+
+
+def is_int(value: Any) -> bool:
+    return type(value) is int and -_INT64_MAX - 1 <= value <= _INT64_MAX
+
+
+def wrong(value: Any, what: str, kind: str, access: str, verb: str = "parse") -> ServeError:
+    """The error for member `what` that is missing or not of kind `kind`."""
+    if value is UNSET:
+        return internal(f"Unable to {verb} '{what}': attempt to access non-existing object member '{what}'")
+    return internal(f"Unable to {verb} '{what}': attempt to access JSON non-{kind} as {access}")

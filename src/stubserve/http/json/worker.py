@@ -1,0 +1,129 @@
+"""The process that reads large JSON for the server: `python -m stubserve.http.json.worker FD`.
+
+It reads one job after the other from a socket and answers each, until the socket ends; see `json_process`. It knows
+nothing of models but what a job says. A request that says too much beside its tensors is refused here, before anybody
+has to wait for all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from stubserve.api.placement import SMALL_BYTES
+from stubserve.closed_process import close_process
+from stubserve.errors import Code, ServeError
+from stubserve.http.generate_decode import decode_generate
+from stubserve.http.infer_json import decode_json
+from stubserve.http.json.job import HEAD, IN_REGION, INFER, pack, pack_request, unpack, unpack_signature
+from stubserve.inference.tensor import Tensor
+from stubserve.memory.heap_account import MAX_WORDS_BYTES, WORDS_TEXT
+from stubserve.memory.regions import RegionPlace
+
+_PR_SET_PDEATHSIG = 1
+# It gets a tenth of a core that others want as well, and all of one else.
+_NICE = 10
+
+
+class Recorder:
+    """Stands for a placer: says of each tensor where its bytes are, and keeps those that are new in `data`."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.data: list[bytes | memoryview] = []
+        # Of inputs in clients' shared memory, in order: region, offset, size
+        self.regions: list[tuple[str, int, int]] = []
+
+    def slice(self, name: str, datatype: int, shape: Sequence[int], at: int, nbytes: int) -> Tensor:
+        return Tensor(name, datatype, shape, None, None, at, nbytes)
+
+    def put(self, name: str, datatype: int, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
+        if len(data) <= SMALL_BYTES:
+            return Tensor(name, datatype, shape, bytes(data))
+        self.data.append(data)
+        return Tensor(name, datatype, shape, None, None, -1, len(data))
+
+    def in_region(
+        self, name: str, datatype: int, shape: Sequence[int], region: str, offset: int, nbytes: int
+    ) -> Tensor:
+        self.regions.append((region, offset, nbytes))
+        return Tensor(name, datatype, shape, None, None, IN_REGION, 0)
+
+    def output_in_region(self, region: str, offset: int, nbytes: int) -> RegionPlace:
+        # The server knows which regions there are.
+        return cast(RegionPlace, (region, offset, nbytes))
+
+    def undo(self) -> None:
+        pass
+
+
+def read(job: tuple[Any, ...], text: bytes) -> tuple[Any, list[bytes | memoryview]]:
+    """What a job's JSON says, to be packed, and the bytes of its large tensors. Raises ServeError."""
+    kind, signature, size, max_input_size = job
+    accepted = unpack_signature(signature)
+    recorder = Recorder(size)
+    if kind == INFER:
+        request, reply_format = decode_json(text, accepted, recorder, max_input_size)
+        return pack_request(request, reply_format, recorder.regions), recorder.data
+    return pack_request(decode_generate(text, accepted, recorder), None), recorder.data
+
+
+def main(descriptor: int) -> None:
+    # The server's end, however it comes, is the end of the socket; and of a job that takes long, too.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    # Where there are fewer cores than work, whoever answers small requests goes first.
+    os.nice(_NICE)
+    # When memory runs out: a large document takes ten times its size for a moment, here rather than in the server.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+    close_process()
+    with socket.socket(fileno=descriptor) as connection:
+        while head := receive(connection, HEAD.size):
+            job_size, text_size = HEAD.unpack(head)
+            job = unpack(receive(connection, job_size))
+            text = bytes(receive(connection, text_size))
+            data: list[bytes | memoryview] = []
+            answer: Any
+            try:
+                answer, data = read(job, text)
+            except ServeError as error:
+                answer = (error.code, error.message)
+            except MemoryError:
+                answer = (Code.UNAVAILABLE, "out of memory while the request's JSON was read")
+            else:
+                answer = (None, answer)
+            del text
+            packed = pack(answer)
+            if len(packed) > MAX_WORDS_BYTES:
+                # It may also be a refusal that quotes it.
+                packed = pack((Code.INVALID_ARG, WORDS_TEXT))
+                data = []
+            connection.sendall(HEAD.pack(len(packed), sum(map(len, data))) + packed)
+            for piece in data:
+                connection.sendall(piece)
+
+
+def receive(connection: socket.socket, size: int) -> bytearray:
+    """So many bytes; none at the end."""
+    data = bytearray(size)
+    view = memoryview(data)
+    done = 0
+    while done < size:
+        count = connection.recv_into(view[done:])
+        if not count:
+            return bytearray()
+        done += count
+    return data
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,342 @@
+"""Model control: which models are loaded, asked for by clients, by models, or by what lies on disk.
+
+How a load takes over from what serves is `changeover`; an unload retires what serves, and is answered at once. A load
+that takes instances away from a version that goes on is answered when these are gone, as upstream does; but not where a
+model asks for it, as it may be what is waited for. A load of a model of which nothing has changed does nothing.
+
+Models are kept apart by keys (`repositories`): a name that stands for several of them, with namespaces, means all.
+
+What a load or unload means for ensembles is in `dependencies`. They are settled when it is over, and before it is
+answered: those that need what is gone go, those that can be served again come back, and those whose members are others
+now are loaded anew.
+
+Loads and unloads of one model take turns (`turns`); retiring (`retiring`), and the wait for instances that go, is no
+part of a turn, so a model may reload or unload itself while it executes. Each runs as a task of its own (`changes`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from stubserve.errors import Code, internal, invalid
+from stubserve.inference.served_model import ServedModel
+from stubserve.instances.model_control import no_model_control
+from stubserve.instances.services import Services
+from stubserve.loading.changeover import Changeover, Starter, as_load_error
+from stubserve.loading.changes import Changes, all_of
+from stubserve.loading.dependencies import DiskDependencies, no_longer_needed, rounds
+from stubserve.loading.ensemble_members import EnsembleMembers
+from stubserve.loading.finding import Finder, Look
+from stubserve.loading.settling import Settling
+from stubserve.loading.stub_control import StubControl
+from stubserve.loading.turns import Turn, Turns
+from stubserve.loading.watch import RepositoryWatch, occasions
+from stubserve.repository.candidate import Candidate, check_parameters
+from stubserve.repository.folder import DUPLICATE_REASON, check_model_name, name_of
+from stubserve.repository.registry import UNLOADED, Registry, VersionState
+from stubserve.repository.repositories import Repositories
+from stubserve.settings.groups import ALL_MODELS, EXPLICIT, POLL, RepositorySettings
+
+log = logging.getLogger("stubserve.repository")
+
+
+class ModelControl:
+    """Loads models into a registry, and unloads them. Stubs that go have `stop_timeout_s` to finalize.
+
+    `checks` is a command that checks what was saved, with --dev.
+    """
+
+    def __init__(
+        self,
+        settings: RepositorySettings,
+        starter: Starter,
+        registry: Registry,
+        services: Services,
+        stop_timeout_s: float,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        checks: Sequence[str] = (),
+    ) -> None:
+        self._settings = settings
+        self._sleep = sleep
+        self._registry = registry
+        self._services = services
+        self._explicit = settings.control_mode == EXPLICIT
+        self._slots = asyncio.Semaphore(max(settings.load_threads, 1))
+        self._changeover = Changeover(starter, registry, self._slots, stop_timeout_s, settings.load_retries)
+        self._repositories = Repositories(settings)
+        self._turns = Turns()
+        self._changes = Changes(self._slots)
+        self._finder = Finder(settings, self._repositories, self._changeover.served)
+        self._disk = DiskDependencies(self._repositories, settings.config_name)
+        load_member = self._load_member if self._explicit else None
+        self._members = EnsembleMembers(registry, self._repositories, self._disk, load_member)
+        self._ensembles = Settling(registry.serving, registry.resolve, self._disk, self._load_again, self._retire)
+        # What somebody wanted loaded by its name, in contrast to what an ensemble has brought
+        self._asked_for: set[str] = set()
+        self._watch = RepositoryWatch(
+            self._repositories, self._load_several, lambda name: self._unload(name, False, None), checks
+        )
+        self._watching: asyncio.Task[None] | None = None
+        self._starting = False
+
+    # What may be asked
+
+    async def load_all(self) -> bool:
+        """Loads every model that is to be there from the start; whether all of them could be loaded.
+
+        Failures are in the registry. Raises ServeError if a repository cannot be read, or the names make no sense.
+        """
+        self._starting = True
+        try:
+            return await self._load_all()
+        finally:
+            self._starting = False
+
+    async def _load_all(self) -> bool:
+        await self._repositories.aside(self._repositories.open)
+        if self._settings.control_mode == POLL:
+            complete = await self._look()
+            if self._settings.poll_secs or self._settings.notices_changes:
+                self._watching = asyncio.get_running_loop().create_task(self._keep_watching())
+            return complete
+        chosen = dict.fromkeys(self._settings.load_models)
+        if ALL_MODELS in chosen and len(chosen) > 1:
+            raise invalid("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+        for name in chosen.keys() - {ALL_MODELS}:
+            check_model_name(name)
+        if self._settings.namespacing and ALL_MODELS not in chosen:
+            keys = [await self._repositories.aside(partial(self._repositories.keys, name)) for name in chosen]
+            chosen = dict.fromkeys(itertools.chain.from_iterable(keys))
+        complete = True
+        if not self._explicit or ALL_MODELS in chosen:
+            found = await self._repositories.aside(self._repositories.survey)
+            for name in found.duplicates:
+                self._registry.entry(name).reason = DUPLICATE_REASON
+            chosen = dict.fromkeys(found.models)
+            complete = not found.duplicates
+        self._asked_for.update(chosen)
+        return all((await self._load_several(chosen)).values()) and complete
+
+    async def load(
+        self,
+        name: str,
+        config: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        asked_in: Turn | None = None,
+    ) -> None:
+        """Loads a model, anew if it serves; with `config` (JSON) in place of its own configuration, or made of `files`.
+
+        `asked_in` is the load of the stub that asks for it, if one does; anybody else waits until instances that the
+        load takes away are gone. Raises ServeError with upstream's texts; then what served before still does.
+        """
+        self._check_control()
+        keys = [name]
+        if self._settings.namespacing:
+            keys = await self._repositories.aside(partial(self._repositories.keys, name))
+        await all_of(self._load_key(key, config, files or {}, asked_in) for key in keys)
+
+    async def _load_key(self, key: str, config: str | None, files: Mapping[str, bytes], asked_in: Turn | None) -> None:
+        self._asked_for.add(key)
+        leaving = await self._changes.run(lambda outer: self._load_and_settle(key, config, files, outer), asked_in)
+        if leaving and asked_in is None:
+            await asyncio.wait(leaving)
+
+    async def unload(self, name: str, dependents: bool = False, asked_in: Turn | None = None) -> None:
+        """Lets a model go, or does nothing for one that is not there. Does not wait for its requests.
+
+        With `dependents`, the members of an ensemble go with it that nobody else needs and nobody has loaded by name.
+        Raises ServeError.
+        """
+        self._check_control()
+        keys = dict.fromkeys(self._registry.keys(name)) or [name]
+        await all_of(self._changes.run(partial(self._unload, key, dependents), asked_in) for key in keys)
+
+    async def load_from(self, name: str, folder: Path) -> None:
+        """Loads the model that lies in a repository of its own, under a name. Raises ServeError."""
+        self._check_control()
+        await self._repositories.aside(partial(self._repositories.give, name, folder))
+        try:
+            await self.load(name)
+        except BaseException:
+            self._repositories.take_back(name)
+            if not self._registry.ready_versions(name):
+                self._registry.forget(name)
+            raise
+
+    async def unload_from(self, name: str) -> None:
+        """Lets such a model go. Raises ServeError."""
+        await self.unload(name)
+        self._repositories.take_back(name)
+
+    async def index(self, only_ready: bool) -> list[dict[str, Any]]:
+        """The repository index, with the models on disk that have never been loaded. Raises ServeError."""
+        rows = self._registry.index(only_ready)
+        if only_ready:
+            return rows
+        known = {row["name"] for row in rows}
+        names = await self._repositories.aside(self._repositories.names)
+        # What was unloaded, and has been deleted, is no more.
+        rows = [row for row in rows if row["name"] in names or row.get("reason") != UNLOADED]
+        for name in names.keys() - known:
+            row = {"name": name}
+            if not names[name]:
+                row |= {"state": VersionState.UNAVAILABLE.value, "reason": DUPLICATE_REASON}
+            rows.append(row)
+        return sorted(rows, key=lambda row: row["name"])
+
+    def leaving(self) -> list[ServedModel]:
+        """What serves no longer, and is not gone yet."""
+        return self._changeover.leaving()
+
+    async def give_up_changes(self) -> None:
+        """Ends the loads and unloads that are under way, with what they have started, and takes no further ones."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        await self._changes.give_up()
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ends loads, lets running requests finish, finalizes the models and ends the stubs, within `timeout_s`."""
+        await self.give_up_changes()
+        await self._changeover.retire_all(timeout_s)
+        await asyncio.to_thread(self._repositories.close)
+        await self._finder.close()
+
+    def _check_control(self) -> None:
+        if not self._explicit:
+            raise no_model_control()
+
+    # Loading
+
+    async def _keep_watching(self) -> None:
+        async for _ in occasions(self._settings, self._sleep):
+            try:
+                await self._look()
+            except Exception as raised:
+                log.error("cannot look for changes: %s", as_load_error(raised))
+
+    async def _look(self) -> bool:
+        complete = await self._watch.look()
+        await self._ensembles.settle()
+        return complete
+
+    async def _load_several(self, names: Collection[str]) -> dict[str, bool]:
+        """Loads models, ensembles after their members; which of them could be loaded."""
+        if self._starting:
+            self._registry.expect(names)
+        needs = await self._repositories.aside(partial(self._disk.needs, names))
+        loaded: dict[str, bool] = {}
+        for group in rounds(needs):
+            outcomes = await asyncio.gather(*(self._load_known(name) for name in group))
+            loaded.update(zip(group, outcomes, strict=True))
+        return loaded
+
+    async def _load_known(self, name: str, look: Look | None = None) -> bool:
+        try:
+            await self._load(name, None, {}, None, look=look)
+        except Exception as raised:
+            as_load_error(raised)  # which tells the log of what nobody expects; the rest has been told
+            if self._settings.control_mode == POLL and self._registry.ready_versions(name):
+                log.warning("model '%s' could not be loaded anew: the old code goes on serving", name)
+            return False
+        finally:
+            self._registry.pending.discard(name)
+        return True
+
+    async def _load_again(self, name: str) -> bool:
+        """An ensemble, for the sake of its members: what came with its own load counts as before."""
+        return await self._load_known(name, self._finder.again)
+
+    async def _load_and_settle(
+        self, name: str, config: str | None, files: Mapping[str, bytes], outer: Turn | None
+    ) -> Sequence[asyncio.Task[None]]:
+        try:
+            return await self._load(name, config, files, outer)
+        finally:
+            # Else the load that waits for this one does it: it may be of an ensemble that is concerned.
+            if outer is None:
+                await self._ensembles.settle()
+
+    async def _load(
+        self,
+        name: str,
+        config: str | None,
+        files: Mapping[str, bytes],
+        outer: Turn | None,
+        only_if_missing: bool = False,
+        look: Look | None = None,
+    ) -> Sequence[asyncio.Task[None]]:
+        check_parameters(name_of(name, self._settings.namespacing), files)
+        look = look or self._finder.anew(config, files)
+        async with self._turns.of(name, outer) as turn:
+            if only_if_missing and self._registry.ready_versions(name):
+                return ()
+            try:
+                candidate = await self._finder.find(name, look, self._changeover.goes_on)
+            except Exception as raised:
+                error = as_load_error(raised)
+                told = await self._finder.told(error, name) if config is None else str(error)
+                log.error("Poll failed for model directory '%s': %s", name, told)
+                if error.code is not Code.NOT_FOUND and not files:
+                    self._registry.entry(name).reason = error.message
+                raise internal(f"failed to load '{name}', failed to poll from model repository: {error}") from None
+            if candidate is None:
+                return ()
+            try:
+                leaving = await self._take(candidate, turn)
+            except Exception:
+                if candidate.agents is not None:
+                    await candidate.agents.failed()
+                raise
+            if candidate.agents is not None:
+                await candidate.agents.succeeded()
+            self._ensembles.away.pop(name, None)
+            return leaving
+
+    async def _load_member(self, name: str, turn: Turn) -> None:
+        """A member that an ensemble lacks, in the turn of that. Raises ServeError."""
+        await self._load(name, None, {}, turn, only_if_missing=True)
+
+    async def _take(self, candidate: Candidate, turn: Turn) -> Sequence[asyncio.Task[None]]:
+        """Has a candidate serve. Raises ServeError."""
+        await self._members.prepare(candidate, turn)
+        services = self._services
+        if self._explicit:
+            services = replace(services, control=StubControl(self, turn))
+        if self._settings.namespacing:
+            services = replace(services, models=self._registry.within(candidate.folder.namespace))
+        return await self._changeover.replace(candidate, services)
+
+    # Letting go
+
+    async def _unload(self, name: str, dependents: bool, outer: Turn | None) -> None:
+        going = [name]
+        if dependents:
+            needs = {
+                model.key: [self._registry.resolve(one, model.namespace) for one in model.needs]
+                for model in self._registry.serving()
+            }
+            going += no_longer_needed(name, needs, self._asked_for - {name})
+        for one in going:
+            self._asked_for.discard(one)
+            await self._retire(one, outer)
+            self._ensembles.away.pop(one, None)
+        if outer is None:
+            await self._ensembles.settle()
+
+    async def _retire(self, name: str, outer: Turn | None = None) -> None:
+        async with self._turns.of(name, outer):
+            entry = self._registry.models.get(name)
+            if entry is None:
+                return
+            entry.reason = ""
+            if not entry.versions:
+                self._registry.forget(name)
+            self._changeover.retire(name)

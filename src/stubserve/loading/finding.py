@@ -1,0 +1,86 @@
+"""Finding what a load is to load: in the repositories, in the request, or in what serves already."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from stubserve.errors import ServeError
+from stubserve.loading.located import located
+from stubserve.repository.candidate import Candidate, copy_candidate, find_candidate, make_candidate
+from stubserve.repository.folder import CONFIG_FILE
+from stubserve.repository.repositories import Repositories
+from stubserve.settings.groups import RepositorySettings
+
+if TYPE_CHECKING:
+    from stubserve.repository.agents.chain import Agents
+
+# Looks for a model by its key, in a thread. Raises ServeError.
+Look = Callable[[str], Candidate]
+
+
+class Finder:
+    """Makes candidates. `served` says what a model serves from, None if it does not."""
+
+    def __init__(
+        self, settings: RepositorySettings, repositories: Repositories, served: Callable[[str], Candidate | None]
+    ) -> None:
+        self._settings = settings
+        self._repositories = repositories
+        self._served = served
+        self._agents: Agents | None = None
+
+    async def find(self, name: str, look: Look, goes_on: Callable[[Candidate], bool]) -> Candidate | None:
+        """What a load is to load, as the model's repository agents want it. Raises ServeError.
+
+        None where agents would be asked about what serves and `goes_on` as it is.
+        """
+        finding = asyncio.ensure_future(self._repositories.aside(partial(look, name)))
+        try:
+            candidate = await asyncio.shield(finding)
+            if candidate.config.model_repository_agents.agents:
+                return None if goes_on(candidate) else await self._ask_agents(candidate)
+        except asyncio.CancelledError:
+            # Its thread goes on, and may make a folder.
+            finding.add_done_callback(_discard)
+            raise
+        return candidate
+
+    def anew(self, config: str | None, files: Mapping[str, bytes]) -> Look:
+        """A look for what somebody asks for: with a configuration (JSON) of theirs, or made of their files."""
+        if files:
+            return lambda name: make_candidate(name, self._settings, config, files)
+        return lambda name: find_candidate(
+            self._repositories.locate(name, fresh=True), self._settings, config, self._served(name)
+        )
+
+    def again(self, name: str) -> Candidate:
+        """A look for the sake of something else: what came with the model's own load counts as before."""
+        served = self._served(name)
+        if served is not None and served.made:
+            return copy_candidate(served, self._settings)
+        return find_candidate(self._repositories.locate(name), self._settings, None, served)
+
+    async def told(self, error: ServeError, name: str) -> str:
+        """What the log says where there is no candidate: with the lines of config.pbtxt that are wrong."""
+        return await located(error, lambda: self._repositories.locate(name).path / CONFIG_FILE)
+
+    async def close(self) -> None:
+        """Ends the agents' processes."""
+        if self._agents is not None:
+            await asyncio.to_thread(self._agents.close)
+
+    async def _ask_agents(self, candidate: Candidate) -> Candidate:
+        if self._agents is None:
+            # Imported only where a model has one.
+            from stubserve.repository.agents.chain import Agents
+
+            self._agents = Agents(self._settings)
+        return await self._agents.load(candidate)
+
+
+def _discard(found: asyncio.Future[Candidate]) -> None:
+    if not found.cancelled() and found.exception() is None:
+        found.result().remove()

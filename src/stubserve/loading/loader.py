@@ -1,0 +1,316 @@
+"""Starting model versions, or other instances for one that serves: from a checked configuration to ready instances.
+
+The first stub of a version imports the model and tells whether its class completes configurations. If so, it runs
+`auto_complete_config` and ends, and fresh stubs serve, so nothing that the completion did to its process is seen later.
+If not, as with most models, the same stub goes on and becomes the first instance: no process is started in vain.
+
+What serves keeps its completed configuration when its instances change; those that stay also keep the limit of threads
+that they were started with, which is part of their environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from stubserve.inference.latencies import DEFAULT_BOUNDS_MS, FIRST_RESPONSE, Latencies
+from stubserve.inference.served_model import ServedModel
+from stubserve.inference.trace import ModelTracing
+from stubserve.instances.instance import Instance
+from stubserve.instances.launcher import Launcher
+from stubserve.instances.restart import RestartPolicy
+from stubserve.instances.services import Services
+from stubserve.instances.stub import Stub
+from stubserve.loading.ensemble_loading import start_ensemble
+from stubserve.loading.identity import of_files, of_load, of_members
+from stubserve.loading.initial_states import check_initial_states
+from stubserve.loading.instance_update import InstanceUpdate, assign
+from stubserve.loading.launchers import Launchers
+from stubserve.memory.server_memory import Memory
+from stubserve.model_config.complete import InstanceSpec, instances_of, with_instances
+from stubserve.model_config.render import conclude_auto_complete, render_json
+from stubserve.model_config.validate import validate
+from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
+from stubserve.repository.candidate import Candidate
+from stubserve.repository.folder import read_labels
+from stubserve.response_cache.store import ResponseCache
+from stubserve.schedulers.rate_limiter import RateLimiter
+from stubserve.serving.ensemble_model import EnsembleModel
+from stubserve.serving.instance_model import InstanceModel
+from stubserve.serving.sequence_model import instance_model
+from stubserve.serving.warm_up import WarmUp
+from stubserve.serving.warm_up_samples import read_samples
+from stubserve.settings.groups import InstanceSettings, LatencySettings
+
+log = logging.getLogger("stubserve.repository")
+
+_FAILED_LOAD_GRACE_S = 1.0
+
+
+class Loader:
+    """Starts model versions.
+
+    Models complete their configurations if they are to (`completes`). `latencies` are the distributions that are
+    measured, None where nobody can read them. `cache` is the server's response cache, if it has one,
+    `limiter` has its instances share resources. `tracing` gives a model's by its name. Without `hints` somebody else
+    says what sources may have wrong.
+    """
+
+    def __init__(
+        self,
+        settings: InstanceSettings,
+        memory: Memory,
+        completes: bool,
+        latencies: LatencySettings | None,
+        make_launcher: Callable[..., Launcher] = Launcher,
+        tracing: Callable[[str], ModelTracing] = lambda _: ModelTracing(),
+        cache: ResponseCache | None = None,
+        limiter: RateLimiter | None = None,
+        hints: bool = True,
+    ) -> None:
+        self._settings = settings
+        self._memory = memory
+        self._completes = completes
+        self._measured = latencies
+        self._tracing = tracing
+        self._cache = cache
+        self._limiter = limiter
+        self._launchers = Launchers(settings, memory, make_launcher, hints)
+        self._booting = asyncio.Lock()
+
+    async def start(self, candidate: Candidate, version: int, services: Services) -> ServedModel:
+        """One version with all its instances ready. Raises ServeError; then nothing of it is left."""
+        folder, config = candidate.folder, candidate.config
+        if config.platform == ENSEMBLE_PLATFORM:
+            ensemble = await start_ensemble(candidate, version, services.models, self._settings.max_queue_size)
+            ensemble.tracing = self._tracing(ensemble.name)
+            ensemble.latencies = self._latencies(config)
+            ensemble.identity = of_members(config, version, [one.identity for one in ensemble.members.values()])
+            self._use_cache(ensemble)
+            return ensemble
+        name = folder.name
+        launcher, config, has_program = await self._launchers.of(candidate, version, services)
+        specs = instances_of(config)
+        first: Stub | None = None
+        model: InstanceModel | None = None
+        config_json = render_json(config)
+        asleep = has_program and self._starts_asleep(candidate)
+        if self._completes and not asleep:
+            first, config, config_json = await self._complete(launcher, specs[0].name, config, candidate.has_config)
+            specs = instances_of(config)
+        try:
+            validate(config)
+            await asyncio.to_thread(check_initial_states, config, folder.path)
+            labels = await asyncio.to_thread(read_labels, folder, config)
+            model = instance_model(
+                name,
+                version,
+                config,
+                self._limiter,
+                self._settings.max_queue_size,
+                self._settings.restart_wait_secs,
+            )
+            model.signature.labels = labels
+            model.tracing = self._tracing(name)
+            model.latencies = self._latencies(config)
+            if self._cache is not None and self._cache.is_shared:
+                model.identity = await asyncio.to_thread(of_files, config, version, folder.version_path(version))
+            self._use_cache(model)
+            warm_up = await self._warm_up(model, folder.path)
+            instances = self._instances(model, launcher, specs, config_json, warm_up, first)
+            self._check_limits(config, specs)
+            model.begin_with(instances)
+            if asleep:
+                for instance in instances:
+                    instance.begin_asleep()
+            else:
+                await _start_all(instances)
+            if asleep or self._settings.sleep_after_secs:
+                model.sleep_after(self._settings.sleep_after_secs, asleep)
+        except BaseException:
+            if first is not None:
+                await first.kill()  # its instance may not have got to it
+            if model is not None:
+                model.unlimit(model.instances)
+            raise
+        return model
+
+    def _starts_asleep(self, candidate: Candidate) -> bool:
+        """Whether its first request is to start it: its configuration needs nothing of the model."""
+        complete = candidate.has_config and candidate.config.input and candidate.config.output
+        return self._settings.start_asleep and bool(complete)
+
+    async def update(self, model: InstanceModel, candidate: Candidate, services: Services) -> InstanceUpdate:
+        """The instances that a version which serves is to have by `candidate`, which differs in nothing else.
+
+        Those that are missing are started. Raises ServeError; then nothing is left of them.
+        """
+        launcher, _, _ = await self._launchers.of(candidate, model.version, services)
+        config = with_instances(model.config, candidate.config)
+        assigned = assign(model.instances, instances_of(config))
+        missing = [one for one in assigned if isinstance(one, InstanceSpec)]
+        warm_up = await self._warm_up(model, candidate.folder.path)
+        started = self._instances(model, launcher, missing, render_json(config), warm_up)
+        self._check_limits(config, missing)
+        model.limit(started)
+        try:
+            await _start_all(started)
+        except BaseException:
+            model.unlimit(started)
+            raise
+        new = iter(started)
+        instances = [next(new) if isinstance(one, InstanceSpec) else one for one in assigned]
+        return InstanceUpdate(model, instances, started, config)
+
+    async def _warm_up(self, model: InstanceModel, folder: Path) -> WarmUp:
+        """What instances execute before they are ready. Raises ServeError. In a thread, as samples may be files."""
+        samples = await asyncio.to_thread(read_samples, model.config, model.signature, folder)
+        return WarmUp(model, samples, self._memory)
+
+    def _check_limits(self, config: Any, specs: Sequence[InstanceSpec]) -> None:
+        """Raises ServeError INVALID_ARG where an instance asks for more of a resource than there is."""
+        if self._limiter is not None:
+            self._limiter.check([(spec.resources, spec.device_id) for spec in specs])
+        elif any(group.HasField("rate_limiter") for group in config.instance_group):
+            log.warning(
+                "model '%s': 'rate_limiter' has no effect without --rate-limit=execution_count",
+                config.name,
+            )
+
+    def _use_cache(self, model: InstanceModel | EnsembleModel) -> None:
+        """Has a model use the response cache if it is to."""
+        if not model.config.response_cache.enable:
+            return
+        cache = self._cache
+        if cache is None:
+            log.warning(
+                "model '%s': 'response_cache' has no effect without a cache; --cache-config=local,size=256M gives one",
+                model.name,
+            )
+        elif model.config.model_transaction_policy.decoupled:
+            # Only an ensemble gets so far: it is decoupled because a member is.
+            log.warning("model '%s': 'response_cache' has no effect, as its members are decoupled", model.name)
+        else:
+            model.use_cache(cache, model.identity if cache.is_shared else of_load())
+
+    def _latencies(self, config: Any) -> Latencies | None:
+        """Where the model's latencies are counted, None if nobody wants them."""
+        measured = self._measured
+        if measured is None:
+            return None
+        bounds = list(DEFAULT_BOUNDS_MS)
+        for control in config.model_metrics.metric_control:
+            family = control.metric_identifier.family
+            if family == FIRST_RESPONSE:
+                bounds = list(control.histogram_options.buckets)
+            else:
+                log.warning(
+                    "Metric family '%s' in 'metric_identifier' is not a customizable metric in Triton core. "
+                    "'model_metrics' of model '%s' has no effect on it.",
+                    family,
+                    config.name,
+                )
+        if not measured.histogram_latencies and not measured.summary_latencies:
+            return None
+        return Latencies(bounds if measured.histogram_latencies else None, measured.summary_latencies)
+
+    async def _complete(
+        self, launcher: Launcher, instance: str, config: Any, has_config_file: bool
+    ) -> tuple[Stub | None, Any, str]:
+        """The configuration as the model wants it: (a stub that may serve or None, configuration, its JSON)."""
+        stub = launcher.boot(instance)
+        try:
+            if not await stub.handshake.imported():
+                return stub, config, render_json(config)
+            returned = await stub.handshake.complete(config.name, render_json(config))
+        except BaseException:
+            await stub.kill()
+            raise
+        kept = stub if stub.handshake.serves_after_completion else None
+        if kept is None:
+            await stub.kill()
+        try:
+            return kept, *self._adopted(config, returned, has_config_file)
+        except BaseException:
+            if kept is not None:
+                await kept.kill()
+            raise
+
+    @staticmethod
+    def _adopted(config: Any, returned: str, has_config_file: bool) -> tuple[Any, str]:
+        """What is served of a completed configuration, and what `initialize` is given. Raises ServeError."""
+        adopted, config_json, wrong = conclude_auto_complete(config, returned, has_config_file=has_config_file)
+        if wrong is not None:
+            log.warning("what auto_complete_config of model '%s' returned cannot be used: %s", config.name, wrong)
+        return adopted, config_json
+
+    def _instances(
+        self,
+        model: InstanceModel,
+        launcher: Launcher,
+        specs: Sequence[InstanceSpec],
+        config_json: str,
+        warm_up: WarmUp,
+        first: Stub | None = None,
+    ) -> list[Instance]:
+        """Instances that are still to be started; `first` is a stub for the first of them, which has imported."""
+        ready_stubs = {id(specs[0]): first} if first is not None else {}
+
+        def launch_for(spec: InstanceSpec) -> Callable[[Instance], Any]:
+            async def launch(instance: Instance) -> Stub:
+                stub = ready_stubs.pop(id(spec), None)
+                try:
+                    if stub is None:
+                        async with self._booting:
+                            stub = launcher.boot(spec.name)
+                            # Making a process stops the event loop for some milliseconds. Requests go first.
+                            await asyncio.sleep(0)
+                        await stub.handshake.imported()
+                    await launcher.initialize(stub, spec, model.config, config_json)
+                    instance.differs = await _differs(model, launcher, spec.name)
+                    if not spec.passive:
+                        await warm_up.run(stub, spec.name)
+                except BaseException:
+                    if stub is not None:
+                        await stub.kill()
+                    raise
+                return stub
+
+            return launch
+
+        limit = self._settings.restart_limit
+        return [Instance(spec, launch_for(spec), model, RestartPolicy(limit)) for spec in specs]
+
+
+async def _start_all(instances: Sequence[Instance]) -> None:
+    """Returns when all are ready; when one fails, all are ended."""
+    starting = [asyncio.ensure_future(one.start()) for one in instances]
+    try:
+        await asyncio.gather(*starting)
+    except BaseException:
+        for start in starting:
+            start.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
+        await asyncio.gather(*(one.stop(_FAILED_LOAD_GRACE_S) for one in instances))
+        raise
+
+
+async def _differs(model: InstanceModel, launcher: Launcher, instance: str) -> bool:
+    """Whether the files that an instance has just started from are others than those that `model` was loaded with.
+
+    They may be saved before a stub is started again, and then its answers are no answers of this identity.
+    """
+    if not model.identity:
+        return False
+    found = await asyncio.to_thread(of_files, model.config, model.version, launcher.version_dir)
+    if found == model.identity:
+        return False
+    log.warning(
+        "instance '%s' runs files that have changed since its model was loaded; its answers go into no shared cache "
+        "until the model is loaded again",
+        instance,
+    )
+    return True

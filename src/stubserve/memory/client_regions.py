@@ -1,0 +1,218 @@
+"""The regions of shared memory that clients have registered: which there are, and how one is opened.
+
+A client names a file in /dev/shm, and from then on its requests say "these bytes of that region" in place of sending
+them. A client that registers makes the server open files, so it is off unless --allow-client-shm says otherwise.
+
+Confinement. A key is a name in /dev/shm as shm_open has it: slashes in front do not count, there are none within, and
+neither `.` nor `..` is one. What is opened is a regular file and no link to one; whether the server may is the kernel's
+business, so a file of another user's is as safe as its permissions. The prefix of Triton's own regions is refused as
+Triton refuses it; this server has no regions with names at all, so there is nothing of its own to find. How many
+regions there are is bounded, because each is a descriptor.
+
+A client may make its file smaller at any time. So nothing here maps it: small inputs and strings are read with
+`preadv`, and what is left of it is looked at when a request comes. What stubs do is
+`stubserve_stub.runtime.client_regions`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import stat
+import weakref
+
+from stubserve.errors import Code, ServeError, internal, invalid, not_found, unavailable, unsupported
+from stubserve.memory.regions import RegionPlace
+
+log = logging.getLogger("stubserve.regions")
+
+FOLDER = "/dev/shm"
+RESERVED_PREFIX = "triton_python_backend_shm_region_"
+MAX_NAME = 1024
+MAX_REGIONS = 4096
+
+_UINT64 = (1 << 64) - 1
+
+
+class ClientRegion:
+    """One region (`inference.regions.Region`). Its descriptor goes with the last that refers to it."""
+
+    def __init__(self, name: str, key: str, number: int, descriptor: int, start: int, nbytes: int) -> None:
+        self.name = name
+        self.key = key
+        self.number = number
+        self.descriptor = descriptor
+        self.start = start
+        self.nbytes = nbytes
+
+    def check(self) -> None:
+        if os.fstat(self.descriptor).st_size < self.start + self.nbytes:
+            raise self._gone()
+
+    def read(self, offset: int, into: memoryview) -> None:
+        at = self.start + offset
+        while into:
+            count = os.preadv(self.descriptor, [into], at)
+            if not count:
+                raise self._gone()
+            into = into[count:]
+            at += count
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        self.check()
+        left = memoryview(data)
+        at = self.start + offset
+        try:
+            while left:
+                count = os.pwrite(self.descriptor, left, at)
+                left = left[count:]
+                at += count
+        except OSError as error:
+            raise internal(f"shared memory region '{self.name}' cannot be written to: {error.strerror}") from None
+
+    def row(self) -> dict[str, str | int]:
+        """The region as the status route shows it."""
+        return {"name": self.name, "key": self.key, "offset": self.start, "byte_size": self.nbytes}
+
+    def _gone(self) -> ServeError:
+        return invalid(
+            f"shared memory region '{self.name}' is smaller than when it was registered: '{self.key}' should have "
+            f"{self.start + self.nbytes} bytes. Make it that large, or unregister the region and register it again"
+        )
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+class ClientRegions:
+    """All of them. Methods that change or name one raise ServeError, with upstream's texts where upstream has one."""
+
+    def __init__(self) -> None:
+        self._regions: dict[str, ClientRegion] = {}
+        # Those that have been unregistered while requests use them
+        self._leaving: weakref.WeakValueDictionary[str, ClientRegion] = weakref.WeakValueDictionary()
+        self._numbers = 0
+        self._most = min(MAX_REGIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+
+    def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
+        """Opens the file that a key names; the region is `nbytes` of it from `offset` on."""
+        if not key.lstrip("/"):
+            raise invalid(f"cannot register shared memory region '{name}' - invalid shm key '{key}'")
+        if key.lstrip("/").startswith(RESERVED_PREFIX):
+            raise invalid(
+                f"cannot register shared memory region '{name}' with key '{key}' as the key contains the "
+                f"reserved prefix '{RESERVED_PREFIX}'"
+            )
+        if len(name) > MAX_NAME:
+            raise invalid(f"the name of a shared memory region may have {MAX_NAME} characters, not {len(name)}")
+        if name in self:
+            raise ServeError(Code.ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
+        if len(self._regions) + len(self._leaving) >= self._most:
+            raise unavailable(
+                f"cannot register shared memory region '{name}': there are {self._most} regions already, as many "
+                "as the server keeps open. Unregister some, or raise the limit of open files (ulimit -n)"
+            )
+        descriptor = _open(key)
+        try:
+            size = os.fstat(descriptor).st_size
+            if offset + nbytes > size:
+                raise invalid(f"failed to register shared memory region '{name}': invalid args")
+            if not nbytes:
+                raise invalid(
+                    f"failed to register shared memory region '{name}': unable to process address spaceInvalid argument"
+                )
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._numbers += 1
+        self._regions[name] = ClientRegion(name, key, self._numbers, descriptor, offset, nbytes)
+
+    def unregister(self, name: str) -> None:
+        """Takes a region from the list, all of them for an empty name; requests that use it go on."""
+        names = [name] if name else list(self._regions)
+        for one in names:
+            region = self._regions.pop(one, None)
+            if region is not None:
+                self._leaving[one] = region
+
+    def find(self, name: str, offset: int, nbytes: int) -> RegionPlace:
+        """A piece of a region, for a request that is to keep it. Raises ServeError, with upstream's texts."""
+        region = self._regions.get(name)
+        if region is None:
+            raise unknown(name)
+        last = region.nbytes - 1
+        if offset > last:
+            raise invalid(f"Invalid offset for shared memory region: '{name}'")
+        if offset + nbytes > _UINT64:
+            raise invalid(
+                f"Integer overflow detected: byte_size ({nbytes}) + offset ({offset}) exceeds maximum value "
+                f"({_UINT64}) for region '{name}'"
+            )
+        if (offset + nbytes - 1) & _UINT64 > last:
+            raise invalid(f"Invalid offset + byte size for shared memory region: '{name}'")
+        region.check()
+        return RegionPlace(region, offset, nbytes)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._regions or name in self._leaving
+
+    def rows(self) -> list[dict[str, str | int]]:
+        """The status of all, by name."""
+        listed = {**dict(self._leaving), **self._regions}
+        return [listed[name].row() for name in sorted(listed)]
+
+    def row(self, name: str) -> dict[str, str | int]:
+        """The status of one region."""
+        region = self._regions.get(name) or self._leaving.get(name)
+        if region is None:
+            raise unknown_system(name)
+        return region.row()
+
+
+def unknown(name: str) -> ServeError:
+    """The refusal of a region that a request names."""
+    return not_found(f"Unable to find shared memory region: '{name}'")
+
+
+def unknown_system(name: str) -> ServeError:
+    return not_found(f"Unable to find system shared memory region: '{name}'")
+
+
+def not_cuda(name: str) -> ServeError:
+    return not_found(f"The region named '{name}' is registered as system shared memory, not CUDA shared memory")
+
+
+def unknown_cuda(name: str) -> ServeError:
+    """There is no region of a GPU's memory."""
+    return not_found(f"Unable to find cuda shared memory region: '{name}'")
+
+
+def disabled() -> ServeError:
+    return unsupported("Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable.")
+
+
+def no_gpu(name: str) -> ServeError:
+    return invalid(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
+
+
+def _open(key: str) -> int:
+    """The file behind a key, for reading and writing. Raises ServeError."""
+    name = key.lstrip("/")
+    refusal = internal(f"Unable to open shared memory region: '{key}'")
+    if "/" in name or "\0" in name or name in (".", ".."):
+        raise refusal
+    path = f"{FOLDER}/{name}"
+    try:
+        # Before it is opened: opening a device may do something, and opening a pipe may wait.
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            log.warning("refused to register '%s' as shared memory: it is no regular file", path)
+            raise refusal
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
+        log.debug("'%s' cannot be opened as shared memory: %s", path, error)
+        raise refusal from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise refusal
+    return descriptor

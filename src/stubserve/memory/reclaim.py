@@ -1,0 +1,176 @@
+"""Memory that stubs are granted and give back, and when they are asked for it.
+
+A stub keeps free memory warm for its next outputs, and does not know at once that its last ones have been read. So
+before anybody is refused memory, the stubs that could have some to spare are asked for all of it, and so is one that is
+idle. They answer on a thread that is free while their model computes, within a millisecond and 80 µs for each megabyte.
+
+A stub that needs memory waits for that (`grant`), while everything else goes on. Code that takes a request in cannot:
+`wait` blocks the event loop, for LONGEST_WAIT_S at most, only when enough could come of it, and not for a stub that
+still owes an answer (its model may be in native code that lets no other thread run).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import time
+from collections.abc import Callable
+from typing import Any
+
+from stubserve_stub.wire.budget import ArenaFull, Ledger
+
+from stubserve.memory.stub_memory import StubMemory
+
+LONGEST_WAIT_S = 0.1
+_LONGEST_GRANT_WAIT_S = 1.0
+
+# Less is not worth a message.
+_LEAST_BYTES = 64 << 10
+
+
+class Loan:
+    """The memory that one stub is granted and gives back, in its segment, whose accounts are `outputs`.
+
+    `send` sends the stub a control message. `fileno` is the descriptor on which its own come in, and `read` takes those
+    that are there. `asked` is whether the stub has been asked for what it can spare, and has not answered.
+    """
+
+    def __init__(
+        self,
+        outputs: StubMemory,
+        reclaim: Reclaim,
+        usage: Callable[[], str],
+        send: Callable[..., None],
+        fileno: Callable[[], int],
+        read: Callable[[], None],
+    ) -> None:
+        self._outputs = outputs
+        self._reclaim = reclaim
+        self._usage = usage
+        self._send = send
+        self.fileno = fileno
+        self.read = read
+        self.asked = False
+        self._granting: set[asyncio.Task[None]] = set()
+        reclaim.stubs.add(self)
+
+    @property
+    def index(self) -> int:
+        """The stub's segment."""
+        return self._outputs.index
+
+    @property
+    def spare_bytes(self) -> int:
+        """About how much the stub could give back, 0 where that is not worth a message."""
+        unused = self._outputs.unused_bytes
+        return unused if unused >= _LEAST_BYTES else 0
+
+    def ask_back(self) -> None:
+        """Asks for all that the stub can spare, unless an answer is still due."""
+        if not self.asked:
+            self.asked = True
+            self._send("give_back", frees=self._outputs.take_frees())
+
+    def on_idle(self) -> None:
+        """The stub has had nothing to do for a while: what it keeps warm, others may need."""
+        if self.spare_bytes:
+            self.ask_back()
+
+    def on_message(self, message: dict[str, Any]) -> bool:
+        """Hears a control message; False for one that is about something else. Raises ValueError."""
+        kind = message["kind"]
+        if kind == "need":
+            granting = asyncio.ensure_future(self._grant(_bytes_in(message["least"]), _bytes_in(message["most"])))
+            self._granting.add(granting)
+            granting.add_done_callback(self._granting.discard)
+        elif kind == "returned":
+            self._outputs.returned(_bytes_in(message["nbytes"]))
+            if message["asked"]:
+                self.asked = False
+            self._reclaim.on_news()
+        else:
+            return False
+        return True
+
+    def close(self) -> None:
+        """The stub is gone."""
+        for granting in self._granting:
+            granting.cancel()
+        self._reclaim.stubs.discard(self)
+        self._reclaim.on_news()
+
+    async def _grant(self, least: int, most: int) -> None:
+        error, nbytes = "", 0
+        try:
+            nbytes = await self._reclaim.grant(self.index, least, most)
+        except ArenaFull as full:
+            error = f"{full}. {self._usage()}"
+        self._send("granted", nbytes=nbytes, error=error)
+
+
+def _bytes_in(message: Any) -> int:
+    """A number of bytes that a stub names. Raises ValueError if it is none."""
+    if not isinstance(message, int) or message < 0:
+        raise ValueError(f"{message!r} is no number of bytes")
+    return message
+
+
+class Reclaim:
+    """Asks stubs for memory back; `stubs` are those that there are."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.stubs: set[Loan] = set()
+        self._ledger = ledger
+        self._news = asyncio.Event()
+
+    def on_news(self) -> None:
+        """A stub has given something back, or is gone."""
+        self._news.set()
+
+    def wait(self, nbytes: int) -> bool:
+        """Blocks until there is room for `nbytes`, if that is to be had; whether there is."""
+        ledger = self._ledger
+        waiting = {stub.fileno(): stub for stub in self._who_could_give(nbytes) if not stub.asked}
+        if ledger.left + sum(stub.spare_bytes for stub in waiting.values()) < nbytes:
+            return False
+        poll = select.poll()
+        for descriptor, stub in waiting.items():
+            stub.ask_back()
+            poll.register(descriptor, select.POLLIN)
+        deadline = time.monotonic() + LONGEST_WAIT_S
+        while waiting and ledger.left < nbytes:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            for descriptor, event in poll.poll(left * 1000):
+                waiting[descriptor].read()
+                if event != select.POLLIN or not waiting[descriptor].asked:
+                    poll.unregister(descriptor)
+                    del waiting[descriptor]
+        return ledger.left >= nbytes
+
+    async def grant(self, index: int, least: int, most: int) -> int:
+        """Commits from `least` to `most` bytes for a stub's segment, when others have given some back: how many.
+
+        Raises ArenaFull.
+        """
+        ledger = self._ledger
+        if ledger.left < least:
+            waiting = [stub for stub in self._who_could_give(least) if stub.index != index]
+            for stub in waiting:
+                stub.ask_back()
+            deadline = time.monotonic() + _LONGEST_GRANT_WAIT_S
+            while ledger.left < least and any(stub.asked and stub in self.stubs for stub in waiting):
+                self._news.clear()
+                try:
+                    await asyncio.wait_for(self._news.wait(), deadline - time.monotonic())
+                except asyncio.TimeoutError:
+                    break
+        granted = most if most <= ledger.left else least
+        ledger.commit(index, granted)
+        return granted
+
+    def _who_could_give(self, nbytes: int) -> list[Loan]:
+        """The stubs with something to spare; none, where all of it would not be enough."""
+        stubs = [stub for stub in self.stubs if stub.spare_bytes]
+        return stubs if self._ledger.left + sum(stub.spare_bytes for stub in stubs) >= nbytes else []

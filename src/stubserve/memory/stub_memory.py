@@ -1,0 +1,161 @@
+"""The parent's accounts of one stub's segment: outputs that are being read, inputs that the model still holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from stubserve_stub.wire.arena import Arena
+from stubserve_stub.wire.budget import Ledger
+from stubserve_stub.wire.messages import Message, unpack, unpack_spilled
+from stubserve_stub.wire.ring import SPILLED
+
+from stubserve.errors import internal
+from stubserve.memory.blocks import Block, Span
+
+# Above this, blocks that have been read are told to the stub at once, rather than with the next message.
+_MOST_UNREPORTED_BYTES = 32 << 20
+
+
+class SegmentPool:
+    """Hands out segments of the arena. Segment 0 belongs to ingress; freed ones are used again, lowest first.
+
+    `most_unreported` is how many bytes of a stub's outputs may have been read without its knowledge.
+    """
+
+    def __init__(self, arena: Arena, ledger: Ledger) -> None:
+        self.arena = arena
+        self.ledger = ledger
+        self.most_unreported = min(_MOST_UNREPORTED_BYTES, ledger.limit // 16)
+        self._next = 1
+        self._free: list[int] = []
+
+    def take(self) -> int:
+        if self._free:
+            self._free.sort()
+            return self._free.pop(0)
+        self._next += 1
+        return self._next - 1
+
+    async def give_back(self, index: int) -> None:
+        """Empties a segment that nobody writes or reads any more: its pages return to the system.
+
+        In a thread, for they may be gigabytes. Until it is done they count, and nobody gets the segment.
+        """
+        segment = self.arena.segment(index)
+        try:
+            await asyncio.to_thread(segment.release_pages, segment.start, segment.span)
+        finally:
+            self.ledger.uncommit(index, self.ledger.of(index))
+            self._free.append(index)
+
+
+class StubMemory:
+    """What the parent still reads in a stub's segment, and what the stub's model still reads in the parent's.
+
+    The stub frees an output when it is told to: `take_frees` collects what to tell it, and rides on the next message;
+    `on_many_frees` is called when there is so much to tell that it should not wait for one.
+    When the stub is dead (`close`), its segment goes back to the pool as soon as the last output has been sent;
+    `emptying` is the task that does it.
+    """
+
+    def __init__(self, pool: SegmentPool) -> None:
+        self._pool = pool
+        self.index = pool.take()
+        self._start = pool.arena.segment(self.index).start
+        self._frees: list[int] = []
+        self._unreported_bytes = 0
+        self.on_many_frees: Callable[[], object] = lambda: None
+        self._reading = 0
+        self._reading_bytes = 0
+        # By the offset under which the stub knows it; as often as the stub has it
+        self._held: dict[int, list[Span]] = {}
+        self._closed = False
+        self.emptying: asyncio.Task[None] | None = None
+
+    def output(self, offset: int, nbytes: int) -> Block:
+        """A block for what the stub has placed in its segment; its creator is its first holder. Raises ServeError."""
+        if nbytes < 0 or not 0 <= offset - self._start <= self._pool.arena.span - nbytes:
+            raise internal("a stub named memory outside of its segment as its own")
+        self._reading += 1
+        self._reading_bytes += nbytes
+        return Block(offset, nbytes, self._pool.arena.view(offset, nbytes), self._read)
+
+    def message(self, data: memoryview, flags: int) -> Message:
+        """The message of a ring's record: in the record or, where that was too small, in the stub's segment.
+
+        Raises ValueError and whatever else nonsense makes of itself; ServeError for a place outside of the segment.
+        """
+        if not flags & SPILLED:
+            message: Message = unpack(data)
+            return message
+        place = unpack_spilled(data)
+        block = self.output(place.offset, place.nbytes)
+        try:
+            message = unpack(block.view)
+        finally:
+            block.drop()
+        return message
+
+    def take_frees(self) -> list[int]:
+        """The outputs that have been read since the last call."""
+        frees = self._frees
+        if frees:
+            self._frees = []
+            self._unreported_bytes = 0
+        return frees
+
+    def keep_frees(self, frees: list[int]) -> None:
+        """Puts back what `take_frees` gave for a message that could not be sent."""
+        self._frees[:0] = frees
+
+    @property
+    def unused_bytes(self) -> int:
+        """About how much of what the stub has been granted it could give back."""
+        return self._pool.ledger.of(self.index) - self._reading_bytes
+
+    def returned(self, nbytes: int) -> None:
+        """The stub gives back what it had been granted."""
+        self._pool.ledger.uncommit(self.index, nbytes)
+
+    def hold(self, offset: int, span: Span) -> None:
+        """The model keeps an input beyond its batch, or is given an output of another; both begin at `offset`."""
+        self._held.setdefault(offset, []).append(span.hold())
+
+    def held(self, offset: int) -> Span | None:
+        """What the stub holds at `offset`."""
+        spans = self._held.get(offset)
+        return spans[-1] if spans else None
+
+    def release(self, offsets: Iterable[int]) -> None:
+        """The last views of these inputs and outputs are gone."""
+        for offset in offsets:
+            spans = self._held.get(offset)
+            if spans:
+                spans.pop().drop()
+                if not spans:
+                    del self._held[offset]
+
+    def close(self) -> None:
+        """The stub is gone: it holds nothing any more, nobody writes the segment."""
+        for spans in self._held.values():
+            for span in spans:
+                span.drop()
+        self._held.clear()
+        self._closed = True
+        self._give_back_if_done()
+
+    def _read(self, block: Block) -> None:
+        self._reading -= 1
+        self._reading_bytes -= block.nbytes
+        self._frees.append(block.offset)
+        before = self._unreported_bytes
+        self._unreported_bytes = before + block.nbytes
+        if self._closed:
+            self._give_back_if_done()
+        elif before <= self._pool.most_unreported < self._unreported_bytes:
+            self.on_many_frees()
+
+    def _give_back_if_done(self) -> None:
+        if self._reading == 0:
+            self.emptying = asyncio.get_running_loop().create_task(self._pool.give_back(self.index))

@@ -1,0 +1,195 @@
+"""The ports of one server, from binding to the last answer.
+
+They are bound before the first model is loaded, so that a port that is taken is known at once, and so that probes and
+clients get answers meanwhile. Only ports that several servers share are served when the models are loaded: until then
+their connections are for those that are ready. In the end nobody connects any more, and what is under way is answered
+first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import logging
+import socket
+from collections.abc import Callable, Iterator
+
+from stubserve.commands.question import DEFAULT_URL, command_line, inputs_of
+from stubserve.connections.listening import BACKLOG, explained, listen
+from stubserve.errors import ServeError
+from stubserve.http.cors import Cors
+from stubserve.http.shared import Connections
+from stubserve.model_config.metadata import model_metadata
+from stubserve.model_config.render import render_json
+from stubserve.server.fronts import (
+    GrpcTransport,
+    HttpServer,
+    grpc_server,
+    http_server,
+    metrics_server,
+    sagemaker_server,
+    vertex_server,
+)
+from stubserve.server.server import Server
+
+log = logging.getLogger("stubserve.server.server")
+
+# How much of --exit-timeout-secs HTTP requests may take to end; the rest is for models to finalize.
+_DRAIN_PART = 0.8
+
+# As the log calls them
+_HTTP, _METRICS = "HTTPService", "Metrics Service"
+
+
+class CannotServe(Exception):
+    """The server cannot be served; the text is for the log."""
+
+
+class Ports:
+    """What a server is asked through. Lives on the event loop."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        http = server.settings.http
+        cors = Cors(http.cors_origins) if http.cors_origins else None
+        self._connections = Connections(server, cors, server.settings.logging.access, server.http_access)
+        self._http: dict[str, tuple[HttpServer, socket.socket]] = {}
+        self._grpc: GrpcTransport | None = None
+        self._serving: list[asyncio.Task[None]] = []
+        self._stopping_grpc: asyncio.Task[None] | None = None
+        self._log_requests_if_verbose()
+        server.log_settings.watchers.add(self._log_requests_if_verbose)
+
+    # The start
+
+    async def open(self) -> None:
+        """Binds all ports; gRPC is served from now on, unless its port is shared. Raises CannotServe."""
+        for name, protocol, address, port, make in self._wanted():
+            try:
+                self._http[name] = (make(self._server), listen(address, port, self._is_shared(name)))
+            except OSError as error:
+                text = f"Socket '{address}:{port}' cannot be opened: {explained(error, protocol)}"
+                raise CannotServe(text) from None
+            except ServeError as error:
+                raise CannotServe(f"error: creating server: {error.status_text}") from None
+        grpc = self._server.settings.grpc
+        if grpc.allow:
+            try:
+                self._grpc = grpc_server(self._server)
+            except OSError as error:
+                raise self._no_grpc(error) from None
+            if not grpc.reuse_port:
+                await self._grpc.start()
+            self._server.grpc_port = self._grpc.port
+
+    def _no_grpc(self, error: OSError) -> CannotServe:
+        grpc = self._server.settings.grpc
+        return CannotServe(f"failed to start gRPC at '{grpc.address}:{grpc.port}': {explained(error, 'grpc')}")
+
+    def _is_shared(self, name: str) -> bool:
+        return name == _HTTP and self._server.settings.http.reuse_port
+
+    def _wanted(self) -> Iterator[tuple[str, str, str, int, Callable[[Server], HttpServer]]]:
+        """What uvicorn is to serve: name in the log and in flags, address, port, and what makes it."""
+        settings = self._server.settings
+        address = settings.http.address
+        if settings.http.allow:
+            make_http = functools.partial(http_server, connections=self._connections)
+            yield _HTTP, "http", address, settings.http.port, make_http
+        if settings.metrics.allow:
+            yield _METRICS, "metrics", settings.metrics_address, settings.metrics.port, metrics_server
+        if settings.sagemaker.allow:
+            yield "Sagemaker HTTPService", "sagemaker", address, settings.sagemaker.port, sagemaker_server
+        if settings.vertex.allow:
+            yield "Vertex AI HTTPService", "vertex-ai", address, settings.vertex.port, vertex_server
+
+    def serve(self) -> None:
+        """Accepts connections from now on, but for ports that are shared."""
+        for name in self._http:
+            if not self._is_shared(name):
+                self._accept(name)
+
+    def _accept(self, name: str) -> None:
+        front, listener = self._http[name]
+        listener.listen(BACKLOG)
+        self._serving.append(asyncio.get_running_loop().create_task(front.serve([listener])))
+
+    async def ready(self) -> None:
+        """Accepts connections on shared ports, too, and logs where the server can be asked. Raises CannotServe."""
+        for name in self._http:
+            if self._is_shared(name):
+                self._accept(name)
+        if self._grpc is not None:
+            if self._server.settings.grpc.reuse_port:
+                try:
+                    await self._grpc.start()
+                except OSError as error:
+                    raise self._no_grpc(error) from None
+            log.info("Started GRPCInferenceService at %s:%d", self._server.settings.grpc.address, self._grpc.port)
+        for name, (_, listener) in self._http.items():
+            log.info("Started %s at %s:%d", name, *listener.getsockname()[:2])
+
+    def addresses(self) -> dict[str, str]:
+        """Where the server can be asked, by protocol, as people on this machine write it."""
+        settings = self._server.settings
+        scheme = "http" if settings.http.tls is None else "https"
+        addresses = {}
+        if _HTTP in self._http:
+            served = self._server.serving()
+            model = f"/{served[0].name}/infer" if served else ""
+            where = f"{_host(settings.http.address)}:{self._port(_HTTP)}"
+            addresses["HTTP"] = f"{scheme}://{where}/v2/models{model}"
+            if served:
+                config = served[0].config
+                inputs = inputs_of(model_metadata(config, []), json.loads(render_json(config)))
+                url = f"{scheme}://{where}"
+                addresses["Ask"] = command_line(served[0].name, inputs, url if url != DEFAULT_URL else "")
+        if self._grpc is not None:
+            addresses["gRPC"] = f"{_host(settings.grpc.address)}:{self._grpc.port}"
+        if _METRICS in self._http:
+            where = f"{_host(settings.metrics_address)}:{self._port(_METRICS)}"
+            addresses["Metrics"] = f"{scheme}://{where}/metrics"
+            if settings.metrics.status_page:
+                addresses["Status"] = f"{scheme}://{where}/"
+        return addresses
+
+    def _port(self, name: str) -> int:
+        port: int = self._http[name][1].getsockname()[1]
+        return port
+
+    # The end
+
+    def begin_drain(self) -> None:
+        """The requests over HTTP that are under way now are those that `drain` waits for."""
+        self._connections.open.begin_drain()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Nobody connects any more. Waits until requests over HTTP are answered, for 0.8 of `timeout_s` at most.
+
+        Those over gRPC have all of `timeout_s`; `close` waits for them.
+        """
+        if self._grpc is not None:
+            self._stopping_grpc = asyncio.get_running_loop().create_task(self._grpc.stop(timeout_s))
+        if _HTTP in self._http:
+            self._http[_HTTP][0].stop()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._connections.open.drain(), timeout_s * _DRAIN_PART)
+
+    async def close(self) -> None:
+        """Closes what is still open."""
+        if self._stopping_grpc is not None:
+            await self._stopping_grpc
+        for front, _ in self._http.values():
+            front.stop()
+        await asyncio.gather(*self._serving)
+
+    def _log_requests_if_verbose(self) -> None:
+        self._connections.log_requests = self._server.log_settings.verbose
+
+
+def _host(address: str) -> str:
+    if address in ("0.0.0.0", "::"):
+        return "localhost"
+    return f"[{address}]" if ":" in address else address

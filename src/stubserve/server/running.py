@@ -1,0 +1,218 @@
+"""A server in this process: starts it with its front ends, waits for a signal, and ends all in the right order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import logging
+import os
+import resource
+import signal
+import termios
+from collections.abc import Callable
+from dataclasses import replace
+
+import uvloop
+
+from stubserve.api.tokens import TokenFileError
+from stubserve.closed_process import close_process
+from stubserve.environments import refusals
+from stubserve.errors import ServeError
+from stubserve.http import calls
+from stubserve.instances.confinement import ConfinementError
+from stubserve.memory import malloc
+from stubserve.observability.output import output
+from stubserve.repository.given_path import advice_for, servable
+from stubserve.server import orphans
+from stubserve.server.ports import CannotServe, Ports
+from stubserve.server.server import Server
+from stubserve.server.service_manager import ServiceManager
+from stubserve.server.starting import progress, show, tell_progress
+from stubserve.server.stopping import Stopping, tell_what_is_waited_for
+from stubserve.settings.groups import Settings
+
+log = logging.getLogger("stubserve.server.server")
+
+_NOT_COMPILED = (
+    "stubserve is not compiled; compiled, a request takes about a fifth less processor time. With a C compiler, "
+    "`make compiled` does it for `make serve`, and HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 pip install . for an installation"
+)
+
+
+async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
+    """Runs a server until a signal ends it. The process's exit code.
+
+    `at_once` gives back what must not be left when somebody does not wait for the end.
+    """
+    try:
+        server = _create(settings)
+        ports = Ports(server)
+        await ports.open()
+        manager = ServiceManager()
+        manager.watch()
+        signals = Stopping(at_once)
+        reaping = asyncio.create_task(orphans.reap()) if os.getpid() == 1 else None
+        ports.serve()
+    except CannotServe as error:
+        log.error("%s", error)
+        return 1
+    loop = asyncio.get_running_loop()
+    _on_hangup(lambda: loop.call_soon_threadsafe(server.log_settings.reopen))
+    exit_code = await _start(server, ports, manager, signals)
+    if exit_code == 0:
+        await signals.asked.wait()
+    manager.stopping()
+    await _end(server, ports, signals.impatient, failed=exit_code != 0)
+    manager.close()
+    if reaping is not None:
+        reaping.cancel()
+    _on_hangup(lambda: None)
+    return exit_code
+
+
+def _create(settings: Settings) -> Server:
+    """The server, which has no ports yet. Raises CannotServe."""
+    try:
+        server = Server(settings)
+    except OSError as error:
+        raise CannotServe(f"error: creating server: {refusals.explained(error)}") from None
+    except (ConfinementError, TokenFileError) as error:
+        raise CannotServe(f"error: creating server: {error}") from None
+    for notice in settings.notices:
+        log.warning(notice)
+    if calls.__file__.endswith(".py") and not settings.dev:
+        log.info(_NOT_COMPILED)
+    return server
+
+
+async def _start(server: Server, ports: Ports, manager: ServiceManager, signals: Stopping) -> int:
+    """Loads the models, unless a signal comes first. The exit code; with 0 the server is to go on until a signal."""
+    loading = asyncio.create_task(server.load())
+    telling = asyncio.create_task(tell_progress(server.registry))
+    stopping = asyncio.create_task(signals.asked.wait())
+    await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    telling.cancel()
+    stopping.cancel()
+    if not loading.done():
+        log.info("the start is given up; %s", progress(server.registry))
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        return 0
+    settings = server.settings
+    failure = _failure(loading)
+    if failure or not server.has_models:
+        for text in await asyncio.to_thread(advice_for, settings.repository.paths):
+            log.warning(text)
+    if failure and settings.exit_on_error:
+        log.error("error: creating server: %s", failure)
+        return 1
+    if server.failed:
+        log.error("%s", failure)
+    try:
+        await ports.ready()
+    except CannotServe as error:
+        log.error("%s", error)
+        return 1
+    if not server.failed:
+        show(server.registry, ports.addresses(), bool(settings.logging.file))
+    manager.ready()
+    return 0
+
+
+def _failure(loading: asyncio.Task[bool]) -> str:
+    """Why the server cannot be as it was wanted; empty if it is."""
+    try:
+        return "" if loading.result() else "Internal - failed to load all models"
+    except ServeError as error:
+        return error.status_text
+
+
+async def _end(server: Server, ports: Ports, impatient: bool, failed: bool) -> None:
+    """Lets requests that are under way be answered, then the models finalize, within --exit-timeout-secs.
+
+    Nobody waits for --exit-delay-secs where whoever ends the server is `impatient`. `failed`: the start was none.
+    """
+    settings = server.settings
+    # First of all, so that nobody is sent here any more; open connections can ask as long as they are open.
+    server.leaves = True
+    if settings.exit_delay_secs and server.loaded and not impatient:
+        log.info(
+            "not ready any more; all else goes on for %d s (--exit-delay-secs), so that load balancers see it",
+            settings.exit_delay_secs,
+        )
+        await asyncio.sleep(settings.exit_delay_secs)
+    # Before it is said: a request that comes after that line is none of those.
+    ports.begin_drain()
+    if not failed:  # else nobody was served
+        log.info("Waiting for in-flight requests to complete.")
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + settings.exit_timeout_secs
+    telling = loop.create_task(tell_what_is_waited_for(server, deadline))
+    await server.give_up_changes()
+    await server.end_debugged()
+    await ports.drain(settings.exit_timeout_secs)
+    await server.stop(max(deadline - loop.time(), 0))
+    await ports.close()
+    telling.cancel()
+
+
+def _on_hangup(heed: Callable[[], object]) -> None:
+    """Has SIGHUP do this and never end the server; where it is ignored from the start (nohup), it stays ignored."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: heed())
+
+
+def run(settings: Settings) -> int:
+    """Runs a server in this process, on uvloop. The process's exit code."""
+    _on_hangup(lambda: None)
+    _raise_descriptor_limit()
+    close_process()
+    malloc.give_back_large()
+    # Whoever started the server may ignore it, which is inherited, and then nobody learns how a child has ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # What has been imported stays. The collector need not walk through it again and again, which takes tens of
+    # milliseconds, in which nobody is served, and is called for by nothing but many requests in flight.
+    gc.freeze()
+    gc.enable()
+    with contextlib.ExitStack() as links:
+        paths = tuple(servable(path, links) for path in settings.repository.paths)
+        restore = _terminal_modes()
+        try:
+            settings = replace(settings, repository=replace(settings.repository, paths=paths))
+            return uvloop.run(serve(settings, functools.partial(_leave, links, restore)))
+        finally:
+            restore()
+            output.close()
+
+
+def _leave(links: contextlib.ExitStack, restore: Callable[[], None]) -> None:
+    """Does what must be done also when the process is ended in the middle."""
+    links.close()
+    restore()
+    output.close()
+
+
+def _terminal_modes() -> Callable[[], None]:
+    """Restores the terminal as it is now: a debugger that is ended while it reads a line leaves it without an echo."""
+    try:
+        modes = termios.tcgetattr(0)
+    except termios.error:
+        return lambda: None
+
+    def restore() -> None:
+        # Else who is not in front any more would be stopped for it.
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(0, termios.TCSANOW, modes)
+
+    return restore
+
+
+def _raise_descriptor_limit() -> None:
+    """Every connection and instance costs descriptors; the soft limit is often 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

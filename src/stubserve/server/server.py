@@ -1,0 +1,295 @@
+"""The server without its front ends: its models and all that they share."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+import sys
+
+from stubserve import __version__
+from stubserve.api.access import KINDS
+from stubserve.api.fair_queues import OFF, FairQueues
+from stubserve.api.forwarded_headers import HeaderForwarding
+from stubserve.api.tokens import Tokens
+from stubserve.connections.arrival import Arrivals
+from stubserve.connections.offload import Offload
+from stubserve.connections.slow_clients import Pressure
+from stubserve.connections.stall import Pace
+from stubserve.errors import ServeError, invalid, overloaded, unavailable
+from stubserve.http.access import http_access
+from stubserve.http.json.process import JsonProcess
+from stubserve.inference.served_model import ServedModel
+from stubserve.instances.confinement import confinement
+from stubserve.instances.janitor import Janitor
+from stubserve.instances.services import Services
+from stubserve.loading.control import ModelControl
+from stubserve.loading.loader import Loader
+from stubserve.memory.client_regions import ClientRegions
+from stubserve.memory.server_memory import Memory
+from stubserve.memory.system_pressure import MemoryPressure
+from stubserve.observability import logs, server_metrics
+from stubserve.observability.custom_metrics import MetricRegistry
+from stubserve.observability.machine_metrics import MachineMetrics
+from stubserve.observability.metrics import RESERVED, ServerMetrics
+from stubserve.observability.status import ServerStatus
+from stubserve.observability.trace_file import TraceFile
+from stubserve.observability.trace_spans import SpanExport
+from stubserve.observability.tracing import Destination, Tracing
+from stubserve.repository.folder import list_names
+from stubserve.repository.registry import UNLOADED, Registry, VersionState
+from stubserve.response_cache.factory import create_cache
+from stubserve.schedulers.rate_limiter import create_limiter
+from stubserve.settings.groups import EXPLICIT, NONE, POLL, Settings
+from stubserve.settings.tracing import OPENTELEMETRY, TracingSettings
+
+log = logging.getLogger("stubserve.server.server")
+
+
+class Server:
+    """One server: its models and shared memory. The protocols find everything that they need here.
+
+    Raises OSError, TokenFileError, ConfinementError.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.log_settings = logs.configure(settings.logging)
+        self.name = settings.id
+        self.version = __version__
+        # Access, and what a client may take
+        auth, clients = settings.auth, settings.clients
+        self.tokens = None if auth.token_file is None else Tokens(auth.token_file, KINDS)
+        self.http_access = http_access(settings.http.restricted, self.tokens, auth.open_kinds)
+        pattern = settings.http.header_forward_pattern
+        self.http_forwarding = HeaderForwarding(pattern) if pattern else None
+        self.max_input_size = settings.http.max_input_size
+        self.pace = Pace(clients.min_rate, clients.request_timeout_secs)
+        self.send_timeout_s: float = clients.send_timeout_secs
+        self.idle_timeout_s: float = clients.idle_timeout_secs
+        self.max_connections: int = clients.max_connections
+        self.fair_queues = None if clients.fair_queues == OFF else FairQueues(clients.fair_queues)
+        # Shared memory, and what makes room in it
+        self.memory = Memory(settings.shm_limit)
+        self.memory.make_room = self._make_room
+        self.block = self.memory.block
+        self.store = self.memory.store
+        self.heap = self.memory.heap
+        self.regions = ClientRegions() if clients.shm else None
+        self.pressure = Pressure()
+        self.arrivals = Arrivals(self.memory, self.pressure, settings.connection_share_bytes)
+        self.cache = create_cache(settings.cache, self.memory.spare, self.memory.store)
+        # What takes long
+        self.offload = Offload()
+        self.large_json = JsonProcess(self.memory.block)
+        # The machine's memory, and requests that were refused because it was short
+        self._sheds = settings.shed_on_memory_pressure
+        self._memory_pressure = MemoryPressure(self._sheds)
+        self._shed = 0
+        # Where it stands: whether it is about to stop, and whether it has
+        self.grpc_port = 0
+        self.loaded = False
+        self.failed = False
+        self.leaves = False
+        self.exiting = False
+        # Its models, and what is told of them
+        self._registry = Registry(settings.repository.namespacing)
+        custom = MetricRegistry(RESERVED)
+        measured = settings.metrics
+        machine = MachineMetrics(measured.interval_ms / 1000, measured.allow_cpu)
+        self.metrics = ServerMetrics(
+            self._registry.serving, measured.latencies, machine, custom, self.memory, self._readings(), self.cache
+        )
+        self.status = ServerStatus(
+            self.name, self.version, self._registry.models.values, self.memory, self.log_settings.last_errors
+        )
+        self.tracing = Tracing(settings.tracing, _trace_destination(settings.tracing))
+        self._janitor = Janitor()
+        self._confinement = confinement(settings.instances)
+        self._control = self._model_control(custom)
+
+    def _model_control(self, custom: MetricRegistry) -> ModelControl:
+        """What loads and unloads the models; their own metrics live in `custom`."""
+        settings = self.settings
+        loader = Loader(
+            settings.instances,
+            self.memory,
+            tracing=self.tracing.of,
+            completes=not settings.repository.disable_auto_complete,
+            latencies=settings.metrics.latencies if settings.metrics.allow else None,
+            cache=self.cache,
+            limiter=create_limiter(settings.rate_limit.mode, settings.rate_limit.resources),
+            # With --dev they are among what a check of the saved files finds.
+            hints=not settings.repository.notices_changes,
+        )
+        services = Services(
+            self._registry,
+            self.log_settings,
+            custom,
+            janitor=self._janitor,
+            confinement=self._confinement,
+            client_regions=settings.clients.shm,
+        )
+        return ModelControl(
+            settings.repository,
+            loader,
+            self._registry,
+            services,
+            settings.exit_timeout_secs,
+            checks=_check_command(settings) if settings.repository.notices_changes else (),
+        )
+
+    async def load(self) -> bool:
+        """Loads the models that are to be there; whether all are. Raises ServeError if a repository cannot be read.
+
+        After that the server is neither live nor ready, and there are no models to ask for.
+        """
+        self._memory_pressure.start()
+        try:
+            await asyncio.to_thread(_check_debugged, self.settings)
+            complete = await self._control.load_all()
+        except ServeError:
+            self.failed = True
+            raise
+        self.loaded = True
+        return complete
+
+    def serving(self) -> list[ServedModel]:
+        """Every model version that takes requests."""
+        return self._registry.serving()
+
+    def leaving(self) -> list[ServedModel]:
+        """What serves no longer, and is not gone yet."""
+        return self._control.leaving()
+
+    @property
+    def has_models(self) -> bool:
+        """Whether there is a model, of whatever state, or there may be one: somebody may load it, or put it there."""
+        return bool(self._registry.models) or self.settings.repository.control_mode in (EXPLICIT, POLL)
+
+    @property
+    def registry(self) -> Registry:
+        """The models. Raises ServeError if the server could not be started."""
+        if self.failed:
+            raise _not_started()
+        return self._registry
+
+    @property
+    def control(self) -> ModelControl:
+        """Loads and unloads models. Raises ServeError if the server could not be started."""
+        if self.failed:
+            raise _not_started()
+        return self._control
+
+    def find_model(self, name: str, version: str) -> ServedModel:
+        """The model version that a request is to be answered by. Raises ServeError."""
+        model = self.known_model(name, version)
+        if self._sheds and self._memory_pressure.is_high:
+            self._shed += 1
+            raise overloaded("memory is short on this machine; try again later (--shed-on-memory-pressure)")
+        return model
+
+    def known_model(self, name: str, version: str) -> ServedModel:
+        """The model version that something is asked about, which costs nothing. Raises ServeError."""
+        if self.exiting:
+            raise unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
+        if self.failed:
+            raise _not_started()
+        return self._registry.find(name, version)
+
+    async def ready(self) -> bool:
+        """Whether the server is ready in the sense of /v2/health/ready."""
+        if not self.loaded or self.leaves:
+            return False
+        if not self.settings.strict_readiness:
+            return True
+        for entry in list(self._registry.models.values()):
+            if not entry.versions:
+                return False
+            for version in list(entry.versions.values()):
+                if version.reason == UNLOADED:
+                    continue
+                if (
+                    version.state is not VersionState.READY
+                    or version.model is None
+                    or await version.model.check_ready()
+                ):
+                    return False
+        return True
+
+    def _readings(self) -> server_metrics.Readings:
+        """What is counted of the server as a whole."""
+        tokens = self.tokens
+        return {
+            server_metrics.PRESSURE: lambda: float(self._memory_pressure.is_high),
+            server_metrics.SHED: lambda: self._shed,
+            server_metrics.TRACES_LOST: lambda: self.tracing.lost,
+            server_metrics.LOG_LINES_LOST: self.log_settings.lines_lost,
+            server_metrics.TOKEN_READS: lambda: 0 if tokens is None else tokens.epoch - 1,
+            server_metrics.TOKEN_FAILURES: lambda: 0 if tokens is None else tokens.failures,
+        }
+
+    def _make_room(self) -> bool:
+        """Makes room in shared memory for a request; False where nobody has any to give."""
+        # What is only kept goes before what somebody waits for.
+        return (self.cache is not None and self.cache.give_way()) or self.pressure.make_room()
+
+    async def give_up_changes(self) -> None:
+        """Ends loads that are under way: clients waiting for a load must not hold up those waiting for inference."""
+        await self._control.give_up_changes()
+
+    async def end_debugged(self) -> None:
+        """Ends the models that are being debugged: they may stand at a breakpoint, and nobody goes on from there."""
+        debugged = self.settings.instances
+        models = [model for model in self.serving() if debugged.gives_terminal(model.name) and model.under_way]
+        await asyncio.gather(*(model.stop(0) for model in models))
+
+    async def stop(self, timeout_s: float | None = None) -> None:
+        """Lets running requests finish, finalizes the models, ends the stubs; within --exit-timeout-secs by default."""
+        self.exiting = True
+        await self._control.stop(self.settings.exit_timeout_secs if timeout_s is None else timeout_s)
+        await self._janitor.stop()
+        await asyncio.to_thread(self._confinement.close)
+        if self.cache is not None:
+            await self.cache.close()
+        self._memory_pressure.close()
+        self.large_json.close()
+        await asyncio.to_thread(self.tracing.close)
+        self.offload.close()
+
+
+def _check_debugged(settings: Settings) -> None:
+    """Raises ServeError INVALID_ARG where --debug-model names a model that is not there, and nobody will bring it."""
+    names = settings.instances.debug_models
+    if not names or settings.repository.control_mode != NONE:
+        return
+    try:
+        known = list_names(settings.repository.paths)
+    except ServeError:
+        return  # the load says why
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            meant = f"; did you mean '{close[0]}'?" if close else ""
+            raise invalid(f"--debug-model={name}: there is no model of that name{meant}")
+
+
+def _trace_destination(settings: TracingSettings) -> Destination | None:
+    """Where traces go."""
+    if settings.mode == OPENTELEMETRY:
+        return SpanExport(settings)
+    return TraceFile(settings.file) if settings.file else None
+
+
+def _not_started() -> ServeError:
+    return unavailable("Server not ready")
+
+
+def _check_command(settings: Settings) -> list[str]:
+    """The command that checks the repositories as they are served."""
+    return [
+        *(sys.executable, "-m", "stubserve", "check"),
+        *(str(path.absolute()) for path in settings.repository.paths),
+        f"--backend-directory={settings.instances.backend_directory}",
+        f"--gpu-fallback={'cpu' if settings.repository.gpu_to_cpu else 'none'}",
+    ]

@@ -1,0 +1,372 @@
+"""The operator's settings, in groups: each part of the server gets its own group and sees no other.
+
+Sizes are in bytes and times in seconds where a name does not say otherwise. `flags` makes these of a command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from stubserve.settings.cache import CacheSettings
+from stubserve.settings.tracing import TracingSettings
+
+# Kinds of APIs, and the header and value that they want
+Restricted = Mapping[str, tuple[str, str]]
+
+# Modes of model control, and what stands for every model in --load-model
+NONE, EXPLICIT, POLL = "none", "explicit", "poll"
+ALL_MODELS = "*"
+DEFAULT_BACKEND_DIRECTORY = Path("/opt/tritonserver/backends")
+
+
+def default_shm_limit() -> int:
+    """Half of the memory that this process may use: of the machine, or of the container where that is less."""
+    total = psutil.virtual_memory().total
+    try:
+        allowed = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if allowed != "max":
+            total = min(total, int(allowed))
+    except (OSError, ValueError):
+        pass  # no such limit here
+    return int(total // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class RepositorySettings:
+    """The models to serve, and the control over them (the start, requests, or the disk)."""
+
+    paths: tuple[Path, ...] = ()
+    # Addresses of repositories in the cloud, and where they are copied to
+    remotes: tuple[str, ...] = ()
+    remote_cache: Path | None = None
+    control_mode: str = NONE
+    load_models: tuple[str, ...] = ()
+    poll_secs: int = 15
+    load_threads: int = 4
+    # How often a version that fails to load is tried again
+    load_retries: int = 0
+    # Whether models are told apart by their repositories, too
+    namespacing: bool = False
+    # Agents written in Python: <name>/agent.py
+    agent_directory: Path = Path("/opt/tritonserver/repoagents")
+    config_name: str = ""
+    disable_auto_complete: bool = False
+    # Whether what is configured for GPUs runs on the CPU
+    gpu_to_cpu: bool = False
+    # With poll: look whenever a file changes, in place of every `poll_secs`
+    notices_changes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VariableRule:
+    """Whether stubs see a variable of the server's environment: of one model, or of all without a `model`.
+
+    `pattern` is a name, in which `*` stands for any characters.
+    """
+
+    pattern: str
+    shown: bool = False
+    model: str = ""
+
+
+# What only the server needs. Half of the keys of AWS would be worse than none, so all three go.
+WITHHELD = tuple(
+    map(
+        VariableRule,
+        (
+            "AWS_ACCESS_KEY_ID",
+            "AWS_SECRET_ACCESS_KEY",
+            "AWS_SESSION_TOKEN",
+            "AZURE_STORAGE_KEY",
+            "TRITONCACHE_REDIS_*",
+            "OTEL_EXPORTER_OTLP_*HEADERS",
+            "STUBSERVE_ARGS",
+        ),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSettings:
+    """What models run in, and how their stubs are kept alive. `backend_config` has (backend or "", setting, value)."""
+
+    backend_directory: Path = DEFAULT_BACKEND_DIRECTORY
+    backend_config: tuple[tuple[str, str, str], ...] = ()
+    environment_cache: Path | None = None
+    debug_models: tuple[str, ...] = ()
+    restart_limit: int = 10
+    # How long requests wait for an instance that is restarted, where no other serves; 0 for not at all
+    restart_wait_secs: float = 10.0
+    execute_timeout_secs: float = 0.0
+    # Which answers are compared with the configuration: never, first, always, or always with wrong ones refused
+    check_outputs: str = "first"
+    # Whether every model may be debugged
+    debug_all: bool = False
+    # After how long without a request instances end until the next, 0 for never; whether they begin like that
+    sleep_after_secs: float = 0.0
+    start_asleep: bool = False
+    # How many requests may wait at a model whose configuration does not say; 0 for any number
+    max_queue_size: int = 0
+    # What stubs are and may: whom they run as ("": as the server), bytes of their own memory (0: no limit), Landlock
+    stub_user: str = ""
+    stub_memory_limit: int = 0
+    stub_sandbox: frozenset[str] = frozenset()
+    stub_writable: tuple[Path, ...] = ()
+    stub_new_privileges: bool = False
+    # Which variables of the server's environment stubs see, beside the usual ones; later rules win
+    stub_env: tuple[VariableRule, ...] = ()
+
+    def gives_terminal(self, model: str) -> bool:
+        """Whether the stubs of a model have the server's terminal, for a debugger."""
+        return self.debug_all or model in self.debug_models
+
+    def backend_setting(self, backend: str, setting: str) -> str | None:
+        """What a backend's models are told: the last value for this backend, else the last for all of them."""
+        values = {(one, name): value for one, name, value in self.backend_config}
+        return values.get((backend, setting), values.get(("", setting)))
+
+    def backend_settings(self, backend: str) -> dict[str, str]:
+        """All that a backend's models are told, by setting."""
+        names = dict.fromkeys(name for one, name, _ in self.backend_config if one in (backend, ""))
+        values = {name: self.backend_setting(backend, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """What a client may take of the server's time and memory: bytes per second, seconds (0 for no limit), percent."""
+
+    min_rate: int = 500
+    request_timeout_secs: int = 3600
+    share: int = 50
+    send_timeout_secs: int = 60
+    idle_timeout_secs: int = 3600
+    # Of each protocol, 0 for as many as there are descriptors
+    max_connections: int = 0
+    # Whether clients may have the server use their shared memory
+    shm: bool = False
+    # How clients are told apart that shall have a fair part of a full queue: off, connection, address, token
+    fair_queues: str = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class AuthSettings:
+    """Access by tokens of a file. Without a file, and for the kinds of APIs that are open, everybody may ask."""
+
+    token_file: Path | None = None
+    open_kinds: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Paths of PEM files. With `mutual` a client needs a certificate that `root_certificates` vouch for."""
+
+    certificate: str
+    key: str
+    root_certificates: str
+    mutual: bool
+
+    @property
+    def files(self) -> list[str]:
+        return [path for path in (self.certificate, self.key, self.root_certificates) if path]
+
+    def check(self) -> None:
+        """Raises OSError that names the file which cannot be read."""
+        for path in self.files:
+            with open(path, "rb"):
+                pass
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """What a protocol is told of TLS."""
+
+    use_ssl: bool = False
+    use_ssl_mutual: bool = False
+    server_cert: str = ""
+    server_key: str = ""
+    root_cert: str = ""
+
+    @property
+    def tls(self) -> Tls | None:
+        """None for without; to want clients' certificates means to want TLS."""
+        if not (self.use_ssl or self.use_ssl_mutual):
+            return None
+        return Tls(self.server_cert, self.server_key, self.root_cert, self.use_ssl_mutual)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings(TlsSettings):
+    """How HTTP is served."""
+
+    allow: bool = True
+    address: str = "0.0.0.0"
+    port: int = 8000
+    reuse_port: bool = False
+    max_input_size: int = 64 << 20
+    header_forward_pattern: str = ""
+    # Origins of pages that may ask, * for all
+    cors_origins: tuple[str, ...] = ()
+    restricted_apis: tuple[Restricted, ...] = ()
+
+    @property
+    def restricted(self) -> dict[str, tuple[str, str]]:
+        """All of --http-restricted-api together: kind -> (header, value) that requests must have."""
+        return {kind: required for group in self.restricted_apis for kind, required in group.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcSettings(TlsSettings):
+    """How gRPC is served. Times are in milliseconds, None for without limit."""
+
+    allow: bool = True
+    address: str = "0.0.0.0"
+    port: int = 8001
+    reuse_port: bool = False
+    header_forward_pattern: str = ""
+    restricted_protocols: tuple[Restricted, ...] = ()
+    transport: str = "native"
+    compression_level: str = "none"
+    keepalive_time: int = 7_200_000
+    keepalive_timeout: int = 20_000
+    keepalive_permit_without_calls: bool = False
+    max_pings_without_data: int = 2
+    min_recv_ping_interval_without_data: int = 300_000
+    max_ping_strikes: int = 2
+    max_connection_age: int | None = None
+    max_connection_age_grace: int | None = None
+
+    @property
+    def restricted(self) -> dict[str, tuple[str, str]]:
+        """All of --grpc-restricted-protocol together: kind -> (key, value) that metadata must have."""
+        return {kind: required for group in self.restricted_protocols for kind, required in group.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class SageMakerSettings:
+    """SageMaker's routes, and the ports (first, last) that others may have then."""
+
+    allow: bool = False
+    port: int = 8080
+    safe_ports: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VertexSettings:
+    """Vertex AI's routes. Without a default model there may be only one."""
+
+    allow: bool = False
+    port: int = 8080
+    default_model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LatencySettings:
+    """What `--metrics-config` can set; `quantiles` are those of the summaries."""
+
+    counter_latencies: bool = True
+    histogram_latencies: bool = False
+    summary_latencies: bool = False
+    quantiles: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """What is measured, and where it can be read; no address means that of HTTP."""
+
+    allow: bool = True
+    allow_cpu: bool = True
+    address: str = ""
+    port: int = 8002
+    interval_ms: int = 2000
+    # Whether there is a page for people on that port
+    status_page: bool = True
+    config: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def latencies(self) -> LatencySettings:
+        """All of --metrics-config together."""
+        chosen: dict[str, Any] = {}
+        for setting in self.config:
+            chosen |= setting
+        return LatencySettings(**chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimitSettings:
+    """Whether instances share resources: off or execution_count. `resources` are (name, count, device or None)."""
+
+    mode: str = "off"
+    resources: tuple[tuple[str, int, int | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoggingSettings:
+    """What is logged, and how."""
+
+    verbose: int = 0
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    format: str = "default"
+    file: str = ""
+    # Whether each HTTP request, and each gRPC call, gets a line with the status of its answer
+    access: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that a server is started with: the groups, and what is about the server as a whole.
+
+    `notices` are what the log should say about the command line.
+    """
+
+    id: str = "triton"
+    exit_on_error: bool = True
+    strict_readiness: bool = True
+    exit_timeout_secs: int = 30
+    # How long after SIGTERM all goes on but readiness
+    exit_delay_secs: int = 0
+    # Whether requests to models are refused for a while when the kernel tells that memory is short
+    shed_on_memory_pressure: bool = False
+    # For people who write models: see `for_development`
+    dev: bool = False
+    shm_limit: int = field(default_factory=default_shm_limit)
+    notices: tuple[str, ...] = ()
+    repository: RepositorySettings = RepositorySettings()
+    instances: InstanceSettings = InstanceSettings()
+    clients: ClientSettings = ClientSettings()
+    auth: AuthSettings = AuthSettings()
+    http: HttpSettings = HttpSettings()
+    grpc: GrpcSettings = GrpcSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    logging: LoggingSettings = LoggingSettings()
+    tracing: TracingSettings = field(default_factory=TracingSettings)
+    sagemaker: SageMakerSettings = SageMakerSettings()
+    vertex: VertexSettings = VertexSettings()
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    rate_limit: RateLimitSettings = RateLimitSettings()
+
+    def for_development(self, has_terminal: bool) -> Settings:
+        """For developing models: what is saved is loaded, wrong answers are refused, any model may be debugged.
+
+        A model that does not load does not end the server: the next save may mend it.
+        """
+        repository = replace(self.repository, control_mode=POLL, notices_changes=True)
+        instances = replace(self.instances, check_outputs="refuse", debug_all=has_terminal)
+        return replace(self, exit_on_error=False, repository=repository, instances=instances)
+
+    @property
+    def metrics_address(self) -> str:
+        """Where metrics are served."""
+        return self.metrics.address or self.http.address
+
+    @property
+    def connection_share_bytes(self) -> int:
+        """--connection-share as bytes of shared memory."""
+        return self.shm_limit * self.clients.share // 100

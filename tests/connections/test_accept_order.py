@@ -1,0 +1,201 @@
+"""Who of those that connect comes in first, over real sockets and a real event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import pytest
+
+from stubserve.connections import accept_order as entrance
+from stubserve.connections.accept_order import Entrance
+from stubserve.connections.listening import listen
+from stubserve.connections.offload import Offload
+from stubserve.http.head import has_asked
+
+HEAD = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+class Held(Offload):
+    """Turns come when they are told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns: list[Callable[[], object]] = []
+
+    def in_turn(self, act: Callable[[], object]) -> None:
+        self.turns.append(act)
+
+    def next(self) -> None:
+        self.turns.pop(0)()
+
+
+class House:
+    """An entrance, who has come in by it in what order, and who they are."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.offload = Held()
+        self.listener = listener
+        self.inside: list[int] = []
+        self.clients: list[socket.socket] = []
+        self._news = asyncio.Event()
+        house = self
+
+        class Guest(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                self.transport = cast(asyncio.Transport, transport)
+                house.inside.append(transport.get_extra_info("peername")[1])
+                house._news.set()
+
+            def data_received(self, data: bytes) -> None:
+                self.transport.write(b"got " + data)
+
+        self.entrance = Entrance(self.listener, Guest, has_asked, self.offload)
+
+    def connect(self, says: bytes = b"") -> socket.socket:
+        client = socket.create_connection(self.listener.getsockname())
+        self.clients.append(client)
+        client.sendall(says)
+        return client
+
+    async def has_in(self, *clients: socket.socket) -> None:
+        """Waits until just these are in, in this order."""
+        wanted = [client.getsockname()[1] for client in clients]
+        while len(self.inside) < len(wanted):
+            self._news.clear()
+            await asyncio.wait_for(self._news.wait(), 30)
+        assert self.inside == wanted
+
+    async def has_outside(self, count: int) -> None:
+        while len(self.entrance._outside) != count:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0)
+
+
+def run(act: Callable[[House], Awaitable[None]], listener: socket.socket | None = None) -> None:
+    async def whole() -> None:
+        house = House(listener or listen("127.0.0.1", 0))
+        try:
+            await act(house)
+        finally:
+            house.entrance.close()
+            house.entrance.close()
+            await house.entrance.wait_closed()
+            house.listener.close()
+            for client in house.clients:
+                client.close()
+
+    asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+def test_who_goes_in_the_middle_of_a_head_is_let_go_without_a_turn() -> None:
+    """Whether it has been looked at before, or has come and gone since; who has asked all is answered all the same."""
+
+    async def act(house: House) -> None:
+        seen = [house.connect(HEAD[:-2]) for _ in range(20)]
+        await house.has_outside(20)
+        stays = house.connect(HEAD[:3])
+        asks = house.connect(HEAD)
+        await house.has_in(asks)
+        for client in seen[:10]:
+            client.close()
+        await house.has_outside(11)
+        for client in seen[10:]:
+            client.shutdown(socket.SHUT_WR)
+        await house.has_outside(1)
+        for _ in range(20):
+            house.connect(HEAD[:10]).close()
+        last = house.connect(HEAD)
+        last.shutdown(socket.SHUT_WR)
+        await house.has_in(asks, last)
+        await house.has_outside(1)
+        assert last.recv(100) == b"got " + HEAD
+        house.offload.next()
+        await house.has_in(asks, last, stays)
+
+    run(act)
+
+
+def test_who_has_asked_comes_in_before_those_who_have_not() -> None:
+    async def act(house: House) -> None:
+        quiet = [house.connect() for _ in range(100)]
+        halves = [house.connect(HEAD[:-2]) for _ in range(10)]
+        await house.has_outside(110)
+        asks = house.connect(HEAD)
+        await house.has_in(asks)
+        late = quiet[70]
+        late.sendall(HEAD)
+        await house.has_in(asks, late)
+        assert late.recv(100) == b"got " + HEAD
+        # Half a head is a reason to wait; the turns are those of the oldest.
+        house.offload.next()
+        house.offload.next()
+        await house.has_in(asks, late, *quiet[:2])
+        await house.has_outside(107)
+        assert len(house.offload.turns) == 1
+        assert halves[0].getsockname()[1] not in house.inside
+
+    run(act)
+
+
+def test_what_will_never_be_a_request_comes_in_too() -> None:
+    async def act(house: House) -> None:
+        garbage = house.connect(b"\x16\x03\x01")
+        await house.has_in(garbage)
+        long = house.connect(b"GET /" + b"a" * entrance._HEAD_BYTES)
+        await house.has_in(garbage, long)
+
+    run(act)
+
+
+def test_who_has_gone_is_let_go() -> None:
+    async def act(house: House) -> None:
+        stays, goes = house.connect(), house.connect()
+        port = goes.getsockname()[1]
+        await house.has_outside(2)
+        goes.close()
+        await house.has_outside(1)
+        house.offload.next()
+        while len(house.inside) < 2:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0)
+        assert sorted(house.inside) == sorted([port, stays.getsockname()[1]])
+
+    run(act)
+
+
+def test_a_closed_entrance_turns_away_who_is_outside() -> None:
+    async def act(house: House) -> None:
+        quiet = house.connect()
+        await house.has_outside(1)
+        house.entrance.close()
+        quiet.settimeout(30)
+        assert await asyncio.to_thread(quiet.recv, 1) == b""
+        house.offload.next()
+        assert not house.inside
+
+    run(act)
+
+
+def test_without_descriptors_it_tries_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(entrance, "_PAUSE_S", 0.0)
+
+    class Listener(socket.socket):
+        """A listening socket that cannot accept at first."""
+
+        failures = 3
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if self.failures:
+                self.failures -= 1
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return super().accept()
+
+    async def act(house: House) -> None:
+        await house.has_in(house.connect(HEAD))
+
+    good = listen("127.0.0.1", 0)
+    run(act, Listener(good.family, good.type, good.proto, good.detach()))
+    assert caplog.text.count("no connection can be accepted: Too many open files") == 1
