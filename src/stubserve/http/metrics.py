@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stubserve.observability.exposition import CONTENT_TYPE
 
 _PATH = re.compile(r"/metrics/?")
-_PAGE = Path(__file__).parents[2] / "observability" / "status.html"
+_PAGE = Path(__file__).parents[1] / "observability" / "status.html"
 _PAGE_HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
