@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 import threading
+import weakref
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -67,6 +70,47 @@ def test_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
             await work.run(failing())
         work.close()
 
+    asyncio.run(run())
+
+
+def test_what_a_function_raises_is_raised_in_the_work() -> None:
+    """There it can be made an answer, as where all is done at once; what it knows goes without the collector."""
+
+    class Memory:
+        def fail(self) -> None:
+            raise ValueError("gone")
+
+    def work(memory: Memory) -> LongWork[str]:
+        try:
+            yield memory.fail
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def not_caught(memory: Memory) -> LongWork[str]:
+        yield memory.fail
+        return ""
+
+    async def run() -> None:
+        offload = Offload()
+        memory = Memory()
+        refers = weakref.ref(memory)
+        gc.disable()
+        try:
+            assert await offload.run(work(memory)) == "gone"
+            with contextlib.suppress(ValueError):
+                await offload.run(not_caught(memory))
+            del memory
+            await asyncio.sleep(0)  # until then the loop has what woke it, and a thread what it has done
+            offload.close()
+            for thread in threading.enumerate():
+                if thread.name.startswith("offload"):
+                    thread.join()
+            assert refers() is None
+        finally:
+            gc.enable()
+
+    assert finish(work(Memory())) == "gone"
     asyncio.run(run())
 
 

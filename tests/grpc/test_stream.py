@@ -15,7 +15,7 @@ from stubserve.grpc.http2.heads import RpcHead
 from stubserve.grpc.http2.inbox import SmallRoom
 from stubserve.grpc.http2.sender import Sender
 from stubserve.grpc.http2.stream import Stream
-from stubserve.grpc.transport import OK, Method, Rpc
+from stubserve.grpc.transport import OK, UNAVAILABLE, Method, Rpc
 
 
 class Sent(list[bytes]):
@@ -75,8 +75,9 @@ def test_a_client_that_may_not_send_has_not_stalled() -> None:
     assert not stream._inbox.watched
 
 
+@pytest.mark.parametrize("refused", [False, True])
 @pytest.mark.parametrize("unary", [True, False])
-def test_nothing_of_an_rpc_that_is_over_knows_itself(unary: bool) -> None:
+def test_nothing_of_an_rpc_that_is_over_knows_itself(unary: bool, refused: bool) -> None:
     """Reference counting frees it: in steady traffic the garbage collector finds nothing."""
     connection = SimpleNamespace(
         server=None,
@@ -91,6 +92,8 @@ def test_nothing_of_an_rpc_that_is_over_knows_itself(unary: bool) -> None:
     class Echo:
         def __init__(self, rpc: Rpc) -> None:
             self.rpc = rpc
+            if refused:
+                rpc.finish(UNAVAILABLE, "not now")
 
         def on_message(self, data: bytes, block: object, offset: int) -> None:
             if unary:

@@ -55,7 +55,8 @@ JUDGED = f"""\
 A fault is: a success that does not follow from its request; a request that does not end within
 {ANSWER_WITHIN_S:.0f} s, in which it may wait {RESTART_WAIT_S} s for a stub of each model on its way
 (--restart-wait-secs); a connection that is lost while its server lives; what a server leaves behind; descriptors, or
-more than {GROWTH_MIB:.0f} MiB of the server's memory, that a life has more at its end than after a quarter of it.
+more than {GROWTH_MIB:.0f} MiB of the server's memory, that a life has more at its end than after a quarter of it. Some
+descriptors come with load and stay, and are spared: segments of memory, alarms, up to 16 connections to Redis.
 Memory is, while nobody asks, what the C library (mallinfo2) and Python have given out, or what is anonymous (RssAnon)
 after malloc_trim: the lesser, as a leak is in both. An answer that is an error is no fault."""
 

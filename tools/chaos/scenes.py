@@ -44,8 +44,6 @@ class Scene:
         (grpc_clients.Streams, 2),
         (grpc_clients.Cancelling, 1),
     ]
-    # Descriptors that a server may have more at the end of its life
-    spare: ClassVar[dict[str, int]] = SPARE
 
     def __init__(self, folder: Path, world: World, children: bool = True) -> None:
         self.folder = folder
@@ -53,6 +51,11 @@ class Scene:
         self.tally: Counter[str] = Counter()
         self._children = children
         models.write(folder / "models")
+
+    @property
+    def spare(self) -> dict[str, int]:
+        """Descriptors that the server may have more at the end of its life."""
+        return SPARE
 
     def troubles(self) -> Troubles:
         """Those of the life that has begun."""

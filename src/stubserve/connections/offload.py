@@ -60,8 +60,11 @@ class Offload:
                 while wanted is None and perf_counter() < end:
                     wanted = work.send(None)
                 result = None
-                if wanted is not None:
-                    result = await self._in_thread(wanted)
+                while wanted is not None:
+                    try:
+                        result, wanted = await self._in_thread(wanted), None
+                    except Exception as error:
+                        wanted = work.throw(error)
         except StopIteration as stop:
             value: T = stop.value
             return value
@@ -102,6 +105,9 @@ class Offload:
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([result])
             raise
+        finally:
+            # They know what the function has raised, which knows this frame.
+            del acting, result
 
     async def _slice(self, loop: asyncio.AbstractEventLoop) -> None:
         turn: asyncio.Future[None] = loop.create_future()

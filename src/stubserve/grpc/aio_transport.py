@@ -228,6 +228,9 @@ class _StreamRpc(_Rpc):
             status, text = _status_of(error)
             await self._context.abort(_STATUS[status], text)
             raise
+        finally:
+            # It knows what was raised, which knows this frame.
+            del made
 
     async def _read(self, handler: Any) -> None:
         while True:

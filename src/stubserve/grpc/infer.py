@@ -244,7 +244,7 @@ class ModelInfer:
             infer.forget()
             refusal = infer.as_answer(error, "a request to")
         except ServeError as refused:
-            refusal = refused
+            refusal = refused.with_traceback(None)  # for that knows this frame
         self._fail(refusal)
 
     def _on_response(self, infer: GrpcInferCall, response: Response) -> None:

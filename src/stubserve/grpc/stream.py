@@ -143,7 +143,7 @@ class ModelStreamInfer:
             infer.forget()
             refusal = infer.as_answer(error, "a request to")
         except ServeError as refused:
-            refusal = refused
+            refusal = refused.with_traceback(None)  # for that knows this frame
         self._refuse(infer, infer.envelope, refusal)
         self._read_or_not()
 
@@ -183,7 +183,7 @@ class ModelStreamInfer:
                     parts = _or_error(work, envelope.id, asked_for, response.final)
                 blocks = held_blocks(response)
             except ServeError as wrong:
-                error = wrong
+                error = wrong.with_traceback(None)  # for that knows this frame
         if error is not None:
             if self._strict:
                 self._close(error.code.grpc_status, error.message)

@@ -229,7 +229,7 @@ class GenerateCall(Call):
 
     def _as_answer(self, error: Exception) -> ServeError:
         if isinstance(error, ServeError):
-            return error
+            return error.with_traceback(None)  # for that knows the frame that keeps it
         model = self.model.signature.model
         log.error("a response of model '%s' could not be encoded", model, exc_info=error)
         return internal("unexpected error while the answer was encoded; see the server's log")

@@ -19,6 +19,7 @@ from stubserve.http.chunked import ChunkedBody, TooManyChunks
 from stubserve.http.exchange import Exchange
 from stubserve.http.head import BadRequest, Http2Preface, RequestHead, check_beginning
 from stubserve.http.infer_encode import encode_error
+from stubserve.http.reply import Reply
 from stubserve.http.shared import SCRATCH_BYTES, Connections
 from stubserve.http.state import BODY, BUSY, CLOSED, HEAD, PASS, SKIP
 from stubserve.memory.heap_account import FREE_BYTES
@@ -44,7 +45,8 @@ class RequestReader:
         self._short_body = bytearray()
         self._body: HeapArrival | None = None
         self._chunked: ChunkedBody | None = None
-        self._refusal: ServeError | None = None
+        # The answer to one that is not wanted. Not its error, whose traceback knows this reader, and what was read.
+        self._refusal: Reply | None = None
 
     def feed(self, data: bytes) -> None:
         """Takes what a read brought."""
@@ -80,7 +82,7 @@ class RequestReader:
         if arena_body is not None:
             self._left = arena_body.length - arena_body.moved
         self._forget_body(arena_body)
-        self._refusal = error
+        self._refusal = encode_error(error)
         self._connection.state = SKIP
 
     def _forget_body(self, arena_body: ArenaArrival | None) -> None:
@@ -161,22 +163,22 @@ class RequestReader:
         if head.infer is None:
             return self._begin_passing_on(raw, data, position)
         access = self._shared.access
-        self._refusal = refused = None if access is None else access.inference_refusal(head)
+        error = None if access is None else access.inference_refusal(head)
         if length > len(data) - position or head.chunked:
-            if refused is None:
-                self._refusal = refusal(head, self._server)
-            if self._refusal is not None:
+            error = error or refusal(head, self._server)
+            if error is not None:
+                self._refusal = encode_error(error)
                 if head.expects_continue or length > MAX_BODY_BYTES:
                     # The client may not send the body after this answer, or would send for ever: no way to go on.
                     connection.closing = True
-                    connection.reply(encode_error(self._refusal))
+                    connection.reply(self._refusal)
                     return len(data)
                 connection.state = SKIP
             elif head.expects_continue:
                 connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        elif refused is not None:
+        elif error is not None:
             connection.state = BUSY
-            connection.reply(encode_error(refused))
+            connection.reply(encode_error(error))
             return position + length
         if connection.state is HEAD and length > SCRATCH_BYTES:
             return self._begin_in_arena(head, data, position)
@@ -195,7 +197,7 @@ class RequestReader:
         try:
             arena_body = place(self._server, head, self._connection, self)
         except ServeError as error:
-            self._refusal = error
+            self._refusal = encode_error(error)
             self._connection.state = SKIP
             return position
         end = min(position + self._left, len(data))
@@ -241,12 +243,12 @@ class RequestReader:
                 self._keep(pieces)
             except ServeError as error:
                 self._forget_body(None)
-                self._refusal = error
+                self._refusal = encode_error(error)
                 connection.state = SKIP
         if complete and connection.state is SKIP:
             assert self._refusal is not None
             connection.state = BUSY
-            connection.reply(encode_error(self._refusal))
+            connection.reply(self._refusal)
         elif complete:
             connection.state = BUSY
             if self._body is None:

@@ -36,7 +36,7 @@ _UINT64 = (1 << 64) - 1
 
 
 class ClientRegion:
-    """One region (`inference.regions.Region`). Its descriptor goes with the last that refers to it."""
+    """One region (`memory.regions.Region`). Its descriptor goes with the last that refers to it."""
 
     def __init__(self, name: str, key: str, number: int, descriptor: int, start: int, nbytes: int) -> None:
         self.name = name

@@ -44,16 +44,16 @@ def describe(exc: BaseException) -> str:
 def format_exception(exc: BaseException) -> str:
     """The text of an exception that a model raised, with its frames."""
     frames = _frames(exc)
-    failure = None
+    failure = ""
     try:
         message = str(exc) or "<EMPTY MESSAGE>"
     except BaseException as error:  # SystemExit, too, which would end the stub
-        message, failure = "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>", error
+        message = "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
+        failure = "\nMESSAGE UNAVAILABLE DUE TO EXCEPTION: {}".format(_named(error))
     text = "{}: {}".format(type(exc).__name__, message)
     if frames:
         text += "\n\nAt:\n" + "".join(frames)
-    if failure is not None:
-        text += "\nMESSAGE UNAVAILABLE DUE TO EXCEPTION: {}".format(_named(failure))
+    text += failure
     # The text goes over the wire as UTF-8.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 

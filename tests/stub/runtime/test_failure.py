@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -150,3 +152,24 @@ def test_the_modules_that_call_into_models_are_where_they_are_looked_for() -> No
 def test_a_refusal_speaks_for_itself() -> None:
     assert describe(Refusal("not that")) == "not that"
     assert describe(ValueError("x")) == "ValueError: x"
+
+
+def test_an_exception_whose_text_fails_goes_without_the_garbage_collector() -> None:
+    """Its frames have the inputs of its request, which count as held as long as they are there."""
+
+    class Wordless(Exception):
+        def __str__(self) -> str:
+            raise ValueError("bad")
+
+    def describe() -> weakref.ref[Wordless]:
+        try:
+            raise Wordless
+        except Wordless as wordless:
+            format_exception(wordless)
+            return weakref.ref(wordless)
+
+    gc.disable()
+    try:
+        assert describe()() is None
+    finally:
+        gc.enable()

@@ -28,6 +28,7 @@ FLAGS = (
     "--shed-on-memory-pressure", "--max-queue-size=64", "--execute-timeout-secs=4",
     "--access-log", "--model-load-retry-count=1", "--log-info=true", "--allow-client-shm", "--fair-queues=connection",
 )  # fmt: skip
+REDIS_CONNECTIONS = 16
 COLLECTOR_FLAGS = ("mode=opentelemetry", "opentelemetry,bsp_schedule_delay=200")
 
 
@@ -56,8 +57,6 @@ class Everything(Scene):
         (regions.Regions, 2),
         (regions.UnaryRegions, 2),
     ]
-    # Connections of a collector and of a store come and go, and the process that sends spans is started by the first.
-    spare: ClassVar[dict[str, int]] = {**SPARE, "socket:[N]": 4, "pipe:[N]": 2}
 
     def __init__(self, folder: Path, world: World, children: bool = True) -> None:
         super().__init__(folder, world, children)
@@ -91,7 +90,9 @@ class Everything(Scene):
         self.place, self.store = self._repository(number)
         flags = [*FLAGS, f"--auth-token-file={self.tokens.path}"]
         self.redis = self._redis if self.explicit else None
-        cache = f"redis,host=127.0.0.1,port={self.redis.port}" if self.redis is not None else "local,size=4M"
+        cache = "local,size=4M"
+        if self.redis is not None:
+            cache = f"redis,host=127.0.0.1,port={self.redis.port},pool_size={REDIS_CONNECTIONS}"
         coalesces = number % 4 in (1, 2)
         flags.append(f"--cache-config={cache}{',coalesce=true' if coalesces else ''}")
         self.world.trust = None
@@ -117,6 +118,14 @@ class Everything(Scene):
             settings = [f"triton,file={life / 'traces.json'}"]
         flags += [f"--trace-config={setting}" for setting in settings]
         return Start(self.place.address, tuple(flags), environment)
+
+    @property
+    def spare(self) -> dict[str, int]:
+        """Connections of a collector and of a store come and go, and the process that sends spans is started by the
+        first. Those to Redis stay: as many as were ever used at the same time, until Redis ends.
+        """
+        sockets = 4 if self.redis is None else 4 + REDIS_CONNECTIONS
+        return {**SPARE, "socket:[N]": sockets, "pipe:[N]": 2}
 
     def troubles(self) -> Troubles:
         return TroublesOfAll(self.world, self, self.number)

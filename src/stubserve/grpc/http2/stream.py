@@ -99,7 +99,9 @@ class Stream:
             self._count_metadata()
         if self._head.timeout_s is not None:
             self._deadline = asyncio.get_running_loop().call_later(self._head.timeout_s, self._expire)
-        self._handler = self._method.open(self)
+        handler = self._method.open(self)
+        if not self.closed:  # else it has been refused, and handler and stream know each other
+            self._handler = handler
 
     # What the connection tells
 
