@@ -7,7 +7,9 @@ import gzip
 from types import SimpleNamespace
 from typing import Any, cast
 
+from stubserve.connections.arrival import Arrivals
 from stubserve.connections.offload import LARGE_BYTES, Offload
+from stubserve.connections.slow_clients import Pressure
 from stubserve.grpc.http2.inbox import Message, MessageRefusal
 from stubserve.grpc.http2.intake import Intake
 from stubserve.memory.server_memory import Memory
@@ -43,7 +45,13 @@ def test_nobody_gets_a_message_behind_one_that_is_refused() -> None:
     async def run() -> Taker:
         memory = Memory(16 << 20)
         offload = Offload()
-        server = SimpleNamespace(offload=offload, max_input_size=1 << 20, heap=memory.heap, block=memory.block)
+        server = SimpleNamespace(
+            offload=offload,
+            max_input_size=1 << 20,
+            heap=memory.heap,
+            block=memory.block,
+            arrivals=Arrivals(memory, Pressure(), 1 << 20),
+        )
         taker = Taker()
         intake = taker.intake = Intake(cast(Any, server), None, taker)
         whole = gzip.compress(b"whole")

@@ -9,9 +9,11 @@ import resource
 import selectors
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import psutil
 import pytest
@@ -19,6 +21,8 @@ import pytest
 from stubserve.grpc.http2 import frames
 from tests.real_server import Serving, binary_output, binary_request, io_config, write_model
 from tests.server.http2_client import Raw, data
+from tools.siege.fort import Watch
+from tools.siege.grpc_attacks import INFER, message
 
 MIB = 1 << 20
 
@@ -240,6 +244,52 @@ def test_what_waits_for_a_busy_model_is_bounded(tmp_path: Path) -> None:
             assert key.data.getresponse().status in (200, 503)
         for client in clients:
             client.close()
+
+
+def test_what_is_made_of_compressed_bodies_lies_in_the_arena(tmp_path: Path) -> None:
+    write_model(tmp_path, "echo")
+    bomb = gzip.compress(b'{"id":"' + b"x" * (56 * MIB) + b'"}', 1)
+    with Serving(tmp_path, "--shm-limit=256M") as server:
+        rest = Watch(server.process.pid).sample().own
+        with Watch(server.process.pid) as watch:
+            clients = [server.connect() for _ in range(8)]
+            for client in clients:
+                client.request("POST", "/v2/models/echo/infer", bomb, {"Content-Encoding": "gzip"})
+            with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", compression=grpc.Compression.Gzip) as channel:
+                call = channel.unary_unary(INFER)
+                called = [call.future(message("echo", id="x" * (56 * MIB))) for _ in range(3)]
+                assert all(one.exception() is not None for one in called)
+            statuses = {client.getresponse().status for client in clients}
+        assert statuses <= {400, 503}
+        assert watch.peak.own - rest < 60
+        for client in clients:
+            client.close()
+
+
+def test_the_text_of_large_answers_lies_in_the_arena(tmp_path: Path) -> None:
+    write_model(tmp_path, "big", BIG)
+    with Serving(tmp_path, "--shm-limit=256M") as server:
+        rest = Watch(server.process.pid).sample().own
+        with Watch(server.process.pid) as watch:
+            ask = {"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [12 * MIB]}
+            answer = server.request("POST", "/v2/models/big/infer", json.dumps({"inputs": [ask]}).encode())
+        assert answer.status == 200
+        assert len(answer.body) > 30 * MIB
+        assert watch.peak.own - rest < 25
+
+
+def test_a_large_compressed_body_is_its_own_until_it_is_read(server: Serving) -> None:
+    def ask(seed: int) -> None:
+        random = np.random.default_rng(seed)
+        for _ in range(8):
+            array = random.integers(0, 1 << 30, 1 << 20).astype(np.float32)
+            path, body, headers = binary_request("echo", array)
+            answer = server.request("POST", path, gzip.compress(body, 1), {**headers, "Content-Encoding": "gzip"})
+            assert answer.status == 200, answer.body[:300]
+            np.testing.assert_array_equal(binary_output(answer), array)
+
+    with ThreadPoolExecutor(6) as clients:
+        list(clients.map(ask, range(6)))
 
 
 @pytest.mark.parametrize("coding", [None, "gzip"])

@@ -19,12 +19,15 @@ from pathlib import Path
 from tools.bench.servers import ServerError
 
 from . import cores, fort, models
+from .fort import Memory
 from .hostile import KINDS, Hostile
 from .polite import Crowd, Record
 
 P99_MS = 50.0
 REFUSED_S = 5.0
+# What the parent may have beside --shm-limit, and what its own memory may rise by for a moment
 ABOVE_LIMIT_MIB = 150.0
+RISE_MIB = 150.0
 NOBODY, ALL = "nobody", "all at once"
 
 TITLES = (
@@ -33,23 +36,24 @@ TITLES = (
     "gRPC p99", "max ms", "failed",
     "health p99", "max ms", "failed",
     "4 MiB ok", "failed", "refused s",
-    "RSS peak", "after", "whole s", "fds left",
+    "RSS peak", "after", "own rest", "peak", "after", "whole s", "fds left",
     "missed",
 )  # fmt: skip
 
 
 @dataclass
 class Round:
-    """What one siege showed. Memory in MiB."""
+    """What one siege showed. The parent's memory before it, at its peak, and afterwards."""
 
     name: str
     attempts: int
     tallies: dict[str, dict[str, int]]
     records: dict[str, Record]
-    peak: float
-    after: float
+    rest: Memory
+    peak: Memory
+    after: Memory
     whole_s: float | None
-    descriptors_left: int
+    descriptors_left: list[str]
 
     @property
     def faults(self) -> list[str]:
@@ -60,8 +64,13 @@ class Round:
         if self.whole_s is None:
             found.append("half of the arena is never given back")
         if self.descriptors_left:
-            found.append(f"{self.descriptors_left} descriptors are left open")
+            found.append(f"descriptors are left open: {', '.join(self.descriptors_left)}")
         return found
+
+    @property
+    def rise(self) -> float:
+        """What the parent's own memory rose by, at its peak."""
+        return self.peak.own - self.rest.own
 
     @property
     def missed(self) -> list[str]:
@@ -75,8 +84,10 @@ class Round:
         if large.longest_refused_s > REFUSED_S or not large.answered:
             found.append(f"4 MiB refused for {large.longest_refused_s:.1f} s, of which {REFUSED_S:.0f} may be")
         bound = fort.SHM_LIMIT / fort.MIB + ABOVE_LIMIT_MIB
-        if self.peak > bound:
-            found.append(f"RSS {self.peak:.0f} MiB, over {bound:.0f}")
+        if self.peak.resident > bound:
+            found.append(f"RSS {self.peak.resident:.0f} MiB, over {bound:.0f}")
+        if self.rise > RISE_MIB:
+            found.append(f"the parent's own memory rose by {self.rise:.0f} MiB, of which {RISE_MIB:.0f} may be")
         return found + self.faults
 
     def cells(self) -> list[str]:
@@ -87,8 +98,9 @@ class Round:
             f"{grpc.percentile(99):.0f}", f"{grpc.worst_ms:.0f}", str(grpc.failed),
             f"{health.percentile(99):.0f}", f"{health.worst_ms:.0f}", str(health.failed),
             str(large.answered), str(large.failed), f"{large.longest_refused_s:.1f}",
-            f"{self.peak:.0f}", f"{self.after:.0f}",
-            "never" if self.whole_s is None else f"{self.whole_s:.1f}", str(self.descriptors_left),
+            f"{self.peak.resident:.0f}", f"{self.after.resident:.0f}",
+            f"{self.rest.own:.0f}", f"{self.peak.own:.0f}", f"{self.after.own:.0f}",
+            "never" if self.whole_s is None else f"{self.whole_s:.1f}", str(len(self.descriptors_left)),
             "; ".join(self.missed) or "-",
         ]  # fmt: skip
 
@@ -149,7 +161,7 @@ def besiege(name: str, kinds: list[str], seconds: float, attackers_group: Path |
                 raise ServerError(f"half of the arena cannot be had from the start:\n{server.log_tail()}")
             fort.use_everything(server.http_port)
             with fort.Watch(server.pid) as watch:
-                descriptors = watch.descriptors()
+                descriptors, rest = watch.descriptors(), watch.sample()
                 with contextlib.ExitStack() as hostile:
                     begun = [Hostile(kind, *ports, attackers_group) for kind in kinds]
                     attackers = [hostile.enter_context(one) for one in begun]
@@ -168,7 +180,7 @@ def besiege(name: str, kinds: list[str], seconds: float, attackers_group: Path |
                 after = watch.sample()
     tallies = {attacker.kind: attacker.tally for attacker in attackers}
     attempts = sum(n for tally in tallies.values() for what, n in tally.items() if what.isidentifier())
-    return Round(name, attempts, tallies, crowd.records, peak, after, whole_s, left)
+    return Round(name, attempts, tallies, crowd.records, rest, peak, after, whole_s, left)
 
 
 def line(cells: list[str] | tuple[str, ...]) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import os
 import sys
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -15,12 +18,16 @@ from tools.bench import payloads, servers
 from tools.bench.payloads import JSON_LENGTH_HEADER, Payload
 from tools.bench.servers import Server, ServerError
 
+from .models import NAMES
+
 MIB = 1 << 20
 SHM_LIMIT = 256 * MIB
 # What an operator's shell gives a server before it asks for more.
 DESCRIPTORS = 1024
-SAMPLE_S = 0.02
+# Memory is touched at 0.1 ms for each MiB and more, so at most 20 MiB come and go between two samples.
+SAMPLE_S = 0.002
 WHOLE_WITHIN_S = 30.0
+TIMER = "anon_inode:[timerfd]"
 
 
 def server(models: Path, log: Path) -> Server:
@@ -31,12 +38,20 @@ def server(models: Path, log: Path) -> Server:
     return Server(replace(program, arguments=(*limited, *program.arguments, *flags)), models, log)
 
 
+class Memory(NamedTuple):
+    """What the parent has in memory, in MiB: `resident` counts what it has touched of the arena, too, and `own` does
+    not."""
+
+    resident: float
+    own: float
+
+
 class Watch(threading.Thread):
-    """Samples the parent's resident memory; a context manager. `peak` is in MiB."""
+    """Samples the parent's memory; a context manager. `peak` is the most of each that was seen."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
-        self.peak = 0.0
+        self.peak = Memory(0.0, 0.0)
         self._process = psutil.Process(pid)
         self._stop_watching = threading.Event()
 
@@ -44,17 +59,25 @@ class Watch(threading.Thread):
         while not self._stop_watching.wait(SAMPLE_S):
             self.sample()
 
-    def sample(self) -> float:
+    def sample(self) -> Memory:
         """What it is now, 0 where the server is gone."""
         try:
-            now = float(self._process.memory_info().rss) / MIB
+            pages = self._process.memory_info()
         except psutil.Error:
-            return 0.0
-        self.peak = max(self.peak, now)
+            return Memory(0.0, 0.0)
+        # What is shared are the pages of files and of the arena.
+        now = Memory(pages.rss / MIB, (pages.rss - pages.shared) / MIB)
+        self.peak = Memory(*map(max, self.peak, now))
         return now
 
-    def descriptors(self) -> int:
-        return int(self._process.num_fds())
+    def descriptors(self) -> dict[int, str]:
+        """What each is open on."""
+        connections = {one.fd: f"{one.laddr} {one.raddr} {one.status}" for one in self._process.net_connections("all")}
+        found: dict[int, str] = {}
+        for link in Path(f"/proc/{self._process.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                found[int(link.name)] = connections.get(int(link.name)) or os.readlink(link)
+        return found
 
     def __enter__(self) -> Watch:
         self.start()
@@ -90,12 +113,22 @@ def use_everything(port: int) -> None:
         connection.close()
 
 
-def until_closed(watch: Watch, descriptors: int) -> int:
-    """How many descriptors more than `descriptors` the parent keeps, when it has had time to close the siege's."""
+def until_closed(watch: Watch, before: dict[int, str]) -> list[str]:
+    """What the parent has open and had not `before`, when it has had time to close the siege's.
+
+    One may take the place of another. A model's queue has a timer of its own from the first time that it needs one.
+    """
     deadline = time.monotonic() + WHOLE_WITHIN_S
-    while (left := watch.descriptors() - descriptors) > 0 and time.monotonic() < deadline:
+    while (left := _more(before, watch.descriptors())) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return max(left, 0)
+    return left
+
+
+def _more(before: dict[int, str], now: dict[int, str]) -> list[str]:
+    timers = sum(what == TIMER for what in now.values()) - sum(what == TIMER for what in before.values())
+    if len(now) - len(before) <= max(0, min(timers, len(NAMES))):
+        return []
+    return [f"{number}: {what}" for number, what in sorted(now.items()) if before.get(number) != what]
 
 
 def _answered(port: int, payload: Payload) -> bool:

@@ -33,6 +33,9 @@ SLOW = IDENTITY.replace("import triton", "import time\n\nimport triton", 1).repl
 )
 
 
+NAMES = ("small", "large", "echo", "slow", "floats", "strings")
+
+
 def write(repository: Path) -> None:
     """Polite clients have `small` and `large` to themselves, so that they never wait for a model that others use."""
     for name in ("small", "large", "echo"):

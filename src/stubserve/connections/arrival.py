@@ -19,7 +19,7 @@ from collections.abc import Hashable
 from typing import Protocol
 
 from stubserve.connections.slow_clients import Owner, Pressure, Transfer
-from stubserve.errors import ServeError, overloaded
+from stubserve.errors import ServeError, overloaded, unavailable
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import HeapAccount, HeapShare
 
@@ -32,9 +32,14 @@ class ArrivalMemory(Protocol):
 
     heap: HeapAccount
 
+    @property
+    def limit(self) -> int: ...
+
     def reserve(self, nbytes: int, first: int) -> tuple[Block, int]: ...
 
     def grow(self, block: Block, nbytes: int) -> int: ...
+
+    def shrink(self, block: Block, nbytes: int) -> None: ...
 
 
 class Arrivals:
@@ -176,6 +181,52 @@ class ArenaArrival(Arrival):
         finally:
             self.growing = False
         self._committed = min(committed - self._start, self.length)
+
+
+class Content:
+    """What is made of a message that has arrived compressed: it is written into the arena piece by piece.
+
+    No more than `most` bytes, which nobody knows before its end: they are address space, of which memory is committed
+    as the content grows. `start` is where in its block it begins. Whoever makes it owns the block until `drop`.
+    """
+
+    __slots__ = ("_block", "_committed", "_end", "_memory", "_start")
+
+    def __init__(self, memory: ArrivalMemory, most: int, start: int) -> None:
+        self._memory = memory
+        self._start = self._end = start
+        # A block may be a sixteenth larger than what is asked for.
+        self._block, self._committed = memory.reserve(min(start + most, memory.limit // 16 * 15), 0)
+
+    @property
+    def block(self) -> Block:
+        return self._block
+
+    @property
+    def offset(self) -> int:
+        """Where in the arena it begins."""
+        return self._block.offset + self._start
+
+    def add(self, piece: bytes) -> None:
+        """Raises ServeError (503) where there is no room for it."""
+        end = self._end + len(piece)
+        if end > self._block.nbytes:
+            raise unavailable(
+                f"no room for {end} bytes in shared memory, which has {self._memory.limit} in all; raise --shm-limit"
+            )
+        if end > self._committed:
+            self._committed = self._memory.grow(self._block, end)
+        self._block.view[self._end : end] = piece
+        self._end = end
+
+    def finish(self) -> memoryview:
+        """All of it. Raises ServeError (503)."""
+        self._memory.shrink(self._block, self._end)
+        return self._block.view[self._start : self._end]
+
+    def drop(self) -> None:
+        """Lets go of the block."""
+        self._block.drop()
 
 
 class HeapArrival(Arrival):

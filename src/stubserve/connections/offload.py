@@ -95,8 +95,11 @@ class Offload:
         return self._threads
 
     async def _in_thread(self, act: Callable[[], T]) -> T:
-        """What a function returns. Cancelled while it runs, this waits for it all the same."""
-        acting = self._pool().submit(act)
+        """What a function returns. Cancelled while it runs, this waits for it all the same.
+
+        Then no thread has the function any more: what it knows may have to end in the loop's thread.
+        """
+        acting = self._pool().submit(_act, [act])
         result = asyncio.wrap_future(acting)
         try:
             return await asyncio.shield(result)
@@ -120,6 +123,11 @@ class Offload:
             self._waiting.popleft()()
         else:
             self._waking = False
+
+
+def _act(acts: list[Callable[[], T]]) -> T:
+    """Does the only one of them, and forgets it."""
+    return acts.pop()()
 
 
 def _begin(turn: asyncio.Future[None]) -> None:

@@ -20,12 +20,20 @@ MAX_BODY_BYTES = 2**31 - 1
 def place(server: InferenceServer, head: RequestHead, connection: Hashable, owner: Owner) -> ArenaArrival:
     """Where a body of known length is received in the arena.
 
+    Raises ServeError (503) when there is no memory for it.
+    """
+    return server.arrivals.into_arena(connection, owner, head.content_length, start(head))
+
+
+def start(head: RequestHead) -> int:
+    """Where in its block a body begins.
+
     The JSON header's length is known before the first byte, so the body is placed such that what follows the header,
-    the first tensor, begins at a multiple of ALIGNMENT. Raises ServeError (503) when there is no memory for it.
+    the first tensor, begins at a multiple of ALIGNMENT.
     """
     text = head.header_length or b""
     json_length = int(text) if text.isdigit() and len(text) < 20 else 0
-    return server.arrivals.into_arena(connection, owner, head.content_length, -json_length % ALIGNMENT)
+    return -json_length % ALIGNMENT
 
 
 def refusal(head: RequestHead, server: InferenceServer) -> ServeError | None:

@@ -24,7 +24,11 @@ _PIECE = 1024 * 1024
 
 # Counts bytes that are about to be kept. Raises ServeError.
 Keep = Callable[[int], None]
-RestOfContent = Callable[[Keep], LongWork[bytearray]]
+# Puts a part of an answer where it stays until it is sent. Raises ServeError.
+Place = Callable[[bytes], "bytes | memoryview"]
+# Takes the next piece of what is made. Raises ServeError.
+Take = Callable[[bytes], None]
+RestOfContent = Callable[[Take], LongWork[None]]
 
 _DETECT_FORMAT = 32 + zlib.MAX_WBITS
 _REPLY_FORMAT = {GZIP: 16 + zlib.MAX_WBITS, DEFLATE: zlib.MAX_WBITS}
@@ -51,8 +55,8 @@ def decompress(
     """A body's content; never more than `limit` bytes are made.
 
     gzip and zlib are told apart by the body itself, not by the header, and what follows the first stream is ignored.
-    Content of more than `large` bytes is left to the function that comes with its beginning: `rest(keep)` makes all of
-    it, in steps, and calls `keep(nbytes)` for each.
+    Content of more than `large` bytes is left to the function that comes with the body: `rest(take)` makes all of it,
+    in steps, and hands each piece to `take`.
     Raises ServeError: UNSUPPORTED for another encoding; INVALID_ARG for an empty body, for one that is not a whole
     stream (upstream takes what it can get of it), and for one whose content is larger than the limit.
     """
@@ -70,14 +74,12 @@ def decompress(
     if stream.eof or (len(body) <= _INPUT and not stream.unconsumed_tail):
         _check_end(stream)
         return first, None
-    return first, partial(_rest, stream, first, body, limit)
+    return body, partial(_rest, stream, first, body, limit)
 
 
-def _rest(
-    stream: zlib._Decompress, first: bytes, body: bytes | memoryview, limit: int, keep: Keep
-) -> LongWork[bytearray]:
-    keep(len(first))
-    content = bytearray(first)
+def _rest(stream: zlib._Decompress, first: bytes, body: bytes | memoryview, limit: int, take: Take) -> LongWork[None]:
+    take(first)
+    size = len(first)
     at = _INPUT
     while not stream.eof and (stream.unconsumed_tail or at < len(body)):
         data: bytes | memoryview = stream.unconsumed_tail
@@ -85,12 +87,11 @@ def _rest(
             data = body[at : at + _INPUT]
             at += _INPUT
         piece = yield partial(_more, stream, data, _PIECE)
-        keep(len(piece))
-        content += piece
-        if len(content) > limit:
+        size += len(piece)
+        if size > limit:
             raise _too_large(limit)
+        take(piece)
     _check_end(stream)
-    return content
 
 
 def _more(stream: zlib._Decompress, data: bytes | memoryview, size: int) -> bytes:
@@ -109,22 +110,23 @@ def _too_large(limit: int) -> ServeError:
     return invalid(f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. {LIMIT_HINT}")
 
 
-def compress(parts: Iterable[bytes | memoryview], encoding: str) -> Sequence[bytes]:
+def compress(parts: Iterable[bytes | memoryview], encoding: str) -> Sequence[bytes | memoryview]:
     """A reply's buffers, compressed as GZIP or DEFLATE."""
-    return finish(compress_steps(parts, encoding, lambda nbytes: None))
+    return finish(compress_steps(parts, encoding, lambda piece: piece))
 
 
-def compress_steps(parts: Iterable[bytes | memoryview], encoding: str, keep: Keep) -> LongWork[Sequence[bytes]]:
-    """As `compress`, in steps; calls `keep(nbytes)` with what is made."""
+def compress_steps(
+    parts: Iterable[bytes | memoryview], encoding: str, place: Place
+) -> LongWork[Sequence[bytes | memoryview]]:
+    """As `compress`, in steps; what is made lies where `place` puts it."""
     stream = zlib.compressobj(wbits=_REPLY_FORMAT[encoding])
-    compressed = []
+    compressed: list[bytes | memoryview] = []
     for part in parts:
         for at in range(0, len(part), _PIECE):
             piece = yield partial(stream.compress, memoryview(part)[at : at + _PIECE])
             if piece:
-                keep(len(piece))
-                compressed.append(piece)
-    compressed.append((yield stream.flush))
+                compressed.append(place(piece))
+    compressed.append(place((yield stream.flush)))
     return compressed
 
 

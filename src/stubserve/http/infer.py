@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from stubserve.api import region_strings
@@ -13,9 +14,12 @@ from stubserve.api.forwarded_headers import HeaderForwarding
 from stubserve.api.inference_server import InferenceServer
 from stubserve.api.placement import BodyPlacer
 from stubserve.api.reply_format import ReplyFormat
+from stubserve.connections.arrival import Content
 from stubserve.connections.offload import LARGE_BYTES
+from stubserve.connections.sent_memory import stored
 from stubserve.errors import ServeError, internal, unsupported
-from stubserve.http.compression import Keep, RestOfContent, choose, compress, compress_steps, decompress
+from stubserve.http.body import start as start_of_body
+from stubserve.http.compression import Keep, Place, RestOfContent, choose, compress, compress_steps, decompress
 from stubserve.http.head import RequestHead
 from stubserve.http.infer_decode import decode, parse_header_length
 from stubserve.http.infer_encode import encode, encode_error, encode_steps, is_large
@@ -76,7 +80,7 @@ class HttpInferCall(Call):
             rest: RestOfContent | None = None
             if head.content_encoding is not None:
                 content, rest = decompress(body, head.content_encoding, self._server.max_input_size, LARGE_BYTES)
-                if rest is not None or content is not body:
+                if content is not body:
                     body, block, offset = content, None, 0
             if rest is not None or self._is_long_to_read(body):
                 if block is not None:
@@ -168,11 +172,20 @@ class HttpInferCall(Call):
         self, body: bytes | memoryview, block: Block | None, offset: int, rest: RestOfContent | None
     ) -> tuple[Request, ReplyFormat]:
         """The request, admitted. Raises ServeError, and then nothing is held."""
+        if rest is None:
+            return await self._read_in_steps(body, block, offset)
+        content = Content(self._server.arrivals.memory, self._server.max_input_size, start_of_body(self._head))
+        try:
+            await self._server.offload.run(rest(content.add))
+            return await self._read_in_steps(content.finish(), content.block, content.offset)
+        finally:
+            content.drop()
+
+    async def _read_in_steps(
+        self, body: bytes | memoryview, block: Block | None, offset: int
+    ) -> tuple[Request, ReplyFormat]:
         server = self._server
         head = self._head
-        if rest is not None:
-            self._share = self._share or server.heap.share()
-            body = memoryview(await server.offload.run(rest(self._share.add)))
         size = self._text_length(body)
         if LARGE_BYTES < size <= server.max_input_size:
             self._share = self._share or server.heap.share()
@@ -232,7 +245,8 @@ class HttpInferCall(Call):
 
     async def _reply_in_steps(self, request: Request, response: Response, blocks: list[Block]) -> None:
         share = self._share = self._share or self._server.heap.share()
-        steps = reply_steps(request, response, self.model, self._head, self.reply_format, blocks, share.add)
+        place = partial(stored, self._server.store)
+        steps = reply_steps(request, response, self.model, self._head, self.reply_format, blocks, share.add, place)
         try:
             reply = await self._server.offload.run(steps)
             self._forget()
@@ -287,16 +301,18 @@ def reply_steps(
     reply_format: ReplyFormat,
     blocks: Sequence[Block],
     keep: Keep,
+    place: Place,
 ) -> LongWork[Reply]:
-    """The reply that carries a large response, which lies in `blocks`; calls `keep(nbytes)` for what it makes.
+    """The reply that carries a large response, which lies in `blocks`; what it makes lies where `place` puts it.
 
-    Raises ServeError.
+    Calls `keep(nbytes)` with what it keeps in the heap meanwhile. Raises ServeError.
     """
-    reply = yield from encode_steps(request, response, model.signature, reply_format, keep)
-    reply.blocks = blocks
+    reply = yield from encode_steps(request, response, model.signature, reply_format, keep, place)
+    if reply.json_length is not None:
+        reply.blocks = blocks
     coding = None if head.accept_encoding is None else choose(head.accept_encoding)
     if coding is not None:
-        reply.parts = yield from compress_steps(reply.parts, coding, keep)
+        reply.parts = yield from compress_steps(reply.parts, coding, place)
         reply.headers = (("Content-Encoding", coding),)
         reply.blocks = ()
     return reply

@@ -22,7 +22,7 @@ from stubserve.api.reply_format import ReplyFormat, Slot
 from stubserve.connections.offload import LARGE_BYTES
 from stubserve.errors import Code, ServeError, internal, invalid, unsupported
 from stubserve.http import compression
-from stubserve.http.compression import Keep
+from stubserve.http.compression import Keep, Place
 from stubserve.http.json import text as json_text
 from stubserve.http.json.data import FORMATS
 from stubserve.http.reply import BINARY, JSON, Reply
@@ -31,7 +31,6 @@ from stubserve.inference.long_work import LongWork
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, write_output
-from stubserve.memory import malloc
 
 _LENGTH = Struct("<I")
 # Up to so many numbers become Python's own by `struct`, in less time than numpy takes to begin.
@@ -44,9 +43,9 @@ LARGE_OUTPUT = 64 * 1024
 # each; of the others, many at once take ten times as long, for their text is moved again and again as it grows.
 _NUMBERS = 512
 _STRING_BYTES = 32 * 1024
-# How large the parts of a large reply are: so large that the system has each back when it is freed. Smaller ones leave
-# holes in the heap, which nobody counts: 244 MiB were kept after a siege of ten large answers, and 83 are now.
-_PART_BYTES = malloc.LARGE_BYTES
+# How large the parts of a large reply are: so large that the system has each back when it is freed, and copied in less
+# than a step of work takes.
+_PART_BYTES = 256 * 1024
 
 
 def encode(request: Request, response: Response, signature: Signature, reply_format: ReplyFormat) -> Reply:
@@ -111,10 +110,18 @@ def is_long_text(tensor: Tensor) -> bool:
 
 
 def encode_steps(
-    request: Request, response: Response, signature: Signature, reply_format: ReplyFormat, keep: Keep
+    request: Request,
+    response: Response,
+    signature: Signature,
+    reply_format: ReplyFormat,
+    keep: Keep,
+    place: Place,
 ) -> LongWork[Reply]:
-    """As `encode`, in steps; the JSON is several parts. Calls `keep(nbytes)` before so much more of it is kept."""
-    text = _Text(keep)
+    """As `encode`, in steps; the JSON is several parts, which lie where `place` puts them.
+
+    Calls `keep(nbytes)` with what it keeps in the heap meanwhile.
+    """
+    text = _Text(place)
     binaries: list[bytes | memoryview] = []
     text.add(b"{")
     if request.id:
@@ -162,11 +169,11 @@ def encode_steps(
 
 
 class _Text:
-    """Text that is put together from small pieces to parts of _PART_BYTES; `keep` is told of each."""
+    """Text that is put together from small pieces to parts of _PART_BYTES, which lie where `place` puts them."""
 
-    def __init__(self, keep: Keep) -> None:
-        self._keep = keep
-        self._parts: list[bytes] = []
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._parts: list[bytes | memoryview] = []
         self._pieces: list[bytes] = []
         self._size = 0
 
@@ -176,10 +183,9 @@ class _Text:
         if self._size >= _PART_BYTES:
             self.finish()
 
-    def finish(self) -> list[bytes]:
+    def finish(self) -> list[bytes | memoryview]:
         """All parts."""
-        self._keep(self._size)
-        self._parts.append(b"".join(self._pieces))
+        self._parts.append(self._place(b"".join(self._pieces)))
         self._pieces = []
         self._size = 0
         return self._parts

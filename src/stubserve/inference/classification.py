@@ -52,16 +52,17 @@ def classify_steps(tensor: Tensor, count: int, batching: bool, labels: Sequence[
     if tensor.nbytes != batch_size * elements * kind.itemsize:
         raise internal(f"output tensor shape does not match size of output for '{tensor.name}'")
     items = np.frombuffer(tensor.buffer, kind.numpy).reshape(batch_size, elements)
-    parts: list[bytes] = []
+    # One piece that grows: thousands of small ones would leave holes in the heap.
+    joined = bytearray()
     for values in items:
         greatest = yield partial(_greatest, values, count)
         for start in range(0, count, _TEXTS):
             texts = [
                 _class_text(values[index].item(), index, labels) for index in greatest[start : start + _TEXTS].tolist()
             ]
-            parts.append(strings.join(texts))
+            joined += strings.join(texts)
             yield None
-    return Tensor(tensor.name, BYTES, shape, b"".join(parts))
+    return Tensor(tensor.name, BYTES, shape, bytes(joined))
 
 
 def _greatest(values: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:

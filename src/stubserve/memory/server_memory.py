@@ -62,6 +62,10 @@ class Memory:
         """Commits the first `nbytes` of a reserved block; how many may be used then. Raises ServeError (503)."""
         return self._with_room(lambda wanted: self.ingress.grow(block.offset, wanted), nbytes)
 
+    def shrink(self, block: Block, nbytes: int) -> None:
+        """Has a reserved block be one of `nbytes`. Raises ServeError (503)."""
+        self._with_room(lambda wanted: self.ingress.shrink(block.offset, wanted), nbytes)
+
     def commit(self, nbytes: int) -> None:
         """Counts bytes that are kept outside of the arena. Raises ServeError (503)."""
         self._with_room(self.ingress.commit, nbytes)

@@ -122,6 +122,19 @@ class Allocator:
             self._growing.pop(offset, None)
         return committed
 
+    def shrink(self, offset: int, nbytes: int) -> None:
+        """Has a block of whole pages be one of `nbytes`: what lies behind them is free. Raises ArenaFull."""
+        size = self._live[offset]
+        wanted = max(size_class(nbytes), SMALL + PAGE)
+        if wanted < size:
+            committed = self.grow(offset, wanted)
+            self._growing.pop(offset, None)
+            if committed > wanted:
+                self._segment.release_pages(offset + wanted, committed - wanted)
+                self.uncommit(committed - wanted)
+            self._live[offset] = wanted
+            self._insert_cold(offset + wanted, size - wanted)
+
     def free(self, offset: int) -> None:
         """Takes a block back. Raises KeyError if it is not handed out."""
         size = self._live.pop(offset)

@@ -126,6 +126,29 @@ def test_the_limit_counts_all_segments() -> None:
     other.allocate(2 * MIB)
 
 
+def test_a_block_that_shrinks_gives_back_what_is_behind_it() -> None:
+    ledger = Ledger(64 * MIB)
+    arena = Arena.create(ledger)
+    allocator = Allocator(arena, 0, retain=0)
+    offset = allocator.reserve(32 * MIB)
+    allocator.grow(offset, 5 * MIB)
+    arena.view(offset, 8)[:] = b"x" * 8
+    allocator.shrink(offset, 3 * MIB)
+    assert ledger.committed() == {0: 3 * MIB}
+    assert bytes(arena.view(offset, 8)) == b"x" * 8
+    behind = allocator.allocate(20 * MIB)
+    assert behind == offset + 3 * MIB
+    assert bytes(arena.view(behind, 8)) == bytes(8)
+    # A whole one shrinks as well, and none becomes larger.
+    allocator.shrink(behind, 4 * MIB)
+    allocator.shrink(offset, 30 * MIB)
+    assert ledger.committed() == {0: 7 * MIB}
+    allocator.free(offset)
+    allocator.free(behind)
+    assert not ledger.committed()
+    assert allocator.allocate(60 * MIB) == offset
+
+
 def test_freeing_twice_is_refused() -> None:
     allocator = Allocator(Arena.create(Ledger(MIB)), 0, retain=0)
     offset = allocator.allocate(10)

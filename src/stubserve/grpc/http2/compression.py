@@ -7,7 +7,7 @@ counted before the next one is made.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from stubserve.grpc.http2.inbox import MessageRefusal
@@ -28,10 +28,9 @@ def short_content(data: bytes | memoryview, most: int) -> bytes | None:
     return content if stream.eof and len(content) <= most else None
 
 
-def inflate(data: bytes | memoryview, limit: int, keep: Keep) -> LongWork[list[bytes]]:
-    """A message's content, in pieces. Raises MessageRefusal, and ServeError where it cannot be kept."""
+def inflate(data: bytes | memoryview, limit: int, take: Callable[[bytes], None]) -> LongWork[None]:
+    """Hands a message's content to `take` in pieces. Raises MessageRefusal, and ServeError where it cannot be kept."""
     stream = zlib.decompressobj(_DETECT_FORMAT)
-    pieces: list[bytes] = []
     size = at = 0
     while not stream.eof:
         rest: bytes | memoryview = stream.unconsumed_tail
@@ -49,9 +48,7 @@ def inflate(data: bytes | memoryview, limit: int, keep: Keep) -> LongWork[list[b
                 f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. "
                 "Use --http-max-input-size to increase the limit.",
             )
-        keep(len(piece))
-        pieces.append(piece)
-    return pieces
+        take(piece)
 
 
 def deflate(parts: Sequence[bytes | memoryview], encoding: str, level: int, keep: Keep) -> LongWork[list[bytes]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from stubserve_stub.wire.layout import ALIGNMENT
 
 from stubserve.api.inference_server import InferenceServer
+from stubserve.connections.arrival import Content
 from stubserve.connections.offload import LARGE_BYTES
 from stubserve.grpc.envelope import first_raw
 from stubserve.grpc.http2.compression import inflate, short_content
@@ -26,7 +27,7 @@ _COPIED_BYTES = 1 << 20
 class Turn:
     """The turn of one message. `message` is what it has become so far."""
 
-    __slots__ = ("_placed", "_prepare", "_server", "_share", "message")
+    __slots__ = ("_content", "_placed", "_prepare", "_server", "_share", "message")
 
     def __init__(self, server: InferenceServer, prepare: Prepare | None, message: Message) -> None:
         self._server = server
@@ -35,6 +36,7 @@ class Turn:
         # What is kept of it in the heap, and where the next form of it is being written
         self._share: HeapShare = server.heap.share()
         self._placed: Message | None = None
+        self._content: Content | None = None
 
     def begin(self) -> LongWork[None] | None:
         """What is to be done; None where that was little, and is done.
@@ -60,14 +62,29 @@ class Turn:
         self.message.drop()
         if self._placed is not None:
             self._placed.drop()
+        if self._content is not None:
+            self._content.drop()
         self._share.drop()
 
     def _inflate(self, limit: int) -> LongWork[None]:
-        pieces = yield from inflate(self.message.data, limit, self._share.add)
-        yield from self._become(pieces)
+        yield from inflate(self.message.data, limit, self._take)
+        content = self._content
+        if content is None:
+            self._is_now(Message(b""))
+        else:
+            placed = Message(content.finish(), content.block, content.offset)
+            self._content = None
+            self._is_now(placed)
         further = self._prepared()
         if further is not None:
             yield from further
+
+    def _take(self, piece: bytes) -> None:
+        """Takes a piece of the content. Raises ServeError where the arena has no place for it."""
+        if self._content is None:
+            start = -first_raw(memoryview(piece)) % ALIGNMENT
+            self._content = Content(self._server.arrivals.memory, self._server.max_input_size, start)
+        self._content.add(piece)
 
     def _prepared(self) -> LongWork[None] | None:
         data = self.message.data
