@@ -20,7 +20,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,12 @@ from stubserve.errors import Code, internal, invalid
 from stubserve.inference.served_model import ServedModel
 from stubserve.instances.model_control import no_model_control
 from stubserve.instances.services import Services
-from stubserve.loading.changeover import Changeover, Starter, as_load_error
+from stubserve.loading.changeover import Changeover, as_load_error
 from stubserve.loading.changes import Changes, all_of
 from stubserve.loading.dependencies import DiskDependencies, no_longer_needed, rounds
-from stubserve.loading.ensemble_members import EnsembleMembers
+from stubserve.loading.ensembles import EnsembleMembers, Settling
 from stubserve.loading.finding import Finder, Look
-from stubserve.loading.settling import Settling
-from stubserve.loading.stub_control import StubControl
+from stubserve.loading.loader import Loader
 from stubserve.loading.turns import Turn, Turns
 from stubserve.loading.watch import RepositoryWatch, occasions
 from stubserve.repository.candidate import Candidate, check_parameters
@@ -56,7 +55,7 @@ class ModelControl:
     def __init__(
         self,
         settings: RepositorySettings,
-        starter: Starter,
+        loader: Loader,
         registry: Registry,
         services: Services,
         stop_timeout_s: float,
@@ -69,7 +68,7 @@ class ModelControl:
         self._services = services
         self._explicit = settings.control_mode == EXPLICIT
         self._slots = asyncio.Semaphore(max(settings.load_threads, 1))
-        self._changeover = Changeover(starter, registry, self._slots, stop_timeout_s, settings.load_retries)
+        self._changeover = Changeover(loader, registry, self._slots, stop_timeout_s, settings.load_retries)
         self._repositories = Repositories(settings)
         self._turns = Turns()
         self._changes = Changes(self._slots)
@@ -77,7 +76,9 @@ class ModelControl:
         self._disk = DiskDependencies(self._repositories, settings.config_name)
         load_member = self._load_member if self._explicit else None
         self._members = EnsembleMembers(registry, self._repositories, self._disk, load_member)
-        self._ensembles = Settling(registry.serving, registry.resolve, self._disk, self._load_again, self._retire)
+        # For the sake of its members: what came with its own load counts as before.
+        again = partial(self._load_known, look=self._finder.again)
+        self._ensembles = Settling(registry.serving, registry.resolve, self._disk, again, self._retire)
         # What somebody wanted loaded by its name, in contrast to what an ensemble has brought
         self._asked_for: set[str] = set()
         self._watch = RepositoryWatch(
@@ -250,10 +251,6 @@ class ModelControl:
             self._registry.pending.discard(name)
         return True
 
-    async def _load_again(self, name: str) -> bool:
-        """An ensemble, for the sake of its members: what came with its own load counts as before."""
-        return await self._load_known(name, self._finder.again)
-
     async def _load_and_settle(
         self, name: str, config: str | None, files: Mapping[str, bytes], outer: Turn | None
     ) -> Sequence[asyncio.Task[None]]:
@@ -309,7 +306,7 @@ class ModelControl:
         await self._members.prepare(candidate, turn)
         services = self._services
         if self._explicit:
-            services = replace(services, control=StubControl(self, turn))
+            services = replace(services, control=_ControlInTurn(self, turn))
         if self._settings.namespacing:
             services = replace(services, models=self._registry.within(candidate.folder.namespace))
         return await self._changeover.replace(candidate, services)
@@ -340,3 +337,17 @@ class ModelControl:
             if not entry.versions:
                 self._registry.forget(name)
             self._changeover.retire(name)
+
+
+@dataclass(frozen=True)
+class _ControlInTurn:
+    """Model control for the stubs of one load: what they ask for is asked for in the turn of that load."""
+
+    control: ModelControl
+    turn: Turn
+
+    async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
+        await self.control.load(name, config, files, self.turn)
+
+    async def unload(self, name: str, dependents: bool = False) -> None:
+        await self.control.unload(name, dependents, self.turn)
