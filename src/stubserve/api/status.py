@@ -92,6 +92,7 @@ def _row(entry: ModelEntry, version: VersionEntry) -> dict[str, Any]:
         "version": str(version.version),
         "state": version.state.value,
         "reason": version.reason,
+        "on_disk": entry.on_disk,
     }
     if model is None:
         return row

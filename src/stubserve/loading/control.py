@@ -39,7 +39,7 @@ from stubserve.loading.turns import Turn, Turns
 from stubserve.loading.watch import RepositoryWatch, occasions
 from stubserve.repository.candidate import Candidate, check_parameters
 from stubserve.repository.folder import DUPLICATE_REASON, check_model_name, name_of
-from stubserve.repository.registry import UNLOADED, Registry, VersionState
+from stubserve.repository.registry import Registry
 from stubserve.repository.repositories import Repositories
 from stubserve.settings.groups import ALL_MODELS, EXPLICIT, POLL, RepositorySettings
 
@@ -178,19 +178,9 @@ class ModelControl:
 
     async def index(self, only_ready: bool) -> list[dict[str, Any]]:
         """The repository index, with the models on disk that have never been loaded. Raises ServeError."""
-        rows = self._registry.index(only_ready)
         if only_ready:
-            return rows
-        known = {row["name"] for row in rows}
-        names = await self._repositories.aside(self._repositories.names)
-        # What was unloaded, and has been deleted, is no more.
-        rows = [row for row in rows if row["name"] in names or row.get("reason") != UNLOADED]
-        for name in names.keys() - known:
-            row = {"name": name}
-            if not names[name]:
-                row |= {"state": VersionState.UNAVAILABLE.value, "reason": DUPLICATE_REASON}
-            rows.append(row)
-        return sorted(rows, key=lambda row: row["name"])
+            return self._registry.index(only_ready)
+        return self._registry.index_with(await self._repositories.aside(self._repositories.names))
 
     def leaving(self) -> list[ServedModel]:
         """What serves no longer, and is not gone yet."""
@@ -243,12 +233,15 @@ class ModelControl:
         try:
             await self._load(name, None, {}, None, look=look)
         except Exception as raised:
-            as_load_error(raised)  # which tells the log of what nobody expects; the rest has been told
+            error = as_load_error(raised)  # which tells the log of what nobody expects; the rest has been told
             if self._settings.control_mode == POLL and self._registry.ready_versions(name):
+                self._registry.entry(name).on_disk = error.message
                 log.warning("model '%s' could not be loaded anew: the old code goes on serving", name)
             return False
         finally:
             self._registry.pending.discard(name)
+        if name in self._registry.models:
+            self._registry.models[name].on_disk = ""
         return True
 
     async def _load_and_settle(
