@@ -268,6 +268,35 @@ def test_what_changes_on_disk_is_loaded_and_what_is_gone_unloaded(repository: Pa
     run(repository, scenario, control_mode=POLL)
 
 
+def test_what_fails_and_stays_as_it_is_is_tried_less_and_less(repository: Path) -> None:
+    async def scenario(world: World) -> None:
+        world.disk.write("a")
+        loading = asyncio.ensure_future(world.control.load_all())
+        await polled(world, a=None)
+        await in_time(loading)
+        world.disk.touch("a")
+        tries = []
+        for look in range(1, 13):
+            looks = asyncio.ensure_future(world.control._look())
+            start = asyncio.ensure_future(world.starter.next())
+            await asyncio.wait({looks, start}, return_when=asyncio.FIRST_COMPLETED)
+            if start.done():
+                tries.append(look)
+                start.result().fail(invalid("broken"))
+            else:
+                start.cancel()
+            assert await in_time(looks) is False
+        assert tries == [1, 2, 3, 5, 8]
+        assert "broken" in world.registry.models["a"].on_disk
+        world.disk.touch("a")
+        looks = asyncio.ensure_future(world.control._look())
+        await polled(world, a=None)
+        assert await in_time(looks) is True
+        assert world.registry.models["a"].on_disk == ""
+
+    run(repository, scenario, control_mode=POLL)
+
+
 def test_polling_survives_what_it_cannot_read(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Any) -> None:
         raise RuntimeError("what")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from stubserve.api.access import Access
@@ -10,8 +9,12 @@ from stubserve.api.inference_server import InferenceServer
 from stubserve.errors import ServeError, invalid, unavailable, unsupported
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.version import parse_version
+from stubserve.loading.control import ModelControl
 from stubserve.memory import client_regions
 from stubserve.memory.client_regions import ClientRegions
+from stubserve.observability.logs import LogSettings
+from stubserve.observability.tracing import Tracing
+from stubserve.repository.registry import Registry
 
 SYSTEM_SHARED_MEMORY, CUDA_SHARED_MEMORY = "system_shared_memory", "cuda_shared_memory"
 # In upstream's order; clients look features up here.
@@ -32,40 +35,6 @@ EXTENSIONS = [
 ]
 
 
-class ModelRegistry(Protocol):
-    """What management needs of the registry."""
-
-    def serving(self) -> Sequence[ServedModel]: ...
-
-    def ready_versions(self, name: str) -> list[int]: ...
-
-
-class ControlForClients(Protocol):
-    """Loading and unloading. All raise ServeError."""
-
-    async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None: ...
-
-    async def unload(self, name: str, dependents: bool) -> None: ...
-
-    async def index(self, only_ready: bool) -> list[dict[str, Any]]: ...
-
-
-class ChangeableLog(Protocol):
-    """The server's log settings."""
-
-    def to_dict(self) -> dict[str, Any]: ...
-
-    def update(self, changes: Mapping[str, Any]) -> None: ...
-
-
-class ChangeableTracing(Protocol):
-    """The server's trace settings; those of a model where one is named."""
-
-    def to_dict(self, model: str = "") -> dict[str, list[str]]: ...
-
-    def update(self, changes: Mapping[str, Any], model: str = "") -> None: ...
-
-
 class ServerFacts(InferenceServer, Protocol):
     """What management needs of the server."""
 
@@ -84,16 +53,16 @@ class ServerFacts(InferenceServer, Protocol):
     def regions(self) -> ClientRegions | None: ...
 
     @property
-    def registry(self) -> ModelRegistry: ...
+    def registry(self) -> Registry: ...
 
     @property
-    def control(self) -> ControlForClients: ...
+    def control(self) -> ModelControl: ...
 
     @property
-    def log_settings(self) -> ChangeableLog: ...
+    def log_settings(self) -> LogSettings: ...
 
     @property
-    def tracing(self) -> ChangeableTracing: ...
+    def tracing(self) -> Tracing: ...
 
     def known_model(self, name: str, version: str) -> ServedModel: ...
 
@@ -118,7 +87,7 @@ def metadata_versions(server: ServerFacts, model: ServedModel, version: str) -> 
     return [str(number) for number in server.registry.ready_versions(model.key)]
 
 
-def statistics(registry: ModelRegistry, name: str, version: str) -> list[dict[str, Any]]:
+def statistics(registry: Registry, name: str, version: str) -> list[dict[str, Any]]:
     """The rows of `model_stats`; of all models without a name. Raises ServeError."""
     models = registry.serving()
     if name:

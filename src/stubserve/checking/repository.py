@@ -16,7 +16,7 @@ from typing import Any
 
 from stubserve_stub.backends.find import IN_ENVIRONMENTS
 
-from stubserve.checking.file_checks import FILE_CHECKS, FileCheck
+from stubserve.checking.files import FILE_CHECKS, FileCheck
 from stubserve.environments.environment import environment_in
 from stubserve.environments.probe import EnvironmentUnusable, inspect_file
 from stubserve.environments.resolve import PARAMETER, place_of

@@ -19,13 +19,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from stubserve.environments.resolve import mention_stub_program
 from stubserve.errors import ServeError, internal, invalid
 from stubserve.inference.served_model import ServedModel
 from stubserve.instances.services import Services
 from stubserve.loading.instance_update import InstanceUpdate
+from stubserve.loading.loader import Loader
 from stubserve.loading.located import located
 from stubserve.loading.retiring import Loaded, Retiring
 from stubserve.repository.candidate import Candidate
@@ -37,16 +37,6 @@ from stubserve.serving.sequence_model import SequenceModel
 log = logging.getLogger("stubserve.repository")
 
 
-class Starter(Protocol):
-    """What starts versions. Both raise ServeError; then nothing of what they have started is left."""
-
-    async def start(self, candidate: Candidate, version: int, services: Services) -> ServedModel:
-        """A version with all its instances ready."""
-
-    async def update(self, model: InstanceModel, candidate: Candidate, services: Services) -> InstanceUpdate:
-        """Other instances for a version that serves."""
-
-
 class Changeover:
     """What is loaded, by name, and how that changes. `slots` limits how many versions start at a time.
 
@@ -56,14 +46,14 @@ class Changeover:
 
     def __init__(
         self,
-        starter: Starter,
+        loader: Loader,
         registry: Registry,
         slots: asyncio.Semaphore,
         stop_timeout_s: float,
         retries: int = 0,
     ) -> None:
         self._registry = registry
-        self._starter = starter
+        self._loader = loader
         self._slots = slots
         self._retries = retries
         self._loaded: dict[str, Loaded] = {}
@@ -211,8 +201,8 @@ class Changeover:
                 began = time.monotonic()
                 try:
                     if staying is not None:
-                        return await self._starter.update(staying, candidate, services)
-                    model = await self._starter.start(candidate, version, services)
+                        return await self._loader.update(staying, candidate, services)
+                    model = await self._loader.start(candidate, version, services)
                     break
                 except Exception as raised:
                     error = as_load_error(raised)

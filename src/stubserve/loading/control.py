@@ -20,7 +20,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,18 +29,17 @@ from stubserve.errors import Code, internal, invalid
 from stubserve.inference.served_model import ServedModel
 from stubserve.instances.model_control import no_model_control
 from stubserve.instances.services import Services
-from stubserve.loading.changeover import Changeover, Starter, as_load_error
+from stubserve.loading.changeover import Changeover, as_load_error
 from stubserve.loading.changes import Changes, all_of
 from stubserve.loading.dependencies import DiskDependencies, no_longer_needed, rounds
-from stubserve.loading.ensemble_members import EnsembleMembers
+from stubserve.loading.ensembles import EnsembleMembers, Settling
 from stubserve.loading.finding import Finder, Look
-from stubserve.loading.settling import Settling
-from stubserve.loading.stub_control import StubControl
+from stubserve.loading.loader import Loader
 from stubserve.loading.turns import Turn, Turns
 from stubserve.loading.watch import RepositoryWatch, occasions
 from stubserve.repository.candidate import Candidate, check_parameters
 from stubserve.repository.folder import DUPLICATE_REASON, check_model_name, name_of
-from stubserve.repository.registry import UNLOADED, Registry, VersionState
+from stubserve.repository.registry import Registry
 from stubserve.repository.repositories import Repositories
 from stubserve.settings.groups import ALL_MODELS, EXPLICIT, POLL, RepositorySettings
 
@@ -56,7 +55,7 @@ class ModelControl:
     def __init__(
         self,
         settings: RepositorySettings,
-        starter: Starter,
+        loader: Loader,
         registry: Registry,
         services: Services,
         stop_timeout_s: float,
@@ -69,7 +68,7 @@ class ModelControl:
         self._services = services
         self._explicit = settings.control_mode == EXPLICIT
         self._slots = asyncio.Semaphore(max(settings.load_threads, 1))
-        self._changeover = Changeover(starter, registry, self._slots, stop_timeout_s, settings.load_retries)
+        self._changeover = Changeover(loader, registry, self._slots, stop_timeout_s, settings.load_retries)
         self._repositories = Repositories(settings)
         self._turns = Turns()
         self._changes = Changes(self._slots)
@@ -77,7 +76,9 @@ class ModelControl:
         self._disk = DiskDependencies(self._repositories, settings.config_name)
         load_member = self._load_member if self._explicit else None
         self._members = EnsembleMembers(registry, self._repositories, self._disk, load_member)
-        self._ensembles = Settling(registry.serving, registry.resolve, self._disk, self._load_again, self._retire)
+        # For the sake of its members: what came with its own load counts as before.
+        again = partial(self._load_known, look=self._finder.again)
+        self._ensembles = Settling(registry.serving, registry.resolve, self._disk, again, self._retire)
         # What somebody wanted loaded by its name, in contrast to what an ensemble has brought
         self._asked_for: set[str] = set()
         self._watch = RepositoryWatch(
@@ -177,19 +178,9 @@ class ModelControl:
 
     async def index(self, only_ready: bool) -> list[dict[str, Any]]:
         """The repository index, with the models on disk that have never been loaded. Raises ServeError."""
-        rows = self._registry.index(only_ready)
         if only_ready:
-            return rows
-        known = {row["name"] for row in rows}
-        names = await self._repositories.aside(self._repositories.names)
-        # What was unloaded, and has been deleted, is no more.
-        rows = [row for row in rows if row["name"] in names or row.get("reason") != UNLOADED]
-        for name in names.keys() - known:
-            row = {"name": name}
-            if not names[name]:
-                row |= {"state": VersionState.UNAVAILABLE.value, "reason": DUPLICATE_REASON}
-            rows.append(row)
-        return sorted(rows, key=lambda row: row["name"])
+            return self._registry.index(only_ready)
+        return self._registry.index_with(await self._repositories.aside(self._repositories.names))
 
     def leaving(self) -> list[ServedModel]:
         """What serves no longer, and is not gone yet."""
@@ -242,17 +233,16 @@ class ModelControl:
         try:
             await self._load(name, None, {}, None, look=look)
         except Exception as raised:
-            as_load_error(raised)  # which tells the log of what nobody expects; the rest has been told
+            error = as_load_error(raised)  # which tells the log of what nobody expects; the rest has been told
             if self._settings.control_mode == POLL and self._registry.ready_versions(name):
+                self._registry.entry(name).on_disk = error.message
                 log.warning("model '%s' could not be loaded anew: the old code goes on serving", name)
             return False
         finally:
             self._registry.pending.discard(name)
+        if name in self._registry.models:
+            self._registry.models[name].on_disk = ""
         return True
-
-    async def _load_again(self, name: str) -> bool:
-        """An ensemble, for the sake of its members: what came with its own load counts as before."""
-        return await self._load_known(name, self._finder.again)
 
     async def _load_and_settle(
         self, name: str, config: str | None, files: Mapping[str, bytes], outer: Turn | None
@@ -309,7 +299,7 @@ class ModelControl:
         await self._members.prepare(candidate, turn)
         services = self._services
         if self._explicit:
-            services = replace(services, control=StubControl(self, turn))
+            services = replace(services, control=_ControlInTurn(self, turn))
         if self._settings.namespacing:
             services = replace(services, models=self._registry.within(candidate.folder.namespace))
         return await self._changeover.replace(candidate, services)
@@ -340,3 +330,17 @@ class ModelControl:
             if not entry.versions:
                 self._registry.forget(name)
             self._changeover.retire(name)
+
+
+@dataclass(frozen=True)
+class _ControlInTurn:
+    """Model control for the stubs of one load: what they ask for is asked for in the turn of that load."""
+
+    control: ModelControl
+    turn: Turn
+
+    async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
+        await self.control.load(name, config, files, self.turn)
+
+    async def unload(self, name: str, dependents: bool = False) -> None:
+        await self.control.unload(name, dependents, self.turn)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from stubserve.errors import ServeError
 from stubserve.loading.located import located
-from stubserve.repository.candidate import Candidate, copy_candidate, find_candidate, make_candidate
+from stubserve.repository.candidate import Candidate, copy_candidate, find_candidate, make_candidate, read_candidate
 from stubserve.repository.folder import CONFIG_FILE
 from stubserve.repository.repositories import Repositories
 from stubserve.settings.groups import RepositorySettings
@@ -78,7 +79,12 @@ class Finder:
             from stubserve.repository.agents.chain import Agents
 
             self._agents = Agents(self._settings)
-        return await self._agents.load(candidate)
+        read = partial(
+            read_candidate, settings=self._settings, override=candidate.override, contents=candidate.contents
+        )
+        agents = candidate.config.model_repository_agents.agents
+        wanted, chain = await self._agents.load(candidate.folder, agents, read)
+        return replace(wanted, agents=chain, asked=candidate)
 
 
 def _discard(found: asyncio.Future[Candidate]) -> None:

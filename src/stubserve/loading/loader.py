@@ -24,7 +24,7 @@ from stubserve.instances.launcher import Launcher
 from stubserve.instances.restart import RestartPolicy
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
-from stubserve.loading.ensemble_loading import start_ensemble
+from stubserve.loading.ensembles import start_ensemble
 from stubserve.loading.identity import of_files, of_load, of_members
 from stubserve.loading.initial_states import check_initial_states
 from stubserve.loading.instance_update import InstanceUpdate, assign

@@ -3,6 +3,7 @@
 A model is loaded anew when anything in its folder has changed since the look that came before its last load
 (`contents`), and unloaded when its folder is gone. Files are not written all at once, so a look may see half of a
 change: a load that fails is tried again at the next look, as upstream does, and what served before goes on meanwhile.
+Where the folder stays as it is, more and more looks go by between tries, so that the log is not filled with one mistake.
 
 With `serve --dev` there is a look as soon as files have changed (`occasions`), in place of one every few seconds, and
 what was loaded is checked as `stubserve check` does. The check is a process of its own, because it collects what the
@@ -15,6 +16,7 @@ import asyncio
 import logging
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from stubserve.repository.contents import Contents, contents_of
@@ -27,6 +29,26 @@ log = logging.getLogger("stubserve.repository")
 _DEV_INTERVAL_S = 1.0
 # How long nothing happens until a watch has begun for sure
 _QUIET_MS = 500
+# How many looks a load that fails is left out for, at most
+_MOST_LEFT_OUT = 64
+
+
+@dataclass(slots=True)
+class _Failure:
+    """Loads that have failed with these contents, `times` in a row; the next `left_out` looks do without another."""
+
+    contents: Contents
+    times: int = 0
+    left_out: int = 0
+
+    def is_due(self) -> bool:
+        """Whether this look tries again."""
+        self.left_out -= 1
+        return self.left_out < 0
+
+    def again(self) -> None:
+        self.left_out = min((1 << self.times) >> 2, _MOST_LEFT_OUT)
+        self.times += 1
 
 
 class RepositoryWatch:
@@ -45,6 +67,7 @@ class RepositoryWatch:
         self._checks = checks
         # What the last load of each model has served from, None for one that no load has succeeded with
         self._seen: dict[str, Contents | None] = {}
+        self._failures: dict[str, _Failure] = {}
 
     async def look(self) -> bool:
         """Loads what is new or changed, unloads what is gone; whether everything is as on disk now.
@@ -54,17 +77,30 @@ class RepositoryWatch:
         contents, unique, folders = await asyncio.to_thread(self._look_at_all)
         for name in self._seen.keys() - contents.keys():
             del self._seen[name]
+            self._failures.pop(name, None)
             await self._unload(name)
-        due = [name for name in contents if self._seen.get(name) != contents[name]]
+        due = [name for name in contents if self._is_due(name, contents[name])]
         loaded = await self._load(due)
         for name, complete in loaded.items():
             if complete:
                 self._seen[name] = contents[name]
+                self._failures.pop(name, None)
             else:
                 self._seen.setdefault(name, None)
+                failure = self._failures.get(name)
+                if failure is None or failure.contents != contents[name]:
+                    failure = self._failures[name] = _Failure(contents[name])
+                failure.again()
         if due and self._checks:
             await _tell_problems(self._checks, [folders[name] for name in due])
-        return all(loaded.values()) and unique
+        return not self._failures and unique
+
+    def _is_due(self, name: str, contents: Contents) -> bool:
+        if self._seen.get(name) == contents:
+            self._failures.pop(name, None)  # what was wrong has been taken back
+            return False
+        failure = self._failures.get(name)
+        return failure is None or failure.contents != contents or failure.is_due()
 
     def _look_at_all(self) -> tuple[dict[str, Contents], bool, dict[str, Path]]:
         """What lies in each model's folder, whether each name is in one repository only, and the folders."""

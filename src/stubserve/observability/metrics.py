@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.served_model import ServedModel
+from stubserve.memory.server_memory import Memory
 from stubserve.observability import cache_metrics, machine_metrics, model_metrics, own_metrics, server_metrics
 from stubserve.observability.custom_metrics import GAUGE, MetricRegistry
 from stubserve.observability.exposition import Exposition
 from stubserve.observability.machine_metrics import MachineMetrics
-from stubserve.observability.own_metrics import SharedMemory
 from stubserve.observability.server_metrics import Readings
 from stubserve.response_cache.store import ResponseCache
 from stubserve.settings.groups import LatencySettings
@@ -38,7 +38,7 @@ class ServerMetrics:
         options: LatencySettings,
         machine: MachineMetrics,
         custom: MetricRegistry,
-        memory: SharedMemory,
+        memory: Memory,
         readings: Readings,
         cache: ResponseCache | None = None,
     ) -> None:

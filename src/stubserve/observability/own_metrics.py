@@ -5,9 +5,8 @@ As all metrics they are read when somebody looks. The dearest is the memory of a
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from stubserve.inference.served_model import ServedModel
+from stubserve.memory.server_memory import Memory
 from stubserve.observability.custom_metrics import COUNTER, GAUGE, HISTOGRAM
 from stubserve.observability.exposition import Exposition
 from stubserve.observability.model_metrics import labels_of, sorted_labels
@@ -47,16 +46,6 @@ FAMILIES = {
 }
 
 
-class SharedMemory(Protocol):
-    """The server's shared memory."""
-
-    def held(self) -> dict[str, int]:
-        """Committed bytes by what holds them: "requests", "heap" and "stubs"."""
-
-    @property
-    def limit(self) -> int: ...
-
-
 def expose_model(model: ServedModel, exposition: Exposition) -> None:
     """Adds the metrics of one model and its instances."""
     names = labels_of(model)
@@ -88,7 +77,7 @@ def _expose_batches(model: ServedModel, names: dict[str, str], exposition: Expos
     family.histogram(sorted_labels(names), total, _BOUNDS, counts)
 
 
-def expose_memory(memory: SharedMemory, exposition: Exposition) -> None:
+def expose_memory(memory: Memory, exposition: Exposition) -> None:
     """Adds the metrics of shared memory."""
     limit, committed = _SHARED
     exposition.family(limit, GAUGE, _SHARED[limit]).sample((), memory.limit)

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from stubserve.errors import internal, invalid, raise_first
 from stubserve.model_config.complete import gpu_groups, normalise, without_instances
@@ -28,24 +28,13 @@ from stubserve.repository.folder import ModelFolder, check_model_name, config_te
 from stubserve.repository.model_files import absent_files
 from stubserve.settings.groups import RepositorySettings
 
+if TYPE_CHECKING:
+    from stubserve.repository.agents.chain import Chain
+
 log = logging.getLogger("stubserve.repository")
 
 # What is said of a model that is configured for GPUs and served without
 RUNS_ON_CPU = "instances for GPUs run on the CPU, as --gpu-fallback=cpu says"
-
-
-class Told(Protocol):
-    """Hears the outcome of a load: the model's repository agents. None of its methods raises."""
-
-    async def succeeded(self) -> None: ...
-
-    async def failed(self) -> None: ...
-
-    async def unloads(self) -> None:
-        """The model serves no longer."""
-
-    async def unloaded(self) -> None:
-        """It is gone."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +51,7 @@ class Candidate:
     has_config: bool
     override: str | None = None
     contents: Contents | None = None
-    agents: Told | None = None
+    agents: Chain | None = None
     asked: Candidate | None = None
 
     @property

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from stubserve.errors import invalid, not_found, overloaded, unavailable
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.version import parse_version
-from stubserve.repository.folder import BETWEEN, name_of
+from stubserve.repository.folder import BETWEEN, DUPLICATE_REASON, name_of
 
 # The reason of a version that was unloaded, or is not chosen any more
 UNLOADED = "unloaded"
@@ -37,10 +37,14 @@ class VersionEntry:
 
 @dataclass(slots=True)
 class ModelEntry:
-    """One model name. `reason` is set where the model as a whole cannot be served (no versions then)."""
+    """One model name. `reason` is set where the model as a whole cannot be served (no versions then).
+
+    `on_disk` says why what lies on disk could not be loaded in place of what serves; empty where nothing is wrong.
+    """
 
     name: str
     reason: str = ""
+    on_disk: str = ""
     versions: dict[int, VersionEntry] = field(default_factory=dict)
 
 
@@ -196,6 +200,19 @@ class Registry:
                     row["reason"] = reason
                 rows.append(row)
         return rows
+
+    def index_with(self, names: Mapping[str, bool]) -> list[dict[str, Any]]:
+        """The whole index, with the models that lie on disk; False for one that is in several repositories."""
+        rows = self.index(only_ready=False)
+        known = {row["name"] for row in rows}
+        # What was unloaded, and has been deleted, is no more.
+        rows = [row for row in rows if row["name"] in names or row.get("reason") != UNLOADED]
+        for name in names.keys() - known:
+            row = {"name": name}
+            if not names[name]:
+                row |= {"state": VersionState.UNAVAILABLE.value, "reason": DUPLICATE_REASON}
+            rows.append(row)
+        return sorted(rows, key=lambda row: row["name"])
 
 
 class Namespace:

@@ -11,6 +11,7 @@ from stubserve import __version__
 from stubserve.api.access import KINDS
 from stubserve.api.fair_queues import OFF, FairQueues
 from stubserve.api.forwarded_headers import HeaderForwarding
+from stubserve.api.status import ServerStatus
 from stubserve.api.tokens import Tokens
 from stubserve.connections.arrival import Arrivals
 from stubserve.connections.offload import Offload
@@ -32,7 +33,6 @@ from stubserve.observability import logs, server_metrics
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.machine_metrics import MachineMetrics
 from stubserve.observability.metrics import RESERVED, ServerMetrics
-from stubserve.observability.status import ServerStatus
 from stubserve.observability.trace_file import TraceFile
 from stubserve.observability.trace_spans import SpanExport
 from stubserve.observability.tracing import Destination, Tracing

@@ -15,17 +15,19 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from stubserve.errors import ServeError, internal
 from stubserve.repository.agents import checksum
 from stubserve.repository.agents.process import AgentProcess
-from stubserve.repository.candidate import Candidate, read_candidate
 from stubserve.repository.daemon_threads import in_daemon_thread
 from stubserve.repository.folder import ModelFolder
 from stubserve.settings.groups import RepositorySettings
+
+T = TypeVar("T")
 
 log = logging.getLogger("stubserve.repository")
 
@@ -57,20 +59,23 @@ class Agents:
         self._guard = threading.Lock()
         self._runs = itertools.count(1)
 
-    async def load(self, candidate: Candidate) -> Candidate:
-        """What is to be loaded in place of a candidate, after its agents were asked. Raises ServeError."""
-        chain = Chain(self, next(self._runs), candidate.folder.name)
-        given: list[ModelFolder] = []
+    async def load(
+        self, folder: ModelFolder, agents: Iterable[Any], read: Callable[[ModelFolder], T]
+    ) -> tuple[T, Chain]:
+        """Asks the agents of a model's configuration; `read` gets the folder that they want loaded in its place.
 
-        def ask() -> Candidate:
+        Returns what `read` makes of it, and what is to be told of the load. Raises ServeError.
+        """
+        chain = Chain(self, next(self._runs), folder.name)
+
+        def ask() -> T:
             try:
-                given.append(chain.load(candidate))
-                return read_candidate(given[0], self._settings, candidate.override, candidate.contents)
+                return read(chain.load(folder, agents))
             except BaseException:
                 chain.tell("load_fail")
                 raise
 
-        return replace(await in_daemon_thread(ask), agents=chain, asked=candidate)
+        return await in_daemon_thread(ask), chain
 
     def call(self, asked: _Asked, hook: str, run: int, model: str) -> Path | None:
         """Runs a hook of an agent; the folder that it gives. Raises ServeError. Blocks."""
@@ -109,10 +114,9 @@ class Chain:
         self._asked: list[_Asked] = []
         self.loaded = False
 
-    def load(self, candidate: Candidate) -> ModelFolder:
+    def load(self, folder: ModelFolder, agents: Iterable[Any]) -> ModelFolder:
         """Where the model's files are to be taken from. Raises ServeError. Blocks."""
-        folder = candidate.folder
-        for agent in candidate.config.model_repository_agents.agents:
+        for agent in agents:
             asked = _Asked(agent.name, dict(agent.parameters), folder.path, NewFolder())
             self._asked.append(asked)
             found = self._agents.call(asked, "load", self._run, self._model)

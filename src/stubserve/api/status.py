@@ -10,39 +10,18 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import orjson
 
 from stubserve.inference.long_work import LongWork
-from stubserve.inference.served_model import ServedModel
+from stubserve.memory.server_memory import Memory
 from stubserve.observability.last_errors import LastErrors
-from stubserve.observability.own_metrics import SharedMemory
+from stubserve.repository.registry import ModelEntry, VersionEntry
 
 _SAMPLES = 300
 _SPACING_S = 1.0
-
-
-class KnownVersion(Protocol):
-    """A version of a model, whether it serves or not."""
-
-    version: int
-    reason: str
-    model: ServedModel | None
-
-    @property
-    def state(self) -> Any: ...
-
-
-class KnownModel(Protocol):
-    """A model of the repository."""
-
-    name: str
-    reason: str
-
-    @property
-    def versions(self) -> Mapping[int, KnownVersion]: ...
 
 
 class ServerStatus:
@@ -52,8 +31,8 @@ class ServerStatus:
         self,
         name: str,
         version: str,
-        models: Callable[[], Iterable[KnownModel]],
-        memory: SharedMemory,
+        models: Callable[[], Iterable[ModelEntry]],
+        memory: Memory,
         errors: LastErrors,
     ) -> None:
         self._name = name
@@ -106,13 +85,14 @@ class ServerStatus:
         )
 
 
-def _row(entry: KnownModel, version: KnownVersion) -> dict[str, Any]:
+def _row(entry: ModelEntry, version: VersionEntry) -> dict[str, Any]:
     model = version.model
     row: dict[str, Any] = {
         "name": entry.name,
         "version": str(version.version),
         "state": version.state.value,
         "reason": version.reason,
+        "on_disk": entry.on_disk,
     }
     if model is None:
         return row

@@ -1,0 +1,220 @@
+"""Ensembles need their members: before they are loaded, as they are started, and when a member has changed.
+
+An ensemble is checked against members that serve already. With explicit control a load brings those that are missing.
+
+After each load and unload ensembles are settled (`Settling`). Those that lack a member go, and are remembered; those
+that have all of them again come back; those whose members are others now are checked and loaded anew, and go where that
+fails. Each may concern further ensembles, so it goes on until nothing is left to do. It takes the turns of ensembles
+only, one at a time, and none of its own, so nobody can wait for it in a circle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+from stubserve.errors import ServeError, invalid, raise_first
+from stubserve.inference.served_model import ServedModel
+from stubserve.loading.dependencies import DiskDependencies, circle, members_of, rounds, version_not_loaded
+from stubserve.loading.turns import Turn
+from stubserve.model_config.proto import ModelConfig
+from stubserve.model_config.validate import validate
+from stubserve.model_config.validate_members import is_decoupled, member_problems
+from stubserve.repository.candidate import Candidate
+from stubserve.repository.folder import read_labels
+from stubserve.repository.registry import Registry, VersionState
+from stubserve.repository.repositories import Repositories
+from stubserve.serving.ensemble_model import EnsembleModel, Models
+
+# By name, and version as `find` takes it
+Members = Mapping[tuple[str, str], ServedModel]
+
+
+async def start_ensemble(candidate: Candidate, version: int, models: Models, max_queue_size: int = 0) -> EnsembleModel:
+    """A version of an ensemble that is ready. Raises ServeError with upstream's texts.
+
+    `max_queue_size` is the server's own limit, as `EnsembleModel` has it.
+    """
+    folder, config = candidate.folder, candidate.config
+    validate(config)
+    labels = await asyncio.to_thread(read_labels, folder, config)
+    # Nothing is awaited from here on: what is checked is what is served.
+    members = _find(config, models)
+    configs = _configs(members)
+    raise_first(member_problems(config, configs))
+    completed = ModelConfig()
+    completed.CopyFrom(config)
+    # As upstream, whatever the configuration itself says
+    completed.model_transaction_policy.decoupled = is_decoupled(config, configs)
+    model = EnsembleModel(folder.name, version, completed, models, members, max_queue_size=max_queue_size)
+    model.signature.labels = {**_labels_of_members(config, members), **labels}
+    return model
+
+
+def check_members(config: Any, registry: Registry, namespace: str) -> None:
+    """Raises ServeError INVALID_ARG where an ensemble cannot be served with the models that are loaded."""
+    try:
+        members = _find(config, registry.within(namespace))
+    except ServeError:
+        raise _why_not_there(config, registry, namespace) from None
+    raise_first(member_problems(config, _configs(members)))
+
+
+def _key(step: Any) -> tuple[str, str]:
+    return step.model_name, "" if step.model_version == -1 else str(step.model_version)
+
+
+def _find(config: Any, models: Models) -> Members:
+    return {key: models.find(*key) for key in map(_key, config.ensemble_scheduling.step)}
+
+
+def _configs(members: Members) -> dict[str, ModelConfig]:
+    return {name: model.config for (name, _), model in members.items()}
+
+
+def _why_not_there(config: Any, registry: Registry, namespace: str) -> ServeError:
+    """What is wrong with the first member that is not loaded, in upstream's words."""
+    for step in config.ensemble_scheduling.step:
+        name = step.model_name
+        where = f"ensemble '{config.name}' depends on '{name}'"
+        key = registry.resolve(name, namespace)
+        if not registry.ready_versions(key):
+            entry = registry.models.get(key)
+            if entry is not None and entry.reason and not entry.versions:
+                return invalid(f"{where} which is not valid. Model '{name}' failed with error: {entry.reason}")
+            failed = [one for one in entry.versions.values() if one.state is VersionState.UNAVAILABLE] if entry else []
+            text = "".join(f"version {one.version} is at UNAVAILABLE state: {one.reason};" for one in failed)
+            more = f". Model '{name}' loading failed with error: {text}" if text else ""
+            return invalid(f"{where} which has no loaded version{more}")
+        if step.model_version != -1 and not registry.serves(key, step.model_version):
+            return version_not_loaded(config.name, step)
+    return invalid(f"ensemble '{config.name}' depends on models that are not loaded")
+
+
+def _labels_of_members(config: Any, members: Members) -> dict[str, list[str]]:
+    """The labels that the outputs have where they are made, by output of the ensemble."""
+    wanted = {output.name for output in config.output}
+    labels = {}
+    for step in config.ensemble_scheduling.step:
+        known = members[_key(step)].signature.labels
+        for name, tensor in step.output_map.items():
+            if tensor in wanted and name in known:
+                labels[tensor] = known[name]
+    return labels
+
+
+log = logging.getLogger("stubserve.repository")
+
+
+class EnsembleMembers:
+    """The members of all ensembles. `load` loads one, in the turn of its ensemble; None where no load may bring any."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        repositories: Repositories,
+        disk: DiskDependencies,
+        load: Callable[[str, Turn], Awaitable[None]] | None,
+    ) -> None:
+        self._registry = registry
+        self._repositories = repositories
+        self._disk = disk
+        self._load = load
+
+    async def prepare(self, candidate: Candidate, turn: Turn) -> None:
+        """Sees to it that an ensemble can be loaded; does nothing for any other model.
+
+        Raises ServeError with upstream's texts; then the candidate is removed, and the registry knows why.
+        """
+        members = members_of(candidate.config)
+        if not members:
+            return
+        try:
+            await self._prepare(candidate, members, turn)
+        except BaseException as raised:
+            await asyncio.to_thread(candidate.remove)
+            if not isinstance(raised, ServeError):
+                raise
+            name = candidate.folder.key
+            log.error("failed to load '%s': %s", name, raised)
+            if not candidate.made:
+                self._registry.entry(name).reason = raised.message
+            raise invalid(f"load failed for model '{name}': {raised}\n") from None
+
+    async def _prepare(self, candidate: Candidate, names: tuple[str, ...], turn: Turn) -> None:
+        name, namespace = candidate.folder.key, candidate.folder.namespace
+        members = await self._repositories.aside(partial(self._disk.keys, names, namespace))
+        missing = [member for member in members if not self._registry.ready_versions(member)]
+        absent = await self._repositories.aside(partial(self._repositories.absent, missing))
+        if absent:
+            raise invalid(f"ensemble {name} contains models that are not available or ambiguous: {', '.join(absent)}")
+        closed = await self._repositories.aside(partial(circle, name, members, self._disk.members))
+        if closed is not None:
+            raise closed
+        if self._load is not None:
+            # Why one cannot be loaded is in the registry, and told from there.
+            await asyncio.gather(*(self._load(member, turn) for member in missing), return_exceptions=True)
+        check_members(candidate.config, self._registry, namespace)
+
+
+log = logging.getLogger("stubserve.repository")
+
+# How often ensembles are settled because of each other, at most
+_ROUNDS = 100
+
+
+class Settling:
+    """`serving` are the model versions that serve; `resolve` makes keys of names and a namespace. `load` says whether
+    it could, `retire` does not wait for requests.
+
+    `away` are the ensembles that went only because a member did, with their members.
+    """
+
+    def __init__(
+        self,
+        serving: Callable[[], Collection[ServedModel]],
+        resolve: Callable[[str, str], str],
+        disk: DiskDependencies,
+        load: Callable[[str], Awaitable[bool]],
+        retire: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._serving = serving
+        self._resolve = resolve
+        self._disk = disk
+        self._load = load
+        self._retire = retire
+        self.away: dict[str, Collection[str]] = {}
+
+    async def settle(self) -> None:
+        for _ in range(_ROUNDS):
+            ending, loading = self._what_to_do()
+            if not ending and not loading:
+                return
+            for name, members in ending.items():
+                log.info("ensemble '%s' is unloaded, because one of its members is", name)
+                await self._retire(name)
+                self.away[name] = members
+            needs = await asyncio.to_thread(self._disk.needs, loading)
+            for name in (one for group in rounds(needs) for one in group):
+                if not await self._load(name):
+                    log.error("ensemble '%s' is unloaded: it cannot be served with its members as they are", name)
+                    await self._retire(name)
+                    # It comes back when somebody loads it.
+                    self.away.pop(name, None)
+        log.error("ensembles still do not fit their members after %d rounds of loading", _ROUNDS)
+
+    def _what_to_do(self) -> tuple[dict[str, Collection[str]], list[str]]:
+        """The ensembles of which a member is gone, and those that are to be loaded."""
+        serving = self._serving()
+        names = {model.key for model in serving}
+        unsettled: dict[str, Collection[str]] = {
+            model.key: [self._resolve(name, model.namespace) for name in model.needs]
+            for model in serving
+            if model.needs and not model.stands()
+        }
+        ending = {name: members for name, members in unsettled.items() if not names.issuperset(members)}
+        back = [name for name, members in self.away.items() if names.issuperset(members)]
+        return ending, [*(unsettled.keys() - ending.keys()), *back]
