@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.browser import PROGRAM, Browser
 from tests.real_server import Serving, binary_output, eventually, io_config, write_model
+from tools.browser import PROGRAM, Browser
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 EVIL = "<img src=x onerror=\"document.title='owned'\">"

@@ -12,8 +12,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
-from tests.browser import PROGRAM, Browser
 from tests.real_server import Serving, write_model
+from tools.browser import PROGRAM, Browser
 
 IN_BROWSER = pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium or Chrome on this machine")
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
