@@ -110,6 +110,15 @@ def test_every_flag_has_a_setting() -> None:
     assert all(f"--{flag.name} " in usage() for flag in FLAGS)
 
 
+def test_the_help_is_in_groups() -> None:
+    _, *groups = usage().split("\n\n")[2:]
+    titles = [group.partition(":\n")[0] for group in groups]
+    assert titles[:3] == ["The server", "Models", "Instances and their stubs"]
+    (http,) = (group for group in groups if group.startswith("HTTP:\n"))
+    assert "--http-port " in http
+    assert "--grpc-port " not in http
+
+
 @pytest.mark.parametrize(
     ("text", "value"), [("1048576", 1 << 20), ("512M", 512 << 20), ("8G", 8 << 30), ("3k", 3 << 10)]
 )

@@ -1,4 +1,6 @@
-"""Makes the pictures of the status page in docs/images, from a real server: `python -m tools.screenshots`.
+"""Makes the pictures in docs/images, of the status page and of the page to try models on, from real servers.
+
+`python -m tools.screenshots` makes all, `--only=try` or `--only=status` some.
 
 The server runs in a folder of its own, with models that take a while, one that fails now and then, one whose stub has
 died once, and one that wants a GPU. Requests come for half a minute, in which the page's data are asked for, so that it
@@ -29,6 +31,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tools.browser import Browser
+
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 # Name, width and height in points, pixels per point, dark
@@ -38,6 +42,7 @@ PICTURES = (
     ("status-phone-light", 500, 1180, 1, False),
     ("status-phone-dark", 500, 1180, 1, True),
 )
+TRIED = ("try-desktop-light", 1000, 620)
 MOST_BYTES = 150_000
 
 MODEL = """
@@ -159,38 +164,67 @@ def take(url: str, folder: Path, name: str, width: int, height: int, scale: int,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Makes the pictures of the status page.")
+    parser = argparse.ArgumentParser(description="Makes the pictures in docs/images.")
+    parser.add_argument("--only", choices=("status", "try"), help="the pictures of this page alone")
     parser.add_argument("--seconds", type=float, default=30, help="how long requests come before (30)")
     parser.add_argument("--into", type=Path, default=IMAGES, help="the folder for the pictures (docs/images)")
     options = parser.parse_args()
     if BROWSER is None:
         raise SystemExit("this needs chromium")
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        write_models(folder / "models")
-        process, ports = serve(folder)
-        try:
-            with Asking(ports["HTTPService"]):
-                end = time.monotonic() + options.seconds
-                died = False
-                while time.monotonic() < end:
-                    shown = status(ports["Metrics Service"])
-                    if not died and time.monotonic() > end - options.seconds / 2:
-                        rows = {row["name"]: row for row in shown["models"]}
-                        os.kill(rows["classifier"]["instances"][1]["pid"], signal.SIGKILL)
-                        died = True
-                    time.sleep(1)
-                refuse_what_is_ours(json.dumps(status(ports["Metrics Service"])), folder)
-                url = f"http://127.0.0.1:{ports['Metrics Service']}/"
-                options.into.mkdir(parents=True, exist_ok=True)
-                for wanted in PICTURES:
-                    picture = take(url, folder, *wanted)
-                    if picture.stat().st_size > MOST_BYTES:
-                        raise SystemExit(f"{picture.name} has {picture.stat().st_size} bytes, {MOST_BYTES} at most")
-                    shutil.copy(picture, options.into / picture.name)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
+    options.into.mkdir(parents=True, exist_ok=True)
+    if options.only != "try":
+        with tempfile.TemporaryDirectory() as made:
+            take_status(Path(made), options.seconds, options.into)
+    if options.only != "status":
+        with tempfile.TemporaryDirectory() as made:
+            take_try(Path(made), options.into)
+
+
+def take_try(folder: Path, into: Path) -> None:
+    """The model of the first page, asked."""
+    page = (Path(__file__).parents[1] / "docs" / "index.md").read_text()
+    for title, text in re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```$', page, re.MULTILINE | re.DOTALL):
+        (folder / title).parent.mkdir(parents=True, exist_ok=True)
+        (folder / title).write_text(text)
+    process, ports = serve(folder)
+    name, width, height = TRIED
+    try:
+        with Browser(folder / "browser") as browser:
+            browser.open(f"http://127.0.0.1:{ports['HTTPService']}/try", width, height)
+            browser.until("document.querySelector('#inputs textarea')")
+            browser.run("at('ask').click()")
+            browser.until("document.body.dataset.answered")
+            browser.screenshot(into / f"{name}.png")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def take_status(folder: Path, seconds: float, into: Path) -> None:
+    """The status page of a server that has been asked for a while."""
+    write_models(folder / "models")
+    process, ports = serve(folder)
+    try:
+        with Asking(ports["HTTPService"]):
+            end = time.monotonic() + seconds
+            died = False
+            while time.monotonic() < end:
+                shown = status(ports["Metrics Service"])
+                if not died and time.monotonic() > end - seconds / 2:
+                    rows = {row["name"]: row for row in shown["models"]}
+                    os.kill(rows["classifier"]["instances"][1]["pid"], signal.SIGKILL)
+                    died = True
+                time.sleep(1)
+            refuse_what_is_ours(json.dumps(status(ports["Metrics Service"])), folder)
+            url = f"http://127.0.0.1:{ports['Metrics Service']}/"
+            for wanted in PICTURES:
+                picture = take(url, folder, *wanted)
+                if picture.stat().st_size > MOST_BYTES:
+                    raise SystemExit(f"{picture.name} has {picture.stat().st_size} bytes, {MOST_BYTES} at most")
+                shutil.copy(picture, into / picture.name)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
 
 
 if __name__ == "__main__":

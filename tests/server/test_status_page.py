@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.real_server import Serving, binary_output, eventually, io_config, write_model
+from tools.browser import PROGRAM, Browser
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
@@ -116,6 +117,26 @@ def test_a_flag_turns_it_off(repository: Path) -> None:
         for path in ("/", "/status.json"):
             assert running.metrics(path).body == b""
         assert b"nv_inference_count" in running.metrics().body
+
+
+def test_the_page_asks_for_a_token(repository: Path, tmp_path: Path) -> None:
+    write_model(repository, "echo")
+    (tmp_path / "tokens").write_text("0123456789abcdef metrics\nfedcba9876543210 inference\n")
+    with Serving(repository, f"--auth-token-file={tmp_path / 'tokens'}") as running:
+        assert running.metrics("/").status == 200
+        assert running.metrics("/status.json").status == running.metrics().status == 401
+        if PROGRAM is None:
+            return
+        with Browser(tmp_path / "profile") as browser:
+            browser.open(f"http://127.0.0.1:{running.metrics_port}/")
+            for token, state in (
+                ("", "a token is wanted"),
+                ("fedcba9876543210", "the token is not good for this"),
+                ("0123456789abcdef", "ready"),
+            ):
+                if token:
+                    browser.run(f"at('token').value = '{token}'; at('access').requestSubmit()")
+                browser.until(f"document.getElementById('state')?.textContent === '{state}'")
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium")

@@ -7,29 +7,11 @@ from operator import attrgetter
 from typing import Any
 
 from stubserve.flags.flag import Flag
-from stubserve.flags.table import FLAGS
+from stubserve.flags.table import FLAGS, GROUPS, group_of
 from stubserve.flags.unneeded import UNNEEDED
 from stubserve.settings.groups import Settings
 from tools.reference.markdown import name as whole
 from tools.reference.markdown import table
-
-# The groups of settings, in the order of the page. What belongs to none is about the server as a whole.
-GROUPS = {
-    "": "The server",
-    "repository": "Models",
-    "instances": "Instances and their stubs",
-    "http": "HTTP",
-    "grpc": "gRPC",
-    "clients": "What a client may take",
-    "auth": "Who may ask",
-    "metrics": "Metrics",
-    "sagemaker": "SageMaker",
-    "vertex": "Vertex AI",
-    "cache": "Response cache",
-    "rate_limit": "Rate limiter",
-    "logging": "Log",
-    "tracing": "Traces",
-}
 
 _HEAD = """\
 # Flags
@@ -67,7 +49,7 @@ def flags_page() -> str:
     """The page as Markdown."""
     parts = [_HEAD]
     for group, title in GROUPS.items():
-        flags = [flag for flag in FLAGS if flag.setting.rpartition(".")[0] == group]
+        flags = [flag for flag in FLAGS if group_of(flag) == group]
         parts += [f"## {title}\n\n", table(("flag", "default", "what it does"), [_row(flag) for flag in flags])]
     parts.append(
         "## Accepted, without an effect\n\nThey are in many a command line for Triton. The log says that they do nothing.\n\n"

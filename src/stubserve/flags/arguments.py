@@ -14,7 +14,7 @@ from typing import Any
 
 from stubserve.api.fair_queues import TOKEN
 from stubserve.api.re2 import compile_re2
-from stubserve.flags.table import FLAGS
+from stubserve.flags.table import FLAGS, GROUPS, group_of
 from stubserve.flags.unneeded import UNNEEDED
 from stubserve.flags.values import CloudAddress, UsageError, check_restricted, parse_bool, parse_int, parse_repository
 from stubserve.observability.log_lines import DEFAULT, ISO8601, JSON
@@ -311,4 +311,7 @@ def usage() -> str:
         "       stubserve trace FILE           draws the traces that an OpenTelemetry collector has written",
         "",
     ]
-    return "\n".join([*head, *(f"  --{flag.name:<30} {flag.help}" for flag in FLAGS)]) + "\n"
+    for group, title in GROUPS.items():
+        rows = (f"  --{flag.name:<30} {flag.help}" for flag in FLAGS if group_of(flag) == group)
+        head += [f"{title}:", *rows, ""]
+    return "\n".join(head)

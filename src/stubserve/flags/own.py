@@ -52,6 +52,13 @@ OWN = (
         switch=True,
     ),
     Flag(
+        "try-page",
+        "http.try_page",
+        parse_bool,
+        "A page at /try to ask models from, and /v2/openapi.json (true where --http-address is loopback).",
+        switch=True,
+    ),
+    Flag(
         "http-cors-origin",
         "http.cors_origins",
         parse_origin,

@@ -17,7 +17,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from stubserve.api import management
+from stubserve.api import management, openapi
+from stubserve.api.access import AUTHORIZATION
 from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError, internal, invalid
 from stubserve.http.access import INFERENCE
@@ -27,6 +28,7 @@ from stubserve.http.infer_routes import GenerateRoute, InferRoute
 from stubserve.http.json.values import UNSET, find, parse_json
 from stubserve.http.load_parameters import parse_load_parameters, parse_unload_dependents
 from stubserve.http.log_settings import parse_log_settings
+from stubserve.http.pages import TRY, page
 from stubserve.http.region_parameters import parse_region
 from stubserve.http.trace_settings import parse_trace_settings, shown
 from stubserve.inference.served_model import ServedModel
@@ -78,6 +80,11 @@ class ManagementRoutes:
         return Response(b"")
 
     # Metadata
+
+    async def openapi(self, request: Request) -> Response:
+        access, models = self._server.http_access, self._server.registry.serving()
+        wants_token = access is not None and AUTHORIZATION in access.credentials
+        return json_response(openapi.document(self._server.name, self._server.version, models, wants_token))
 
     async def server_metadata(self, request: Request) -> Response:
         return json_response(
@@ -226,12 +233,16 @@ class _Methods:
         await response(scope, receive, send)
 
 
+async def _try(request: Request) -> Response:
+    return page(TRY)
+
+
 # Path, kind of API (as --http-restricted-api calls it), methods
 _Row = tuple[str, str, _Methods]
 
 
-def _table(server: ServerFacts) -> list[_Row]:
-    """All routes."""
+def _table(server: ServerFacts, try_page: bool) -> list[_Row]:
+    """All routes that have rules."""
     routes = ManagementRoutes(server)
     infer = InferRoute(server)
     table: list[_Row] = [
@@ -245,6 +256,8 @@ def _table(server: ServerFacts) -> list[_Row]:
             for path in ("/v2/trace/setting", "/v2/models/{model}/trace/setting")
         ),
     ]
+    if try_page:
+        table.append(("/v2/openapi.json", "metadata", _Methods(GET=routes.openapi)))
     for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:digits}"):
         table += [
             (prefix, "metadata", _Methods(GET=routes.metadata)),
@@ -280,12 +293,15 @@ def _table(server: ServerFacts) -> list[_Row]:
     return table
 
 
-def create_app(server: ServerFacts, lifespan: Any = None, cors_origins: Sequence[str] = ()) -> Starlette:
+def create_app(
+    server: ServerFacts, lifespan: Any = None, cors_origins: Sequence[str] = (), try_page: bool = False
+) -> Starlette:
     """The app for a server. With `lifespan` (an ASGI host runs it) the app starts and stops the server itself.
 
-    `cors_origins` are those of pages that may ask.
+    `cors_origins` are those of pages that may ask. `try_page` adds the page on which people try models, and what it and
+    other tools know the models by (OpenAPI). The page itself needs no token: it says nothing of the server.
     """
-    table = _table(server)
+    table = _table(server, try_page)
     for _, kind, methods in table:
         methods.server, methods.kind = server, kind
 
@@ -296,7 +312,7 @@ def create_app(server: ServerFacts, lifespan: Any = None, cors_origins: Sequence
         return json_response({"error": "Not Found"}, 404)
 
     app = Starlette(
-        routes=[Route(path, methods) for path, _, methods in table],
+        routes=[*(Route(path, methods) for path, _, methods in table), *([Route("/try", _try)] if try_page else [])],
         exception_handlers={404: no_route, Exception: unexpected},
         middleware=[
             Middleware(

@@ -3,7 +3,7 @@
 A model is loaded anew when anything in its folder has changed since the look that came before its last load
 (`contents`), and unloaded when its folder is gone. Files are not written all at once, so a look may see half of a
 change: a load that fails is tried again at the next look, as upstream does, and what served before goes on meanwhile.
-Where the folder stays as it is, more and more looks go by between tries, so that the log is not filled with one mistake.
+While the folder stays as it is, more and more looks go by between tries: one mistake does not fill the log.
 
 With `serve --dev` there is a look as soon as files have changed (`occasions`), in place of one every few seconds, and
 what was loaded is checked as `stubserve check` does. The check is a process of its own, because it collects what the

@@ -21,7 +21,6 @@ from stubserve.connections.tls_close import wait_for_parting
 from stubserve.http.app import create_app
 from stubserve.http.connection import HttpConnection
 from stubserve.http.fallback import uvicorn_config
-from stubserve.http.guarded import guarded
 from stubserve.http.head import has_asked
 from stubserve.http.metrics import create_metrics_app
 from stubserve.http.shared import Connections
@@ -92,7 +91,8 @@ def http_server(server: Server, connections: Connections) -> HttpServer:
 
     Raises OSError.
     """
-    app = create_app(server, cors_origins=server.settings.http.cors_origins)
+    http = server.settings.http
+    app = create_app(server, cors_origins=http.cors_origins, try_page=http.shows_try_page)
     protocol = functools.partial(HttpConnection, connections)
     grace_s = server.settings.exit_timeout_secs
     config = _config(server, app, http=protocol, timeout_graceful_shutdown=grace_s)
@@ -106,11 +106,11 @@ def metrics_server(server: Server) -> HttpServer:
 
 def _metrics_app(server: Server) -> ASGIApp:
     shows_page = server.settings.metrics.status_page
-    app = create_metrics_app(
+    return create_metrics_app(
         lambda: server.offload.run(server.metrics.text()),
         (lambda: server.offload.run(server.status.json())) if shows_page else None,
+        server.http_access,
     )
-    return guarded(app, server.http_access, "metrics")
 
 
 def sagemaker_server(server: Server) -> HttpServer:

@@ -146,6 +146,8 @@ class Ports:
                 inputs = inputs_of(model_metadata(config, []), json.loads(render_json(config)))
                 url = f"{scheme}://{where}"
                 addresses["Ask"] = command_line(served[0].name, inputs, url if url != DEFAULT_URL else "")
+            if settings.http.shows_try_page:
+                addresses["Try"] = f"{scheme}://{where}/try"
         if self._grpc is not None:
             addresses["gRPC"] = f"{_host(settings.grpc.address)}:{self._grpc.port}"
         if _METRICS in self._http:

@@ -213,6 +213,15 @@ class HttpSettings(TlsSettings):
     # Origins of pages that may ask, * for all
     cors_origins: tuple[str, ...] = ()
     restricted_apis: tuple[Restricted, ...] = ()
+    # Whether there is a page to try models on; None: where nobody but this machine can reach it
+    try_page: bool | None = None
+
+    @property
+    def shows_try_page(self) -> bool:
+        """Whether there is a page to try models on."""
+        if self.try_page is not None:
+            return self.try_page
+        return self.address == "localhost" or self.address == "::1" or self.address.startswith("127.")
 
     @property
     def restricted(self) -> dict[str, tuple[str, str]]:
