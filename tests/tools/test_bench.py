@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,6 +19,7 @@ from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from tools.bench import (
@@ -37,6 +39,7 @@ from tools.bench import (
     wrk,
 )
 from tools.bench.__main__ import parse_arguments, programs
+from tools.bench.neighbour import Neighbour
 from tools.bench.payloads import JSON_LENGTH_HEADER, Form, Payload, Sample, WrongAnswerError
 from tools.bench.processes import Memory, ProcessTree
 from tools.bench.report import Report, number, ratio, summary
@@ -590,3 +593,17 @@ def test_the_classifier_says_something_of_each_word_piece(tmp_path: Path) -> Non
     assert scores.shape == (2, 3, text_loads.MODELS["classifier"][0])
     assert (scores[0, 0] == scores[1, 0]).all()
     assert (scores[0, 1] != scores[0, 0]).any()
+
+
+def test_a_neighbour_walks_as_long_as_it_is_wanted() -> None:
+    with Neighbour(True) as neighbour:
+        process = neighbour._process
+        assert process is not None
+        before = psutil.Process(process.pid).cpu_times().user
+        deadline = time.monotonic() + 60
+        while psutil.Process(process.pid).cpu_times().user < before + 0.05:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert process.poll() is not None
+    with Neighbour(False) as nobody:
+        assert nobody._process is None

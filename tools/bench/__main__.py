@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from . import machine, repository, rounds, servers, table, versus, wrk
+from .neighbour import Neighbour
 from .report import CANDIDATE, REFERENCE, Report
 from .rivals import RIVALS, program
 from .rounds import progress
@@ -52,6 +53,7 @@ def main() -> None:
         except ServerError as error:
             sys.exit(f"benchmark stopped: {error}")
         try:
+            stack.enter_context(Neighbour(options.neighbour))
             rounds.measure(report, subjects, chosen, options.rounds, options.seconds)
         except BaseException as error:
             report.unfinished = str(error) or type(error).__name__
@@ -92,6 +94,7 @@ def parse_arguments() -> argparse.Namespace:
         type=lambda text: Path(text).absolute(),
         help="measure a second stubserve beside, that of this interpreter's environment: another commit's checkout",
     )
+    parser.add_argument("--neighbour", action="store_true", help="measure beside a process that walks through memory")
     parser.add_argument("--quick", action="store_true", help="one round of one second: shows that all works, no more")
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the table there too")
     parser.add_argument("--versus", metavar="FILE", type=Path, help="write the page with a table per workload there")
@@ -110,6 +113,7 @@ def parse_arguments() -> argparse.Namespace:
 def flags(options: argparse.Namespace) -> str:
     """The flags that decide what is measured, as they would be typed."""
     text = f"--rounds {options.rounds} --seconds {options.seconds} --servers {','.join(options.servers)}"
+    text += " --neighbour" if options.neighbour else ""
     return text + (f' --only "{options.only}"' if options.only else "")
 
 
