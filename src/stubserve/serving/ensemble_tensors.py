@@ -100,13 +100,18 @@ def step_request(inputs: Mapping[str, FlowTensor], parent: Request, signature: S
         if given.overrides and given.sequence is not None:
             sequence = given.sequence
     request = Request(
-        tensors, nobody, parent.id, sequence[0], sequence[1], parent.priority, parent.timeout_us, parent.parameters,
-        asked,
-    )  # fmt: skip
-    request.client = parent.client
-    if parent.regions is not None:
+        tensors,
+        nobody,
+        parent.id,
+        *sequence,
+        priority=parent.priority,
+        timeout_us=parent.timeout_us,
+        parameters=parent.parameters,
+        requested_outputs=asked,
         # What it was given may lie in its client's shared memory; what it answers is the ensemble's to put there.
-        request.regions = {}
+        regions=None if parent.regions is None else {},
+        client=parent.client,
+    )
     request.request_start_ns = time.monotonic_ns()
     return request
 

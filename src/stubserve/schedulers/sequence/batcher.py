@@ -40,7 +40,7 @@ from stubserve.schedulers.sequence.controls import Controls
 from stubserve.schedulers.sequence.departures import Departures
 from stubserve.schedulers.sequence.queues import SlotQueues
 from stubserve.schedulers.sequence.refusals import Refusals
-from stubserve.schedulers.sequence.slot import SequenceId, Slot
+from stubserve.schedulers.sequence.slot import SequenceId, Slot, sequence_of
 from stubserve.schedulers.sequence.slots import Slots
 
 
@@ -141,14 +141,15 @@ class SequenceBatcher(Scheduler):
         self._now_ns = request.queue_start_ns = now_ns
         if request.batch_size > 1:
             raise self._refusals.rows()
-        sequence = request.correlation_id or self._auto_id(request)
-        flags = request.flags
+        sequence, flags = request.correlation_id, request.flags
+        if not sequence:
+            sequence, flags = request.sequence = self._own_sequence()
         slot = self._active.slot_of(sequence)
         if flags & SEQUENCE_START or slot is None:
             slot = self._begin(sequence, flags, slot)
         is_last = bool(flags & SEQUENCE_END) and not self._iterative
         if slot is None:
-            self._backlog.add(request, now_ns, is_last)
+            self._backlog.add(sequence, request, now_ns, is_last)
         else:
             slot.last_ns = now_ns
             if is_last:
@@ -159,13 +160,13 @@ class SequenceBatcher(Scheduler):
         if request.cancelled:
             self.cancel(request)
 
-    def _auto_id(self, request: Request) -> SequenceId:
+    def _own_sequence(self) -> tuple[SequenceId, int]:
+        """What a request without an id runs as."""
         if not self._iterative:
             raise self._refusals.no_id()
         while self.holds(next_id := next(self._auto_ids)):
             pass
-        request.correlation_id, request.flags = next_id, SEQUENCE_START
-        return next_id
+        return next_id, SEQUENCE_START
 
     def _begin(self, sequence: SequenceId, flags: int, slot: Slot | None) -> Slot | None:
         """The slot of a request that has START or of which the sequence has none; None for the backlog."""
@@ -188,7 +189,7 @@ class SequenceBatcher(Scheduler):
         if slot is None:
             return False
         request.queue_start_ns = slot.last_ns = now_ns
-        request.flags = 0
+        request.sequence = (sequence_of(request), 0)
         slot.running = None
         self._queues.put_back(slot, request)
         self._filled(slot)
@@ -298,7 +299,7 @@ class SequenceBatcher(Scheduler):
             lost += self._queues.clear(slot)
             self._active.lose(slot, name)
         self._active.tidy(self._now_ns)
-        self._answers += [(request, self._refusals.lost(request.correlation_id, name)) for request in lost]
+        self._answers += [(request, self._refusals.lost(sequence_of(request), name)) for request in lost]
 
     # What to do now
 

@@ -50,10 +50,12 @@ class Controls:
 
     def of(self, request: Request, slot: Slot) -> Sequence[Tensor]:
         """What is added to a request's own inputs; the slot remembers what its next one is likely to have as well."""
-        flags = request.flags & _BOTH
+        correlation_id, flags = request.correlation_id, request.flags
+        if request.sequence is not None:
+            correlation_id, flags = request.sequence
+        flags &= _BOTH
         if self._correlation_id is None:
             return self._by_flags[flags]
-        correlation_id = request.correlation_id
         if not flags and slot.controls is not None and slot.controls[0] == correlation_id:
             return slot.controls[1]
         controls = [*self._by_flags[flags], self._id_tensor(*self._correlation_id, correlation_id)]

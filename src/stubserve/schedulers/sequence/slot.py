@@ -13,6 +13,11 @@ from stubserve.schedulers.base import Instance
 SequenceId = int | str
 
 
+def sequence_of(request: Request) -> SequenceId:
+    """The id of the sequence that a request belongs to: its client's, or one that the batcher has given it."""
+    return request.correlation_id if request.sequence is None else request.sequence[0]
+
+
 class Slot:
     """One slot of an instance, which joined as number `joined`.
 
