@@ -29,10 +29,8 @@ from typing import Any
 
 from stubserve.errors import ServeError
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
-from stubserve.inference.work import Work
-from stubserve.schedulers.base import Decision, Instance, Scheduler
-from stubserve.schedulers.fifo_queue import cancellation
-from stubserve.schedulers.grouping import Grouping
+from stubserve.inference.work import Decision, Grouping, Instance, Work
+from stubserve.schedulers.base import Scheduler, cancellation
 from stubserve.schedulers.hold import Hold
 from stubserve.schedulers.sequence.active import ActiveSequences
 from stubserve.schedulers.sequence.backlog import Backlog

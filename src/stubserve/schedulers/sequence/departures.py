@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stubserve.schedulers.base import Instance
+from stubserve.inference.work import Instance
 from stubserve.schedulers.sequence.slot import Slot
 
 

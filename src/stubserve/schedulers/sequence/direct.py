@@ -17,8 +17,7 @@ from typing import Any
 
 from stubserve.inference.request import SEQUENCE_END, Request
 from stubserve.inference.tensor import Tensor
-from stubserve.inference.work import Work
-from stubserve.schedulers.base import Decision, Instance
+from stubserve.inference.work import Decision, Instance, Work
 from stubserve.schedulers.hold import Hold
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
 from stubserve.schedulers.sequence.slot import Slot

@@ -18,8 +18,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from stubserve.inference.request import SEQUENCE_END, Request
-from stubserve.inference.work import Work
-from stubserve.schedulers.base import Decision, Instance
+from stubserve.inference.work import Decision, Instance, Work
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
 from stubserve.schedulers.sequence.slot import Slot

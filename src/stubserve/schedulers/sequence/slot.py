@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from stubserve.inference.request import Request
 from stubserve.inference.tensor import Tensor
-from stubserve.schedulers.base import Instance
+from stubserve.inference.work import Instance
 
 # A sequence's id as clients give it; a number and a text are never equal.
 SequenceId = int | str

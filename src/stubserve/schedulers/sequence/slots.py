@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from stubserve.schedulers.base import Instance
+from stubserve.inference.work import Instance
 from stubserve.schedulers.sequence.slot import Slot
 
 
