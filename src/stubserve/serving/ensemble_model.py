@@ -176,9 +176,9 @@ class EnsembleModel(AnsweringModel):
         now = self._clock()
         request.outcome = SUCCESS
         try:
-            self.statistics.record_ensemble(request, run.input_ns, run.infer_ns, run.output_ns, now)
-            # For an ensemble that this one is a member of, and for summaries: times that differ by these durations.
             request.compute_end_ns = now
+            self.statistics.record_batch((request,), took_ns=(run.input_ns, run.infer_ns, run.output_ns))
+            # For an ensemble that this one is a member of, and for summaries: times that differ by these durations.
             request.compute_infer_end_ns = now - run.output_ns
             request.compute_input_end_ns = request.compute_infer_end_ns - run.infer_ns
             request.compute_start_ns = request.compute_input_end_ns - run.input_ns

@@ -88,7 +88,8 @@ class InstanceModel(AnsweringModel):
     def submit(self, request: Request, at_once: bool = False) -> None:
         """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
         if self._cache is None:
-            self.enqueue(request)
+            self._queue(request)
+            self._delivery.expect(request)
         elif self._cache.enqueue(request, at_once):
             return
         self._poll_soon()
@@ -160,7 +161,7 @@ class InstanceModel(AnsweringModel):
                 for request, response in finished:
                     dispatcher.response_complete(request, response)
         # The next work first: the stub computes while the answers are written.
-        dispatcher.work_done(instance, [work for work, _ in results])
+        dispatcher.work_done(instance, results)
         for work, finished in results:
             for request, response in finished:
                 delivery.respond(request, response)

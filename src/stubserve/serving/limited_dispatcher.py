@@ -18,14 +18,17 @@ anything ahead here: a slower one would keep the other waiting for longer than i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from stubserve.inference.work import Work
+from stubserve.instances.instance import Instance
+from stubserve.instances.work import Result
 from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.schedulers.resources import Demand, Limited
 from stubserve.serving.alarm import Alarm
-from stubserve.serving.dispatcher import Answers, Dispatcher, Executor
+from stubserve.serving.delivery import Delivery
+from stubserve.serving.dispatcher import Dispatcher
 
 
 class LimitedDispatcher(Dispatcher):
@@ -35,15 +38,15 @@ class LimitedDispatcher(Dispatcher):
         self,
         model: str,
         scheduler: Scheduler,
-        answers: Answers,
+        delivery: Delivery,
         limiter: RateLimiter,
         clock: Callable[[], int] = time.monotonic_ns,
         alarm: Callable[[Callable[[], None]], Alarm] = Alarm,
     ) -> None:
-        super().__init__(model, scheduler, answers, clock, alarm)
+        super().__init__(model, scheduler, delivery, clock, alarm)
         self._limiter = limiter
         # Instances that ask for resources
-        self._limited: dict[Executor, Limited] = {}
+        self._limited: dict[Instance, Limited] = {}
         # Those that could execute something, by what they ask for, the longest idle first
         self._parked: dict[tuple[object, int], dict[Limited, None]] = {}
         # The instance that holds its resources and may be given more
@@ -56,13 +59,13 @@ class LimitedDispatcher(Dispatcher):
 
     # The instances that are limited
 
-    def limit(self, instance: Executor, demands: Sequence[Demand], device: int, priority: int) -> None:
+    def limit(self, instance: Instance, demands: Sequence[Demand], device: int, priority: int) -> None:
         """An instance asks for resources, which have been checked."""
         if any(count for _, _, count in demands):
             limited = self._limited[instance] = Limited(instance, self._let_in, priority)
             self._limiter.add(limited, demands, device)
 
-    def forget(self, instance: Executor) -> None:
+    def forget(self, instance: Instance) -> None:
         """An instance is gone for good."""
         limited = self._limited.pop(instance, None)
         if limited is not None:
@@ -80,7 +83,7 @@ class LimitedDispatcher(Dispatcher):
 
     # Instances
 
-    def leave(self, instance: Executor, finishing: bool = False) -> None:
+    def leave(self, instance: Instance, finishing: bool = False) -> None:
         limited = self._limited.get(instance)
         works = self._depth.works(instance) if finishing else 0
         super().leave(instance, finishing)
@@ -95,15 +98,15 @@ class LimitedDispatcher(Dispatcher):
                 self._limiter.finish(limited)
                 self._limiter.settle()
 
-    def work_done(self, instance: Executor, works: Iterable[Work]) -> None:
+    def work_done(self, instance: Instance, results: Sequence[Result]) -> None:
         limited = self._limited.get(instance)
         if limited is None:
-            super().work_done(instance, works)
+            super().work_done(instance, results)
             return
         serves = self._depth.serves(instance)
         done = 0
         try:
-            for work in works:
+            for work, _ in results:
                 done += 1
                 if self.has_slots:
                     self._scheduler.work_done(instance, work)
@@ -140,7 +143,7 @@ class LimitedDispatcher(Dispatcher):
             self.forget(instance)
 
     def _offer(
-        self, instance: Executor, works: int = 1, closed: int = 0, ripe_after_ns: int = 0, most: int = 0
+        self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0, most: int = 0
     ) -> None:
         limited = self._limited.get(instance)
         if limited is None:
@@ -205,7 +208,7 @@ class LimitedDispatcher(Dispatcher):
                     break  # one is as good as the other; with slots each has requests of its own
         return found
 
-    def _hand_out(self, run: Sequence[tuple[Executor, Work]], now_ns: int) -> None:
+    def _hand_out(self, run: Sequence[tuple[Instance, Work]], now_ns: int) -> None:
         for instance, _ in run:
             limited = self._limited.get(instance)
             if limited is not None:
