@@ -8,6 +8,7 @@ from typing import Any
 
 from stubserve.errors import ServeError, invalid, raise_first
 from stubserve.inference.served_model import ServedModel
+from stubserve.instances.bls import Models
 from stubserve.loading.dependencies import version_not_loaded
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.validate import validate
@@ -15,7 +16,7 @@ from stubserve.model_config.validate_members import is_decoupled, member_problem
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import read_labels
 from stubserve.repository.registry import Registry, VersionState
-from stubserve.serving.ensemble_model import EnsembleModel, Models
+from stubserve.serving.ensemble_model import EnsembleModel
 
 # By name, and version as `find` takes it
 Members = Mapping[tuple[str, str], ServedModel]

@@ -10,7 +10,7 @@ from typing import Protocol
 from stubserve.errors import ServeError
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.memory.blocks import Block
-from stubserve.response_cache.entry import Entry, Spare, fill, with_room
+from stubserve.response_cache.entry import CacheEntry, Spare, fill, with_room
 from stubserve.response_cache.local import LocalStore
 from stubserve.response_cache.serialized import BadEntry, from_bytes, to_bytes
 
@@ -76,7 +76,7 @@ class ResponseCache:
         """Lets go of some memory of the arena, for others; False where it has none."""
         return self.local is not None and self.local.give_way()
 
-    async def fetch(self, key: bytes) -> Entry | None:
+    async def fetch(self, key: bytes) -> CacheEntry | None:
         """The entry of a key from elsewhere, None where there is none, or none that can be used."""
         assert self._remote is not None
         data = await self._remote.get(key)
@@ -93,7 +93,7 @@ class ResponseCache:
             return None
         return self._placed(entry)
 
-    def keep(self, key: bytes, given: Entry) -> bool:
+    def keep(self, key: bytes, given: CacheEntry) -> bool:
         """Keeps an answer, whose memory is lent and let go of here; False where it is larger than the cache.
 
         The answer is passed on to its reader at the same moment, and others may then write to its memory. So what is
@@ -111,7 +111,7 @@ class ResponseCache:
             self._keep_copy(local, key, given)
         return True
 
-    def _keep_copy(self, local: LocalStore, key: bytes, given: Entry) -> None:
+    def _keep_copy(self, local: LocalStore, key: bytes, given: CacheEntry) -> None:
         kept = with_room(given, self.spare)
         if kept is None:
             given.drop()
@@ -125,7 +125,7 @@ class ResponseCache:
             task.add_done_callback(self._copying.discard)
 
     @staticmethod
-    async def _keep_large(local: LocalStore, key: bytes, kept: Entry, given: Entry) -> None:
+    async def _keep_large(local: LocalStore, key: bytes, kept: CacheEntry, given: CacheEntry) -> None:
         copied = False
         try:
             await asyncio.to_thread(fill, kept, given)
@@ -137,7 +137,7 @@ class ResponseCache:
             else:
                 kept.drop()
 
-    def _send(self, key: bytes, entry: Entry) -> None:
+    def _send(self, key: bytes, entry: CacheEntry) -> None:
         """Has an entry kept elsewhere, and lets go of it then; one of too many, or too large, is not."""
         if (
             len(self._sending) >= _MOST_SENDING
@@ -161,7 +161,7 @@ class ResponseCache:
         if self.local is not None:
             self.local.clear()
 
-    async def _send_now(self, key: bytes, entry: Entry) -> None:
+    async def _send_now(self, key: bytes, entry: CacheEntry) -> None:
         assert self._remote is not None
         try:
             try:
@@ -178,7 +178,7 @@ class ResponseCache:
         finally:
             self._sending_bytes -= entry.size
 
-    def _placed(self, entry: Entry) -> Entry | None:
+    def _placed(self, entry: CacheEntry) -> CacheEntry | None:
         """An entry that lies in the heap, with what is large in the arena; None where there is no room."""
         if all(one.nbytes <= _IN_HEAP_BYTES for one in entry.outputs):
             return entry
@@ -193,4 +193,4 @@ class ResponseCache:
                     return None
                 one = Tensor(one.name, one.datatype, one.shape, None, span)
             outputs.append(one)
-        return Entry(outputs, entry.parameters)
+        return CacheEntry(outputs, entry.parameters)

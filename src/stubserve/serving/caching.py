@@ -34,7 +34,7 @@ from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.latencies import Latencies
 from stubserve.inference.request import CANCELLED, Request, Response
 from stubserve.inference.statistics import ModelStatistics
-from stubserve.response_cache.entry import Entry, lent
+from stubserve.response_cache.entry import CacheEntry, lent
 from stubserve.response_cache.key import is_quick, key_of
 from stubserve.response_cache.store import ResponseCache
 from stubserve.serving.delivery import Delivery
@@ -207,7 +207,7 @@ class ModelCache:
                 asked.key = key = key_of(self._identity, self._outputs, request)
             else:
                 asked.key = key = await asyncio.to_thread(key_of, self._identity, self._outputs, request)
-            entry: Entry | None
+            entry: CacheEntry | None
             if self._local is not None:
                 entry = self._local.get(key)
                 response = None if entry is None else entry.response()
@@ -291,7 +291,7 @@ class ModelCache:
         began_ns = self._clock()
         if self._running.get(key) is asked:
             del self._running[key]
-        given: Entry | None = None
+        given: CacheEntry | None = None
         # One without outputs says nothing, or has lost them: nobody waited for it, and its turn had not come.
         if response.error is None and response.final and response.outputs:
             given = lent(response)

@@ -28,6 +28,12 @@ from stubserve.serving.delivery import Delivery
 
 log = logging.getLogger("stubserve.model")
 
+# What upstream says of a model that wants to execute a request again and whose scheduler knows no such thing
+RESCHEDULED_IN_VAIN = (
+    "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is "
+    "not configured to handle such a flag."
+)
+
 
 class Dispatcher:
     """The scheduler of one model version, its alarm, and the instances that serve. Lives on the event loop."""
@@ -77,9 +83,12 @@ class Dispatcher:
         self._scheduler.cancel(request)
         self.poll()
 
-    def reschedule(self, request: Request) -> bool:
-        """Takes a request back that has just executed; False where the model has no such thing."""
-        return self._scheduler.reschedule(request, self._clock())
+    def reschedule(self, instance: Instance, request: Request) -> None:
+        """Takes a request back that has just executed, or answers it where the scheduler knows no such thing."""
+        if not self._scheduler.reschedule(request, self._clock()):
+            refusal = internal(RESCHEDULED_IN_VAIN)
+            log.error("%s (model instance '%s')", refusal.message, instance.name)
+            self._delivery.fail((request,), refusal, None)
 
     def response_complete(self, request: Request, response: Response) -> None:
         """Tells the scheduler of the final response to a request that ran."""

@@ -13,14 +13,13 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
-from stubserve.errors import Code, ServeError, internal, unavailable
+from stubserve.errors import Code, ServeError, unavailable
 from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.request import BACKEND_FAILURE, OTHER_FAILURE, REJECTED, Request, Response
 from stubserve.inference.served_model import Waiter
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.instances.instance import Instance, InstanceState
 from stubserve.instances.work import Results
-from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.factory import create_scheduler
 from stubserve.schedulers.rate_limiter import RateLimiter
@@ -33,12 +32,6 @@ from stubserve.serving.resource_wait import seen
 from stubserve.serving.sleep import Sleep
 
 log = logging.getLogger("stubserve.model")
-
-# What upstream says of a model that wants to execute a request again and whose scheduler knows no such thing
-RESCHEDULED_IN_VAIN = (
-    "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is "
-    "not configured to handle such a flag."
-)
 
 
 class InstanceModel(AnsweringModel):
@@ -76,8 +69,9 @@ class InstanceModel(AnsweringModel):
             self._dispatcher = Dispatcher(name, scheduler, self._delivery, clock)
         else:
             self._dispatcher = self._limits = LimitedDispatcher(name, scheduler, self._delivery, limiter, clock)
-        self.poll = self._dispatcher.poll
+        self.poll = self._run = self._dispatcher.poll
         self._poll_soon = self._dispatcher.poll_soon
+        self._leave_place = self._dispatcher.leave_place
         self._sleep: Sleep | None = None
         self._restart_wait_s = restart_wait_s
         # While no instance serves and requests wait for one that is restarted: ends that wait
@@ -103,10 +97,6 @@ class InstanceModel(AnsweringModel):
             self._cache.enqueue(request)
 
     def _queue(self, request: Request, follows: bool = False) -> None:
-        """Queues a request with the scheduler. Raises ServeError, and counts what is a request of this model's.
-
-        One that `follows` another, whose answer it waits for, gets a place only.
-        """
         dispatcher = self._dispatcher
         try:
             if not dispatcher.serving:
@@ -136,16 +126,6 @@ class InstanceModel(AnsweringModel):
     def queued(self) -> int:
         """Requests that wait to be executed."""
         return self._dispatcher.queued
-
-    def use_cache(self, cache: ResponseCache, identity: bytes) -> None:
-        """Answers from the response cache what it knows. `identity` stands for all of the model that answers depend on.
-
-        Before its first request.
-        """
-        dispatcher = self._dispatcher
-        self._cache = self._make_cache(cache, identity, self._queue, dispatcher.leave_place, dispatcher.poll)
-        self.poll = self._cache.poll
-        self._poll_soon = self._cache.poll_soon
 
     # What the instances tell
 
@@ -177,11 +157,7 @@ class InstanceModel(AnsweringModel):
         self._delivery.when_passed_on(request, act, batch)
 
     def on_rescheduled(self, instance: Instance, request: Request) -> None:
-        if self._dispatcher.reschedule(request):
-            return
-        refusal = internal(RESCHEDULED_IN_VAIN)
-        log.error("%s (model instance '%s')", refusal.message, instance.name)
-        self._delivery.fail((request,), refusal, None)
+        self._dispatcher.reschedule(instance, request)
 
     def on_death(
         self, instance: Instance, error: ServeError, unfinished: Sequence[Request], open_: Sequence[Request]

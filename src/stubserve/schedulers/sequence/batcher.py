@@ -38,7 +38,7 @@ from stubserve.schedulers.sequence.controls import Controls
 from stubserve.schedulers.sequence.departures import Departures
 from stubserve.schedulers.sequence.queues import SlotQueues
 from stubserve.schedulers.sequence.refusals import Refusals
-from stubserve.schedulers.sequence.slot import SequenceId, Slot, sequence_of
+from stubserve.schedulers.sequence.slot import SequenceId, SequenceSlot, sequence_of
 from stubserve.schedulers.sequence.slots import Slots
 
 
@@ -87,7 +87,7 @@ class SequenceBatcher(Scheduler):
         # Where implicit state is kept by sequence: those that are over without an END, to be told
         self._over: list[tuple[Instance, int]] = []
         # Whose slots wait for their execution
-        self._executing: dict[Request, Slot] = {}
+        self._executing: dict[Request, SequenceSlot] = {}
         self._answers: list[tuple[Request, ServeError]] = []
         self._now_ns = 0
         # Called when a poll has left no sequence that further requests belong to
@@ -98,7 +98,7 @@ class SequenceBatcher(Scheduler):
     # The strategy
 
     @abc.abstractmethod
-    def _filled(self, slot: Slot) -> None:
+    def _filled(self, slot: SequenceSlot) -> None:
         """A slot has something in its queue that may run, if nothing of it is `running`."""
 
     @abc.abstractmethod
@@ -106,7 +106,7 @@ class SequenceBatcher(Scheduler):
         """There is a new instance."""
 
     @abc.abstractmethod
-    def _leaves(self, instance: Instance, slots: Iterable[Slot]) -> list[Request]:
+    def _leaves(self, instance: Instance, slots: Iterable[SequenceSlot]) -> list[Request]:
         """An instance is gone; returns requests of it that wait elsewhere than in the queues of slots."""
 
     @abc.abstractmethod
@@ -114,7 +114,7 @@ class SequenceBatcher(Scheduler):
         """An instance can be given work."""
 
     @abc.abstractmethod
-    def _at_rest(self, slot: Slot) -> bool:
+    def _at_rest(self, slot: SequenceSlot) -> bool:
         """Whether nothing of the sequence that has a slot executes or is about to."""
 
     @abc.abstractmethod
@@ -166,7 +166,7 @@ class SequenceBatcher(Scheduler):
             pass
         return next_id, SEQUENCE_START
 
-    def _begin(self, sequence: SequenceId, flags: int, slot: Slot | None) -> Slot | None:
+    def _begin(self, sequence: SequenceId, flags: int, slot: SequenceSlot | None) -> SequenceSlot | None:
         """The slot of a request that has START or of which the sequence has none; None for the backlog."""
         known = slot is not None or self._backlog.collects(sequence)
         if not flags & SEQUENCE_START:
@@ -225,7 +225,7 @@ class SequenceBatcher(Scheduler):
 
     # Sequences and slots
 
-    def _end(self, slot: Slot) -> None:
+    def _end(self, slot: SequenceSlot) -> None:
         """The sequence of a slot is over when what its queue has now has run."""
         if self._iterative and (slot.queue or slot.running is not None):
             return  # when the last of them is not rescheduled
@@ -233,7 +233,7 @@ class SequenceBatcher(Scheduler):
         if not slot.queue:
             self._departures.add(slot)
 
-    def _release(self, slot: Slot) -> None:
+    def _release(self, slot: SequenceSlot) -> None:
         """A slot is free: the backlog's next has it from now on. Only within a poll, which knows the time."""
         if self._slots.is_closing(slot.instance):
             self._departures.add(slot)  # its last request may still be about to execute
@@ -249,7 +249,7 @@ class SequenceBatcher(Scheduler):
         if slot.running is None:
             self._filled(slot)
 
-    def _empty(self, slot: Slot) -> list[Request]:
+    def _empty(self, slot: SequenceSlot) -> list[Request]:
         """Takes everything out of a slot's queue; the sequence is over if there was anything."""
         queued = self._queues.clear(slot)
         if queued:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stubserve.inference.work import Instance
-from stubserve.schedulers.sequence.slot import Slot
+from stubserve.schedulers.sequence.slot import SequenceSlot
 
 
 class Departures:
@@ -19,11 +19,11 @@ class Departures:
 
     def __init__(self) -> None:
         # With the numbers of their sequences
-        self._leaving: dict[Slot, int] = {}
+        self._leaving: dict[SequenceSlot, int] = {}
         # By instance those of which something still executed
-        self._later: dict[Instance, dict[Slot, int]] = {}
+        self._later: dict[Instance, dict[SequenceSlot, int]] = {}
 
-    def add(self, slot: Slot) -> None:
+    def add(self, slot: SequenceSlot) -> None:
         """A slot has nothing left to hand out, and nothing will come."""
         self._leaving[slot] = slot.number
 
@@ -35,7 +35,7 @@ class Departures:
     def instance_gone(self, instance: Instance) -> None:
         self._later.pop(instance, None)
 
-    def take(self, at_rest: Callable[[Slot], bool]) -> list[Slot]:
+    def take(self, at_rest: Callable[[SequenceSlot], bool]) -> list[SequenceSlot]:
         """Removes the slots that are free: those at rest."""
         if not self._leaving:
             return []

@@ -18,7 +18,7 @@ def sequence_of(request: Request) -> SequenceId:
     return request.correlation_id if request.sequence is None else request.sequence[0]
 
 
-class Slot:
+class SequenceSlot:
     """One slot of an instance, which joined as number `joined`.
 
     `queue` are the requests of the sequence that has it, in order. `over` says that none will come to them, so that the

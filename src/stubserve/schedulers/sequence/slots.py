@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 
 from stubserve.inference.work import Instance
-from stubserve.schedulers.sequence.slot import Slot
+from stubserve.schedulers.sequence.slot import SequenceSlot
 
 
 class _Row:
@@ -17,7 +17,7 @@ class _Row:
     def __init__(self, instance: Instance, joined: int) -> None:
         self.instance = instance
         self.joined = joined
-        self.slots: list[Slot] = []
+        self.slots: list[SequenceSlot] = []
         # No further sequence is to begin here
         self.closed = False
         # How many slots are not free
@@ -35,7 +35,7 @@ class Slots:
         self._joined = 0
         # A heap of (index, when its instance joined, its row, the slot). There is no slot yet in the last entry of a
         # row; entries of rows that are closed may be there.
-        self._free: list[tuple[int, int, _Row, Slot | None]] = []
+        self._free: list[tuple[int, int, _Row, SequenceSlot | None]] = []
         # Instances that are closed, until it is told that they are vacant
         self._closing: set[Instance] = set()
 
@@ -48,7 +48,7 @@ class Slots:
         heapq.heappush(self._free, (0, row.joined, row, None))
         return True
 
-    def leave(self, instance: Instance) -> Sequence[Slot] | None:
+    def leave(self, instance: Instance) -> Sequence[SequenceSlot] | None:
         """Removes the slots of an instance and returns those that were ever used; None if it has none."""
         row = self._rows.pop(instance, None)
         if row is None:
@@ -82,7 +82,7 @@ class Slots:
         self._closing.difference_update(vacant)
         return vacant
 
-    def take(self) -> Slot | None:
+    def take(self) -> SequenceSlot | None:
         """The free slot with the lowest index; of equal ones, that of the instance that joined first."""
         free = self._free
         while free:
@@ -90,7 +90,7 @@ class Slots:
             if row.closed:
                 continue
             if slot is None:
-                slot = Slot(row.instance, joined, index)
+                slot = SequenceSlot(row.instance, joined, index)
                 row.slots.append(slot)
                 if index + 1 < self._each:
                     heapq.heappush(free, (index + 1, joined, row, None))
@@ -98,7 +98,7 @@ class Slots:
             return slot
         return None
 
-    def give_back(self, slot: Slot) -> None:
+    def give_back(self, slot: SequenceSlot) -> None:
         """A slot is free again."""
         slot.number = 0
         row = self._rows[slot.instance]
@@ -109,7 +109,7 @@ class Slots:
     def __contains__(self, instance: Instance) -> bool:
         return instance in self._rows
 
-    def used(self) -> list[Slot]:
+    def used(self) -> list[SequenceSlot]:
         """All that were ever used."""
         return [slot for row in self._rows.values() for slot in row.slots]
 
