@@ -172,7 +172,7 @@ class Request:
         self.outcome: str | None = None
         self.stream: ResponseStream | None = None
         self.trace: Trace | None = None
-        # What a batcher compares it by, made when it is first asked for (`schedulers.grouping`)
+        # What a batcher compares it by, made when it is first asked for (`work.Grouping`)
         self.grouping_key: dict[str, object] | None = None
         # When what happened
         self.request_start_ns = 0

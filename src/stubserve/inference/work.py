@@ -98,10 +98,9 @@ class Grouping:
 
         It is made once, when the request is queued or later: until it has run, nothing of that changes.
         """
-        key = request.grouping_key
-        if key is not None:
-            return key
-        key = request.grouping_key = {}
+        if request.grouping_key is not None:
+            return request.grouping_key
+        key: dict[str, object] = {}
         for tensor in request.inputs:
             name = tensor.name
             if name in self._shape_tensors:
@@ -110,6 +109,7 @@ class Grouping:
                 key[name] = tuple(tensor.shape[1:])
             elif self._optional_inputs:
                 key[name] = None
+        request.grouping_key = key
         return key
 
 

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from functools import partial
 from typing import Any
 
 from stubserve.errors import Code, ServeError, unavailable
@@ -28,7 +27,6 @@ from stubserve.serving.delivery import Delivery
 from stubserve.serving.dispatcher import Dispatcher
 from stubserve.serving.instance_set import InstanceSet
 from stubserve.serving.limited_dispatcher import LimitedDispatcher
-from stubserve.serving.resource_wait import seen
 from stubserve.serving.sleep import Sleep
 
 log = logging.getLogger("stubserve.model")
@@ -268,7 +266,7 @@ class InstanceModel(AnsweringModel):
         if request is not None and self._cache is not None:
             request = self._cache.leader_of(request)
         limits = self._limits
-        return self._instances.takers(request, None if limits is None else partial(seen, limits))
+        return self._instances.takers(request, None if limits is None else limits.seen)
 
     # Readiness and the end
 

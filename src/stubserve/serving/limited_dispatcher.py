@@ -13,13 +13,22 @@ next, and may have work ahead of time as others have (`depth`), each counted as 
 somebody waits it is given nothing more: what it was offered and has not had is withdrawn, and it gives its resources
 back when it has executed what it has. That is a millisecond of work at most, because only quick instances are given
 anything ahead here: a slower one would keep the other waiting for longer than it could gain.
+
+**Circles.** A model that holds a resource while it waits for another (BLS) may wait for one that needs the same
+resource. Upstream both wait for ever. Here that is a circle like any other (`instances.waiting`): the caller waits for
+the instance that it calls, and that one for an instance that holds what it lacks.
+
+It is enough for it that one of the holders goes on. Where two of them would have to, a circle may be missed; nobody is
+refused who could run.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
+from stubserve.inference.request import Request
+from stubserve.inference.served_model import BlockingCall, Waiter
 from stubserve.inference.work import Work
 from stubserve.instances.instance import Instance
 from stubserve.instances.work import Result
@@ -29,6 +38,30 @@ from stubserve.schedulers.resources import Demand, Limited
 from stubserve.serving.alarm import Alarm
 from stubserve.serving.delivery import Delivery
 from stubserve.serving.dispatcher import Dispatcher
+
+
+class ResourceWait:
+    """A `Waiter` in place of an instance's own, and what it waits for: `holders` of a resource."""
+
+    request: Request | None = None
+
+    def __init__(self, waiter: Waiter, resource: str, holders: Sequence[Waiter]) -> None:
+        self.name = f"{waiter.name} (which needs the resource '{resource}')"
+        self._waiter = waiter
+        self._holders = holders
+
+    def has(self, request: Request) -> bool:
+        return self._waiter.has(request)
+
+    def waits_for(self) -> Sequence[BlockingCall]:
+        return (self,)
+
+    @property
+    def model(self) -> ResourceWait:
+        return self
+
+    def takers(self, request: Request | None) -> Sequence[Waiter]:
+        return self._holders
 
 
 class LimitedDispatcher(Dispatcher):
@@ -76,10 +109,17 @@ class LimitedDispatcher(Dispatcher):
             self._limiter.remove(limited)
             self._limiter.settle()
 
-    def in_the_way(self, instance: Hashable) -> tuple[str, Sequence[Hashable]]:
-        """The resource that an instance waits for, and the instances of which one has to give back first, if any."""
-        limited = self._limited.get(instance)  # type: ignore[call-overload]  # instances are all that there is
-        return ("", ()) if limited is None else self._limiter.in_the_way(limited)
+    def seen(self, instance: Instance, waiter: Waiter) -> Waiter:
+        """An instance's waiter, or in its place one that waits for the instances that hold what this one lacks."""
+        limited = self._limited.get(instance)
+        if limited is None:
+            return waiter
+        resource, holders = self._limiter.in_the_way(limited)
+        waiters = [holder.waiter for holder in holders if isinstance(holder, Instance)]
+        held_by = [one for one in waiters if one is not None]
+        if not held_by or len(held_by) < len(waiters):
+            return waiter
+        return ResourceWait(waiter, resource, held_by)
 
     # Instances
 

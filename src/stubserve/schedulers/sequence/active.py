@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 
-from stubserve.schedulers.sequence.slot import SequenceId, SequenceSlot
+from stubserve.schedulers.sequence.slots import SequenceId, SequenceSlot
 
 
 class ActiveSequences:

@@ -7,7 +7,7 @@ import itertools
 from collections import OrderedDict
 
 from stubserve.inference.request import Request
-from stubserve.schedulers.sequence.slot import SequenceId
+from stubserve.schedulers.sequence.slots import SequenceId
 
 
 class Waiting:

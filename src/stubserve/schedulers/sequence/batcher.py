@@ -35,11 +35,8 @@ from stubserve.schedulers.hold import Hold
 from stubserve.schedulers.sequence.active import ActiveSequences
 from stubserve.schedulers.sequence.backlog import Backlog
 from stubserve.schedulers.sequence.controls import Controls
-from stubserve.schedulers.sequence.departures import Departures
-from stubserve.schedulers.sequence.queues import SlotQueues
 from stubserve.schedulers.sequence.refusals import Refusals
-from stubserve.schedulers.sequence.slot import SequenceId, SequenceSlot, sequence_of
-from stubserve.schedulers.sequence.slots import Slots
+from stubserve.schedulers.sequence.slots import Departures, SequenceId, SequenceSlot, SlotQueues, Slots, sequence_of
 
 
 class SequenceBatcher(Scheduler):

@@ -11,7 +11,7 @@ from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, BYTES
 
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
 from stubserve.inference.tensor import Tensor
-from stubserve.schedulers.sequence.slot import SequenceSlot
+from stubserve.schedulers.sequence.slots import SequenceSlot
 
 _KINDS = ("CONTROL_SEQUENCE_START", "CONTROL_SEQUENCE_END", "CONTROL_SEQUENCE_READY")
 _CORRELATION_ID = "CONTROL_SEQUENCE_CORRID"

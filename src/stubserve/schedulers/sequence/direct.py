@@ -20,7 +20,7 @@ from stubserve.inference.tensor import Tensor
 from stubserve.inference.work import Decision, Instance, Work
 from stubserve.schedulers.hold import Hold
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
-from stubserve.schedulers.sequence.slot import SequenceSlot
+from stubserve.schedulers.sequence.slots import SequenceSlot
 
 _BY_INDEX = attrgetter("index")
 

@@ -21,7 +21,7 @@ from stubserve.inference.request import SEQUENCE_END, Request
 from stubserve.inference.work import Decision, Instance, Work
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
-from stubserve.schedulers.sequence.slot import SequenceSlot
+from stubserve.schedulers.sequence.slots import SequenceSlot
 
 
 class OldestBatcher(SequenceBatcher):
