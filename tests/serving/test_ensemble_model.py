@@ -235,7 +235,7 @@ async def test_what_a_step_passes_on_belongs_to_the_next() -> None:
 
 @on_a_loop
 async def test_steps_see_what_the_caller_said() -> None:
-    pipe, first, _ = chain()
+    pipe, first, second = chain()
     tensor = pipe.tensor("IN")
     request = pipe.reader.request("mine", tensor)
     request.correlation_id, request.flags, request.priority, request.timeout_us = 7, 3, 2, 9
@@ -246,6 +246,11 @@ async def test_steps_see_what_the_caller_said() -> None:
     assert (seen.id, seen.correlation_id, seen.flags, seen.priority, seen.timeout_us) == ("mine", 7, 3, 2, 9)
     assert seen.parameters == {"a": 1}
     assert seen.requested_outputs == ["OUT"]
+    # Whatever the first one's scheduler has made of the sequence
+    seen.sequence = (99, 0)
+    first.answer(pipe.tensor("OUT"))
+    (seen,) = second.requests
+    assert (seen.correlation_id, seen.flags, seen.sequence) == (7, 3, None)
 
 
 @on_a_loop

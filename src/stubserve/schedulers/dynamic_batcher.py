@@ -260,6 +260,9 @@ class DynamicBatcher(Scheduler):
 
         Says in `_closed` whether any request that is still to come could change that.
         """
+        if self._max_batch_size == self._max_preferred == 1:
+            self._closed = True
+            return 1
         delay_ns, grouping, key = self._delay_ns, self._grouping, None
         count = total = best = 0
         oldest_ns = now_ns
