@@ -24,7 +24,7 @@ from stubserve.http.app import create_app as create_http_app
 from stubserve.server.server import Server
 from stubserve.settings.groups import Settings
 
-log = logging.getLogger("stubserve.server.server")
+log = logging.getLogger("stubserve.server")
 
 # Groups of settings, and single ones, about what a host does itself or does not have, and what is to be said of them
 _HOSTS = {

@@ -47,6 +47,12 @@ def test_a_request_with_all_that_it_can_have() -> None:
     assert wire == ("a", "seq", 1, 5, {"p": 1}, None, ("OUT",), (("IN", FP32, (1,), b"\1\0\0\0"),))
 
 
+def test_a_model_is_told_what_the_scheduler_makes_of_a_sequence() -> None:
+    one = request(small(1), correlation_id=7, flags=SEQUENCE_START)
+    one.sequence = (5, 0)
+    assert [wire[1:3] for wire in unpacked([one])] == [(5, 0)]
+
+
 def answered(asked: Request, place: Any, datatype: int = BYTES) -> Response:
     """What a stub's answer to a request becomes, with one output there."""
     batch = Batch(Work([asked]), None)
@@ -57,12 +63,13 @@ def answered(asked: Request, place: Any, datatype: int = BYTES) -> Response:
 
 
 def test_strings_come_as_json_where_only_the_client_sees_them() -> None:
-    asked, traced = request(small(1)), request(small(1))
-    for one in (asked, traced):
+    asked, traced, shared = request(small(1)), request(small(1)), request(small(1))
+    for one in (asked, traced, shared):
         assert [wire[2] for wire in unpacked([one])] == [0]
         one.texts_as_json = True
+    shared.shared = True
     traced.trace = Trace(Collected(), "m", 1, "HTTP", 1)
-    assert [wire[2] for wire in unpacked([asked, traced])] == [messages.TEXTS_AS_JSON, 0]
+    assert [wire[2] for wire in unpacked([asked, traced, shared])] == [messages.TEXTS_AS_JSON, 0, 0]
     traced.trace.end(traced)
     [output] = answered(asked, b'["a"]').outputs
     assert (output.json, output.data, output.nbytes) == (b'["a"]', b"", 0)

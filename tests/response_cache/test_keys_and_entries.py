@@ -10,7 +10,7 @@ import pytest
 from stubserve.inference.request import Request, Response
 from stubserve.inference.tensor import Tensor
 from stubserve.memory.blocks import Block
-from stubserve.response_cache.entry import ENTRY_BYTES, OUTPUT_BYTES, Entry, fill, lent, with_room
+from stubserve.response_cache.entry import ENTRY_BYTES, OUTPUT_BYTES, CacheEntry, fill, lent, with_room
 from stubserve.response_cache.key import APART_BYTES, SHORT_BYTES, is_quick, key_of
 from stubserve.response_cache.local import LocalStore
 from stubserve.response_cache.serialized import BadEntry, from_bytes, to_bytes
@@ -162,8 +162,8 @@ def test_an_entry_that_finds_no_room_leaves_nothing_behind() -> None:
     assert not ingress.live
 
 
-def entry(nbytes: int) -> Entry:
-    return Entry([Tensor("O", 2, (nbytes,), b"x" * nbytes)], None)
+def entry(nbytes: int) -> CacheEntry:
+    return CacheEntry([Tensor("O", 2, (nbytes,), b"x" * nbytes)], None)
 
 
 def test_who_was_asked_for_longest_ago_goes_first() -> None:
@@ -196,21 +196,23 @@ def test_the_first_of_two_answers_stays_and_a_store_gives_memory_back() -> None:
     store = LocalStore(10_000)
     store.put(b"small", entry(10))
     for key in (b"a", b"a", b"b"):
-        store.put(key, Entry([arena.tensor(b"12345678")], None))
+        store.put(key, CacheEntry([arena.tensor(b"12345678")], None))
     assert len(arena.live) == 2
     assert store.give_way()
     assert store.get(b"a") is None
     assert store.get(b"small") is not None  # what lies in the heap gives no memory of the arena
     assert store.give_way()
     assert not store.give_way()
-    store.put(b"c", Entry([arena.tensor(b"12345678")], None))
+    store.put(b"c", CacheEntry([arena.tensor(b"12345678")], None))
     store.clear()
     assert not arena.live
     assert store.used == len(store) == 0
 
 
-def whole() -> Entry:
-    return Entry([Tensor("O", FP32, (1, 2), b"12345678"), Tensor("S", BYTES, (1,), b"\1\0\0\0x")], {"n": 1, "t": "ü"})
+def whole() -> CacheEntry:
+    return CacheEntry(
+        [Tensor("O", FP32, (1, 2), b"12345678"), Tensor("S", BYTES, (1,), b"\1\0\0\0x")], {"n": 1, "t": "ü"}
+    )
 
 
 def test_an_entry_as_bytes_is_itself_again() -> None:
@@ -220,7 +222,7 @@ def test_an_entry_as_bytes_is_itself_again() -> None:
         ("S", BYTES, (1,), b"\1\0\0\0x"),
     ]
     assert read.parameters == {"n": 1, "t": "ü"}
-    assert from_bytes(b"k", to_bytes(b"k", Entry([], None))).parameters is None
+    assert from_bytes(b"k", to_bytes(b"k", CacheEntry([], None))).parameters is None
 
 
 def test_every_changed_byte_is_noticed() -> None:
@@ -266,4 +268,4 @@ def test_an_entry_with_a_right_checksum_and_wrong_fields_is_refused(forge: Calla
 
 def test_an_entry_that_has_no_form_in_bytes_says_so() -> None:
     with pytest.raises(ValueError, match=r"(?i)int"):
-        to_bytes(b"key", Entry([], {"n": 1 << 80}))
+        to_bytes(b"key", CacheEntry([], {"n": 1 << 80}))

@@ -9,8 +9,8 @@ from stubserve_stub.wire.datatypes import BY_NAME
 from stubserve.errors import ServeError
 from stubserve.inference.request import Request, unanswered
 from stubserve.inference.tensor import Tensor
-from stubserve.inference.work import Work
-from stubserve.schedulers.base import Decision, Scheduler
+from stubserve.inference.work import Decision, Work
+from stubserve.schedulers.base import Scheduler
 
 MS = 1_000_000
 INT32 = BY_NAME["INT32"].number

@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from stubserve.inference.work import Work
-from stubserve.schedulers.cost import AGAIN, FIRST, LEAST, NEVER, Cost
-from stubserve.schedulers.depth import AROUND_NS, QUICK_NS, Depth
+from stubserve.schedulers.depth import AGAIN, AROUND_NS, FIRST, LEAST, NEVER, QUICK_NS, Cost, Depth
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 
 from .requests import request

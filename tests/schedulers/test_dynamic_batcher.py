@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stubserve.errors import Code, ServeError
+from stubserve.inference.work import Grouping
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
-from stubserve.schedulers.grouping import Grouping
 from stubserve.schedulers.policy_queue import PriorityLevels, QueuePolicy
 
 from .requests import MS, Run, answers, batches, ids, request
@@ -502,18 +502,23 @@ def test_hold_until_so_many_wait_then_never_again():
         decision = batcher.poll(i)
         assert (decision.run, decision.wake_at_ns) == ([], None)
     filled(batcher, [1], first_id=2)
-    assert batches(batcher.poll(2)) == [["0", "1", "2"]]
-    batcher.instance_idle("a")
+    decision = batcher.poll(2)
+    # There are enough: it waits for one more, but not for long.
+    assert (decision.run, decision.wake_at_ns) == ([], 2 + 10 * MS)
     filled(batcher, [1], first_id=3)
-    assert batches(batcher.poll(3)) == [["3"]]
+    assert batches(batcher.poll(3)) == [["0", "1", "2", "3"]]
+    batcher.instance_idle("a")
+    filled(batcher, [1], first_id=4)
+    assert batches(batcher.poll(4)) == [["4"]]
 
 
 def test_the_hold_ends_even_while_no_instance_is_idle():
     batcher = filled(DynamicBatcher(8, hold_until=2), [1, 1])
     assert batcher.poll(0).run == []
-    batcher.enqueue(batcher.drain()[0], 1)
+    assert batcher.poll(10 * MS).run == []
+    batcher.enqueue(batcher.drain()[0], 10 * MS)
     batcher.instance_idle("a")
-    assert batches(batcher.poll(1)) == [["0"]]
+    assert batches(batcher.poll(10 * MS)) == [["0"]]
 
 
 def test_requests_expire_while_they_are_held_back():

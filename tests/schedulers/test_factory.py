@@ -3,11 +3,10 @@ from __future__ import annotations
 import pytest
 
 from stubserve.errors import Code, ServeError
+from stubserve.inference.work import Grouping
 from stubserve.model_config.parse import parse_text
-from stubserve.schedulers.default import DefaultScheduler
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.schedulers.factory import create_scheduler
-from stubserve.schedulers.grouping import Grouping
 from stubserve.schedulers.hold import BACKLOG_VARIABLE, HOLD_VARIABLE
 from stubserve.schedulers.policy_queue import PriorityLevels, QueuePolicy
 from stubserve.schedulers.sequence.direct import DirectBatcher
@@ -21,7 +20,7 @@ def config_of(text: str):
 
 
 def test_no_choice_is_the_default_scheduler():
-    assert isinstance(create_scheduler(config_of("max_batch_size: 8")), DefaultScheduler)
+    assert isinstance(create_scheduler(config_of("max_batch_size: 8")), DynamicBatcher)
 
 
 def test_an_empty_dynamic_batching_is_a_choice():
@@ -90,9 +89,11 @@ def test_the_hold_variable(monkeypatch, value, held):
         monkeypatch.setenv(HOLD_VARIABLE, value)
     scheduler = create_scheduler(config_of("max_batch_size: 8 dynamic_batching {}"))
     scheduler.instance_idle("a")
-    for i in range(3):
+    for i in range(4):
         scheduler.enqueue(request(i), 0)
-        if batches(scheduler.poll(0)):
+        decision = scheduler.poll(0)
+        # There are enough: it waits for one more, but not for long.
+        if batches(decision) or decision.wake_at_ns == 10_000_000:
             break
     assert i + 1 == max(1, held)
 

@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from stubserve.inference.tensor import Tensor
-from stubserve.schedulers.grouping import Grouping
+from stubserve.inference.work import Grouping
 
 from .requests import INT32, request
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from stubserve.errors import ServeError
 from stubserve.inference.request import Request
+from stubserve.inference.work import Grouping
 from stubserve.schedulers.base import Scheduler
-from stubserve.schedulers.default import DefaultScheduler
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
-from stubserve.schedulers.grouping import Grouping
 from stubserve.schedulers.policy_queue import PriorityLevels, QueuePolicy
 
 from .requests import request
@@ -90,7 +89,10 @@ class Owner:
         self.idle: list[int] = []
         self.busy: list[int] = []
         self.instances = 0
+        # Whether everything is kept back; and until when at the latest, and how many there were, once there are enough
         self.held = rules is not None and rules.hold_until > 0
+        self.held_until_ns: int | None = None
+        self.held_with = 0
 
     # Events
 
@@ -177,8 +179,11 @@ class Owner:
         for r, _ in decision.answer:
             self.end(r)
 
-        if self.held and self.rules and len(self.waiting) >= self.rules.hold_until:
-            self.held = False
+        if self.held and self.rules:
+            if self.held_until_ns is not None:
+                self.held = len(self.waiting) <= self.held_with and self.now_ns < self.held_until_ns
+            elif len(self.waiting) >= self.rules.hold_until:
+                self.held_until_ns, self.held_with = self.now_ns + 10_000_000, len(self.waiting)
         for instance, work in decision.run:
             batch = list(work.requests)
             assert instance == self.idle.pop(0), "not the longest idle"
@@ -203,6 +208,8 @@ class Owner:
 
     def expected_wake(self) -> int | None:
         times = [self.deadlines[r] for r in self.waiting if r in self.deadlines and r not in self.delayed]
+        if self.held and self.held_until_ns is not None:
+            times.append(self.held_until_ns)
         if self.idle and self.waiting and not self.held:
             assert self.rules is not None
             times.append(min(r.queue_start_ns for r in self.waiting) + self.rules.delay_us * US)
@@ -311,7 +318,7 @@ def test_the_dynamic_batcher_follows_its_rules_whatever_happens(rules, instances
 @settings(deadline=None, max_examples=50)
 @given(INSTANCES, EVENTS)
 def test_the_default_scheduler_follows_its_rules_whatever_happens(instances, events):
-    play(Owner(DefaultScheduler(), None), instances, events)
+    play(Owner(DynamicBatcher(1), None), instances, events)
 
 
 @settings(deadline=None, max_examples=50)

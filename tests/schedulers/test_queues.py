@@ -1,4 +1,4 @@
-"""The plain queue and the policy queue."""
+"""The policy queue."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from stubserve.errors import Code, ServeError
 from stubserve.inference.request import Request
-from stubserve.schedulers.default import DefaultScheduler
-from stubserve.schedulers.fifo_queue import FifoQueue
+from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.schedulers.policy_queue import PolicyQueue, PriorityLevels, QueuePolicy
 
 from .requests import ids, request
@@ -39,10 +38,10 @@ def expire(queue: PolicyQueue, now_us: int) -> list[str]:
     return [r.id for r, _ in queue.expire(now_us * US)]
 
 
-# Both queues
+# With a policy, and without
 
 
-@pytest.mark.parametrize("make", [FifoQueue, lambda: queue_of(REJECT)], ids=["fifo", "policy"])
+@pytest.mark.parametrize("make", [lambda: queue_of(QueuePolicy()), lambda: queue_of(REJECT)], ids=["plain", "policy"])
 def test_first_in_first_out_and_removal_anywhere(make):
     queue = make()
     requests = [request(i) for i in range(6)]
@@ -61,7 +60,7 @@ def test_first_in_first_out_and_removal_anywhere(make):
     assert not queue.remove(requests[5])
 
 
-@pytest.mark.parametrize("make", [FifoQueue, lambda: queue_of(REJECT)], ids=["fifo", "policy"])
+@pytest.mark.parametrize("make", [lambda: queue_of(QueuePolicy()), lambda: queue_of(REJECT)], ids=["plain", "policy"])
 def test_a_request_may_come_back_after_it_left(make):
     queue = make()
     r = request(1)
@@ -329,7 +328,7 @@ def test_shares_are_forgotten_when_the_queue_is_half_empty():
 
 
 def test_what_gave_way_is_drained_with_the_rest():
-    scheduler = DefaultScheduler(max_queue_size=2)
+    scheduler = DynamicBatcher(1, priorities=PriorityLevels().bounded(2))
     for r in (of_client("a", 1), of_client("a", 2), of_client("b", 3)):
         scheduler.enqueue(r, 0)
     assert sorted(ids(scheduler.drain())) == ["1", "2", "3"]

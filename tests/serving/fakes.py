@@ -10,14 +10,14 @@ from typing import Any, cast
 from stubserve.errors import ServeError
 from stubserve.inference.request import Request, Response
 from stubserve.inference.tensor import Tensor
-from stubserve.inference.work import Work
+from stubserve.inference.work import Decision, Work
 from stubserve.instances.instance import Instance, InstanceOwner
 from stubserve.instances.restart import RestartPolicy
 from stubserve.instances.stub import Stub
 from stubserve.memory.blocks import Block
 from stubserve.model_config.complete import InstanceSpec
 from stubserve.model_config.parse import parse_text
-from stubserve.schedulers.base import Decision, Scheduler
+from stubserve.schedulers.base import Scheduler
 from stubserve.serving.instance_model import InstanceModel
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from stubserve.errors import Code, ServeError, unavailable
 from stubserve.inference.request import CANCELLED, OTHER_FAILURE, REJECTED, Request, Response
-from stubserve.inference.work import Work
-from stubserve.schedulers.base import Decision, Scheduler
-from stubserve.schedulers.default import DefaultScheduler
+from stubserve.inference.work import Decision, Work
+from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.depth import MOST_AHEAD, QUICK_IN_A_ROW
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.serving.alarm import Alarm
@@ -75,7 +74,10 @@ class Parts:
         self.alarm = FakeAlarm()
         self.answers = Answers()
         self.reader = Reader()
-        self.dispatcher = Dispatcher("m", scheduler, self.answers, self.clock, lambda callback: cast(Alarm, self.alarm))
+        # Any: instance and delivery are fakes
+        self.dispatcher: Any = Dispatcher(
+            "m", scheduler, cast(Any, self.answers), self.clock, lambda callback: cast(Alarm, self.alarm)
+        )
 
     def enqueue(self, *ids: str) -> list[Request]:
         requests = [self.reader.request(id) for id in ids]
@@ -87,7 +89,7 @@ class Parts:
         work = executor.works.pop(0)
         for request in work.requests:
             request.compute_input_end_ns, request.compute_infer_end_ns = 0, took_ns
-        self.dispatcher.work_done(executor, [work])
+        self.dispatcher.work_done(executor, [(work, ())])
 
 
 def run(scenario: Callable[[], Awaitable[Any]]) -> None:
@@ -115,7 +117,7 @@ def test_requests_of_one_turn_of_the_loop_share_a_batch() -> None:
 
 def test_the_next_work_follows_the_one_that_is_done() -> None:
     async def scenario() -> None:
-        parts, one, two = Parts(DefaultScheduler()), Executor(), Executor()
+        parts, one, two = Parts(DynamicBatcher(1)), Executor(), Executor()
         parts.dispatcher.join(one)
         parts.dispatcher.join(two)
         parts.enqueue("a", "b", "c", "d")
@@ -132,7 +134,7 @@ def test_the_next_work_follows_the_one_that_is_done() -> None:
 def test_nothing_is_decided_while_nobody_waits() -> None:
     """A lone client's result frees an instance, and that is all: what comes next is asked about when it comes."""
 
-    class Counted(DefaultScheduler):
+    class Counted(DynamicBatcher):
         polls = 0
 
         def poll(self, now_ns: int) -> Decision:
@@ -140,7 +142,7 @@ def test_nothing_is_decided_while_nobody_waits() -> None:
             return super().poll(now_ns)
 
     async def scenario() -> None:
-        scheduler = Counted()
+        scheduler = Counted(1)
         parts, one = Parts(scheduler), Executor()
         parts.dispatcher.join(one)
         parts.enqueue("a")
@@ -163,7 +165,7 @@ def test_nothing_is_decided_while_nobody_waits() -> None:
 
 def test_a_quick_instance_that_serves_alone_has_several_works_ahead() -> None:
     async def scenario() -> None:
-        parts, one = Parts(DefaultScheduler()), Executor()
+        parts, one = Parts(DynamicBatcher(1)), Executor()
         parts.dispatcher.join(one)
         for _ in range(QUICK_IN_A_ROW):
             parts.enqueue("warm")
@@ -215,7 +217,7 @@ def test_a_slower_instance_has_its_next_batch_before_it_is_idle() -> None:
 
 def test_an_instance_whose_stub_is_dead_gets_no_further_work() -> None:
     async def scenario() -> None:
-        parts, one, two = Parts(DefaultScheduler()), Executor(), Executor()
+        parts, one, two = Parts(DynamicBatcher(1)), Executor(), Executor()
         parts.dispatcher.join(one)
         parts.enqueue("a", "b")
         parts.dispatcher.poll()
@@ -301,7 +303,7 @@ def test_who_is_cancelled_or_expires_is_counted_so() -> None:
 @pytest.mark.parametrize("refusal", [unavailable("no room in shared memory"), ValueError("a fault")])
 def test_work_that_cannot_be_handed_over_is_answered(refusal: Exception, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        parts, one = Parts(DefaultScheduler()), Executor("m_0")
+        parts, one = Parts(DynamicBatcher(1)), Executor("m_0")
         parts.dispatcher.join(one)
         one.refuses = refusal
         parts.enqueue("a", "b")
@@ -367,7 +369,7 @@ def test_the_scheduler_hears_of_responses_and_released_slots() -> None:
 
 def test_nothing_is_handed_out_once_it_is_closed() -> None:
     async def scenario() -> None:
-        parts, one = Parts(DefaultScheduler()), Executor()
+        parts, one = Parts(DynamicBatcher(1)), Executor()
         parts.dispatcher.join(one)
         parts.enqueue("a", "b")
         parts.dispatcher.poll()

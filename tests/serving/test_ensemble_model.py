@@ -20,21 +20,20 @@ from stubserve.memory.blocks import Block
 from stubserve.model_config.proto import ModelConfig
 from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.ensemble.plan import EnsemblePlan
-from stubserve.serving.ensemble_calls import Prospect
 from stubserve.serving.ensemble_model import EnsembleModel
-from stubserve.serving.ensemble_shapes import fit
+from stubserve.serving.ensemble_steps import Prospect, fit
 from tests.serving.fakes import Reader
 from tests.serving.test_caching import Remote, until
 
 FP32 = 11
 
 
-def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """A test that runs on an event loop."""
 
     @functools.wraps(test)
-    def run() -> None:
-        asyncio.run(test())
+    def run(**values: Any) -> None:
+        asyncio.run(test(**values))
 
     return run
 
@@ -236,7 +235,7 @@ async def test_what_a_step_passes_on_belongs_to_the_next() -> None:
 
 @on_a_loop
 async def test_steps_see_what_the_caller_said() -> None:
-    pipe, first, _ = chain()
+    pipe, first, second = chain()
     tensor = pipe.tensor("IN")
     request = pipe.reader.request("mine", tensor)
     request.correlation_id, request.flags, request.priority, request.timeout_us = 7, 3, 2, 9
@@ -247,6 +246,11 @@ async def test_steps_see_what_the_caller_said() -> None:
     assert (seen.id, seen.correlation_id, seen.flags, seen.priority, seen.timeout_us) == ("mine", 7, 3, 2, 9)
     assert seen.parameters == {"a": 1}
     assert seen.requested_outputs == ["OUT"]
+    # Whatever the first one's scheduler has made of the sequence
+    seen.sequence = (99, 0)
+    first.answer(pipe.tensor("OUT"))
+    (seen,) = second.requests
+    assert (seen.correlation_id, seen.flags, seen.sequence) == (7, 3, None)
 
 
 @on_a_loop
@@ -582,6 +586,8 @@ async def test_what_a_member_says_that_it_was_not_loaded_with_is_not_kept() -> N
     pipe.members["inner"] = inner  # type: ignore[assignment]
     outer_config = config_of(one("inner", "IN", "OUT"))
     outer = EnsembleModel("outer", 1, outer_config, pipe, {("inner", ""): inner})  # type: ignore[arg-type]
+    # As the loader says where servers share the cache
+    inner.identity, outer.identity = b"inner", b"outer"
     outer.use_cache(ResponseCache(None, remote, lambda _: None, in_arena, True), b"of the old member")
 
     async def ask(member: Member) -> None:
@@ -602,6 +608,20 @@ async def test_what_a_member_says_that_it_was_not_loaded_with_is_not_kept() -> N
     assert remote.kept == {}
     await ask(old)
     assert len(remote.kept) == 1
+
+
+@pytest.mark.parametrize("identity", [b"", b"of the old member"])
+@on_a_loop
+async def test_members_are_compared_only_where_a_shared_cache_has_to_know(identity: bytes) -> None:
+    old, new = Member("first"), Member("first")
+    pipe = Pipe(config_of(one("first", "IN", "OUT")), new)
+    model = EnsembleModel("pipe", 1, pipe.model.config, pipe, {("first", ""): old})  # type: ignore[arg-type]
+    model.identity = identity
+    model.submit(pipe.reader.request("a", Tensor("IN", FP32, (1,), b"1234")))
+    await until(lambda: new.requests)
+    new.answer(Tensor("OUT", FP32, (1,), b"said"))
+    [(_, response)] = pipe.reader.got
+    assert response.transient is bool(identity)
 
 
 @on_a_loop

@@ -12,7 +12,6 @@ from stubserve.errors import internal
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
 from stubserve.model_config.parse import parse_text
 from stubserve.schedulers.base import Scheduler
-from stubserve.schedulers.default import DefaultScheduler
 from stubserve.schedulers.depth import QUICK_IN_A_ROW
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.schedulers.factory import create_scheduler
@@ -45,8 +44,9 @@ class Model:
         self.alarm = FakeAlarm()
         self.answers = Answers()
         self.reader = Reader()
-        self.dispatcher = LimitedDispatcher(
-            "m", scheduler, self.answers, limits.limiter, self.clock, lambda _: cast(Alarm, self.alarm)
+        # Any: instances and delivery are fakes
+        self.dispatcher: Any = LimitedDispatcher(
+            "m", scheduler, cast(Any, self.answers), limits.limiter, self.clock, lambda _: cast(Alarm, self.alarm)
         )
         self.executors = [Executor(f"i_{index}") for index in range(len(counts))]
         for executor, count in zip(self.executors, counts, strict=True):
@@ -72,7 +72,7 @@ class Model:
         for work in done:
             for request in work.requests:
                 request.compute_input_end_ns, request.compute_infer_end_ns = 0, took_ns
-        self.dispatcher.work_done(executor, done)
+        self.dispatcher.work_done(executor, [(work, ()) for work in done])
 
     def warm_up(self) -> None:
         """Has its instance be one that is always quick."""
@@ -115,7 +115,7 @@ def test_two_models_with_one_resource_take_turns_and_batches_are_formed_late() -
 def test_instances_that_ask_for_nothing_are_dispatched_as_ever() -> None:
     async def scenario() -> None:
         limits = Limits()
-        holder, free = limits.model(DefaultScheduler(), 1), limits.model(DefaultScheduler(), 0, 1)
+        holder, free = limits.model(DynamicBatcher(1), 1), limits.model(DynamicBatcher(1), 0, 1)
         holder.ask("h")
         free.ask("a", "b")
         assert free.batches == [[["a"]], []]
@@ -132,8 +132,8 @@ def test_instances_that_ask_for_nothing_are_dispatched_as_ever() -> None:
 def test_several_instances_run_as_far_as_the_resource_goes() -> None:
     async def scenario() -> None:
         limits = Limits()
-        limits.model(DefaultScheduler(), 3)
-        model = limits.model(DefaultScheduler(), 1, 1, 1, 1)
+        limits.model(DynamicBatcher(1), 3)
+        model = limits.model(DynamicBatcher(1), 1, 1, 1, 1)
         model.ask("a", "b", "c", "d", "e")
         assert model.batches == [[["a"]], [["b"]], [["c"]], []]
         model.done(1)
@@ -149,7 +149,7 @@ def test_a_batch_that_waits_to_fill_keeps_no_resource() -> None:
     async def scenario() -> None:
         limits = Limits()
         waits = limits.model(DynamicBatcher(4, (4,), 1000), 1)
-        other = limits.model(DefaultScheduler(), 1)
+        other = limits.model(DynamicBatcher(1), 1)
         waits.ask("a")
         assert waits.batches == [[]]
         assert limits.held == 0
@@ -170,7 +170,7 @@ def test_a_batch_that_waits_to_fill_keeps_no_resource() -> None:
 def test_requests_that_are_cancelled_while_their_model_waits_cost_nobody_a_turn() -> None:
     async def scenario() -> None:
         limits = Limits()
-        one, two, three = (limits.model(DefaultScheduler(), 1) for _ in range(3))
+        one, two, three = (limits.model(DynamicBatcher(1), 1) for _ in range(3))
         one.ask("a")
         (gone,) = two.ask("x")
         three.ask("y")
@@ -185,7 +185,7 @@ def test_requests_that_are_cancelled_while_their_model_waits_cost_nobody_a_turn(
 def test_a_stub_that_dies_gives_back_and_one_that_is_retired_when_it_has_finished() -> None:
     async def scenario() -> None:
         limits = Limits()
-        dies, retires, waits = (limits.model(DefaultScheduler(), 1) for _ in range(3))
+        dies, retires, waits = (limits.model(DynamicBatcher(1), 1) for _ in range(3))
         dies.ask("a")
         retires.ask("b")
         dies.executors[0].takes_work = False
@@ -213,7 +213,7 @@ def test_a_stub_that_dies_gives_back_and_one_that_is_retired_when_it_has_finishe
 def test_an_instance_that_refuses_its_work_gives_back() -> None:
     async def scenario() -> None:
         limits = Limits()
-        one, two = limits.model(DefaultScheduler(), 1), limits.model(DefaultScheduler(), 1)
+        one, two = limits.model(DynamicBatcher(1), 1), limits.model(DynamicBatcher(1), 1)
         one.executors[0].refuses = internal("no room")
         one.ask("a")
         two.ask("x")
@@ -235,7 +235,7 @@ def test_sequences_run_on_their_own_instances() -> None:
             "config.pbtxt",
         )
         limits = Limits()
-        model, other = limits.model(create_scheduler(config), 1, 1), limits.model(DefaultScheduler(), 1)
+        model, other = limits.model(create_scheduler(config), 1, 1), limits.model(DynamicBatcher(1), 1)
         model.ask("a1", correlation_id=1, flags=SEQUENCE_START)
         model.ask("b1", correlation_id=2, flags=SEQUENCE_START)
         assert model.batches == [[["a1"]], []]
@@ -286,7 +286,7 @@ def test_the_oldest_strategy_and_iterations_share_resources_too() -> None:
 def test_a_quick_instance_has_work_ahead_while_nobody_else_waits() -> None:
     async def scenario() -> None:
         limits = Limits()
-        one, two = limits.model(DefaultScheduler(), 1), limits.model(DefaultScheduler(), 1)
+        one, two = limits.model(DynamicBatcher(1), 1), limits.model(DynamicBatcher(1), 1)
         one.warm_up()
         two.warm_up()
         one.ask("a", "b", "c")
@@ -317,7 +317,7 @@ def test_a_quick_instance_has_work_ahead_while_nobody_else_waits() -> None:
 def test_results_that_come_together_end_what_an_instance_holds() -> None:
     async def scenario() -> None:
         limits = Limits()
-        one, two = limits.model(DefaultScheduler(), 1), limits.model(DefaultScheduler(), 1)
+        one, two = limits.model(DynamicBatcher(1), 1), limits.model(DynamicBatcher(1), 1)
         one.warm_up()
         one.ask("a", "b", "c")
         one.done(works=3, took_ns=1000)
@@ -335,7 +335,7 @@ def test_results_that_come_together_end_what_an_instance_holds() -> None:
 def test_a_slower_instance_has_nothing_ahead(took_ns: int) -> None:
     async def scenario() -> None:
         limits = Limits()
-        model = limits.model(DefaultScheduler(), 1)
+        model = limits.model(DynamicBatcher(1), 1)
         for _ in range(QUICK_IN_A_ROW + 2):
             model.ask("a", "b")
             assert model.batches == [[["a"]]]
@@ -349,7 +349,7 @@ def test_a_slower_instance_has_nothing_ahead(took_ns: int) -> None:
 def test_an_instance_that_is_retired_keeps_its_resources_until_all_that_it_has_is_executed() -> None:
     async def scenario() -> None:
         limits = Limits()
-        one, two = limits.model(DefaultScheduler(), 1), limits.model(DefaultScheduler(), 1)
+        one, two = limits.model(DynamicBatcher(1), 1), limits.model(DynamicBatcher(1), 1)
         one.warm_up()
         one.ask("a", "b", "c")
         one.executors[0].takes_work = False
@@ -368,7 +368,7 @@ def test_an_instance_that_is_retired_keeps_its_resources_until_all_that_it_has_i
 def test_an_instance_that_dies_with_work_ahead_gives_back_at_once() -> None:
     async def scenario() -> None:
         limits = Limits()
-        one, two = limits.model(DefaultScheduler(), 1), limits.model(DefaultScheduler(), 1)
+        one, two = limits.model(DynamicBatcher(1), 1), limits.model(DynamicBatcher(1), 1)
         one.warm_up()
         one.ask("a", "b")
         two.ask("x")
@@ -383,7 +383,7 @@ def test_an_instance_that_dies_with_work_ahead_gives_back_at_once() -> None:
 def test_an_instance_that_refuses_what_it_is_given_ahead_goes_on() -> None:
     async def scenario() -> None:
         limits = Limits()
-        model = limits.model(DefaultScheduler(), 1)
+        model = limits.model(DynamicBatcher(1), 1)
         model.warm_up()
         model.ask("a")
         model.executors[0].refuses = internal("no room")
@@ -409,7 +409,7 @@ def test_whoever_has_work_ahead_lets_others_in_and_nothing_is_forgotten(
 ) -> None:
     async def scenario() -> None:
         limits = Limits()
-        models = [limits.model(DynamicBatcher(4) if batching else DefaultScheduler(), count) for count in counts]
+        models = [limits.model(DynamicBatcher(4) if batching else DynamicBatcher(1), count) for count in counts]
         for model in models:
             model.warm_up()
         asked = executed = 0

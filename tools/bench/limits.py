@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from stubserve.errors import ServeError
 from stubserve.inference.request import Request, Response
 from stubserve.inference.work import Work
-from stubserve.schedulers.default import DefaultScheduler
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.serving.dispatcher import Dispatcher
@@ -63,7 +62,7 @@ def cost_us(models: int, instances: int, limited: bool, batching: bool) -> float
     limiter = RateLimiter({("R", None): max(1, models * instances // 4)})
     dispatchers: list[Dispatcher] = []
     for model in range(models):
-        scheduler = DynamicBatcher(8) if batching else DefaultScheduler()
+        scheduler = DynamicBatcher(8) if batching else DynamicBatcher(1)
         own = [Instance(f"{model}_{number}", model, busy) for number in range(instances)]
         if limited:
             dispatcher = LimitedDispatcher(str(model), scheduler, NoAnswers(), limiter, lambda: 1)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from stubserve.connections.changing_files import ChangingFiles
 
-log = logging.getLogger("stubserve.server.server")
+log = logging.getLogger("stubserve.server")
 
 _DIGEST = "sha256:"
 # RFC 6750, §2.1

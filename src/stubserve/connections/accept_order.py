@@ -28,7 +28,7 @@ from stubserve.connections.offload import Offload
 from stubserve.connections.paced_transport import PacedProtocol
 from stubserve.connections.tls import HANDSHAKE_S
 
-log = logging.getLogger("stubserve.server.server")
+log = logging.getLogger("stubserve.server")
 
 # How long connections are accepted in one pass of the loop, and how many come in at once of those that have asked.
 _ACCEPT_S = 0.001

@@ -17,7 +17,7 @@ import resource
 from time import monotonic
 from typing import Protocol
 
-log = logging.getLogger("stubserve.server.server")
+log = logging.getLogger("stubserve.server")
 
 RESERVE = 64
 # So many idle connections are closed at once, so that not every new one looks at all.

@@ -15,7 +15,7 @@ from pathlib import Path
 from stubserve.connections.changing_files import ChangingFiles
 from stubserve.settings.groups import Tls
 
-log = logging.getLogger("stubserve.server.server")
+log = logging.getLogger("stubserve.server")
 
 # How long a client may take for its part of a handshake.
 HANDSHAKE_S = 10.0

@@ -15,7 +15,7 @@ from typing import Protocol
 from stubserve.connections.loop_time import LoopTime
 from stubserve.connections.slow_clients import Owner, Pressure, Transfer
 
-log = logging.getLogger("stubserve.server.server")
+log = logging.getLogger("stubserve.server")
 
 _SWEEP_S = 5.0
 

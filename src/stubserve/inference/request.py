@@ -73,15 +73,25 @@ class ResponseStream:
 
 
 class Request:
-    """One request to one version of one model.
+    """One request to one version of one model: what was asked, and what becomes of it.
+
+    **What was asked** is written by the protocol that reads it, and by `admission.admit`, which sets the batch size and
+    gives inputs the shapes that the model sees. From then on it does not change. Whatever a scheduler, a cache or an
+    instance has to say of a request is written elsewhere: into the work that it is executed in, or into one of the
+    fields behind, which have one owner each.
 
     `requested_outputs` is None for all. `timeout_us` and `priority` are 0 when the client gave none. `batch_size` is
     the leading dimension, at least 1, for statistics and batching; for models without batching it is 1.
-    `parameters` are those that are not reserved by the protocol, or None. `admitted` is set once `admission.admit` has
-    found nothing wrong. `texts_as_json` says that outputs of strings go to its client as JSON, and to nobody else, so
-    that the stub may write it (`Tensor.json`). `regions` is None but for a request that refers to shared memory of its
-    client: then it says which outputs are to be written there. `client` is who asks, where clients are told apart
-    (`--fair-queues`); None otherwise, and for requests that models make.
+    `parameters` are those that are not reserved by the protocol, or None. `texts_as_json` says that its client gets
+    outputs of strings as JSON, so that the stub may write it (`Tensor.json`). `regions` is None but for a request that
+    refers to shared memory of its client: then it says which outputs are to be written there. `client` is who asks,
+    where clients are told apart (`--fair-queues`); None otherwise, and for requests that models make.
+
+    **What becomes of it.** `admitted` is set once `admission.admit` has found nothing wrong. `sequence` is what its
+    model is told in place of `correlation_id` and `flags`, None where those hold: the sequence batcher gives a request
+    without an id one of its own, and flags to the first of its executions only. `shared` says that its answer may go to
+    others, too, out of the response cache, which owns that field; so its texts are no JSON. `cancelled` says that
+    nobody waits for it.
 
     Times are CLOCK_MONOTONIC nanoseconds, 0 until they happen; statistics, metrics and traces derive from them.
 
@@ -117,6 +127,8 @@ class Request:
         "regions",
         "request_start_ns",
         "requested_outputs",
+        "sequence",
+        "shared",
         "stream",
         "texts_as_json",
         "timeout_us",
@@ -135,6 +147,8 @@ class Request:
         parameters: dict[str, Any] | None = None,
         requested_outputs: list[str] | None = None,
         batch_size: int = 1,
+        regions: dict[str, RegionPlace] | None = None,
+        client: Hashable = None,
     ) -> None:
         # What was asked
         self.inputs = inputs
@@ -147,16 +161,18 @@ class Request:
         self.requested_outputs = requested_outputs
         self.batch_size = batch_size
         self.texts_as_json = False
-        self.regions: dict[str, RegionPlace] | None = None
-        self.client: Hashable = None
-        # Where it stands
+        self.regions = regions
+        self.client = client
+        # What becomes of it
         self.on_response = on_response
         self.admitted = False
+        self.sequence: tuple[int | str, int] | None = None
+        self.shared = False
         self.cancelled = False
         self.outcome: str | None = None
         self.stream: ResponseStream | None = None
         self.trace: Trace | None = None
-        # What a batcher compares it by, made when it is first asked for (`schedulers.grouping`)
+        # What a batcher compares it by, made when it is first asked for (`work.Grouping`)
         self.grouping_key: dict[str, object] | None = None
         # When what happened
         self.request_start_ns = 0

@@ -132,17 +132,22 @@ class ModelStatistics:
         self.execution_count = 0
         self.executions: dict[int, _Executions] = {}
 
-    def record_batch(self, requests: Sequence[Request], empty: int = 0) -> None:
+    def record_batch(
+        self, requests: Sequence[Request], empty: int = 0, took_ns: tuple[int, int, int] | None = None
+    ) -> None:
         """Counts one execution and its requests, once all their timestamps are set.
 
         A request without an outcome, or with SUCCESS, is a success. As upstream, `empty` places of a batch belong to
-        its size.
+        its size. `took_ns` is for how long others have read, computed and answered where an ensemble was executed.
         """
         # What is measured of an execution is the same for all of its requests.
         first = requests[0]
-        input_ns = first.compute_input_end_ns - first.compute_start_ns
-        infer_ns = first.compute_infer_end_ns - first.compute_input_end_ns
-        output_ns = first.compute_end_ns - first.compute_infer_end_ns
+        if took_ns is None:
+            input_ns = first.compute_input_end_ns - first.compute_start_ns
+            infer_ns = first.compute_infer_end_ns - first.compute_input_end_ns
+            output_ns = first.compute_end_ns - first.compute_infer_end_ns
+        else:
+            input_ns, infer_ns, output_ns = took_ns
         batch_size = empty
         count = items = arrived_ns = queued_ns = 0
         for request in requests:
@@ -163,21 +168,6 @@ class ModelStatistics:
         self.compute_input_ns += count * input_ns
         self.compute_infer_ns += count * infer_ns
         self.compute_output_ns += count * output_ns
-        self._record_execution(batch_size, input_ns, infer_ns, output_ns)
-
-    def record_ensemble(self, request: Request, input_ns: int, infer_ns: int, output_ns: int, end_ns: int) -> None:
-        """Counts a request that others have computed, for these durations in all, and that ended well at `end_ns`."""
-        size = request.batch_size
-        self.success_count += 1
-        self.inference_count += size
-        self.success_ns += end_ns - request.request_start_ns
-        self.queue_ns += request.compute_start_ns - request.queue_start_ns
-        self.compute_input_ns += input_ns
-        self.compute_infer_ns += infer_ns
-        self.compute_output_ns += output_ns
-        self._record_execution(size, input_ns, infer_ns, output_ns)
-
-    def _record_execution(self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
         self.execution_count += 1
         executions = self.executions.get(batch_size)
         if executions is None:

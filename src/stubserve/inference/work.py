@@ -1,11 +1,16 @@
-"""Work: the requests that an instance executes at once."""
+"""Work: the requests that an instance executes at once, which of them may share it, and decisions on it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any
 
+from stubserve.errors import ServeError
 from stubserve.inference.request import Request
 from stubserve.inference.tensor import Tensor
+
+# A scheduler only compares instances; what they are is their owner's business.
+Instance = Hashable
 
 
 class Work:
@@ -57,3 +62,76 @@ class Work:
 
     def __repr__(self) -> str:
         return f"<Work {list(self.slots)}>"
+
+
+class Grouping:
+    """The inputs in which all requests of one batch must be equal.
+
+    `variable` inputs have a dimension of -1 and do not allow ragged batches: their shapes without the batch dimension
+    must be equal. `shape_tensors` must be equal in shape and values. With `optional_inputs` all requests must give the
+    same inputs.
+    """
+
+    __slots__ = ("_optional_inputs", "_shape_tensors", "_variable")
+
+    def __init__(
+        self, variable: Collection[str] = (), shape_tensors: Collection[str] = (), optional_inputs: bool = False
+    ) -> None:
+        self._variable = frozenset(variable)
+        self._shape_tensors = frozenset(shape_tensors)
+        self._optional_inputs = optional_inputs
+
+    @classmethod
+    def from_config(cls, config: Any) -> Grouping:
+        """What a `ModelConfig` message demands."""
+        shape_tensors = [i.name for i in config.input if i.is_shape_tensor]
+        variable = [i.name for i in config.input if -1 in i.dims and not i.allow_ragged_batch]
+        return cls(variable, shape_tensors, any(i.optional for i in config.input))
+
+    @property
+    def trivial(self) -> bool:
+        """Whether any two requests may share a batch."""
+        return not (self._variable or self._shape_tensors or self._optional_inputs)
+
+    def key(self, request: Request) -> dict[str, object]:
+        """Requests with equal keys may share a batch. Only for requests with a batch dimension.
+
+        It is made once, when the request is queued or later: until it has run, nothing of that changes.
+        """
+        if request.grouping_key is not None:
+            return request.grouping_key
+        key: dict[str, object] = {}
+        for tensor in request.inputs:
+            name = tensor.name
+            if name in self._shape_tensors:
+                key[name] = (tuple(tensor.shape), bytes(tensor.buffer))
+            elif name in self._variable:
+                key[name] = tuple(tensor.shape[1:])
+            elif self._optional_inputs:
+                key[name] = None
+        request.grouping_key = key
+        return key
+
+
+class Decision:
+    """What to do now.
+
+    `run`: work to hand to instances, in this order; each instance appears as often as it has been said to have room,
+    and gets no further work until the owner reports it idle again. `answer`: requests that end here with this error
+    (expired, cancelled). `over`: sequences that have ended without a request that says so, by their instances and
+    numbers; to be told before `run`, which may have the next ones.
+    `wake_at_ns`: poll again at this time at the latest, None if only an event can change anything.
+    """
+
+    __slots__ = ("answer", "over", "run", "wake_at_ns")
+
+    def __init__(self) -> None:
+        self.run: list[tuple[Instance, Work]] = []
+        self.answer: list[tuple[Request, ServeError]] = []
+        self.over: Sequence[tuple[Instance, int]] = ()
+        self.wake_at_ns: int | None = None
+
+    def wake_by(self, at_ns: int | None) -> None:
+        """Polls again at this time at the latest, if there is one."""
+        if at_ns is not None and (self.wake_at_ns is None or at_ns < self.wake_at_ns):
+            self.wake_at_ns = at_ns

@@ -114,15 +114,18 @@ def _packed_with_extras(
 
 
 def _is_for_client_only(request: Request) -> bool:
-    """Whether a stub may write an answer's strings as the JSON that the client is to get. A trace may show them."""
-    return request.texts_as_json and request.trace is None
+    """Whether a stub may write an answer's strings as JSON: neither a trace nor a cache is to have them."""
+    return request.texts_as_json and request.trace is None and not request.shared
 
 
 def _packed(request: Request, inputs: Sequence[Tensor]) -> WireRequest:
+    correlation_id, flags = request.correlation_id, request.flags
+    if request.sequence is not None:
+        correlation_id, flags = request.sequence
     return (
         request.id,
-        request.correlation_id,
-        request.flags | messages.TEXTS_AS_JSON if _is_for_client_only(request) else request.flags,
+        correlation_id,
+        flags | messages.TEXTS_AS_JSON if _is_for_client_only(request) else flags,
         request.timeout_us,
         request.parameters,
         None if request.trace is None else request.trace.wire,

@@ -38,7 +38,7 @@ from stubserve.environments.environment import Environment
 from stubserve.errors import internal
 from stubserve.settings.groups import WITHHELD, InstanceSettings, VariableRule
 
-log = logging.getLogger("stubserve.server.server")
+log = logging.getLogger("stubserve.server")
 
 # `-I -S`: nothing but the interpreter and its library
 _CONFINED = (sys.executable, "-I", "-S", stubserve_stub.runtime.confinement.__file__)

@@ -18,6 +18,7 @@ from typing import Any
 
 from stubserve.errors import ServeError, invalid, raise_first
 from stubserve.inference.served_model import ServedModel
+from stubserve.instances.bls import Models
 from stubserve.loading.dependencies import DiskDependencies, circle, members_of, rounds, version_not_loaded
 from stubserve.loading.turns import Turn
 from stubserve.model_config.proto import ModelConfig
@@ -27,7 +28,7 @@ from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import read_labels
 from stubserve.repository.registry import Registry, VersionState
 from stubserve.repository.repositories import Repositories
-from stubserve.serving.ensemble_model import EnsembleModel, Models
+from stubserve.serving.ensemble_model import EnsembleModel
 
 # By name, and version as `find` takes it
 Members = Mapping[tuple[str, str], ServedModel]

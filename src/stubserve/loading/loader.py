@@ -88,7 +88,8 @@ class Loader:
             ensemble = await start_ensemble(candidate, version, services.models, self._settings.max_queue_size)
             ensemble.tracing = self._tracing(ensemble.name)
             ensemble.latencies = self._latencies(config)
-            ensemble.identity = of_members(config, version, [one.identity for one in ensemble.members.values()])
+            if self._cache is not None and self._cache.is_shared:
+                ensemble.identity = of_members(config, version, [one.identity for one in ensemble.members.values()])
             self._use_cache(ensemble)
             return ensemble
         name = folder.name

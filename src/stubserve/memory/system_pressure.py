@@ -16,7 +16,7 @@ import select
 from pathlib import Path
 from time import monotonic
 
-log = logging.getLogger("stubserve.server.server")
+log = logging.getLogger("stubserve.server")
 
 # A tenth of the time. A user that is not root may only ask for windows of whole times two seconds.
 STALL_US, WINDOW_US = 200_000, 2_000_000

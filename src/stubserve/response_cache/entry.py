@@ -23,7 +23,7 @@ OUTPUT_BYTES = 256
 Spare = Callable[[int], "Block | None"]
 
 
-class Entry:
+class CacheEntry:
     """The outputs and parameters of a successful response. Whoever makes it holds its memory, until `drop`."""
 
     __slots__ = ("nbytes", "outputs", "parameters", "size")
@@ -63,7 +63,7 @@ class Entry:
         return f"<Entry {list(self.outputs)}>"
 
 
-def lent(response: Response) -> Entry:
+def lent(response: Response) -> CacheEntry:
     """An entry in the memory of a response that is passed on at this moment, where it lies."""
     outputs = []
     for tensor in response.outputs:
@@ -75,10 +75,10 @@ def lent(response: Response) -> Entry:
         one.strings = tensor.strings
         outputs.append(one)
     hold_blocks(outputs)
-    return Entry(outputs, dict(response.parameters) if response.parameters else None)
+    return CacheEntry(outputs, dict(response.parameters) if response.parameters else None)
 
 
-def with_room(entry: Entry, spare: Spare) -> Entry | None:
+def with_room(entry: CacheEntry, spare: Spare) -> CacheEntry | None:
     """An entry as this one, in memory of its own that `fill` is still to fill; None where there is none to spare."""
     outputs: list[Tensor] = []
     for tensor in entry.outputs:
@@ -93,10 +93,10 @@ def with_room(entry: Entry, spare: Spare) -> Entry | None:
         one = Tensor(tensor.name, tensor.datatype, tensor.shape, tensor.data, span)
         one.strings = tensor.strings
         outputs.append(one)
-    return Entry(outputs, entry.parameters)
+    return CacheEntry(outputs, entry.parameters)
 
 
-def fill(to: Entry, source: Entry) -> None:
+def fill(to: CacheEntry, source: CacheEntry) -> None:
     """Copies the bytes of outputs that lie in the arena. Runs in any thread, and lets go of the interpreter's lock."""
     for target, tensor in zip(to.outputs, source.outputs, strict=True):
         if target.span is not None and target.nbytes:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from stubserve.response_cache.entry import Entry
+from stubserve.response_cache.entry import CacheEntry
 
 
 class LocalStore:
-    """A store of entries of `limit` bytes in all (see `Entry.size`). Lives on the event loop.
+    """A store of entries of `limit` bytes in all (see `CacheEntry.size`). Lives on the event loop.
 
     Readers take the counts as they are. A lookup costs one dictionary access and a step to the end of the order.
     """
@@ -22,9 +22,9 @@ class LocalStore:
         self.misses = 0
         self.evictions = 0
         # The longest unused first
-        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+        self._entries: OrderedDict[bytes, CacheEntry] = OrderedDict()
 
-    def get(self, key: bytes) -> Entry | None:
+    def get(self, key: bytes) -> CacheEntry | None:
         """The entry of a key."""
         entry = self._entries.get(key)
         if entry is None:
@@ -38,7 +38,7 @@ class LocalStore:
         """Whether an entry of this size could be kept at all."""
         return size <= self.limit
 
-    def put(self, key: bytes, entry: Entry) -> None:
+    def put(self, key: bytes, entry: CacheEntry) -> None:
         """Keeps an entry, whose memory is the store's from now on; one that is there already stays, and this goes."""
         if key in self._entries or not self.takes(entry.size):
             entry.drop()

@@ -19,7 +19,7 @@ import msgpack
 from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
 
 from stubserve.inference.tensor import Tensor
-from stubserve.response_cache.entry import Entry
+from stubserve.response_cache.entry import CacheEntry
 
 _MAGIC = b"SRC1"
 _DIGEST_BYTES = 32
@@ -32,7 +32,7 @@ class BadEntry(ValueError):
     """Bytes that are no entry of this key; the text says why."""
 
 
-def to_bytes(key: bytes, entry: Entry) -> bytes:
+def to_bytes(key: bytes, entry: CacheEntry) -> bytes:
     """An entry as bytes. Raises ValueError where it has no such form."""
     outputs = [(one.name, one.datatype, list(one.shape), one.nbytes) for one in entry.outputs]
     try:
@@ -43,7 +43,7 @@ def to_bytes(key: bytes, entry: Entry) -> bytes:
     return b"".join((_MAGIC, _digest(key, rest), rest))
 
 
-def from_bytes(key: bytes, data: bytes) -> Entry:
+def from_bytes(key: bytes, data: bytes) -> CacheEntry:
     """The entry in `data`, in the heap. Raises BadEntry."""
     if len(data) < _HEADER_AT or not data.startswith(_MAGIC):
         raise BadEntry("it is not one of this server's")
@@ -69,7 +69,7 @@ def from_bytes(key: bytes, data: bytes) -> Entry:
         raise BadEntry(f"it has {len(data)} bytes, and its header speaks of {at}")
     if not isinstance(parameters, dict) or not all(map(_is_parameter, parameters.values())):
         raise BadEntry("its parameters are none")
-    return Entry(tensors, parameters or None)
+    return CacheEntry(tensors, parameters or None)
 
 
 def _digest(key: bytes, rest: bytes | memoryview) -> bytes:

@@ -10,7 +10,7 @@ from typing import Protocol
 from stubserve.errors import ServeError
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.memory.blocks import Block
-from stubserve.response_cache.entry import Entry, Spare
+from stubserve.response_cache.entry import CacheEntry, Spare, fill, with_room
 from stubserve.response_cache.local import LocalStore
 from stubserve.response_cache.serialized import BadEntry, from_bytes, to_bytes
 
@@ -24,6 +24,8 @@ _MOST_SENDING = 64
 _IN_HEAP_BYTES = 1024
 # Larger entries are put together, and taken apart, in a thread.
 _QUICK_BYTES = 64 * 1024
+# Larger answers are copied in a thread.
+_QUICK_COPY_BYTES = 256 * 1024
 
 
 class RemoteStore(Protocol):
@@ -63,6 +65,7 @@ class ResponseCache:
         self._store = store
         self._sending: set[asyncio.Task[None]] = set()
         self._sending_bytes = 0
+        self._copying: set[asyncio.Task[None]] = set()
 
     @property
     def is_shared(self) -> bool:
@@ -73,7 +76,7 @@ class ResponseCache:
         """Lets go of some memory of the arena, for others; False where it has none."""
         return self.local is not None and self.local.give_way()
 
-    async def fetch(self, key: bytes) -> Entry | None:
+    async def fetch(self, key: bytes) -> CacheEntry | None:
         """The entry of a key from elsewhere, None where there is none, or none that can be used."""
         assert self._remote is not None
         data = await self._remote.get(key)
@@ -90,7 +93,51 @@ class ResponseCache:
             return None
         return self._placed(entry)
 
-    def send(self, key: bytes, entry: Entry) -> None:
+    def keep(self, key: bytes, given: CacheEntry) -> bool:
+        """Keeps an answer, whose memory is lent and let go of here; False where it is larger than the cache.
+
+        The answer is passed on to its reader at the same moment, and others may then write to its memory. So what is
+        kept is a copy: made at once where it is small, else in a thread, from memory that is shared until then.
+        """
+        local = self.local
+        if local is None:
+            self._send(key, given)
+        elif not local.takes(given.size):
+            given.drop()
+            return False
+        elif not given.in_arena:
+            local.put(key, given)
+        else:
+            self._keep_copy(local, key, given)
+        return True
+
+    def _keep_copy(self, local: LocalStore, key: bytes, given: CacheEntry) -> None:
+        kept = with_room(given, self.spare)
+        if kept is None:
+            given.drop()
+        elif given.nbytes <= _QUICK_COPY_BYTES:
+            fill(kept, given)
+            given.drop()
+            local.put(key, kept)
+        else:
+            task = asyncio.get_running_loop().create_task(self._keep_large(local, key, kept, given))
+            self._copying.add(task)
+            task.add_done_callback(self._copying.discard)
+
+    @staticmethod
+    async def _keep_large(local: LocalStore, key: bytes, kept: CacheEntry, given: CacheEntry) -> None:
+        copied = False
+        try:
+            await asyncio.to_thread(fill, kept, given)
+            copied = True
+        finally:
+            given.drop()
+            if copied:
+                local.put(key, kept)
+            else:
+                kept.drop()
+
+    def _send(self, key: bytes, entry: CacheEntry) -> None:
         """Has an entry kept elsewhere, and lets go of it then; one of too many, or too large, is not."""
         if (
             len(self._sending) >= _MOST_SENDING
@@ -100,7 +147,7 @@ class ResponseCache:
             entry.drop()
             return
         self._sending_bytes += entry.size
-        task = asyncio.get_running_loop().create_task(self._send(key, entry))
+        task = asyncio.get_running_loop().create_task(self._send_now(key, entry))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
@@ -114,7 +161,7 @@ class ResponseCache:
         if self.local is not None:
             self.local.clear()
 
-    async def _send(self, key: bytes, entry: Entry) -> None:
+    async def _send_now(self, key: bytes, entry: CacheEntry) -> None:
         assert self._remote is not None
         try:
             try:
@@ -131,7 +178,7 @@ class ResponseCache:
         finally:
             self._sending_bytes -= entry.size
 
-    def _placed(self, entry: Entry) -> Entry | None:
+    def _placed(self, entry: CacheEntry) -> CacheEntry | None:
         """An entry that lies in the heap, with what is large in the arena; None where there is no room."""
         if all(one.nbytes <= _IN_HEAP_BYTES for one in entry.outputs):
             return entry
@@ -146,4 +193,4 @@ class ResponseCache:
                     return None
                 one = Tensor(one.name, one.datatype, one.shape, None, span)
             outputs.append(one)
-        return Entry(outputs, entry.parameters)
+        return CacheEntry(outputs, entry.parameters)

@@ -1,40 +1,13 @@
-"""What every scheduler speaks: the decision it returns, and its interface."""
+"""What every scheduler is to its owner: the interface, and the answer that all of them give."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
-from stubserve.errors import ServeError
+from stubserve.errors import Code, ServeError
 from stubserve.inference.request import Request, Response
-from stubserve.inference.work import Work
-
-# A scheduler only compares instances; what they are is their owner's business.
-Instance = Hashable
-
-
-class Decision:
-    """What to do now.
-
-    `run`: work to hand to instances, in this order; each instance appears as often as it has been said to have room,
-    and gets no further work until the owner reports it idle again. `answer`: requests that end here with this error
-    (expired, cancelled). `over`: sequences that have ended without a request that says so, by their instances and
-    numbers; to be told before `run`, which may have the next ones.
-    `wake_at_ns`: poll again at this time at the latest, None if only an event can change anything.
-    """
-
-    __slots__ = ("answer", "over", "run", "wake_at_ns")
-
-    def __init__(self) -> None:
-        self.run: list[tuple[Instance, Work]] = []
-        self.answer: list[tuple[Request, ServeError]] = []
-        self.over: Sequence[tuple[Instance, int]] = ()
-        self.wake_at_ns: int | None = None
-
-    def wake_by(self, at_ns: int | None) -> None:
-        """Polls again at this time at the latest, if there is one."""
-        if at_ns is not None and (self.wake_at_ns is None or at_ns < self.wake_at_ns):
-            self.wake_at_ns = at_ns
+from stubserve.inference.work import Decision, Instance, Work
 
 
 class Scheduler(abc.ABC):
@@ -123,3 +96,8 @@ class Scheduler(abc.ABC):
     @abc.abstractmethod
     def queued(self) -> int:
         """Requests that wait, cancelled ones that no `poll` has answered yet among them."""
+
+
+def cancellation(request: Request) -> ServeError:
+    """The answer to a request that was cancelled while it waited. Upstream sends the same code with an empty text."""
+    return request.refuse(Code.CANCELLED, "Request was cancelled while it waited in the queue")

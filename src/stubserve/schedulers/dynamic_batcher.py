@@ -31,42 +31,46 @@ batch per idle instance.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Collection
+from itertools import islice
 
 from stubserve.inference.request import Request
-from stubserve.inference.work import Work
-from stubserve.schedulers.base import Decision, Instance
-from stubserve.schedulers.fifo_queue import FifoQueue, cancellation
-from stubserve.schedulers.grouping import Grouping
+from stubserve.inference.work import Decision, Grouping, Instance, Work
+from stubserve.schedulers.base import Scheduler, cancellation
+from stubserve.schedulers.hold import Hold
 from stubserve.schedulers.policy_queue import PolicyQueue, PriorityLevels
-from stubserve.schedulers.queueing import QueueingScheduler
 
 
-class DynamicBatcher(QueueingScheduler):
-    """Runs requests in batches.
+class DynamicBatcher(Scheduler):
+    """Runs requests in batches, on whichever instance has been idle longest.
 
     `max_batch_size` 0 or 1 makes batches of one request. No preferred size means [max_batch_size]. `hold_until` keeps
-    everything back until that many requests wait, once (TRITONSERVER_DELAY_SCHEDULER).
+    everything back until that many requests wait, once (`schedulers.hold`).
     """
 
     __slots__ = (
         "_any_size",
+        "_cancelled",
         "_closed",
         "_delay_ns",
         "_grouping",
-        "_hold_until",
+        "_hold",
+        "_idle",
         "_max_batch_size",
         "_max_preferred",
         "_most",
         "_policies",
         "_preferred",
         "_preferred_ascending",
+        "_queue",
         "_quiet_key",
         "_quiet_size",
         "_quiet_until_ns",
         "_quiet_until_size",
         "_ripe_after_ns",
         "_ripe_at_ns",
+        "_waiting",
     )
 
     def __init__(
@@ -78,8 +82,17 @@ class DynamicBatcher(QueueingScheduler):
         priorities: PriorityLevels | None = None,
         hold_until: int = 0,
     ) -> None:
+        # The requests that wait, where the queue has no rules: an ordered set. Leaving from the middle costs no more
+        # than from the front. OrderedDict and not dict, whose deleted entries make every look at the front slower.
+        self._waiting: OrderedDict[Request, None] = OrderedDict()
         self._policies = None if priorities is None or priorities.plain else PolicyQueue(priorities)
-        super().__init__(FifoQueue() if self._policies is None else self._policies)
+        self._queue: OrderedDict[Request, None] | PolicyQueue = self._waiting
+        if self._policies is not None:
+            self._queue = self._policies
+        # Cancelled while they waited, or before; the next poll answers them
+        self._cancelled: list[Request] = []
+        # The longest idle first: how many works each may have, and how many closed ones besides
+        self._idle: OrderedDict[Instance, tuple[int, int]] = OrderedDict()
         # The rules
         self._max_batch_size = max(1, max_batch_size)
         self._preferred = frozenset(preferred_batch_sizes) - {0} or frozenset([self._max_batch_size])
@@ -87,7 +100,7 @@ class DynamicBatcher(QueueingScheduler):
         self._max_preferred = self._preferred_ascending[-1]
         self._delay_ns = max_queue_delay_us * 1000
         self._grouping = None if grouping is None or grouping.trivial or self._max_batch_size == 1 else grouping
-        self._hold_until = hold_until
+        self._hold = Hold(hold_until) if hold_until else None
         # Whether the configuration leaves it open how many requests a batch has, and how many the instance wants then;
         # 0 for as many as may be
         self._any_size = not max_queue_delay_us and self._preferred == {self._max_batch_size}
@@ -111,7 +124,10 @@ class DynamicBatcher(QueueingScheduler):
         if request.cancelled:
             self._cancelled.append(request)
             return
-        self._queue.push(request)
+        if self._policies is None:
+            self._waiting[request] = None
+        else:
+            self._policies.push(request)
         if self._quiet_until_ns:
             self._quiet_size += request.batch_size or 1
             if self._quiet_size >= self._quiet_until_size or (
@@ -122,57 +138,105 @@ class DynamicBatcher(QueueingScheduler):
     def instance_idle(
         self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0, most: int = 0
     ) -> None:
-        super().instance_idle(instance, works, closed)
+        if works or closed:
+            self._idle[instance] = (works, closed)
+        else:
+            self._idle.pop(instance, None)
         # Only who serves alone is told of closed work, and of halves.
         self._ripe_after_ns = ripe_after_ns
         self._ripe_at_ns = 0
         self._most = most if self._any_size else 0
 
+    def instance_gone(self, instance: Instance) -> None:
+        self._idle.pop(instance, None)
+
     def cancel(self, request: Request) -> None:
-        waited = len(self._queue)
-        super().cancel(request)
-        if len(self._queue) < waited:
-            self._quiet_until_ns = 0
+        request.cancelled = True
+        if self._policies is not None:
+            if not self._policies.remove(request):
+                return
+        elif request in self._waiting:
+            del self._waiting[request]
+        else:
+            return
+        self._cancelled.append(request)
+        self._quiet_until_ns = 0
+
+    def take_place(self, request: Request) -> None:
+        if self._policies is not None:
+            self._policies.take_place(request)
+
+    def leave_place(self, request: Request) -> bool:
+        return self._policies is None or self._policies.remove(request)
 
     def poll(self, now_ns: int) -> Decision:
         decision = Decision()
         if self._cancelled:
             decision.answer = [(request, cancellation(request)) for request in self._cancelled]
             self._cancelled.clear()
-        if self._policies is not None:
-            decision.answer += self._policies.expire(now_ns)
+        policies, queue, idle = self._policies, self._queue, self._idle
+        if policies is not None:
+            decision.answer += policies.expire(now_ns)
             self._quiet_until_ns = 0
-        queue, idle = self._queue, self._idle
         if self._ripe_after_ns and not self._ripe_at_ns and idle and not next(iter(idle.values()))[0]:
             # It executes since it was told of.
             self._ripe_at_ns = now_ns + self._ripe_after_ns
-        if self._hold_until and len(queue) >= self._hold_until:
-            self._hold_until = 0
-        if not self._hold_until:
-            while idle and queue:
-                closed_only = not next(iter(idle.values()))[0]
-                if closed_only and self._ripe_at_ns:
-                    closed_only = now_ns < self._ripe_at_ns
-                if closed_only and not self._may_be_closed():
-                    decision.wake_at_ns = self._ripe_at_ns or None
-                    break
-                count = 0 if self._quiet_until_ns > now_ns else self._count_of_next_batch(now_ns)
-                if not count:
-                    decision.wake_at_ns = self._quiet_until_ns
-                    break
-                if closed_only and not self._closed:
-                    decision.wake_at_ns = self._ripe_at_ns or None
-                    break
-                decision.run.append((self._take_room(), Work(queue.take(count))))
-                if self._ripe_after_ns:
-                    self._ripe_at_ns = now_ns + self._ripe_after_ns
-        if self._policies is not None:
-            decision.wake_by(self._policies.next_deadline_ns())
+        if self._hold is not None and not self._hold.holds(len(queue), 0, now_ns):
+            self._hold = None
+        while idle and queue and self._hold is None:
+            instance, (works, closed) = next(iter(idle.items()))
+            closed_only = not works
+            if closed_only and self._ripe_at_ns:
+                closed_only = now_ns < self._ripe_at_ns
+            if closed_only and not self._may_be_closed():
+                decision.wake_at_ns = self._ripe_at_ns or None
+                break
+            count = 0 if self._quiet_until_ns > now_ns else self._count_of_next_batch(now_ns)
+            if not count:
+                decision.wake_at_ns = self._quiet_until_ns
+                break
+            if closed_only and not self._closed:
+                decision.wake_at_ns = self._ripe_at_ns or None
+                break
+            if policies is not None:
+                requests = policies.take(count)
+            else:
+                requests = list(islice(self._waiting, count))
+                if count == len(self._waiting):
+                    self._waiting.clear()
+                else:
+                    for request in requests:
+                        del self._waiting[request]
+            decision.run.append((instance, Work(requests)))
+            if works:
+                works -= 1
+            else:
+                closed -= 1
+            if works or closed:
+                idle[instance] = (works, closed)
+            else:
+                del idle[instance]
+            if self._ripe_after_ns:
+                self._ripe_at_ns = now_ns + self._ripe_after_ns
+        if self._hold is not None:
+            decision.wake_by(self._hold.until_ns)
+        if policies is not None:
+            decision.wake_by(policies.next_deadline_ns())
         return decision
 
     def drain(self) -> list[Request]:
         self._quiet_until_ns = 0
-        return super().drain()
+        drained = self._cancelled
+        self._cancelled = []
+        if self._policies is not None:
+            return self._policies.take(len(self._policies)) + drained + self._policies.take_displaced()
+        drained = [*self._waiting, *drained]
+        self._waiting.clear()
+        return drained
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue) + len(self._cancelled)
 
     @property
     def plain(self) -> bool:
@@ -183,18 +247,22 @@ class DynamicBatcher(QueueingScheduler):
 
         Where requests have to be compared, that would cost more than it gives while all of them are alike.
         """
-        queue, grouping = self._queue, self._grouping
-        if len(queue) >= self._max_preferred or 0 < self._most <= len(queue) or not isinstance(queue, FifoQueue):
+        waiting, grouping = self._waiting, self._grouping
+        if self._policies is not None or len(waiting) >= self._max_preferred or 0 < self._most <= len(waiting):
             return True
+        first = next(iter(waiting))
         if grouping is None:
-            return next(iter(queue)).batch_size > 1
-        return len(queue) > 1 and grouping.key(next(iter(queue))) != grouping.key(queue.last())
+            return first.batch_size > 1
+        return len(waiting) > 1 and grouping.key(first) != grouping.key(next(reversed(waiting)))
 
     def _count_of_next_batch(self, now_ns: int) -> int:
         """How many requests of a queue that is not empty run now; 0 if they wait until `_quiet_until_ns`.
 
         Says in `_closed` whether any request that is still to come could change that.
         """
+        if self._max_batch_size == self._max_preferred == 1:
+            self._closed = True
+            return 1
         delay_ns, grouping, key = self._delay_ns, self._grouping, None
         count = total = best = 0
         oldest_ns = now_ns

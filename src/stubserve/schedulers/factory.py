@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from stubserve.errors import unsupported
+from stubserve.inference.work import Grouping
 from stubserve.schedulers.base import Scheduler
-from stubserve.schedulers.default import DefaultScheduler
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
-from stubserve.schedulers.grouping import Grouping
 from stubserve.schedulers.hold import BACKLOG_VARIABLE, HOLD_VARIABLE, Hold, from_environment
 from stubserve.schedulers.policy_queue import PriorityLevels
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
@@ -23,7 +22,8 @@ def create_scheduler(config: Any, max_queue_size: int = 0) -> Scheduler:
     """
     choice = config.WhichOneof("scheduling_choice")
     if choice is None:
-        return DefaultScheduler(max_queue_size)
+        # As upstream: every request runs alone, first come first served, even where max_batch_size would allow batches.
+        return DynamicBatcher(1, priorities=PriorityLevels().bounded(max_queue_size))
     hold_until = from_environment(HOLD_VARIABLE)
     if choice == "sequence_batching":
         return _sequence_scheduler(config, hold_until)

@@ -109,7 +109,7 @@ class PriorityLevels:
 
     @property
     def plain(self) -> bool:
-        """Whether a `FifoQueue` does the same."""
+        """Whether requests leave in the order of their arrival, and there is no limit: then no such queue is needed."""
         nothing = QueuePolicy()
         return self.count <= 1 and self.policy == nothing and all(p == nothing for p in self.policies.values())
 

@@ -34,7 +34,7 @@ from stubserve.server.fronts import (
 )
 from stubserve.server.server import Server
 
-log = logging.getLogger("stubserve.server.server")
+log = logging.getLogger("stubserve.server")
 
 # How much of --exit-timeout-secs HTTP requests may take to end; the rest is for models to finalize.
 _DRAIN_PART = 0.8

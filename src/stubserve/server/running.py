@@ -33,7 +33,7 @@ from stubserve.server.starting import progress, show, tell_progress
 from stubserve.server.stopping import Stopping, tell_what_is_waited_for
 from stubserve.settings.groups import Settings
 
-log = logging.getLogger("stubserve.server.server")
+log = logging.getLogger("stubserve.server")
 
 _NOT_COMPILED = (
     "stubserve is not compiled; compiled, a request takes about a fifth less processor time. With a C compiler, "

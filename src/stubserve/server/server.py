@@ -43,7 +43,7 @@ from stubserve.schedulers.rate_limiter import create_limiter
 from stubserve.settings.groups import EXPLICIT, NONE, POLL, Settings
 from stubserve.settings.tracing import OPENTELEMETRY, TracingSettings
 
-log = logging.getLogger("stubserve.server.server")
+log = logging.getLogger("stubserve.server")
 
 
 class Server:
@@ -83,8 +83,7 @@ class Server:
         self.offload = Offload()
         self.large_json = JsonProcess(self.memory.block)
         # The machine's memory, and requests that were refused because it was short
-        self._sheds = settings.shed_on_memory_pressure
-        self._memory_pressure = MemoryPressure(self._sheds)
+        self._memory_pressure = MemoryPressure(settings.shed_on_memory_pressure)
         self._shed = 0
         # Where it stands: whether it is about to stop, and whether it has
         self.grpc_port = 0
@@ -94,6 +93,10 @@ class Server:
         self.exiting = False
         # Its models, and what is told of them
         self._registry = Registry(settings.repository.namespacing)
+        # The model version that something is asked about, which costs nothing, and the one that a request is to be
+        # answered by; both by name and version. Raise ServeError. When the server stops they refuse everything.
+        self.known_model = self._registry.find
+        self.find_model = self._find_unless_short if settings.shed_on_memory_pressure else self._registry.find
         custom = MetricRegistry(RESERVED)
         measured = settings.metrics
         machine = MachineMetrics(measured.interval_ms / 1000, measured.allow_cpu)
@@ -150,6 +153,7 @@ class Server:
             complete = await self._control.load_all()
         except ServeError:
             self.failed = True
+            self.known_model = self.find_model = _find_before_start
             raise
         self.loaded = True
         return complete
@@ -181,21 +185,13 @@ class Server:
             raise _not_started()
         return self._control
 
-    def find_model(self, name: str, version: str) -> ServedModel:
-        """The model version that a request is to be answered by. Raises ServeError."""
-        model = self.known_model(name, version)
-        if self._sheds and self._memory_pressure.is_high:
+    def _find_unless_short(self, name: str, version: str) -> ServedModel:
+        """As `find_model`, where requests are refused while the machine's memory is short."""
+        model = self._registry.find(name, version)
+        if self._memory_pressure.is_high:
             self._shed += 1
             raise overloaded("memory is short on this machine; try again later (--shed-on-memory-pressure)")
         return model
-
-    def known_model(self, name: str, version: str) -> ServedModel:
-        """The model version that something is asked about, which costs nothing. Raises ServeError."""
-        if self.exiting:
-            raise unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
-        if self.failed:
-            raise _not_started()
-        return self._registry.find(name, version)
 
     async def ready(self) -> bool:
         """Whether the server is ready in the sense of /v2/health/ready."""
@@ -247,6 +243,7 @@ class Server:
     async def stop(self, timeout_s: float | None = None) -> None:
         """Lets running requests finish, finalizes the models, ends the stubs; within --exit-timeout-secs by default."""
         self.exiting = True
+        self.known_model = self.find_model = _find_at_end
         await self._control.stop(self.settings.exit_timeout_secs if timeout_s is None else timeout_s)
         await self._janitor.stop()
         await asyncio.to_thread(self._confinement.close)
@@ -279,6 +276,14 @@ def _trace_destination(settings: TracingSettings) -> Destination | None:
     if settings.mode == OPENTELEMETRY:
         return SpanExport(settings)
     return TraceFile(settings.file) if settings.file else None
+
+
+def _find_at_end(name: str, version: str) -> ServedModel:
+    raise unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
+
+
+def _find_before_start(name: str, version: str) -> ServedModel:
+    raise _not_started()
 
 
 def _not_started() -> ServeError:

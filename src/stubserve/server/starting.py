@@ -20,7 +20,7 @@ from stubserve.observability.logs import takes_colors
 from stubserve.observability.output import output
 from stubserve.repository.registry import Registry, VersionState
 
-log = logging.getLogger("stubserve.server.server")
+log = logging.getLogger("stubserve.server")
 
 # How long a start may take before it is told how far it is
 _PATIENCE_S = 2.0

@@ -17,7 +17,7 @@ from typing import NoReturn
 from stubserve.server.server import Server
 from stubserve.server.starting import listed, now_and_then
 
-log = logging.getLogger("stubserve.server.server")
+log = logging.getLogger("stubserve.server")
 
 # The program that has started the server may send on the signal that it got too, so one ctrl-C may come twice.
 _SAME_S = 0.3

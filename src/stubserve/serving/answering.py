@@ -21,6 +21,12 @@ class AnsweringModel:
 
     statistics: ModelStatistics
     _delivery: Delivery
+    # Runs what can run now, and has that done once for all that a turn of the event loop brings
+    poll: Callable[[], None]
+    _poll_soon: Callable[[], None]
+    # The same without the cache, and the end of a place that `_queue` gave (`Scheduler.leave_place`)
+    _run: Callable[[], None]
+    _leave_place: Callable[[Request], bool]
     # Who samples its requests, told by whoever loads it
     tracing: ModelTracing = ModelTracing()
     # Stands for its configuration and files where a cache that several servers share has to know
@@ -52,31 +58,36 @@ class AnsweringModel:
     def latencies(self, latencies: Latencies | None) -> None:
         self._delivery.latencies = latencies
 
-    def _make_cache(
-        self,
-        cache: ResponseCache,
-        identity: bytes,
-        queue: Callable[[Request, bool], None],
-        leave: Callable[[Request], bool],
-        run: Callable[[], None],
-    ) -> ModelCache:
-        made = ModelCache(
+    def use_cache(self, cache: ResponseCache, identity: bytes) -> None:
+        """Answers from the response cache what it knows. `identity` stands for all that answers depend on.
+
+        Before its first request.
+        """
+        self._cache = made = ModelCache(
             self.name,
             identity,
             tuple(self.signature.outputs),
             cache,
             self._delivery,
             self.statistics,
-            queue,
-            leave,
-            run,
+            self._queue,
+            self._leave_place,
+            self._run,
             self._clock,
         )
+        self.poll = made.poll
+        self._poll_soon = made.poll_soon
         latencies = self._delivery.latencies
         if latencies is not None:
             latencies.uses_cache()
             made.latencies = latencies
-        return made
+
+    def _queue(self, request: Request, follows: bool = False) -> None:
+        """Queues a request; one that `follows` another, whose answer it waits for, gets a place only.
+
+        Raises ServeError, and counts what is a request of this model's.
+        """
+        raise NotImplementedError
 
     @property
     def under_way(self) -> int:

@@ -6,7 +6,8 @@ Guarantees:
   (`preserve_ordering`);
 - whatever is wrong with the store is a miss: the request goes on as if there were no cache. A request whose key takes
   long, or whose store is elsewhere, waits meanwhile, and can be cancelled;
-- only successful, whole responses are kept (`keeper`), and none of a member that the ensemble's key does not stand for;
+- only successful, whole responses are kept (`ResponseCache.keep`), and none of a member that the ensemble's key does
+  not stand for;
 - a request that refers to shared memory of its client goes past the cache: what its model reads there may be other than
   what its key was made of, and others would get the answer;
 - a model that is loaded anew has other keys, so nothing that its predecessor said is served.
@@ -27,32 +28,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.latencies import Latencies
 from stubserve.inference.request import CANCELLED, Request, Response
 from stubserve.inference.statistics import ModelStatistics
-from stubserve.response_cache.entry import Entry, lent
+from stubserve.response_cache.entry import CacheEntry, lent
 from stubserve.response_cache.key import is_quick, key_of
 from stubserve.response_cache.store import ResponseCache
-from stubserve.serving.keeper import Keeper
+from stubserve.serving.delivery import Delivery
 
 log = logging.getLogger("stubserve.cache")
-
-
-class Answers(Protocol):
-    """Who passes answers on, and counts requests that are to be answered."""
-
-    @property
-    def keeps_order(self) -> bool: ...
-
-    def expect(self, request: Request) -> None: ...
-
-    def pass_on(self, request: Request, response: Response) -> None: ...
-
-    def fail(self, requests: Iterable[Request], error: ServeError, outcome: str | None) -> None: ...
 
 
 class _Asked:
@@ -96,7 +83,7 @@ class ModelCache:
         identity: bytes,
         outputs: Sequence[str],
         cache: ResponseCache,
-        answers: Answers,
+        delivery: Delivery,
         statistics: ModelStatistics,
         queue: Callable[[Request, bool], None],
         leave: Callable[[Request], bool],
@@ -109,8 +96,7 @@ class ModelCache:
         self._outputs = sorted(outputs)
         self._cache = cache
         self._local = cache.local
-        self._keeper = Keeper(name, cache)
-        self._answers = answers
+        self._delivery = delivery
         self._statistics = statistics
         self._queue = queue
         self._leave = leave
@@ -118,6 +104,7 @@ class ModelCache:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self.latencies: Latencies | None = None
+        self._told_of_size = False
         statistics.cached = True
         # What goes out, or goes on, with the next poll
         self._due: list[_Asked] = []
@@ -136,15 +123,15 @@ class ModelCache:
         With `at_once` what is found in no time is answered before this returns, unless other answers have to go out
         before it. Whether it is answered.
         """
-        request.texts_as_json = False  # what is kept is for any client
+        request.shared = True  # what is kept is for any client
         if request.regions is not None:
             self._queue(request, False)
-            self._answers.expect(request)
+            self._delivery.expect(request)
             return False
         request.queue_start_ns = asked_ns = self._clock()
         local = self._local
         if local is None or not is_quick(request):
-            self._answers.expect(request)
+            self._delivery.expect(request)
             task = self._loop.create_task(self._look_elsewhere(request, asked_ns))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -153,17 +140,17 @@ class ModelCache:
             key = key_of(self._identity, self._outputs, request, False)
         except ValueError:  # a parameter that nobody could look up
             self._queue(request, False)
-            self._answers.expect(request)
+            self._delivery.expect(request)
             return False
         entry = local.get(key)
         now_ns = self._clock()
         took_ns = now_ns - asked_ns
         if entry is None:
             self._begin(_Asked(self, request, key, asked_ns, took_ns))
-            self._answers.expect(request)
+            self._delivery.expect(request)
             return False
-        self._answers.expect(request)
-        if at_once and not self._answers.keeps_order:
+        self._delivery.expect(request)
+        if at_once and not self._delivery.keeps_order:
             self._answer(request, entry.response(), asked_ns, took_ns, now_ns)
             return True
         hit = _Asked(self, request, key, asked_ns, took_ns)
@@ -207,7 +194,7 @@ class ModelCache:
         self._statistics.record_hit(request, asked_ns, took_ns, now_ns)
         if self.latencies is not None:
             self.latencies.on_hit(asked_ns - request.queue_start_ns, took_ns)
-        self._answers.pass_on(request, response)
+        self._delivery.pass_on(request, response)
 
     # Looking elsewhere
 
@@ -220,7 +207,7 @@ class ModelCache:
                 asked.key = key = key_of(self._identity, self._outputs, request)
             else:
                 asked.key = key = await asyncio.to_thread(key_of, self._identity, self._outputs, request)
-            entry: Entry | None
+            entry: CacheEntry | None
             if self._local is not None:
                 entry = self._local.get(key)
                 response = None if entry is None else entry.response()
@@ -243,7 +230,7 @@ class ModelCache:
 
     def _fail_cancelled(self, request: Request) -> None:
         error = request.refuse(Code.CANCELLED, "Request was cancelled while it waited for the response cache")
-        self._answers.fail((request,), error, CANCELLED)
+        self._delivery.fail((request,), error, CANCELLED)
 
     # Running
 
@@ -278,11 +265,11 @@ class ModelCache:
         try:
             self._begin(asked)
         except ServeError as refusal:
-            self._answers.fail((request,), refusal, None)
+            self._delivery.fail((request,), refusal, None)
         except Exception:
             log.exception("a request to model '%s' could not be queued", self._name)
             unexpected = internal("unexpected error while the request was handled; see the server's log")
-            self._answers.fail((request,), unexpected, None)
+            self._delivery.fail((request,), unexpected, None)
 
     def _part(self, follower: _Asked) -> None:
         """A request waits for no other any more."""
@@ -304,7 +291,7 @@ class ModelCache:
         began_ns = self._clock()
         if self._running.get(key) is asked:
             del self._running[key]
-        given: Entry | None = None
+        given: CacheEntry | None = None
         # One without outputs says nothing, or has lost them: nobody waited for it, and its turn had not come.
         if response.error is None and response.final and response.outputs:
             given = lent(response)
@@ -325,7 +312,8 @@ class ModelCache:
             given.drop()
         elif given is not None:
             try:
-                self._keeper.keep(key, given)
+                if not self._cache.keep(key, given):
+                    self._tell_of_size(given.size)
             except Exception:
                 log.exception("an answer of model '%s' could not be put into the response cache", self._name)
         took_ns = asked.took_ns + self._clock() - began_ns
@@ -333,3 +321,15 @@ class ModelCache:
         if self.latencies is not None:
             self.latencies.on_miss(took_ns)
         asked.reader(request, response)
+
+    def _tell_of_size(self, size: int) -> None:
+        """Says once that an answer was too large."""
+        if not self._told_of_size and self._local is not None:
+            self._told_of_size = True
+            log.warning(
+                "an answer of model '%s' takes %d bytes in the response cache, which has %d in all: such answers are "
+                "not kept. Give --cache-config=local,size= more, or take response_cache out of its config.pbtxt.",
+                self._name,
+                size,
+                self._local.limit,
+            )

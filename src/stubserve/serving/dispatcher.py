@@ -14,42 +14,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.request import CANCELLED, OTHER_FAILURE, REJECTED, Request, Response
 from stubserve.inference.work import Work
+from stubserve.instances.instance import Instance
+from stubserve.instances.work import Result
 from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.depth import Depth
 from stubserve.serving.alarm import Alarm
+from stubserve.serving.delivery import Delivery
 
 log = logging.getLogger("stubserve.model")
 
-
-class Executor(Hashable, Protocol):
-    """An instance, as far as work is concerned."""
-
-    name: str
-
-    @property
-    def takes_work(self) -> bool:
-        """Whether work that it is given now has a chance to be executed."""
-
-    def execute(self, work: Work) -> None:
-        """Takes work, to be executed. Where it raises anything the instance has not got the work."""
-
-    def forget(self, sequences: Sequence[int]) -> None:
-        """These sequences are over, without a request that said so: their implicit states are not needed any more."""
-
-    def announce(self) -> None:
-        """To be called when it has been given all that there is for it now, so that it is told of all at once."""
-
-
-class Answers(Protocol):
-    """Who answers the requests that end here."""
-
-    def fail(self, requests: Iterable[Request], error: ServeError, outcome: str | None) -> None: ...
+# What upstream says of a model that wants to execute a request again and whose scheduler knows no such thing
+RESCHEDULED_IN_VAIN = (
+    "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is "
+    "not configured to handle such a flag."
+)
 
 
 class Dispatcher:
@@ -59,12 +42,12 @@ class Dispatcher:
         self,
         model: str,
         scheduler: Scheduler,
-        answers: Answers,
+        delivery: Delivery,
         clock: Callable[[], int] = time.monotonic_ns,
         alarm: Callable[[Callable[[], None]], Alarm] = Alarm,
     ) -> None:
         self._model = model
-        self._answers = answers
+        self._delivery = delivery
         self._clock = clock
         self._make_alarm = alarm
         self._loop = asyncio.get_running_loop()
@@ -100,9 +83,12 @@ class Dispatcher:
         self._scheduler.cancel(request)
         self.poll()
 
-    def reschedule(self, request: Request) -> bool:
-        """Takes a request back that has just executed; False where the model has no such thing."""
-        return self._scheduler.reschedule(request, self._clock())
+    def reschedule(self, instance: Instance, request: Request) -> None:
+        """Takes a request back that has just executed, or answers it where the scheduler knows no such thing."""
+        if not self._scheduler.reschedule(request, self._clock()):
+            refusal = internal(RESCHEDULED_IN_VAIN)
+            log.error("%s (model instance '%s')", refusal.message, instance.name)
+            self._delivery.fail((request,), refusal, None)
 
     def response_complete(self, request: Request, response: Response) -> None:
         """Tells the scheduler of the final response to a request that ran."""
@@ -117,7 +103,7 @@ class Dispatcher:
 
     # Instances
 
-    def join(self, instance: Executor) -> None:
+    def join(self, instance: Instance) -> None:
         """An instance gets work from now on."""
         if self._closed:
             return
@@ -126,7 +112,7 @@ class Dispatcher:
         self._offer(instance)
         self.poll()
 
-    def leave(self, instance: Executor, finishing: bool = False) -> None:
+    def leave(self, instance: Instance, finishing: bool = False) -> None:
         """An instance gets no more work; no harm if it got none before.
 
         `finishing` says that it goes on executing what it has.
@@ -135,12 +121,12 @@ class Dispatcher:
         self.serving = len(self._depth)
         self._scheduler.instance_gone(instance)
 
-    def work_done(self, instance: Executor, works: Iterable[Work]) -> None:
-        """An instance has executed works: it gets the next at once."""
+    def work_done(self, instance: Instance, results: Sequence[Result]) -> None:
+        """An instance has executed works, with these results: it gets the next at once."""
         scheduler, depth = self._scheduler, self._depth
         ripe_after_ns = 0
         try:
-            for work in works:
+            for work, _ in results:
                 if self.has_slots:
                     scheduler.work_done(instance, work)
                 depth.done(instance, work)
@@ -195,14 +181,14 @@ class Dispatcher:
                     self._hand_out(decision.run, now)  # type: ignore[arg-type]  # instances are all that it knows
                 for request, error in decision.answer:
                     outcome = CANCELLED if error.code is Code.CANCELLED else REJECTED
-                    self._answers.fail((request,), error, outcome)
+                    self._delivery.fail((request,), error, outcome)
                 if not self._again:
                     return
         finally:
             self._polling = False
 
-    def _hand_out(self, run: Sequence[tuple[Executor, Work]], now_ns: int) -> None:
-        refusing: set[Executor] = set()
+    def _hand_out(self, run: Sequence[tuple[Instance, Work]], now_ns: int) -> None:
+        refusing: set[Instance] = set()
         last = run[0][0]
         for instance, work in run:
             if instance is not last:
@@ -226,20 +212,20 @@ class Dispatcher:
                 self.poll_soon()
 
     def _offer(
-        self, instance: Executor, works: int = 1, closed: int = 0, ripe_after_ns: int = 0, most: int = 0
+        self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0, most: int = 0
     ) -> None:
         """An instance has room for so much (`Scheduler.instance_idle`)."""
         self._scheduler.instance_idle(instance, works, closed, ripe_after_ns, most)
 
     @staticmethod
-    def _tell_over(over: Sequence[tuple[Executor, int]]) -> None:
-        by_instance: dict[Executor, list[int]] = {}
+    def _tell_over(over: Sequence[tuple[Instance, int]]) -> None:
+        by_instance: dict[Instance, list[int]] = {}
         for instance, sequence in over:
             by_instance.setdefault(instance, []).append(sequence)
         for instance, sequences in by_instance.items():
             instance.forget(sequences)
 
-    def _on_refused(self, instance: Executor, work: Work, raised: Exception) -> None:
+    def _on_refused(self, instance: Instance, work: Work, raised: Exception) -> None:
         """An instance has not taken work."""
         if isinstance(raised, ServeError):
             error = raised
@@ -250,14 +236,14 @@ class Dispatcher:
             )
         self._scheduler.work_done(instance, work)
         self._depth.handed_back(instance, work)
-        self._answers.fail(work.requests, error, OTHER_FAILURE)
+        self._delivery.fail(work.requests, error, OTHER_FAILURE)
 
     def _recover(self) -> None:
         """The scheduler has raised something: nobody waits for what it may have lost track of."""
         log.exception("the scheduler of model '%s' failed", self._model)
         error = internal(f"unexpected error in the scheduler of model '{self._model}'; see the server's log")
         try:
-            self._answers.fail(self.drain(), error, OTHER_FAILURE)
+            self._delivery.fail(self.drain(), error, OTHER_FAILURE)
             for instance in self._depth.idle():
                 self._offer(instance)  # type: ignore[arg-type]  # instances are all that it knows
         except Exception:

@@ -17,30 +17,24 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from stubserve.errors import ServeError, unavailable
 from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.request import OTHER_FAILURE, REJECTED, SUCCESS, Request, Response
 from stubserve.inference.served_model import BlockingCall, ServedModel, Waiter
 from stubserve.inference.statistics import ModelStatistics
+from stubserve.instances.bls import Models
 from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
 from stubserve.schedulers.policy_queue import PolicyQueue, PriorityLevels
 from stubserve.serving.answering import AnsweringModel
 from stubserve.serving.delivery import Delivery
-from stubserve.serving.ensemble_calls import Prospect
-from stubserve.serving.ensemble_gate import Gate
+from stubserve.serving.ensemble_backpressure import Gate
 from stubserve.serving.ensemble_run import EnsembleRun
+from stubserve.serving.ensemble_steps import Prospect
 
 log = logging.getLogger("stubserve.model")
-
-
-class Models(Protocol):
-    """Where an ensemble finds its members."""
-
-    def find(self, name: str, version: str) -> ServedModel:
-        """The version of a model, the latest that is ready for an empty text. Raises ServeError."""
 
 
 class EnsembleModel(AnsweringModel):
@@ -73,13 +67,15 @@ class EnsembleModel(AnsweringModel):
         # Moving parts
         self.statistics = ModelStatistics()
         self._delivery = Delivery(self.signature, self.statistics, self._draining)
-        self._queue: list[Request] = []
-        # The places of requests that follow others
-        self._places = PolicyQueue(PriorityLevels().bounded(max_queue_size))
+        self._waiting: list[Request] = []
+        # The places of requests that follow others: only with a cache
+        self._places: PolicyQueue | None = None
+        self._max_queue_size = max_queue_size
         self._runs: dict[Request, EnsembleRun] = {}
         self._coming = _ComingRun(name, self._coming_calls)
         self._poll_is_due = False
-        self.poll = self._begin_runs
+        self.poll = self._run = self._begin_runs
+        self._poll_soon = self._begin_runs_soon
         self._closed = False
 
     # Requests
@@ -90,19 +86,22 @@ class EnsembleModel(AnsweringModel):
             self.enqueue(request)
         elif self._cache.enqueue(request, at_once):
             return
+        self._poll_soon()
+
+    def _begin_runs_soon(self) -> None:
         if not self._poll_is_due:
             self._poll_is_due = True
-            self._loop.call_soon(self.poll)
+            self._loop.call_soon(self._begin_runs)
 
     def enqueue(self, request: Request) -> None:
         """As `submit`, for a caller that polls when all that arrive together are queued."""
         if self._cache is None:
-            self._take(request)
+            self._queue(request)
             self._delivery.expect(request)
         else:
             self._cache.enqueue(request)
 
-    def _take(self, request: Request, follows: bool = False) -> None:
+    def _queue(self, request: Request, follows: bool = False) -> None:
         """Queues a request; one that `follows` another, whose answer it waits for, gets a place only.
 
         Raises ServeError when it is served no more, and where too many wait.
@@ -110,7 +109,7 @@ class EnsembleModel(AnsweringModel):
         try:
             if self._closed:
                 raise self._unavailable()
-            if follows:
+            if follows and self._places is not None:
                 self._places.take_place(request)
                 return
         except ServeError:
@@ -118,24 +117,21 @@ class EnsembleModel(AnsweringModel):
             self.statistics.record_failure(request)
             raise
         request.queue_start_ns = self._clock()
-        self._queue.append(request)
+        self._waiting.append(request)
 
     def use_cache(self, cache: ResponseCache, identity: bytes) -> None:
-        """Answers from the response cache what it knows. `identity` stands for all that answers depend on.
-
-        Before its first request.
-        """
-        self._cache = self._make_cache(cache, identity, self._take, self._places.remove, self._begin_runs)
-        self.poll = self._cache.poll
+        self._places = PolicyQueue(PriorityLevels().bounded(self._max_queue_size))
+        self._leave_place = self._places.remove
+        super().use_cache(cache, identity)
 
     def _begin_runs(self) -> None:
         """Begins the runs of what is queued: its `poll`, if no cache answers first. Raises nothing."""
         self._poll_is_due = False
-        if self._cache is not None:
+        if self._places is not None:
             for request, refusal in self._places.expire(self._clock()):
                 self._delivery.fail((request,), refusal, REJECTED)
-        queue, self._queue = self._queue, []
-        for request in queue:
+        waiting, self._waiting = self._waiting, []
+        for request in waiting:
             request.compute_start_ns = self._clock()
             run = self._runs[request] = EnsembleRun(self, request)
             if request.cancelled:
@@ -156,7 +152,7 @@ class EnsembleModel(AnsweringModel):
     @property
     def queued(self) -> int:
         """Requests that have not begun; the steps of others wait with their models."""
-        return len(self._queue)
+        return len(self._waiting)
 
     # What runs ask and tell
 
@@ -164,8 +160,15 @@ class EnsembleModel(AnsweringModel):
         """The model of a step. Raises ServeError."""
         return self._models.find(*self._keys[step.index])
 
-    def was_loaded_with(self, members: Mapping[int, ServedModel]) -> bool:
-        return all(self.members.get(self._keys[index]) is model for index, model in members.items())
+    def find_members(self, steps: Sequence[Step]) -> tuple[dict[int, ServedModel], bool]:
+        """The models of steps by the steps' indexes, and whether its identity names others. Raises ServeError.
+
+        Only an ensemble whose answers a shared cache keeps has an identity.
+        """
+        found = {step.index: self.member(step) for step in steps}
+        if not self.identity:
+            return found, False
+        return found, any(self.members.get(self._keys[index]) is not model for index, model in found.items())
 
     def respond(self, request: Request, response: Response) -> None:
         self._delivery.respond(request, response)
@@ -176,9 +179,9 @@ class EnsembleModel(AnsweringModel):
         now = self._clock()
         request.outcome = SUCCESS
         try:
-            self.statistics.record_ensemble(request, run.input_ns, run.infer_ns, run.output_ns, now)
-            # For an ensemble that this one is a member of, and for summaries: times that differ by these durations.
             request.compute_end_ns = now
+            self.statistics.record_batch((request,), took_ns=(run.input_ns, run.infer_ns, run.output_ns))
+            # For an ensemble that this one is a member of, and for summaries: times that differ by these durations.
             request.compute_infer_end_ns = now - run.output_ns
             request.compute_input_end_ns = request.compute_infer_end_ns - run.infer_ns
             request.compute_start_ns = request.compute_input_end_ns - run.input_ns
@@ -269,8 +272,8 @@ class EnsembleModel(AnsweringModel):
     async def stop(self, timeout_s: float) -> None:
         """Takes no request from now on; what is under way ends when the members have let go of it."""
         self._closed = True
-        queue, self._queue = self._queue, []
-        self._delivery.fail(queue, self._unavailable(), OTHER_FAILURE)
+        waiting, self._waiting = self._waiting, []
+        self._delivery.fail(waiting, self._unavailable(), OTHER_FAILURE)
         for run in list(self._runs.values()):
             run.give_up(self._unavailable())
 

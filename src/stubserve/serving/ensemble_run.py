@@ -27,11 +27,11 @@ from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import drop_blocks
 from stubserve.schedulers.ensemble.flow import EnsembleFlow, StepRun
 from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
-from stubserve.serving.ensemble_calls import Prospect, StepCall
-from stubserve.serving.ensemble_gate import Gate, RunsAtGates
-from stubserve.serving.ensemble_pace import Pace
-from stubserve.serving.ensemble_tensors import (
+from stubserve.serving.ensemble_backpressure import Gate, RunsAtGates, StepPauses
+from stubserve.serving.ensemble_steps import (
     FlowTensor,
+    Prospect,
+    StepCall,
     drop,
     drop_inputs,
     ensemble_outputs,
@@ -49,14 +49,10 @@ class Ensemble(Protocol):
     name: str
     plan: EnsemblePlan
     signature: Signature
-    # By step; most ensembles have none at all
-    gates: Mapping[Step, Gate]
+    gates: Mapping[Step, Gate]  # most ensembles have none
 
-    def member(self, step: Step) -> ServedModel:
-        """The model of a step. Raises ServeError."""
-
-    def was_loaded_with(self, members: Mapping[int, ServedModel]) -> bool:
-        """Whether these, by the index of their steps, are the members that its identity names."""
+    def find_members(self, steps: Sequence[Step]) -> tuple[dict[int, ServedModel], bool]:
+        """The models of steps, by index, and whether its identity names others. Raises ServeError."""
 
     def respond(self, request: Request, response: Response) -> None:
         """Passes a response on, with a hold on each of its outputs."""
@@ -85,7 +81,7 @@ class EnsembleRun:
         "_looking",
         "_members",
         "_over",
-        "_pace",
+        "_pauses",
         "_transient",
         "infer_ns",
         "input_ns",
@@ -109,7 +105,7 @@ class EnsembleRun:
         # Where steps have gates
         self._at_gates = RunsAtGates(ensemble.gates) if ensemble.gates else None
         # Made when a step answers without having ended, which few do
-        self._pace: Pace | None = None
+        self._pauses: StepPauses | None = None
         # The only response of an ensemble that is not decoupled, until all is over
         self._kept: Response | None = None
         # Whether a member was another than the ensemble was loaded with, in this run or in one within it
@@ -127,12 +123,11 @@ class EnsembleRun:
     def _begin(self) -> None:
         flow = self._flow
         try:
-            self._members = {step.index: self._ensemble.member(step) for step in flow.steps}
+            self._members, self._transient = self._ensemble.find_members(flow.steps)
         except ServeError as error:
             flow.fail(self._told(error))
             self._look()
             return
-        self._transient = not self._ensemble.was_loaded_with(self._members)
         for model in self._members.values():
             model.reserve()
         flow.begin(given_inputs(flow.given, self.request, self._ensemble.signature))
@@ -172,8 +167,8 @@ class EnsembleRun:
                 for number, outputs in enumerate(responses, 1):
                     self._respond(outputs, final=over and number == len(responses))
             for run in runs:
-                if self._pace is not None:
-                    self._pace.begun(run.step)
+                if self._pauses is not None:
+                    self._pauses.begun(run.step)
                 if self._at_gates is None or self._passes(run, self._at_gates):
                     self._submit(run)
         self._looking = False
@@ -228,29 +223,29 @@ class EnsembleRun:
             if response.final:
                 del self._calls[call]
                 self._count(request)
-                if self._pace is not None:
-                    self._pace.forget(request)
+                if self._pauses is not None:
+                    self._pauses.forget(request)
                 self._ended(run)
             self._look()
             if not response.final:
-                self._paced().keep(request, run.step)
+                self._made_pauses().keep(request, run.step)
         except Exception:
             self._break_off()
 
-    def _paced(self) -> Pace:
-        if self._pace is None:
-            self._pace = pace = Pace(self.request, self._flow.readers_of, self._at_gates)
+    def _made_pauses(self) -> StepPauses:
+        if self._pauses is None:
+            self._pauses = pauses = StepPauses(self.request, self._flow.readers_of, self._at_gates)
             for run in [*(call.run for call in self._calls), *(self._at_gates or ())]:
-                pace.begun(run.step)
-        return self._pace
+                pauses.begun(run.step)
+        return self._pauses
 
     def _ended(self, run: StepRun[FlowTensor]) -> None:
         """The step's request is over, or has come to nothing."""
         self._flow.end(run)
         if self._at_gates is not None:
             self._at_gates.leave(run.step)
-        if self._pace is not None:
-            self._pace.ended(run.step)
+        if self._pauses is not None:
+            self._pauses.ended(run.step)
 
     def _count(self, request: Request) -> None:
         if request.compute_end_ns:
@@ -351,5 +346,5 @@ class EnsembleRun:
         for run in () if self._at_gates is None else self._at_gates.give_up():
             drop_inputs(run.inputs)
             self._flow.end(run)
-            if self._pace is not None:
-                self._pace.ended(run.step)
+            if self._pauses is not None:
+                self._pauses.ended(run.step)

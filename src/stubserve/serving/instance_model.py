@@ -10,17 +10,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from functools import partial
 from typing import Any
 
-from stubserve.errors import Code, ServeError, internal, unavailable
+from stubserve.errors import Code, ServeError, unavailable
 from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.request import BACKEND_FAILURE, OTHER_FAILURE, REJECTED, Request, Response
 from stubserve.inference.served_model import Waiter
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.instances.instance import Instance, InstanceState
 from stubserve.instances.work import Results
-from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.factory import create_scheduler
 from stubserve.schedulers.rate_limiter import RateLimiter
@@ -29,16 +27,9 @@ from stubserve.serving.delivery import Delivery
 from stubserve.serving.dispatcher import Dispatcher
 from stubserve.serving.instance_set import InstanceSet
 from stubserve.serving.limited_dispatcher import LimitedDispatcher
-from stubserve.serving.resource_wait import seen
 from stubserve.serving.sleep import Sleep
 
 log = logging.getLogger("stubserve.model")
-
-# What upstream says of a model that wants to execute a request again and whose scheduler knows no such thing
-RESCHEDULED_IN_VAIN = (
-    "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is "
-    "not configured to handle such a flag."
-)
 
 
 class InstanceModel(AnsweringModel):
@@ -76,8 +67,9 @@ class InstanceModel(AnsweringModel):
             self._dispatcher = Dispatcher(name, scheduler, self._delivery, clock)
         else:
             self._dispatcher = self._limits = LimitedDispatcher(name, scheduler, self._delivery, limiter, clock)
-        self.poll = self._dispatcher.poll
+        self.poll = self._run = self._dispatcher.poll
         self._poll_soon = self._dispatcher.poll_soon
+        self._leave_place = self._dispatcher.leave_place
         self._sleep: Sleep | None = None
         self._restart_wait_s = restart_wait_s
         # While no instance serves and requests wait for one that is restarted: ends that wait
@@ -88,7 +80,8 @@ class InstanceModel(AnsweringModel):
     def submit(self, request: Request, at_once: bool = False) -> None:
         """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
         if self._cache is None:
-            self.enqueue(request)
+            self._queue(request)
+            self._delivery.expect(request)
         elif self._cache.enqueue(request, at_once):
             return
         self._poll_soon()
@@ -102,10 +95,6 @@ class InstanceModel(AnsweringModel):
             self._cache.enqueue(request)
 
     def _queue(self, request: Request, follows: bool = False) -> None:
-        """Queues a request with the scheduler. Raises ServeError, and counts what is a request of this model's.
-
-        One that `follows` another, whose answer it waits for, gets a place only.
-        """
         dispatcher = self._dispatcher
         try:
             if not dispatcher.serving:
@@ -136,16 +125,6 @@ class InstanceModel(AnsweringModel):
         """Requests that wait to be executed."""
         return self._dispatcher.queued
 
-    def use_cache(self, cache: ResponseCache, identity: bytes) -> None:
-        """Answers from the response cache what it knows. `identity` stands for all of the model that answers depend on.
-
-        Before its first request.
-        """
-        dispatcher = self._dispatcher
-        self._cache = self._make_cache(cache, identity, self._queue, dispatcher.leave_place, dispatcher.poll)
-        self.poll = self._cache.poll
-        self._poll_soon = self._cache.poll_soon
-
     # What the instances tell
 
     def on_ready(self, instance: Instance) -> None:
@@ -160,7 +139,7 @@ class InstanceModel(AnsweringModel):
                 for request, response in finished:
                     dispatcher.response_complete(request, response)
         # The next work first: the stub computes while the answers are written.
-        dispatcher.work_done(instance, [work for work, _ in results])
+        dispatcher.work_done(instance, results)
         for work, finished in results:
             for request, response in finished:
                 delivery.respond(request, response)
@@ -176,11 +155,7 @@ class InstanceModel(AnsweringModel):
         self._delivery.when_passed_on(request, act, batch)
 
     def on_rescheduled(self, instance: Instance, request: Request) -> None:
-        if self._dispatcher.reschedule(request):
-            return
-        refusal = internal(RESCHEDULED_IN_VAIN)
-        log.error("%s (model instance '%s')", refusal.message, instance.name)
-        self._delivery.fail((request,), refusal, None)
+        self._dispatcher.reschedule(instance, request)
 
     def on_death(
         self, instance: Instance, error: ServeError, unfinished: Sequence[Request], open_: Sequence[Request]
@@ -291,7 +266,7 @@ class InstanceModel(AnsweringModel):
         if request is not None and self._cache is not None:
             request = self._cache.leader_of(request)
         limits = self._limits
-        return self._instances.takers(request, None if limits is None else partial(seen, limits))
+        return self._instances.takers(request, None if limits is None else limits.seen)
 
     # Readiness and the end
 

@@ -13,19 +13,55 @@ next, and may have work ahead of time as others have (`depth`), each counted as 
 somebody waits it is given nothing more: what it was offered and has not had is withdrawn, and it gives its resources
 back when it has executed what it has. That is a millisecond of work at most, because only quick instances are given
 anything ahead here: a slower one would keep the other waiting for longer than it could gain.
+
+**Circles.** A model that holds a resource while it waits for another (BLS) may wait for one that needs the same
+resource. Upstream both wait for ever. Here that is a circle like any other (`instances.waiting`): the caller waits for
+the instance that it calls, and that one for an instance that holds what it lacks.
+
+It is enough for it that one of the holders goes on. Where two of them would have to, a circle may be missed; nobody is
+refused who could run.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
+from stubserve.inference.request import Request
+from stubserve.inference.served_model import BlockingCall, Waiter
 from stubserve.inference.work import Work
+from stubserve.instances.instance import Instance
+from stubserve.instances.work import Result
 from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.schedulers.resources import Demand, Limited
 from stubserve.serving.alarm import Alarm
-from stubserve.serving.dispatcher import Answers, Dispatcher, Executor
+from stubserve.serving.delivery import Delivery
+from stubserve.serving.dispatcher import Dispatcher
+
+
+class ResourceWait:
+    """A `Waiter` in place of an instance's own, and what it waits for: `holders` of a resource."""
+
+    request: Request | None = None
+
+    def __init__(self, waiter: Waiter, resource: str, holders: Sequence[Waiter]) -> None:
+        self.name = f"{waiter.name} (which needs the resource '{resource}')"
+        self._waiter = waiter
+        self._holders = holders
+
+    def has(self, request: Request) -> bool:
+        return self._waiter.has(request)
+
+    def waits_for(self) -> Sequence[BlockingCall]:
+        return (self,)
+
+    @property
+    def model(self) -> ResourceWait:
+        return self
+
+    def takers(self, request: Request | None) -> Sequence[Waiter]:
+        return self._holders
 
 
 class LimitedDispatcher(Dispatcher):
@@ -35,15 +71,15 @@ class LimitedDispatcher(Dispatcher):
         self,
         model: str,
         scheduler: Scheduler,
-        answers: Answers,
+        delivery: Delivery,
         limiter: RateLimiter,
         clock: Callable[[], int] = time.monotonic_ns,
         alarm: Callable[[Callable[[], None]], Alarm] = Alarm,
     ) -> None:
-        super().__init__(model, scheduler, answers, clock, alarm)
+        super().__init__(model, scheduler, delivery, clock, alarm)
         self._limiter = limiter
         # Instances that ask for resources
-        self._limited: dict[Executor, Limited] = {}
+        self._limited: dict[Instance, Limited] = {}
         # Those that could execute something, by what they ask for, the longest idle first
         self._parked: dict[tuple[object, int], dict[Limited, None]] = {}
         # The instance that holds its resources and may be given more
@@ -56,13 +92,13 @@ class LimitedDispatcher(Dispatcher):
 
     # The instances that are limited
 
-    def limit(self, instance: Executor, demands: Sequence[Demand], device: int, priority: int) -> None:
+    def limit(self, instance: Instance, demands: Sequence[Demand], device: int, priority: int) -> None:
         """An instance asks for resources, which have been checked."""
         if any(count for _, _, count in demands):
             limited = self._limited[instance] = Limited(instance, self._let_in, priority)
             self._limiter.add(limited, demands, device)
 
-    def forget(self, instance: Executor) -> None:
+    def forget(self, instance: Instance) -> None:
         """An instance is gone for good."""
         limited = self._limited.pop(instance, None)
         if limited is not None:
@@ -73,14 +109,21 @@ class LimitedDispatcher(Dispatcher):
             self._limiter.remove(limited)
             self._limiter.settle()
 
-    def in_the_way(self, instance: Hashable) -> tuple[str, Sequence[Hashable]]:
-        """The resource that an instance waits for, and the instances of which one has to give back first, if any."""
-        limited = self._limited.get(instance)  # type: ignore[call-overload]  # instances are all that there is
-        return ("", ()) if limited is None else self._limiter.in_the_way(limited)
+    def seen(self, instance: Instance, waiter: Waiter) -> Waiter:
+        """An instance's waiter, or in its place one that waits for the instances that hold what this one lacks."""
+        limited = self._limited.get(instance)
+        if limited is None:
+            return waiter
+        resource, holders = self._limiter.in_the_way(limited)
+        waiters = [holder.waiter for holder in holders if isinstance(holder, Instance)]
+        held_by = [one for one in waiters if one is not None]
+        if not held_by or len(held_by) < len(waiters):
+            return waiter
+        return ResourceWait(waiter, resource, held_by)
 
     # Instances
 
-    def leave(self, instance: Executor, finishing: bool = False) -> None:
+    def leave(self, instance: Instance, finishing: bool = False) -> None:
         limited = self._limited.get(instance)
         works = self._depth.works(instance) if finishing else 0
         super().leave(instance, finishing)
@@ -95,15 +138,15 @@ class LimitedDispatcher(Dispatcher):
                 self._limiter.finish(limited)
                 self._limiter.settle()
 
-    def work_done(self, instance: Executor, works: Iterable[Work]) -> None:
+    def work_done(self, instance: Instance, results: Sequence[Result]) -> None:
         limited = self._limited.get(instance)
         if limited is None:
-            super().work_done(instance, works)
+            super().work_done(instance, results)
             return
         serves = self._depth.serves(instance)
         done = 0
         try:
-            for work in works:
+            for work, _ in results:
                 done += 1
                 if self.has_slots:
                     self._scheduler.work_done(instance, work)
@@ -140,7 +183,7 @@ class LimitedDispatcher(Dispatcher):
             self.forget(instance)
 
     def _offer(
-        self, instance: Executor, works: int = 1, closed: int = 0, ripe_after_ns: int = 0, most: int = 0
+        self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0, most: int = 0
     ) -> None:
         limited = self._limited.get(instance)
         if limited is None:
@@ -205,7 +248,7 @@ class LimitedDispatcher(Dispatcher):
                     break  # one is as good as the other; with slots each has requests of its own
         return found
 
-    def _hand_out(self, run: Sequence[tuple[Executor, Work]], now_ns: int) -> None:
+    def _hand_out(self, run: Sequence[tuple[Instance, Work]], now_ns: int) -> None:
         for instance, _ in run:
             limited = self._limited.get(instance)
             if limited is not None:

@@ -67,14 +67,20 @@ class SequenceModel(InstanceModel):
         former = self._former
         return self._sequences.holds(request.correlation_id) or (former is not None and former.holds(request))
 
+    def submit(self, request: Request, at_once: bool = False) -> None:
+        if self._former is None or not self._passes_on(request, self._former):
+            super().submit(request, at_once)
+
     def enqueue(self, request: Request) -> None:
-        former = self._former
-        if former is None or request.flags & SEQUENCE_START or self._sequences.holds(request.correlation_id):
+        if self._former is None or not self._passes_on(request, self._former):
             super().enqueue(request)
-        elif former.holds(request):
-            former.submit(request)
-        else:
-            super().enqueue(request)
+
+    def _passes_on(self, request: Request, former: SequenceModel) -> bool:
+        """Submits a request to the model that this one takes over from, if its sequence runs there."""
+        if request.flags & SEQUENCE_START or self._sequences.holds(request.correlation_id) or not former.holds(request):
+            return False
+        former.submit(request)
+        return True
 
     def cancel(self, request: Request) -> None:
         super().cancel(request)

@@ -27,7 +27,8 @@ from stubserve.instances.death import unhealthy
 from stubserve.instances.stub import Stub
 from stubserve.instances.work import Results
 from stubserve.memory.server_memory import Memory
-from stubserve.serving.instance_model import RESCHEDULED_IN_VAIN, InstanceModel
+from stubserve.serving.dispatcher import RESCHEDULED_IN_VAIN
+from stubserve.serving.instance_model import InstanceModel
 from stubserve.serving.warm_up_samples import Sample, SampleInput
 
 log = logging.getLogger("stubserve.model")

@@ -117,7 +117,7 @@ def _read(setting: Any, signature: Signature, model_dir: Path) -> Sample:
     for name, given in named:
         one = _input(request, name, given, signature, model_dir)
         (inputs if name in signature.inputs else added).append(one)
-    request.inputs = [_unplaced(one) for one in inputs]
+    request.inputs.extend([_unplaced(one) for one in inputs])
     admit(request, signature)
     # Now in the shapes that the model sees.
     shaped = [replace(one, shape=tuple(tensor.shape)) for one, tensor in zip(inputs, request.inputs, strict=True)]

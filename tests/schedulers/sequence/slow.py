@@ -73,13 +73,14 @@ class Slow:
 
     def enqueue(self, request: Request, now_ms: int) -> str:
         """Which error it is refused with, empty if it is taken."""
-        id = request.correlation_id
+        # Without an id it has the one that the scheduler, which has it first, has given it.
+        id, flags = request.sequence or (request.correlation_id, request.flags)
         if not id:
             return "no id"
         mine = [one for one in self.sequences if one.id == id and one.open]
         assert len(mine) <= 1
         if not mine:
-            if not request.flags & SEQUENCE_START:
+            if not flags & SEQUENCE_START:
                 return "lost" if self.lost.get(id, -1) > now_ms else "not started"
             self.lost.pop(id, None)
             sequence = OneSequence(id)
@@ -93,7 +94,7 @@ class Slow:
             sequence = mine[0]
         sequence.requests.append(request)
         sequence.last_ms = now_ms
-        if request.flags & SEQUENCE_END and not self.rules.iterative:
+        if flags & SEQUENCE_END and not self.rules.iterative:
             sequence.open = False
         if sequence.slot is None:
             if request.timeout_us:

@@ -57,10 +57,10 @@ def test_rescheduled_requests_keep_their_places_and_new_ones_join() -> None:
     it = Iterating("direct {}", max_batch_size=3)
     a, b, c, d = some("abcd")
     assert it.run(a, b, c, d) == [("i", ["a", "b", "c"])]
-    assert [(one.correlation_id, one.flags) for one in (a, b, c)] == [(1, 1), (2, 1), (3, 1)]
+    assert [one.sequence for one in (a, b, c)] == [(1, 1), (2, 1), (3, 1)]
     it.done(a, c)
     assert it.run() == [("i", ["a", "d", "c"])]
-    assert [(one.correlation_id, one.flags) for one in (a, d, c)] == [(1, 0), (4, 1), (3, 0)]
+    assert [one.sequence for one in (a, d, c)] == [(1, 0), (4, 1), (3, 0)]
     it.done(c)
     assert it.scheduler.queued == 1
     assert it.run() == [("i", [None, None, "c"])]
@@ -76,7 +76,7 @@ def test_the_oldest_strategy_has_no_empty_places() -> None:
     assert it.run(a, b, c) == [("i", ["a", "b"])]
     it.done(b)
     assert it.run() == [("i", ["b", "c"])]
-    assert [(one.correlation_id, one.flags) for one in (b, c)] == [(2, 0), (3, 1)]
+    assert [one.sequence for one in (b, c)] == [(2, 0), (3, 1)]
     it.done(c)
     assert it.run() == [("i", ["c"])]
 
@@ -115,7 +115,7 @@ class TestWhateverTheStrategy:
         it = Iterating(strategy)
         (a,) = some("a")
         it.run(step("own", 1, "start"), step("other", 2, "start"), a)
-        assert (a.correlation_id, a.flags) == (3, 1)
+        assert a.sequence == (3, 1)
 
     def test_cancelled_between_executions_and_while_executing(self, strategy: str) -> None:
         it = Iterating(strategy, "i", "j")

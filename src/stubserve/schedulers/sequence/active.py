@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 
-from stubserve.schedulers.sequence.slot import SequenceId, Slot
+from stubserve.schedulers.sequence.slots import SequenceId, SequenceSlot
 
 
 class ActiveSequences:
@@ -21,16 +21,16 @@ class ActiveSequences:
 
     def __init__(self, max_idle_ns: int | None) -> None:
         self._max_idle_ns = max_idle_ns
-        self._slots: dict[SequenceId, Slot] = {}
+        self._slots: dict[SequenceId, SequenceSlot] = {}
         # The slot of a sequence, None if it has none
         self.slot_of = self._slots.get
         self._numbers = itertools.count(1)
         # A heap of (when to look, number of the instance, index, slot)
-        self._checks: list[tuple[int, int, int, Slot]] = []
+        self._checks: list[tuple[int, int, int, SequenceSlot]] = []
         # Sequences whose instance is gone: its name, and until when they are told so
         self._lost: dict[SequenceId, tuple[str, int]] = {}
 
-    def begin(self, sequence: SequenceId, slot: Slot, now_ns: int) -> None:
+    def begin(self, sequence: SequenceId, slot: SequenceSlot, now_ns: int) -> None:
         """A sequence has a slot from now on."""
         self._slots[sequence] = slot
         slot.sequence = sequence
@@ -40,13 +40,13 @@ class ActiveSequences:
         if not slot.watched and self._max_idle_ns is not None:
             self._watch(slot, now_ns + self._max_idle_ns)
 
-    def end(self, slot: Slot) -> None:
+    def end(self, slot: SequenceSlot) -> None:
         """No further request comes to the sequence of a slot, if it is not over already."""
         if not slot.over:
             slot.over = True
             del self._slots[slot.sequence]
 
-    def take_idle(self, now_ns: int) -> list[Slot]:
+    def take_idle(self, now_ns: int) -> list[SequenceSlot]:
         """Ends the sequences that have been idle for too long; returns their slots, the longest idle first."""
         checks = self._checks
         if not checks or checks[0][0] > now_ns:
@@ -70,7 +70,7 @@ class ActiveSequences:
         """When `take_idle` has something to look at next."""
         return self._checks[0][0] if self._checks else None
 
-    def lose(self, slot: Slot, instance: str) -> None:
+    def lose(self, slot: SequenceSlot, instance: str) -> None:
         """The instance of a slot is gone, and its sequence with it; its next request is to be told."""
         if slot.over:
             return
@@ -94,7 +94,7 @@ class ActiveSequences:
         heapq.heapify(self._checks)
         self._lost = {sequence: lost for sequence, lost in self._lost.items() if lost[1] > now_ns}
 
-    def _watch(self, slot: Slot, at_ns: int) -> None:
+    def _watch(self, slot: SequenceSlot, at_ns: int) -> None:
         slot.watched = True
         heapq.heappush(self._checks, (at_ns, slot.joined, slot.index, slot))
 

@@ -7,7 +7,7 @@ import itertools
 from collections import OrderedDict
 
 from stubserve.inference.request import Request
-from stubserve.schedulers.sequence.slot import SequenceId
+from stubserve.schedulers.sequence.slots import SequenceId
 
 
 class Waiting:
@@ -44,9 +44,8 @@ class Backlog:
         """Whether a request of this sequence belongs here."""
         return sequence in self._open
 
-    def add(self, request: Request, now_ns: int, is_last: bool) -> None:
+    def add(self, sequence: SequenceId, request: Request, now_ns: int, is_last: bool) -> None:
         """Puts a request behind those of its sequence, or the sequence behind all others."""
-        sequence = request.correlation_id
         waiting = self._open.get(sequence)
         if waiting is None:
             waiting = self._open[sequence] = Waiting(sequence)

@@ -29,19 +29,14 @@ from typing import Any
 
 from stubserve.errors import ServeError
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
-from stubserve.inference.work import Work
-from stubserve.schedulers.base import Decision, Instance, Scheduler
-from stubserve.schedulers.fifo_queue import cancellation
-from stubserve.schedulers.grouping import Grouping
+from stubserve.inference.work import Decision, Grouping, Instance, Work
+from stubserve.schedulers.base import Scheduler, cancellation
 from stubserve.schedulers.hold import Hold
 from stubserve.schedulers.sequence.active import ActiveSequences
 from stubserve.schedulers.sequence.backlog import Backlog
 from stubserve.schedulers.sequence.controls import Controls
-from stubserve.schedulers.sequence.departures import Departures
-from stubserve.schedulers.sequence.queues import SlotQueues
 from stubserve.schedulers.sequence.refusals import Refusals
-from stubserve.schedulers.sequence.slot import SequenceId, Slot
-from stubserve.schedulers.sequence.slots import Slots
+from stubserve.schedulers.sequence.slots import Departures, SequenceId, SequenceSlot, SlotQueues, Slots, sequence_of
 
 
 class SequenceBatcher(Scheduler):
@@ -89,7 +84,7 @@ class SequenceBatcher(Scheduler):
         # Where implicit state is kept by sequence: those that are over without an END, to be told
         self._over: list[tuple[Instance, int]] = []
         # Whose slots wait for their execution
-        self._executing: dict[Request, Slot] = {}
+        self._executing: dict[Request, SequenceSlot] = {}
         self._answers: list[tuple[Request, ServeError]] = []
         self._now_ns = 0
         # Called when a poll has left no sequence that further requests belong to
@@ -100,7 +95,7 @@ class SequenceBatcher(Scheduler):
     # The strategy
 
     @abc.abstractmethod
-    def _filled(self, slot: Slot) -> None:
+    def _filled(self, slot: SequenceSlot) -> None:
         """A slot has something in its queue that may run, if nothing of it is `running`."""
 
     @abc.abstractmethod
@@ -108,7 +103,7 @@ class SequenceBatcher(Scheduler):
         """There is a new instance."""
 
     @abc.abstractmethod
-    def _leaves(self, instance: Instance, slots: Iterable[Slot]) -> list[Request]:
+    def _leaves(self, instance: Instance, slots: Iterable[SequenceSlot]) -> list[Request]:
         """An instance is gone; returns requests of it that wait elsewhere than in the queues of slots."""
 
     @abc.abstractmethod
@@ -116,7 +111,7 @@ class SequenceBatcher(Scheduler):
         """An instance can be given work."""
 
     @abc.abstractmethod
-    def _at_rest(self, slot: Slot) -> bool:
+    def _at_rest(self, slot: SequenceSlot) -> bool:
         """Whether nothing of the sequence that has a slot executes or is about to."""
 
     @abc.abstractmethod
@@ -141,14 +136,15 @@ class SequenceBatcher(Scheduler):
         self._now_ns = request.queue_start_ns = now_ns
         if request.batch_size > 1:
             raise self._refusals.rows()
-        sequence = request.correlation_id or self._auto_id(request)
-        flags = request.flags
+        sequence, flags = request.correlation_id, request.flags
+        if not sequence:
+            sequence, flags = request.sequence = self._own_sequence()
         slot = self._active.slot_of(sequence)
         if flags & SEQUENCE_START or slot is None:
             slot = self._begin(sequence, flags, slot)
         is_last = bool(flags & SEQUENCE_END) and not self._iterative
         if slot is None:
-            self._backlog.add(request, now_ns, is_last)
+            self._backlog.add(sequence, request, now_ns, is_last)
         else:
             slot.last_ns = now_ns
             if is_last:
@@ -159,15 +155,15 @@ class SequenceBatcher(Scheduler):
         if request.cancelled:
             self.cancel(request)
 
-    def _auto_id(self, request: Request) -> SequenceId:
+    def _own_sequence(self) -> tuple[SequenceId, int]:
+        """What a request without an id runs as."""
         if not self._iterative:
             raise self._refusals.no_id()
         while self.holds(next_id := next(self._auto_ids)):
             pass
-        request.correlation_id, request.flags = next_id, SEQUENCE_START
-        return next_id
+        return next_id, SEQUENCE_START
 
-    def _begin(self, sequence: SequenceId, flags: int, slot: Slot | None) -> Slot | None:
+    def _begin(self, sequence: SequenceId, flags: int, slot: SequenceSlot | None) -> SequenceSlot | None:
         """The slot of a request that has START or of which the sequence has none; None for the backlog."""
         known = slot is not None or self._backlog.collects(sequence)
         if not flags & SEQUENCE_START:
@@ -188,7 +184,7 @@ class SequenceBatcher(Scheduler):
         if slot is None:
             return False
         request.queue_start_ns = slot.last_ns = now_ns
-        request.flags = 0
+        request.sequence = (sequence_of(request), 0)
         slot.running = None
         self._queues.put_back(slot, request)
         self._filled(slot)
@@ -226,7 +222,7 @@ class SequenceBatcher(Scheduler):
 
     # Sequences and slots
 
-    def _end(self, slot: Slot) -> None:
+    def _end(self, slot: SequenceSlot) -> None:
         """The sequence of a slot is over when what its queue has now has run."""
         if self._iterative and (slot.queue or slot.running is not None):
             return  # when the last of them is not rescheduled
@@ -234,7 +230,7 @@ class SequenceBatcher(Scheduler):
         if not slot.queue:
             self._departures.add(slot)
 
-    def _release(self, slot: Slot) -> None:
+    def _release(self, slot: SequenceSlot) -> None:
         """A slot is free: the backlog's next has it from now on. Only within a poll, which knows the time."""
         if self._slots.is_closing(slot.instance):
             self._departures.add(slot)  # its last request may still be about to execute
@@ -250,7 +246,7 @@ class SequenceBatcher(Scheduler):
         if slot.running is None:
             self._filled(slot)
 
-    def _empty(self, slot: Slot) -> list[Request]:
+    def _empty(self, slot: SequenceSlot) -> list[Request]:
         """Takes everything out of a slot's queue; the sequence is over if there was anything."""
         queued = self._queues.clear(slot)
         if queued:
@@ -298,7 +294,7 @@ class SequenceBatcher(Scheduler):
             lost += self._queues.clear(slot)
             self._active.lose(slot, name)
         self._active.tidy(self._now_ns)
-        self._answers += [(request, self._refusals.lost(request.correlation_id, name)) for request in lost]
+        self._answers += [(request, self._refusals.lost(sequence_of(request), name)) for request in lost]
 
     # What to do now
 

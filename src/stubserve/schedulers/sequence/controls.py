@@ -11,7 +11,7 @@ from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, BYTES
 
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
 from stubserve.inference.tensor import Tensor
-from stubserve.schedulers.sequence.slot import Slot
+from stubserve.schedulers.sequence.slots import SequenceSlot
 
 _KINDS = ("CONTROL_SEQUENCE_START", "CONTROL_SEQUENCE_END", "CONTROL_SEQUENCE_READY")
 _CORRELATION_ID = "CONTROL_SEQUENCE_CORRID"
@@ -48,12 +48,14 @@ class Controls:
                 [kinds[kind][truth] for kind, truth in zip(_KINDS, truths, strict=True) if kind in kinds]
             )
 
-    def of(self, request: Request, slot: Slot) -> Sequence[Tensor]:
+    def of(self, request: Request, slot: SequenceSlot) -> Sequence[Tensor]:
         """What is added to a request's own inputs; the slot remembers what its next one is likely to have as well."""
-        flags = request.flags & _BOTH
+        correlation_id, flags = request.correlation_id, request.flags
+        if request.sequence is not None:
+            correlation_id, flags = request.sequence
+        flags &= _BOTH
         if self._correlation_id is None:
             return self._by_flags[flags]
-        correlation_id = request.correlation_id
         if not flags and slot.controls is not None and slot.controls[0] == correlation_id:
             return slot.controls[1]
         controls = [*self._by_flags[flags], self._id_tensor(*self._correlation_id, correlation_id)]

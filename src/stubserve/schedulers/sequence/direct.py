@@ -17,11 +17,10 @@ from typing import Any
 
 from stubserve.inference.request import SEQUENCE_END, Request
 from stubserve.inference.tensor import Tensor
-from stubserve.inference.work import Work
-from stubserve.schedulers.base import Decision, Instance
+from stubserve.inference.work import Decision, Instance, Work
 from stubserve.schedulers.hold import Hold
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
-from stubserve.schedulers.sequence.slot import Slot
+from stubserve.schedulers.sequence.slots import SequenceSlot
 
 _BY_INDEX = attrgetter("index")
 
@@ -42,11 +41,11 @@ class DirectBatcher(SequenceBatcher):
             self._grouping = None
         self._idle: set[Instance] = set()
         # Of each instance the slots that may have something to run
-        self._ready: dict[Instance, dict[Slot, None]] = {}
+        self._ready: dict[Instance, dict[SequenceSlot, None]] = {}
         # Idle instances of which a slot may have something
         self._due: dict[Instance, None] = {}
 
-    def _filled(self, slot: Slot) -> None:
+    def _filled(self, slot: SequenceSlot) -> None:
         instance = slot.instance
         self._ready[instance][slot] = None
         if instance in self._idle:
@@ -55,7 +54,7 @@ class DirectBatcher(SequenceBatcher):
     def _joins(self, instance: Instance) -> None:
         self._ready[instance] = {}
 
-    def _leaves(self, instance: Instance, slots: Iterable[Slot]) -> list[Request]:
+    def _leaves(self, instance: Instance, slots: Iterable[SequenceSlot]) -> list[Request]:
         self._idle.discard(instance)
         self._due.pop(instance, None)
         del self._ready[instance]
@@ -69,7 +68,7 @@ class DirectBatcher(SequenceBatcher):
         self._idle.discard(instance)
         self._due.pop(instance, None)
 
-    def _at_rest(self, slot: Slot) -> bool:
+    def _at_rest(self, slot: SequenceSlot) -> bool:
         return slot.instance in self._idle
 
     def _run(self, now_ns: int, decision: Decision) -> None:
@@ -85,14 +84,14 @@ class DirectBatcher(SequenceBatcher):
                 self._ready[instance] = {}
                 decision.run.append((instance, self._batch(ready)))
 
-    def _waits_until_ns(self, ready: list[Slot], now_ns: int) -> int | None:
+    def _waits_until_ns(self, ready: list[SequenceSlot], now_ns: int) -> int | None:
         """Until when slots that are ready wait for more; None if they run."""
         if not self._delay_ns or not self._enough or len(ready) >= self._enough:
             return None
         until_ns = min([slot.queue[0].queue_start_ns for slot in ready]) + self._delay_ns
         return None if until_ns <= now_ns else until_ns
 
-    def _batch(self, ready: list[Slot]) -> Work:
+    def _batch(self, ready: list[SequenceSlot]) -> Work:
         controls, grouping = self._controls, self._grouping
         first = ready[0].queue[0]
         key = None if grouping is None else grouping.key(first)

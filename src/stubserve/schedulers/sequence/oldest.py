@@ -18,11 +18,10 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from stubserve.inference.request import SEQUENCE_END, Request
-from stubserve.inference.work import Work
-from stubserve.schedulers.base import Decision, Instance
+from stubserve.inference.work import Decision, Instance, Work
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
-from stubserve.schedulers.sequence.slot import Slot
+from stubserve.schedulers.sequence.slots import SequenceSlot
 
 
 class OldestBatcher(SequenceBatcher):
@@ -54,11 +53,11 @@ class OldestBatcher(SequenceBatcher):
         # Instances whose batcher may have something to say
         self._due: dict[Instance, None] = {}
         # Slots of which a request may become a candidate
-        self._ready: dict[Slot, None] = {}
+        self._ready: dict[SequenceSlot, None] = {}
         # Candidates: their slot, the number of their sequence, and when they were queued
-        self._candidates: dict[Request, tuple[Slot, int, int]] = {}
+        self._candidates: dict[Request, tuple[SequenceSlot, int, int]] = {}
 
-    def _filled(self, slot: Slot) -> None:
+    def _filled(self, slot: SequenceSlot) -> None:
         self._ready[slot] = None
 
     def _joins(self, instance: Instance) -> None:
@@ -66,7 +65,7 @@ class OldestBatcher(SequenceBatcher):
             self._max_batch_size, self._preferred, self._delay_us, self._grouping, None, self._hold_each
         )
 
-    def _leaves(self, instance: Instance, slots: Iterable[Slot]) -> list[Request]:
+    def _leaves(self, instance: Instance, slots: Iterable[SequenceSlot]) -> list[Request]:
         self._due.pop(instance, None)
         for slot in slots:
             self._ready.pop(slot, None)
@@ -114,7 +113,7 @@ class OldestBatcher(SequenceBatcher):
             drained += self._take_back(request)
         return drained
 
-    def _at_rest(self, slot: Slot) -> bool:
+    def _at_rest(self, slot: SequenceSlot) -> bool:
         return slot.running is None
 
     def _run(self, now_ns: int, decision: Decision) -> None:
@@ -133,7 +132,7 @@ class OldestBatcher(SequenceBatcher):
             for _, work in found.run:
                 decision.run.append((instance, self._with_controls(work)))
 
-    def _advance(self, slot: Slot, now_ns: int) -> None:
+    def _advance(self, slot: SequenceSlot, now_ns: int) -> None:
         """Makes the oldest request of a slot a candidate."""
         request = self._queues.take(slot)
         slot.running = request

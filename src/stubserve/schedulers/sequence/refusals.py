@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from stubserve.errors import ServeError, invalid, unavailable
-from stubserve.schedulers.sequence.slot import SequenceId
+from stubserve.schedulers.sequence.slots import SequenceId
 
 log = logging.getLogger("stubserve.scheduler")
 

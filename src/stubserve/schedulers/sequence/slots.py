@@ -1,12 +1,121 @@
-"""The slots of all instances, and which of them are free."""
+"""The slots of all instances: places where sequences run; which are free, and what waits."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 
-from stubserve.schedulers.base import Instance
-from stubserve.schedulers.sequence.slot import Slot
+from stubserve.inference.request import Request
+from stubserve.inference.tensor import Tensor
+from stubserve.inference.work import Instance
+
+# A sequence's id as clients give it; a number and a text are never equal.
+SequenceId = int | str
+
+
+def sequence_of(request: Request) -> SequenceId:
+    """The id of the sequence that a request belongs to: its client's, or one that the batcher has given it."""
+    return request.correlation_id if request.sequence is None else request.sequence[0]
+
+
+class SequenceSlot:
+    """One slot of an instance, which joined as number `joined`.
+
+    `queue` are the requests of the sequence that has it, in order. `over` says that none will come to them, so that the
+    slot is free behind the last. `number` is that of the sequence, which no other sequence has ever had: clients use
+    their ids again; 0 when the slot is free. `running` is the request that keeps the next one from running, where the
+    strategy knows such a thing. `gone` says that its instance is.
+
+    `last_ns` is when the last request came, `watched` whether somebody will look whether that is too long ago.
+    `controls` are the control inputs of a request in the middle of a sequence, with its id, once they have been made.
+    """
+
+    __slots__ = (
+        "controls",
+        "gone",
+        "index",
+        "instance",
+        "joined",
+        "last_ns",
+        "number",
+        "over",
+        "queue",
+        "running",
+        "sequence",
+        "watched",
+    )
+
+    def __init__(self, instance: Instance, joined: int, index: int) -> None:
+        self.instance = instance
+        self.joined = joined
+        self.index = index
+        self.gone = False
+        self.watched = False
+        # Of the sequence that was last given it, over or not
+        self.sequence: SequenceId = 0
+        self.number = 0
+        self.queue: deque[Request] = deque()
+        self.over = True
+        self.running: Request | None = None
+        self.last_ns = 0
+        self.controls: tuple[SequenceId, Sequence[Tensor]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Slot {self.index} of {self.instance}: {self.sequence!r}, {len(self.queue)} queued>"
+
+
+class SlotQueues:
+    """The queues of all slots. They are read as `slot.queue`, and changed here alone."""
+
+    __slots__ = ("_slot_of",)
+
+    def __init__(self) -> None:
+        self._slot_of: dict[Request, SequenceSlot] = {}
+
+    def add(self, slot: SequenceSlot, request: Request) -> None:
+        """A request comes behind the others."""
+        slot.queue.append(request)
+        self._slot_of[request] = slot
+
+    def add_all(self, slot: SequenceSlot, requests: Collection[Request]) -> None:
+        slot.queue.extend(requests)
+        self._slot_of.update(dict.fromkeys(requests, slot))
+
+    def put_back(self, slot: SequenceSlot, request: Request) -> None:
+        """A request is to be executed again, before all that came behind it."""
+        slot.queue.appendleft(request)
+        self._slot_of[request] = slot
+
+    def take(self, slot: SequenceSlot) -> Request:
+        """The oldest request of a slot, which does not wait any more."""
+        request = slot.queue.popleft()
+        del self._slot_of[request]
+        return request
+
+    def slot_of(self, request: Request) -> SequenceSlot | None:
+        """Where a request waits; None if it waits in no slot."""
+        return self._slot_of.get(request)
+
+    def cut(self, slot: SequenceSlot, request: Request) -> list[Request]:
+        """Takes a request and all behind it out of a slot."""
+        behind = [slot.queue.pop()]
+        while behind[-1] is not request:
+            behind.append(slot.queue.pop())
+        for one in behind:
+            del self._slot_of[one]
+        return behind[::-1]
+
+    def clear(self, slot: SequenceSlot) -> list[Request]:
+        """Takes everything out of a slot."""
+        queued = list(slot.queue)
+        for request in queued:
+            del self._slot_of[request]
+        slot.queue.clear()
+        return queued
+
+    def __len__(self) -> int:
+        return len(self._slot_of)
 
 
 class _Row:
@@ -17,7 +126,7 @@ class _Row:
     def __init__(self, instance: Instance, joined: int) -> None:
         self.instance = instance
         self.joined = joined
-        self.slots: list[Slot] = []
+        self.slots: list[SequenceSlot] = []
         # No further sequence is to begin here
         self.closed = False
         # How many slots are not free
@@ -35,7 +144,7 @@ class Slots:
         self._joined = 0
         # A heap of (index, when its instance joined, its row, the slot). There is no slot yet in the last entry of a
         # row; entries of rows that are closed may be there.
-        self._free: list[tuple[int, int, _Row, Slot | None]] = []
+        self._free: list[tuple[int, int, _Row, SequenceSlot | None]] = []
         # Instances that are closed, until it is told that they are vacant
         self._closing: set[Instance] = set()
 
@@ -48,7 +157,7 @@ class Slots:
         heapq.heappush(self._free, (0, row.joined, row, None))
         return True
 
-    def leave(self, instance: Instance) -> Sequence[Slot] | None:
+    def leave(self, instance: Instance) -> Sequence[SequenceSlot] | None:
         """Removes the slots of an instance and returns those that were ever used; None if it has none."""
         row = self._rows.pop(instance, None)
         if row is None:
@@ -82,7 +191,7 @@ class Slots:
         self._closing.difference_update(vacant)
         return vacant
 
-    def take(self) -> Slot | None:
+    def take(self) -> SequenceSlot | None:
         """The free slot with the lowest index; of equal ones, that of the instance that joined first."""
         free = self._free
         while free:
@@ -90,7 +199,7 @@ class Slots:
             if row.closed:
                 continue
             if slot is None:
-                slot = Slot(row.instance, joined, index)
+                slot = SequenceSlot(row.instance, joined, index)
                 row.slots.append(slot)
                 if index + 1 < self._each:
                     heapq.heappush(free, (index + 1, joined, row, None))
@@ -98,7 +207,7 @@ class Slots:
             return slot
         return None
 
-    def give_back(self, slot: Slot) -> None:
+    def give_back(self, slot: SequenceSlot) -> None:
         """A slot is free again."""
         slot.number = 0
         row = self._rows[slot.instance]
@@ -109,10 +218,55 @@ class Slots:
     def __contains__(self, instance: Instance) -> bool:
         return instance in self._rows
 
-    def used(self) -> list[Slot]:
+    def used(self) -> list[SequenceSlot]:
         """All that were ever used."""
         return [slot for row in self._rows.values() for slot in row.slots]
 
     def _is_vacant(self, instance: Instance) -> bool:
         row = self._rows.get(instance)
         return row is None or not row.taken
+
+
+class Departures:
+    """The slots of sequences that are over without an END: free when nothing of them executes any more.
+
+    Each is looked at once, and again whenever its instance has executed something.
+
+    A slot may be added again before its instance is idle. So it is kept whose departure each is: a slot that has been
+    free in the meantime, and may be another sequence's by now, is left alone.
+    """
+
+    __slots__ = ("_later", "_leaving")
+
+    def __init__(self) -> None:
+        # With the numbers of their sequences
+        self._leaving: dict[SequenceSlot, int] = {}
+        # By instance those of which something still executed
+        self._later: dict[Instance, dict[SequenceSlot, int]] = {}
+
+    def add(self, slot: SequenceSlot) -> None:
+        """A slot has nothing left to hand out, and nothing will come."""
+        self._leaving[slot] = slot.number
+
+    def instance_idle(self, instance: Instance) -> None:
+        if self._later:
+            for slot, number in self._later.pop(instance, {}).items():
+                self._leaving.setdefault(slot, number)
+
+    def instance_gone(self, instance: Instance) -> None:
+        self._later.pop(instance, None)
+
+    def take(self, at_rest: Callable[[SequenceSlot], bool]) -> list[SequenceSlot]:
+        """Removes the slots that are free: those at rest."""
+        if not self._leaving:
+            return []
+        free = []
+        for slot, number in self._leaving.items():
+            if slot.gone or slot.number != number:
+                continue
+            if at_rest(slot):
+                free.append(slot)
+            else:
+                self._later.setdefault(slot.instance, {})[slot] = number
+        self._leaving.clear()
+        return free

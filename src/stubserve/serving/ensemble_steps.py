@@ -1,17 +1,22 @@
-"""The tensors that flow through an ensemble, with what the next step has to know of how they were made."""
+"""What the steps of an ensemble are given and give: the tensors that flow from one to the next, requests, calls.
+
+A tensor flows with what the next step has to know of how it was made.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from stubserve.inference.call import Call
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, Response
 from stubserve.inference.request import unanswered as nobody
+from stubserve.inference.served_model import ServedModel
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
+from stubserve.schedulers.ensemble.flow import StepRun
 from stubserve.schedulers.ensemble.plan import Made
-from stubserve.serving.ensemble_shapes import fit
 
 _SEQUENCE_FLAGS = {"sequence_start": SEQUENCE_START, "sequence_end": SEQUENCE_END}
 
@@ -34,6 +39,29 @@ class FlowTensor:
         self.is_batch = is_batch
         self.sequence = sequence
         self.overrides = overrides
+
+
+class StepCall(Call):
+    """The request of one run of a step; `on_answer` hears its responses."""
+
+    __slots__ = ("_on_answer", "run")
+
+    def __init__(
+        self, run: StepRun[FlowTensor], model: ServedModel, on_answer: Callable[[StepCall, Request, Response], None]
+    ) -> None:
+        super().__init__(model)
+        self.run = run
+        self._on_answer = on_answer
+
+    def respond(self, request: Request, response: Response) -> None:
+        self._on_answer(self, request, response)
+
+
+class Prospect(NamedTuple):
+    """A call that is still to be made, for a search for dead ends."""
+
+    model: ServedModel
+    request: Request | None = None
 
 
 def _sequence_of(request: Request, parameters: Mapping[str, Any] | None) -> tuple[SequenceTag, bool]:
@@ -100,13 +128,18 @@ def step_request(inputs: Mapping[str, FlowTensor], parent: Request, signature: S
         if given.overrides and given.sequence is not None:
             sequence = given.sequence
     request = Request(
-        tensors, nobody, parent.id, sequence[0], sequence[1], parent.priority, parent.timeout_us, parent.parameters,
-        asked,
-    )  # fmt: skip
-    request.client = parent.client
-    if parent.regions is not None:
+        tensors,
+        nobody,
+        parent.id,
+        *sequence,
+        priority=parent.priority,
+        timeout_us=parent.timeout_us,
+        parameters=parent.parameters,
+        requested_outputs=asked,
         # What it was given may lie in its client's shared memory; what it answers is the ensemble's to put there.
-        request.regions = {}
+        regions=None if parent.regions is None else {},
+        client=parent.client,
+    )
     request.request_start_ns = time.monotonic_ns()
     return request
 
@@ -166,3 +199,23 @@ def ensemble_outputs(
                 "sequence_end": bool(sequence[1] & SEQUENCE_END),
             }
     return tensors, parameters
+
+
+def fit(shape: Sequence[int], is_batch: bool, dims: Sequence[int], wants_batch: bool) -> Sequence[int]:
+    """`shape` as a model of the other kind takes it; `dims` are those of its configuration, without a batch.
+
+    As upstream: a tensor of a model without batching gets a batch dimension of 1 on its way into a model that batches,
+    if its shape is that of one item; a batch of one loses it on its way into a model that does not, if only that makes
+    it fit. Everything else goes on as it is, and is for the next model to accept or refuse.
+    """
+    if is_batch == wants_batch:
+        return shape
+    if wants_batch:
+        return (1, *shape) if _matches(shape, dims) else shape
+    if len(shape) == len(dims) + 1 and shape[0] == 1:
+        return tuple(shape[1:])
+    return shape
+
+
+def _matches(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    return len(shape) == len(dims) and all(dim in (-1, size) for size, dim in zip(shape, dims, strict=True))

@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 
 from stubserve.errors import Code
-from stubserve.schedulers.default import DefaultScheduler
+from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 
 from .requests import MS, Run, answers, batches, ids, request
 
 
 def test_each_request_runs_alone_in_order_of_arrival():
-    run = Run(DefaultScheduler(), ["a"], busy_ns=10 * MS)
+    run = Run(DynamicBatcher(1), ["a"], busy_ns=10 * MS)
     run.enqueue([request(i) for i in range(4)])
     run.until_quiet()
     # Triton 2.51 runs a model without `dynamic_batching` the same way, max_batch_size 8 or not.
@@ -17,7 +17,7 @@ def test_each_request_runs_alone_in_order_of_arrival():
 
 
 def test_the_longest_idle_instance_is_fed_first():
-    scheduler = DefaultScheduler()
+    scheduler = DynamicBatcher(1)
     for instance in "abc":
         scheduler.instance_idle(instance)
     fed = []
@@ -34,7 +34,7 @@ def test_the_longest_idle_instance_is_fed_first():
 
 
 def test_one_poll_feeds_all_idle_instances_once_each():
-    scheduler = DefaultScheduler()
+    scheduler = DynamicBatcher(1)
     for instance in "aba":
         scheduler.instance_idle(instance)
     for i in range(3):
@@ -46,7 +46,7 @@ def test_one_poll_feeds_all_idle_instances_once_each():
 
 
 def test_an_instance_that_is_gone_gets_nothing():
-    scheduler = DefaultScheduler()
+    scheduler = DynamicBatcher(1)
     scheduler.instance_idle("a")
     scheduler.instance_idle("b")
     scheduler.instance_gone("a")
@@ -57,7 +57,7 @@ def test_an_instance_that_is_gone_gets_nothing():
 
 
 def test_a_cancelled_request_is_answered_once_and_never_runs():
-    scheduler = DefaultScheduler()
+    scheduler = DynamicBatcher(1)
     requests = [request(i) for i in range(3)]
     for r in requests:
         scheduler.enqueue(r, 5)
@@ -77,7 +77,7 @@ def test_a_cancelled_request_is_answered_once_and_never_runs():
 
 
 def test_cancelling_a_running_request_only_marks_it():
-    scheduler = DefaultScheduler()
+    scheduler = DynamicBatcher(1)
     scheduler.instance_idle("a")
     running = request(1)
     scheduler.enqueue(running, 0)
@@ -88,7 +88,7 @@ def test_cancelling_a_running_request_only_marks_it():
 
 
 def test_a_request_cancelled_before_it_is_queued_is_answered():
-    scheduler = DefaultScheduler()
+    scheduler = DynamicBatcher(1)
     scheduler.instance_idle("a")
     gone = request(1)
     gone.cancelled = True
@@ -100,7 +100,7 @@ def test_a_request_cancelled_before_it_is_queued_is_answered():
 
 @pytest.mark.parametrize("cancelled", [None, 0, 2])
 def test_drain_returns_everything_not_yet_answered(cancelled):
-    scheduler = DefaultScheduler()
+    scheduler = DynamicBatcher(1)
     requests = [request(i) for i in range(3)]
     for r in requests:
         scheduler.enqueue(r, 0)
@@ -114,7 +114,7 @@ def test_drain_returns_everything_not_yet_answered(cancelled):
 
 
 def test_enqueue_notes_when_the_request_was_queued():
-    scheduler = DefaultScheduler()
+    scheduler = DynamicBatcher(1)
     r = request()
     scheduler.enqueue(r, 1234)
     assert r.queue_start_ns == 1234
