@@ -11,7 +11,7 @@ import asyncio
 import collections
 from collections.abc import Callable
 
-from stubserve_stub.wire import layout, messages
+from stubserve_stub.wire import messages
 from stubserve_stub.wire.messages import WireResponse
 from stubserve_stub.wire.places import InArena
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingBroken, RingWriter
@@ -24,8 +24,7 @@ _RETRY_S = 0.001
 
 
 class AnswerRing:
-    """The answer ring of one stub. `words` are the parent's in its segment, `memory` its accounts, `shared` the
-    server's memory.
+    """The answer ring of one stub. `memory` are its accounts, `shared` the server's memory.
 
     `on_broken` is called when the stub has written over its side of the ring: nothing can be sent to it any more.
     """
@@ -33,17 +32,14 @@ class AnswerRing:
     def __init__(
         self,
         ring: RingWriter,
-        words: memoryview,
         memory: StubMemory,
         shared: Memory,
         on_broken: Callable[[], None],
     ) -> None:
         self._ring = ring
-        self._words = words
         self._memory = memory
         self._shared = shared
         self._on_broken = on_broken
-        self._announced = 0
         # What the ring had no room for
         self._overflow: collections.deque[tuple[bytes, int]] = collections.deque()
         self._retry: asyncio.TimerHandle | None = None
@@ -70,10 +66,6 @@ class AnswerRing:
                 self._try_again_later()
         self._announce()
 
-    def say_whether_alone(self, alone: bool) -> None:
-        """Whether nobody is at work but the instances that the stub waits for; its next call may go by it."""
-        self._words[layout.WAITS_ALONE] = alone
-
     def close(self) -> None:
         """The stub is gone."""
         self._closed = True
@@ -91,10 +83,7 @@ class AnswerRing:
 
     def _announce(self) -> None:
         if not self._closed:
-            count = self._ring.announce()
-            if count:
-                self._announced += count
-                self._words[layout.ANSWERED] = self._announced
+            self._ring.announce()
 
     def _try_again_later(self) -> None:
         self._retry = asyncio.get_running_loop().call_later(_RETRY_S, self._try_again)

@@ -29,7 +29,6 @@ from stubserve.inference.trace import find as find_trace
 from stubserve.instances import waiting
 from stubserve.instances.answer_ring import AnswerRing
 from stubserve.instances.batch import given_span, place_of
-from stubserve.memory.server_memory import Memory
 from stubserve.memory.stub_memory import StubMemory
 
 # How many answers to a call, or bytes of them, may wait to be taken before the model that makes them is held back. Both
@@ -72,8 +71,8 @@ class StubCall(Call):
 class StubCalls:
     """The calls that one stub has under way. It hears what the stub says about them (`messages.CallListener`).
 
-    `waiter` stands for the stub where it may wait for itself. `memory` is the stub's, `shared` the server's. `given`
-    tells which tensors the stub has at the moment.
+    `waiter` stands for the stub where it may wait for itself. `memory` is the stub's. `given` tells which tensors
+    the stub has at the moment.
     """
 
     def __init__(
@@ -82,18 +81,14 @@ class StubCalls:
         models: Models,
         memory: StubMemory,
         answers: AnswerRing,
-        shared: Memory,
         given: Callable[[], Iterable[Tensor]],
     ) -> None:
         self._waiter = waiter
         self._models = models
         self._memory = memory
         self._answers = answers
-        self._shared = shared
         self._given = given
         self._open: dict[int, StubCall] = {}
-        # How many of these hold up the stub's batch
-        self._blocking = 0
         # Models with new calls in their queues
         self._due: list[ServedModel] = []
         # Questions whether a model is ready, and the requests that wait for the answers
@@ -123,9 +118,7 @@ class StubCalls:
         found = self._open.get(call)
         if found is None:
             return
-        if not found.blocking:
-            found.blocking = True
-            self._wait()
+        found.blocking = True
         if found.request is not None:
             self._check_chain(found, found.request)
 
@@ -147,7 +140,7 @@ class StubCalls:
         found = self._open.get(call)
         if found is None:
             return
-        self._forget(found)
+        del self._open[found.number]
         if found.request is not None:
             found.request.resume()
 
@@ -170,26 +163,10 @@ class StubCalls:
         for check in self._checks:
             check.cancel()
         calls = list(self._open.values())
-        for call in calls:
-            self._forget(call)
+        self._open.clear()
         self._answers.close()
         for call in calls:
             call.cancel()
-
-    def _wait(self) -> None:
-        """One more call holds up the stub's batch; while there are any, the stub is not at work."""
-        if not self._blocking:
-            self._shared.stubs_at_work -= 1
-            self._answers.say_whether_alone(self._shared.stubs_at_work == 0)
-        self._blocking += 1
-
-    def _forget(self, call: StubCall) -> None:
-        """The stub does not wait for this call any more."""
-        del self._open[call.number]
-        if call.blocking:
-            self._blocking -= 1
-            if not self._blocking:
-                self._shared.stubs_at_work += 1
 
     # There
 
@@ -236,8 +213,6 @@ class StubCalls:
             if model not in self._due:
                 self._due.append(model)
         self._open[number] = call
-        if blocking:
-            self._wait()
 
     def _find(self, name: str, version: int) -> ServedModel:
         """Raises ServeError in upstream's words for any model that does not serve, with why that is behind them."""
@@ -285,7 +260,7 @@ class StubCalls:
         """Answers a call instead of its model, whose own answer is for nobody then."""
         call.request = None
         if call.number in self._open:
-            self._forget(call)
+            del self._open[call.number]
             self._send_refusal(call.number, call.model.signature.model, error)
 
     def _send_refusal(self, number: int, name: str, error: ServeError) -> None:
@@ -299,7 +274,7 @@ class StubCalls:
         if call.number not in self._open:
             return
         if response.final:
-            self._forget(call)
+            del self._open[call.number]
         wire: WireResponse | None
         if response.empty:
             wire = None

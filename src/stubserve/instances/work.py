@@ -92,8 +92,8 @@ class StubWork:
         self._requests = RequestRing(process.name, requests, words, memory, self._on_broken_ring)
         self._reader = RingReader(segment.ring(layout.RESPONSE_RING), words, layout.RESPONSES_READ)
         answers = RingWriter(segment.ring(layout.ANSWER_RING), theirs, layout.ANSWERS_READ, process.answer_doorbell)
-        ring = AnswerRing(answers, words, outputs, memory, self._on_broken_ring)
-        self.calls = StubCalls(self, models, outputs, ring, memory, self._tensors)
+        ring = AnswerRing(answers, outputs, memory, self._on_broken_ring)
+        self.calls = StubCalls(self, models, outputs, ring, self._tensors)
         self._handlers = messages.handlers_of_parent(self, self.calls)
         self._in_flight = Batches(memory)
         # Requests of batches that it has not any more
