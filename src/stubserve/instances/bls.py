@@ -16,19 +16,17 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from stubserve_stub.wire import places
-from stubserve_stub.wire.messages import WireRequest, WireResponse, WireTensor
-from stubserve_stub.wire.places import InArena
+from stubserve_stub.wire.messages import WireRequest, WireResponse
 
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.call import Call
-from stubserve.inference.request import Request, Response, unanswered
+from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel, Waiter
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.trace import find as find_trace
 from stubserve.instances import waiting
 from stubserve.instances.answer_ring import AnswerRing
-from stubserve.instances.batch import given_span, place_of
+from stubserve.instances.batch import read_request, read_tensor, write_tensor
 from stubserve.memory.stub_memory import StubMemory
 
 # How many answers to a call, or bytes of them, may wait to be taken before the model that makes them is held back. Both
@@ -172,15 +170,11 @@ class StubCalls:
 
     def _start(self, number: int, blocking: bool, decoupled: bool, name: str, version: int, wire: WireRequest) -> None:
         now = time.monotonic_ns()
-        id_, correlation_id, flags, timeout_us, parameters, trace, requested, wire_inputs = wire
-        inputs: list[Tensor] = []
-        request = Request(
-            inputs, unanswered, id_, correlation_id, flags, 0, timeout_us, parameters,
-            None if requested is None else list(requested),
-        )  # fmt: skip
+        request, trace, inputs = read_request(wire)
         request.request_start_ns = now
         try:
-            inputs.extend(self._input(tensor) for tensor in wire_inputs)
+            for tensor in inputs:
+                request.inputs.append(read_tensor(tensor, self._memory, self._waiter.name, self._given, kept=True))
             model = self._find(name, version)
             if model.down():
                 raise _not_ready(name, model.why_not_ready())
@@ -220,19 +214,6 @@ class StubCalls:
             return self._models.find(name, "" if version == -1 else str(version))
         except ServeError as error:
             raise _not_ready(name, error.message) from None
-
-    def _input(self, wire: WireTensor) -> Tensor:
-        name, datatype, shape, data = wire
-        if isinstance(data, bytes):
-            return Tensor(name, datatype, shape, data)
-        place = places.unpack(data)
-        if isinstance(place, InArena):
-            return Tensor(name, datatype, shape, None, self._memory.output(place.offset, place.nbytes).whole())
-        what = f"input '{name}' from stub '{self._waiter.name}'"
-        lent, span = given_span(place, self._given(), self._memory, what)
-        # The caller has it, too.
-        span.shared = True
-        return Tensor(name, datatype, shape, None, span.hold(), lent.offset, lent.nbytes)
 
     async def _submit_if_ready(self, call: StubCall, request: Request) -> None:
         """Asks the target's `is_ready` first, as upstream does before each call."""
@@ -281,20 +262,13 @@ class StubCalls:
         elif response.error is not None:
             wire = ((response.error.message, int(response.error.code)), (), None)
         else:
-            wire = (None, [self._output(tensor) for tensor in response.outputs], response.parameters)
+            wire = (None, [write_tensor(tensor, self._memory) for tensor in response.outputs], response.parameters)
         self._answers.send(call.number, response.final, wire)
         if not response.final:
             call.waiting += 1
             call.waiting_bytes += sum(tensor.nbytes for tensor in response.outputs)
             if call.is_behind():
                 request.pause()
-
-    def _output(self, tensor: Tensor) -> WireTensor:
-        if tensor.data is not None:
-            return (tensor.name, tensor.datatype, tuple(tensor.shape), tensor.data)
-        assert tensor.span is not None
-        self._memory.hold(tensor.offset, tensor.span)
-        return (tensor.name, tensor.datatype, tuple(tensor.shape), place_of(tensor))
 
 
 def _not_ready(name: str, reason: str) -> ServeError:
