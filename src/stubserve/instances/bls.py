@@ -25,8 +25,8 @@ from stubserve.inference.served_model import ServedModel, Waiter
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.trace import find as find_trace
 from stubserve.instances import waiting
-from stubserve.instances.answer_ring import AnswerRing
 from stubserve.instances.batch import read_request, read_tensor, write_tensor
+from stubserve.instances.rings import AnswerRing
 from stubserve.memory.stub_memory import StubMemory
 
 # How many answers to a call, or bytes of them, may wait to be taken before the model that makes them is held back. Both
@@ -88,7 +88,7 @@ class StubCalls:
         self._given = given
         self._open: dict[int, StubCall] = {}
         # Models with new calls in their queues
-        self._due: list[ServedModel] = []
+        self.due: list[ServedModel] = []
         # Questions whether a model is ready, and the requests that wait for the answers
         self._checks: dict[asyncio.Task[None], Request] = {}
 
@@ -144,7 +144,7 @@ class StubCalls:
 
     def schedule(self) -> None:
         """Runs what the last messages have brought; once for all of them, so that they can share a batch."""
-        due, self._due = self._due, []
+        due, self.due = self.due, []
         for model in due:
             model.poll()
 
@@ -204,8 +204,8 @@ class StubCalls:
             check.add_done_callback(functools.partial(self._checked, call))
         else:
             call.submit(request, together=True)
-            if model not in self._due:
-                self._due.append(model)
+            if model not in self.due:
+                self.due.append(model)
         self._open[number] = call
 
     def _find(self, name: str, version: int) -> ServedModel:

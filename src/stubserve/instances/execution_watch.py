@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 from stubserve.instances import bus_errors
 from stubserve.instances.stub_process import StubProcess
 from stubserve.instances.time_limit import PARAMETER
+from stubserve.instances.work import StubWork
 
 log = logging.getLogger("stubserve.instances")
 
@@ -28,32 +28,16 @@ _LOOK_S = 5.0
 _REGIONS_LOOK_S = 1.0
 
 
-class Running(Protocol):
-    """What is executed, as the watch sees it."""
-
-    @property
-    def batches(self) -> int:
-        """How many batches the stub has been given so far."""
-
-    @property
-    def running(self) -> tuple[int, int] | None:
-        """The batch that the stub executes: (number, how many requests); None if it has none."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it has neither a batch nor a request that is to be answered after its batch."""
-
-
 class ExecutionWatch:
     """The watch over one stub. `on_idle` is called when the stub has had nothing to do for a while.
 
     With `regions` it may be given shared memory of clients.
     """
 
-    def __init__(self, process: StubProcess, watched: Running, regions: bool = False) -> None:
-        self.on_idle: Callable[[], None] = lambda: None
+    def __init__(self, process: StubProcess, work: StubWork, regions: bool, on_idle: Callable[[], None]) -> None:
+        self._on_idle = on_idle
         self._process = process
-        self._watched = watched
+        self._work = work
         self._loop = asyncio.get_running_loop()
         self._limit_s = 0.0
         self._longest_pause_s = _REGIONS_LOOK_S if regions else _LOOK_S
@@ -66,15 +50,8 @@ class ExecutionWatch:
         # The batch that runs, since when it has been seen to, and when it was mentioned
         self._number = 0
         self._since = self._mentioned = 0.0
-
-    @property
-    def is_asleep(self) -> bool:
-        """Whether it has to be woken when there is a batch."""
-        return self._timer is None
-
-    def wake(self) -> None:
-        """There is a batch."""
-        self._look()
+        # It sleeps until there is a batch.
+        work.on_batch = self._look
 
     def limit(self, seconds: float) -> None:
         """No batch may take longer from now on; 0 for no limit."""
@@ -88,12 +65,14 @@ class ExecutionWatch:
 
     def _look(self) -> None:
         self._timer = None
-        running, batches = self._watched.running, self._watched.batches
+        work = self._work
+        work.on_batch = self._look
+        running, batches = work.running, work.batches
         if self._closed:
             return
         if running is None and batches == self._batches:
-            self.on_idle()
-            if not self._has_regions or self._watched.is_empty or self._ends_hanging():
+            self._on_idle()
+            if not self._has_regions or work.is_empty or self._ends_hanging():
                 return
         self._batches = batches
         if running is not None:
@@ -102,6 +81,7 @@ class ExecutionWatch:
         if self._limit_s:
             pause = min(self._limit_s / 8, pause)
         self._timer = self._loop.call_later(pause, self._look)
+        work.on_batch = None
 
     def _compare(self, number: int, requests: int) -> None:
         now = self._loop.time()

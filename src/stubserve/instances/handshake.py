@@ -64,7 +64,7 @@ class Handshake:
 
         The instance may have another name than the stub was started with, now that the configuration is complete.
         """
-        self._process.name = instance
+        self._process.rename(instance)
         self._process.send(
             "initialize",
             instance=instance,

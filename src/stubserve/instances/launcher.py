@@ -107,7 +107,7 @@ class Launcher:
         decoupled = config.model_transaction_policy.decoupled
         limit = execute_timeout(config, self._options.execute_timeout_s)
         await stub.handshake.initialize(spec.name, arguments, outputs, decoupled)
-        stub.work.watch.limit(limit)
+        stub.watch.limit(limit)
 
 
 def initialize_arguments(

@@ -57,7 +57,8 @@ class StubProcess:
         variables: Mapping[str, str] | None = None,
         inherited: Sequence[int] = (),
     ) -> None:
-        self._name = name
+        # The name of its instance
+        self.name = name
         self._on_message = on_message
         self._on_death = on_death
         self._loop = asyncio.get_running_loop()
@@ -106,14 +107,9 @@ class StubProcess:
         self._loop.add_reader(self._pidfd, self._reap)
         self._loop.add_reader(self._control, self._read_control)
 
-    @property
-    def name(self) -> str:
-        """The name of its instance, which may get another one when the model has completed its configuration."""
-        return self._name
-
-    @name.setter
-    def name(self, name: str) -> None:
-        self._name = name
+    def rename(self, name: str) -> None:
+        """Its instance may get another name when the model has completed its configuration."""
+        self.name = name
         for read in self._outputs:
             read.name = name
 

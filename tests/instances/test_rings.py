@@ -10,7 +10,7 @@ import pytest
 from stubserve_stub.wire import layout
 from stubserve_stub.wire.ring import MAX_RECORD, RingWriter, read_doorbell
 
-from stubserve.instances.answer_ring import AnswerRing
+from stubserve.instances.rings import AnswerRing
 from tests.instances.fakes import LIMIT, Stub, answer, on_a_loop
 
 # The stubs whose rings turned out to be broken
