@@ -14,14 +14,14 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from stubserve_stub.wire.messages import WireRequest, WireResponse
 
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.call import Call
 from stubserve.inference.request import Request, Response
-from stubserve.inference.served_model import ServedModel, Waiter
+from stubserve.inference.served_model import ModelFinder, ServedModel, Waiter
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.trace import find as find_trace
 from stubserve.instances import waiting
@@ -33,13 +33,6 @@ from stubserve.memory.stub_memory import StubMemory
 # are several times what a stub takes before it tells.
 _WAITING = 64
 _WAITING_BYTES = 8 << 20
-
-
-class Models(Protocol):
-    """Where a call finds its model."""
-
-    def find(self, name: str, version: str) -> ServedModel:
-        """The version of a model, the latest that is ready for an empty text. Raises ServeError."""
 
 
 class StubCall(Call):
@@ -76,7 +69,7 @@ class StubCalls:
     def __init__(
         self,
         waiter: Waiter,
-        models: Models,
+        models: ModelFinder,
         memory: StubMemory,
         answers: AnswerRing,
         given: Callable[[], Iterable[Tensor]],

@@ -11,9 +11,9 @@ from typing import Any
 from stubserve_stub.backends.find import PYTHON
 
 from stubserve.environments.environment import Environment
+from stubserve.instances.execution_watch import execute_timeout
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
-from stubserve.instances.time_limit import execute_timeout
 from stubserve.memory.server_memory import Memory
 from stubserve.model_config.complete import InstanceSpec
 

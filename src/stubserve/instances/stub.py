@@ -18,11 +18,9 @@ from stubserve.environments.probe import explain_start
 from stubserve.errors import ServeError, internal
 from stubserve.instances.execution_watch import ExecutionWatch
 from stubserve.instances.handshake import Handshake
-from stubserve.instances.health import Health
 from stubserve.instances.metrics import StubMetrics
-from stubserve.instances.model_control import change_model
-from stubserve.instances.services import Services
-from stubserve.instances.stub_process import StubProcess
+from stubserve.instances.services import Services, change_model
+from stubserve.instances.stub_process import Health, StubProcess
 from stubserve.instances.stub_regions import StubRegions
 from stubserve.instances.work import StubWork
 from stubserve.memory.reclaim import StubGrant

@@ -14,12 +14,15 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from stubserve_stub.wire import layout
 from stubserve_stub.wire.control_messages import Unframer, frame
 
 from stubserve.environments.environment import Environment
@@ -31,6 +34,9 @@ _MOST_READS = 64
 
 # A process that ends closes its descriptors first, and is gone at once.
 _ENDING_S = 1.0
+
+_PAGE_BYTES = resource.getpagesize()
+_NAMES = {0: "booting", 1: "loading", 2: "idle", 3: "executing", 4: "finalizing"}
 
 log = logging.getLogger("stubserve.stub")
 
@@ -211,6 +217,34 @@ class StubProcess:
         if self._condemned and code == -signal.SIGKILL:
             cause = f"the server has killed it, because {self._condemned}"
         self._on_death(cause)
+
+
+class Health:
+    """A living stub as it is seen from outside: its health word, and what the kernel counts for it.
+
+    `words` are those that the stub writes in its segment.
+    """
+
+    def __init__(self, pid: int, words: memoryview) -> None:
+        self._pid = pid
+        self._words = words
+        self._started = time.monotonic()
+
+    def state(self) -> tuple[str, float]:
+        """What the stub says it is doing, and for how many seconds."""
+        since = self._words[layout.HEALTH_SINCE_NS]
+        seconds = (time.monotonic_ns() - since) / 1e9 if since else time.monotonic() - self._started
+        return _NAMES.get(self._words[layout.HEALTH_STATE], "unknown"), seconds
+
+    def memory(self) -> int:
+        """The bytes of memory that are the process's own, 0 when it is gone."""
+        try:
+            with open(f"/proc/{self._pid}/statm", "rb", buffering=0) as statm:
+                _, resident, shared, *_ = map(int, statm.read().split())
+        except (OSError, ValueError):
+            return 0
+        # `shared` is what is backed by a file: libraries, and the arena.
+        return (resident - shared) * _PAGE_BYTES
 
 
 def _eventfd(flags: int, stack: contextlib.ExitStack) -> int:

@@ -19,10 +19,11 @@ from stubserve_stub.wire.messages import Entry, WireResponse
 from stubserve_stub.wire.ring import RingReader, RingWriter, read_doorbell
 
 from stubserve.inference.request import Request, Response
+from stubserve.inference.served_model import ModelFinder
 from stubserve.inference.tensor import drop_blocks
 from stubserve.inference.work import Work
 from stubserve.instances.batch import Batch, hold_inputs, pack_batch, read_response, read_result
-from stubserve.instances.bls import Models, StubCall, StubCalls
+from stubserve.instances.bls import StubCall, StubCalls
 from stubserve.instances.rings import AnswerRing, RequestRing
 from stubserve.instances.stub_process import StubProcess
 from stubserve.instances.stub_regions import StubRegions
@@ -73,7 +74,7 @@ class StubWork:
         process: StubProcess,
         memory: Memory,
         outputs: StubMemory,
-        models: Models,
+        models: ModelFinder,
         regions: StubRegions | None = None,
     ) -> None:
         self._regions = regions
