@@ -103,6 +103,7 @@ class Channel:
 
     def receive_answers(self) -> List[Answer]:
         """Sleeps until there are answers to requests of the model and returns them all."""
+        self._patience.called()
         count, _ = read_doorbell(self.answer_doorbell)
         return self._answers.take(count, self._decode_answer)
 

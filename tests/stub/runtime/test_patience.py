@@ -102,6 +102,13 @@ def test_one_look_that_succeeds_ends_that(stub: Stub) -> None:
     assert stub.turn(600_000) == about(600_000)
 
 
+def test_after_a_call_of_another_model_nobody_looks(stub: Stub) -> None:
+    stub.turn(200_000)
+    stub.patience.called()
+    assert stub.turn(200_000) == about(0)
+    assert stub.turn(200_000) == about(200_000)
+
+
 def test_under_load_nobody_looks_and_no_pause_is_measured(stub: Stub) -> None:
     stub.turn(200_000)
     stub.words[layout.ALONE] = 0
