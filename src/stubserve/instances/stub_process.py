@@ -18,6 +18,7 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -37,6 +38,9 @@ _ENDING_S = 1.0
 
 _PAGE_BYTES = resource.getpagesize()
 _NAMES = {0: "booting", 1: "loading", 2: "idle", 3: "executing", 4: "finalizing"}
+
+# For `subprocess`, which can say it in C from Python 3.11 on
+_OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
 
 log = logging.getLogger("stubserve.stub")
 
@@ -100,9 +104,11 @@ class StubProcess:
                 stdout=stdout,
                 stderr=stderr,
                 pass_fds=(arena, control.fileno(), *doorbells, *inherited),
-                # A group of its own, so that what the model has started can be ended with it. A stub that is being
-                # debugged stays in the terminal's group, or it could not read from it.
-                start_new_session=not terminal,
+                # A group of its own, so that what the model has started can be ended with it, but no session: Linux
+                # schedules a session as one (autogroup), so beside busy neighbours a stub that the server has woken
+                # would wait behind all other sessions. A stub that is being debugged stays in the terminal's group, or
+                # it could not read from it.
+                **({} if terminal else _OWN_GROUP),
                 **environment.user,
             )
             ours.callback(self._process.wait)
