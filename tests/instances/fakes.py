@@ -255,7 +255,7 @@ class Stub:
             await asyncio.wait_for(rung, 60)
         finally:
             loop.remove_reader(doorbell)
-        return self.channel.receive_answers(False)
+        return self.channel.receive_answers()
 
     async def let_go(self) -> None:
         """Has the stub tell of what it has read, as its main thread does when it is poked."""

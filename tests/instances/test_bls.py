@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from stubserve_stub.wire import layout, messages
+from stubserve_stub.wire import messages
 from stubserve_stub.wire.places import InArena, InRegion, Lent, Shared
 
 from stubserve.errors import internal
@@ -341,50 +341,22 @@ class BlockedCall:
 
 
 @on_a_loop
-async def test_a_stub_that_waits_for_a_call_is_not_at_work() -> None:
+async def test_a_stub_that_waits_for_a_call_is_at_work() -> None:
     target = Model()
     with Stub({"target": target}) as stub:
         stub.execute(stub.request())
-        assert stub.memory.stubs_at_work == 1
         await stub.call(1, blocking=True)
         await stub.call(2)
-        assert stub.memory.stubs_at_work == 0
         assert [call.number for call in stub.work.waits_for()] == [1]
         await stub.say(messages.pack_call_blocks(2))
         await stub.say(messages.pack_call_blocks(2))
         assert [call.number for call in stub.work.waits_for()] == [1, 2]
+        # So the stub of the target is not alone, and does not look for its next batch.
+        assert stub.memory.stubs_at_work == 1
         target.answer(target.requests[0], Response([small()]))
-        assert stub.memory.stubs_at_work == 0
         target.answer(target.requests[1], Response([small()]))
         assert stub.memory.stubs_at_work == 1
         assert not stub.work.waits_for()
-
-
-@on_a_loop
-async def test_a_batch_that_lies_ready_for_a_stub_that_waits_keeps_nobody_from_looking() -> None:
-    with Stub({"target": Model()}) as stub:
-        words = stub.memory.arena.segment(stub.outputs.index).parent_words
-        stub.execute(stub.request())
-        stub.execute(stub.request())
-        assert stub.memory.stubs_at_work == 1
-        await stub.call(1, blocking=True)
-        assert stub.memory.stubs_at_work == 0
-        assert words[layout.WAITS_ALONE] == 1
-
-
-@on_a_loop
-async def test_a_stub_that_waits_while_others_are_at_work_does_not_look() -> None:
-    target = Model()
-    with Stub({"target": target}) as stub:
-        words = stub.memory.arena.segment(stub.outputs.index).parent_words
-        stub.execute(stub.request())
-        await stub.call(1, blocking=True)
-        assert words[layout.WAITS_ALONE] == 1
-        target.answer(target.requests[0], Response([small()]))
-        stub.memory.stubs_at_work += 1
-        await stub.call(2, blocking=True)
-        assert words[layout.WAITS_ALONE] == 0
-        stub.memory.stubs_at_work -= 1
 
 
 @on_a_loop

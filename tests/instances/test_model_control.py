@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from stubserve.errors import invalid
-from stubserve.instances.model_control import change_model
+from stubserve.instances.services import change_model
 
 
 class Control:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -128,6 +130,26 @@ async def drive(folder: Path, interpreter: Path) -> int:
 def test_a_stub_serves(version: str, repository: Path) -> None:
     folder = write_model(repository, "echo", MODEL, CONFIG)
     assert asyncio.run(drive(folder, venv(version, NUMPY[version]) / "bin" / "python")) == int(version.split(".")[1])
+
+
+def ignored(pid: int) -> set[int]:
+    """The signals that a process ignores."""
+    _, _, rest = Path(f"/proc/{pid}/status").read_text().partition("SigIgn:")
+    bits = int(rest.split()[0], 16)
+    return {number for number in range(1, 65) if bits >> number - 1 & 1}
+
+
+async def drive_group(folder: Path) -> None:
+    stub, _ = await started(folder, Memory(64 << 20))
+    # What its model starts can be ended with it, but beside neighbours Linux does not schedule it as one of them.
+    assert (os.getpgid(stub.pid), os.getsid(stub.pid)) == (stub.pid, os.getsid(0))
+    # A model that reads from the terminal, which is not the stub's, is told so, and not stopped for ever.
+    assert {signal.SIGTTIN, signal.SIGTTOU} <= ignored(stub.pid)
+    assert await stub.stop(60)
+
+
+def test_a_stub_is_a_group_of_its_own_in_the_servers_session(repository: Path) -> None:
+    asyncio.run(drive_group(write_model(repository, "echo", MODEL, CONFIG)))
 
 
 def test_what_a_message_could_not_tell_the_stub_rides_on_the_next() -> None:

@@ -191,13 +191,13 @@ async def test_batches_are_announced_together() -> None:
     with Stub() as stub:
         requests = [stub.request() for _ in range(3)]
         for request in requests[:2]:
-            stub.work.execute(Work([request]), announced=False)
-        stub.work.announce()
+            stub.work.give(Work([request]))
+        stub.work.ring.announce_soon()
         first, second = stub.channel.receive()
         assert [number for _, number, _, _ in (first, second)] == [1, 2]
         # It has work: the next is told at the end of this turn.
-        stub.work.execute(Work([requests[2]]), announced=False)
-        stub.work.announce()
+        stub.work.give(Work([requests[2]]))
+        stub.work.ring.announce_soon()
         os.set_blocking(stub.process.doorbell_out, False)
         with pytest.raises(BlockingIOError):
             stub.channel.receive()
@@ -249,8 +249,8 @@ async def test_as_many_batches_as_may_be_in_flight_find_room_whatever_their_size
         request = stub.request()
         request.parameters = {"text": "x" * (MAX_RECORD - 200)}
         for _ in range(1 + MOST_AHEAD):
-            stub.work.execute(Work([request]), announced=False)
-        stub.work.announce()
+            stub.work.give(Work([request]))
+        stub.work.ring.announce_soon()
         received = stub.channel.receive()
         assert [number for _, number, _, _ in received] == list(range(1, 2 + MOST_AHEAD))
         assert {len(requests[0][4]["text"]) for _, _, _, requests in received} == {MAX_RECORD - 200}

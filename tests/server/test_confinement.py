@@ -219,7 +219,7 @@ def test_what_the_server_keeps_to_itself_in_proc(repository: Path) -> None:
             del helpers[pid]
         programs = " ".join(" ".join(words) for words in helpers.values())
         assert "janitor_program" in programs
-        assert "json_worker" in programs
+        assert "json.worker" in programs
         for pid in server, *helpers:
             assert "REDIS_PASSWORD" not in evaluate(serving, f"contents('/proc/{pid}/environ')"), pid
         for attempt in f"open, '/proc/{server}/mem', 'r+b'", f"os.readlink, '/proc/{server}/fd/0'":

@@ -130,6 +130,13 @@ class Script(Scheduler):
         return len(self.waiting)
 
 
+class FakeRing:
+    """The ring of a stub, which need not be told of anything."""
+
+    def announce_soon(self) -> None:
+        pass
+
+
 class FakeWork:
     """The requests that a stub has."""
 
@@ -138,18 +145,19 @@ class FakeWork:
     def __init__(self) -> None:
         self.owner: Any = None
         self.over = False
+        self.ring = FakeRing()
         self.works: list[Work] = []
         self.open: list[Request] = []
         self.cancelled: list[Request] = []
         self.refuses: Exception | None = None
 
-    def execute(self, work: Work, announced: bool = True) -> None:
+    def give(self, work: Work) -> None:
         if self.refuses is not None:
             raise self.refuses
         self.works.append(work)
 
-    def announce(self) -> None:
-        pass
+    def execute(self, work: Work) -> None:
+        self.give(work)
 
     def cancel(self, request: Request) -> None:
         self.cancelled.append(request)

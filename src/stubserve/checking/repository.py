@@ -22,8 +22,8 @@ from stubserve.environments.probe import EnvironmentUnusable, inspect_file
 from stubserve.environments.resolve import PARAMETER, place_of
 from stubserve.errors import ServeError, internal
 from stubserve.inference.signature import Signature
+from stubserve.instances.execution_watch import execute_timeout
 from stubserve.instances.threads import threads_per_instance
-from stubserve.instances.time_limit import execute_timeout
 from stubserve.loading.dependencies import circle, members_of, version_not_loaded
 from stubserve.loading.initial_states import initial_state_problems
 from stubserve.loading.program import check_python_parameters, locate_program, missing_parts

@@ -143,3 +143,10 @@ class BlockingCall(Protocol):
 
     @property
     def request(self) -> Request | None: ...
+
+
+class ModelFinder(Protocol):
+    """Where those who call models find them: ensembles, and models that call others."""
+
+    def find(self, name: str, version: str) -> ServedModel:
+        """The version of a model, the latest that is ready for an empty text. Raises ServeError."""

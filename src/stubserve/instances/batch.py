@@ -1,4 +1,7 @@
-"""A batch as the wire has it: requests into an EXECUTE message, the entries of a RESULT message into responses.
+"""Batches, requests and tensors as the wire has them, there and back.
+
+A batch becomes an EXECUTE message, and the entries of a RESULT message become responses. The requests that models make
+(`bls`) are read and answered with the same functions.
 
 Nothing that a stub has sent is believed. A response that names memory which the stub may not name becomes an error;
 what is no message at all raises. Either way the memory behind what was read before it is let go of, or the segment
@@ -8,20 +11,19 @@ that it lies in could never be given back.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 from stubserve_stub.wire import messages, places
 from stubserve_stub.wire.datatypes import BYTES
-from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
+from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor, WireTrace
 from stubserve_stub.wire.places import AsJson, AsList, InArena, InRegion, Lent, Place, Shared, Zeros
 
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.request import BACKEND_FAILURE, SUCCESS, Request, Response, unanswered
 from stubserve.inference.tensor import Tensor, drop_blocks, hold_blocks
 from stubserve.inference.work import Work
-from stubserve.memory.blocks import Block, Span
-from stubserve.memory.regions import RegionPlace
+from stubserve.memory.blocks import Block
 from stubserve.memory.stub_memory import StubMemory
 
 
@@ -88,77 +90,133 @@ def pack_batch(number: int, frees: Sequence[int], work: Work) -> bytes:
                 (index, name, place.region.number, place.offset, place.nbytes) for name, place in slot.regions.items()
             ]
     if extras is None:
-        requests = [None if slot is None else _packed(slot, slot.inputs) for slot in work.slots]
+        requests = [None if slot is None else write_request(slot, slot.inputs) for slot in work.slots]
     else:
-        requests = _packed_with_extras(work.slots, extras)
+        requests = _written_with_extras(work.slots, extras)
     return messages.pack_execute(number, frees, requests, work.sequences, outputs)
 
 
-def _packed_with_extras(
+def _written_with_extras(
     slots: Sequence[Request | None], extras: Sequence[Sequence[Tensor]]
 ) -> list[WireRequest | None]:
-    packed: list[WireRequest | None] = []
+    written: list[WireRequest | None] = []
     # Most empty places of a batch are given the same, as the same object.
     given: Sequence[Tensor] | None = None
     empty: WireRequest | None = None
     for slot, more in zip(slots, extras, strict=True):
         if slot is not None:
-            packed.append(_packed(slot, [*slot.inputs, *more]))
+            written.append(write_request(slot, [*slot.inputs, *more]))
             continue
         if more is not given:
             given = more
             # Its outputs would be nobody's.
-            empty = _packed(Request([], unanswered, requested_outputs=[]), more) if more else None
-        packed.append(empty)
-    return packed
+            empty = write_request(Request([], unanswered, requested_outputs=[]), more) if more else None
+        written.append(empty)
+    return written
 
 
-def _is_for_client_only(request: Request) -> bool:
-    """Whether a stub may write an answer's strings as JSON: neither a trace nor a cache is to have them."""
-    return request.texts_as_json and request.trace is None and not request.shared
+# A new field of a request is written and read in the next two functions.
 
 
-def _packed(request: Request, inputs: Sequence[Tensor]) -> WireRequest:
+def write_request(request: Request, inputs: Sequence[Tensor]) -> WireRequest:
+    """A request as a stub is told of it, with these inputs."""
+    trace = request.trace
     correlation_id, flags = request.correlation_id, request.flags
     if request.sequence is not None:
         correlation_id, flags = request.sequence
     return (
         request.id,
         correlation_id,
-        flags | messages.TEXTS_AS_JSON if _is_for_client_only(request) else flags,
+        # Neither a trace nor a cache is to have the texts.
+        flags | messages.TEXTS_AS_JSON if request.texts_as_json and trace is None and not request.shared else flags,
         request.timeout_us,
         request.parameters,
-        None if request.trace is None else request.trace.wire,
+        None if trace is None else trace.wire,
         request.requested_outputs,
-        [
-            (
-                tensor.name,
-                tensor.datatype,
-                tensor.shape,
-                _place(tensor),
-            )
-            for tensor in inputs
-        ],
+        [write_tensor(tensor) for tensor in inputs],
     )
 
 
-def _place(tensor: Tensor) -> Place:
-    """Where a stub finds an input."""
-    if tensor.texts is not None:
-        return AsList(tensor.texts)
-    data = tensor.data
-    if data is not None:
-        return data
-    return Zeros(tensor.nbytes) if tensor.span is None else place_of(tensor)
+def read_request(wire: WireRequest) -> tuple[Request, WireTrace, Sequence[WireTensor]]:
+    """A request of a stub's model, the trace that it belongs to, and its inputs, which are yet to be read."""
+    id_, correlation_id, flags, timeout_us, parameters, trace, requested, inputs = wire
+    outputs = None if requested is None else list(requested)
+    request = Request([], unanswered, id_, correlation_id, flags, 0, timeout_us, parameters, outputs)
+    return request, trace, inputs
 
 
-def place_of(tensor: Tensor) -> InArena | Shared | InRegion:
-    """Where a stub finds a tensor that lies in the arena, and whether others read it too; or in a client's region."""
+def write_tensor(tensor: Tensor, holder: StubMemory | None = None) -> WireTensor:
+    """A tensor as a stub is told of it.
+
+    `holder` is the memory of that stub where the stub keeps the tensor until it says that it has let go.
+    """
     span = tensor.span
-    assert span is not None
-    if not span.shared:
-        return InArena(tensor.offset, tensor.nbytes)
-    return span.in_region(tensor.offset, tensor.nbytes) or Shared(tensor.offset, tensor.nbytes)
+    place: Place
+    if span is not None:
+        if holder is not None:
+            holder.hold(tensor.offset, span)
+        if not span.shared:
+            place = InArena(tensor.offset, tensor.nbytes)
+        else:
+            place = span.in_region(tensor.offset, tensor.nbytes) or Shared(tensor.offset, tensor.nbytes)
+    elif tensor.texts is not None:
+        place = AsList(tensor.texts)
+    else:
+        data = tensor.data
+        place = Zeros(tensor.nbytes) if data is None else data
+    return (tensor.name, tensor.datatype, tensor.shape, place)
+
+
+def read_tensor(
+    wire: WireTensor,
+    memory: StubMemory,
+    stub: str,
+    given: Callable[[], Iterable[Tensor]],
+    answered: Request | None = None,
+    kept: bool = False,
+) -> Tensor:
+    """A tensor that a stub has named: an output or, with `kept`, an input of a request that its model makes.
+
+    What the stub may name: bytes; its own segment, whose accounts are `memory`; and what it was given, which are the
+    tensors `given` and what it holds. As an output it may also name what the request that it has `answered` allows: the
+    inputs of that request, the regions of its client, and the JSON that the client is to get. The stub keeps an input
+    that it names (`kept`), while an output is sent on. Raises ServeError that begins with what is wrong, ValueError for
+    what is no place.
+    """
+    name, datatype, shape, data = wire
+    if isinstance(data, bytes):
+        return Tensor(name, datatype, shape, data)
+    place = places.unpack(data)
+    if isinstance(place, InArena):
+        return Tensor(name, datatype, shape, None, memory.output(place.offset, place.nbytes).whole())
+    own: Sequence[Tensor] = ()
+    if answered is not None:
+        own = answered.inputs
+        if isinstance(place, AsJson) and datatype == BYTES and answered.texts_as_json and answered.trace is None:
+            tensor = Tensor(name, datatype, shape, b"")
+            tensor.json = place.text
+            return tensor
+        if isinstance(place, InRegion) and answered.regions is not None and name in answered.regions:
+            # Its stub has written it where the client wants it.
+            return Tensor(name, datatype, shape, b"")
+    what = f"input '{name}' from stub '{stub}'" if kept else f"output '{name}' of stub '{stub}'"
+    if not isinstance(place, Lent):
+        raise internal(f"{what} {places.refusal(place) or 'is in memory that a stub cannot name'}")
+    # Its own first: a batch of many requests that all return an input is not to be looked through for each.
+    span = None
+    for tensor in chain(own, given()):
+        if tensor.offset == place.within and tensor.span is not None:
+            span = tensor.span
+            break
+    span = span or memory.held(place.within)
+    if span is None or not span.contains(place.offset, place.nbytes):
+        raise internal(f"{what} is in memory that the stub was not given")
+    if kept:
+        # Two have it now.
+        span.shared = True
+    else:
+        span.send_on()
+    return Tensor(name, datatype, shape, None, span.hold(), place.offset, place.nbytes)
 
 
 def read_result(
@@ -168,11 +226,12 @@ def read_result(
     entries: Sequence[Entry],
     error: str | None,
     memory: StubMemory,
-    instance: str,
+    stub: str,
 ) -> tuple[list[tuple[Request, Response]], list[tuple[int, Entry]]]:
     """The answers in a RESULT message, and (slot, entry) of requests that it does not answer; sets times and outcomes.
 
-    `memory` is the stub's: outputs in its segment become blocks. Raises what reading a message that is none raises.
+    `memory` is that of the stub, which is called `stub`: outputs in its segment become blocks. Raises what reading a
+    message that is none raises.
     """
     now = time.monotonic_ns()
     finished: list[tuple[Request, Response]] = []
@@ -183,7 +242,7 @@ def read_result(
                 # What the model answered in an empty slot is for nobody.
                 entry = None if error is not None else entries[index]
                 if isinstance(entry, tuple):
-                    drop_blocks(_response(entry, (), batch, memory, instance).outputs)
+                    drop_blocks(_read_answer(entry, memory, stub, batch.tensors).outputs)
                 continue
             request.compute_input_end_ns = start_ns
             request.compute_infer_end_ns = end_ns
@@ -200,8 +259,7 @@ def read_result(
                     if batch.answered is None or index not in batch.answered:
                         left.append((index, entry))
                     continue
-                as_json = _is_for_client_only(request)
-                response = _response(entry, request.inputs, batch, memory, instance, request.regions, as_json)
+                response = _read_answer(entry, memory, stub, batch.tensors, request)
             finished.append((request, response))
     except BaseException:
         for _, response in finished:
@@ -210,11 +268,11 @@ def read_result(
     return finished, left
 
 
-def read_response(wire: WireResponse | None, final: bool, memory: StubMemory, instance: str) -> Response:
+def read_response(wire: WireResponse | None, final: bool, memory: StubMemory, stub: str) -> Response:
     """A sender's response; it refers to no input."""
     if wire is None:
         return Response(final=final, empty=True)
-    response = _response(wire, (), None, memory, instance)
+    response = _read_answer(wire, memory, stub, tuple)
     response.final = final
     return response
 
@@ -229,19 +287,14 @@ def hold_inputs(tensors: Iterable[Tensor], held: Sequence[int], memory: StubMemo
                 memory.hold(offset, span)
 
 
-def _response(
+def _read_answer(
     wire: WireResponse,
-    own: Sequence[Tensor],
-    batch: Batch | None,
     memory: StubMemory,
-    instance: str,
-    regions: Mapping[str, RegionPlace] | None = None,
-    as_json: bool = False,
+    stub: str,
+    given: Callable[[], Iterable[Tensor]],
+    answered: Request | None = None,
 ) -> Response:
-    """A response to a request of `batch` whose inputs are `own`, where a stub can lend them.
-
-    `regions` are those that its client has given for outputs. With `as_json` strings may come as JSON.
-    """
+    """A response as `read_tensor` has its outputs; one whose memory the stub may not name becomes an error."""
     wire_error, wire_outputs, parameters = wire
     error = None
     if wire_error is not None:
@@ -250,7 +303,7 @@ def _response(
     outputs: list[Tensor] = []
     try:
         for output in wire_outputs:
-            outputs.append(_output(output, own, batch, memory, instance, regions, as_json))  # noqa: PERF401 - those before a bad one count
+            outputs.append(read_tensor(output, memory, stub, given, answered))  # noqa: PERF401 - those before a bad one count
     except ServeError as wrong:
         drop_blocks(outputs)
         return Response(error=wrong)
@@ -258,51 +311,3 @@ def _response(
         drop_blocks(outputs)
         raise
     return Response(outputs, parameters, error)
-
-
-def _output(
-    wire: WireTensor,
-    own: Sequence[Tensor],
-    batch: Batch | None,
-    memory: StubMemory,
-    instance: str,
-    regions: Mapping[str, RegionPlace] | None,
-    as_json: bool,
-) -> Tensor:
-    name, datatype, shape, data = wire
-    if isinstance(data, bytes):
-        return Tensor(name, datatype, shape, data)
-    place = places.unpack(data)
-    if as_json and isinstance(place, AsJson) and datatype == BYTES:
-        tensor = Tensor(name, datatype, shape, b"")
-        tensor.json = place.text
-        return tensor
-    if isinstance(place, InArena):
-        return Tensor(name, datatype, shape, None, memory.output(place.offset, place.nbytes).whole())
-    if regions is not None and isinstance(place, InRegion) and name in regions:
-        # Its stub has written it where the client wants it.
-        return Tensor(name, datatype, shape, b"")
-    # Its own first: a batch of many requests that all return an input is not to be looked through for each.
-    given = () if batch is None else chain(own, batch.tensors())
-    lent, span = given_span(place, given, memory, f"output '{name}' of stub '{instance}'")
-    span.send_on()
-    return Tensor(name, datatype, shape, None, span.hold(), lent.offset, lent.nbytes)
-
-
-def given_span(place: Place, tensors: Iterable[Tensor], memory: StubMemory, what: str) -> tuple[Lent, Span]:
-    """The place of memory that a stub was given, and its span: of one of these tensors, or of what it holds.
-
-    Raises ServeError that begins with `what` if there is none (no stub reaches what it was not given), or for a place
-    that nobody here can read.
-    """
-    if not isinstance(place, Lent):
-        raise internal(f"{what} {places.refusal(place) or 'is in memory that a stub cannot name'}")
-    span = None
-    for tensor in tensors:
-        if tensor.offset == place.within and tensor.span is not None:
-            span = tensor.span
-            break
-    span = span or memory.held(place.within)
-    if span is None or not span.contains(place.offset, place.nbytes):
-        raise internal(f"{what} is in memory that the stub was not given")
-    return place, span

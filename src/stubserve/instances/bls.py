@@ -14,35 +14,25 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from stubserve_stub.wire import places
-from stubserve_stub.wire.messages import WireRequest, WireResponse, WireTensor
-from stubserve_stub.wire.places import InArena
+from stubserve_stub.wire.messages import WireRequest, WireResponse
 
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.call import Call
-from stubserve.inference.request import Request, Response, unanswered
-from stubserve.inference.served_model import ServedModel, Waiter
+from stubserve.inference.request import Request, Response
+from stubserve.inference.served_model import ModelFinder, ServedModel, Waiter
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.trace import find as find_trace
 from stubserve.instances import waiting
-from stubserve.instances.answer_ring import AnswerRing
-from stubserve.instances.batch import given_span, place_of
-from stubserve.memory.server_memory import Memory
+from stubserve.instances.batch import read_request, read_tensor, write_tensor
+from stubserve.instances.rings import AnswerRing
 from stubserve.memory.stub_memory import StubMemory
 
 # How many answers to a call, or bytes of them, may wait to be taken before the model that makes them is held back. Both
 # are several times what a stub takes before it tells.
 _WAITING = 64
 _WAITING_BYTES = 8 << 20
-
-
-class Models(Protocol):
-    """Where a call finds its model."""
-
-    def find(self, name: str, version: str) -> ServedModel:
-        """The version of a model, the latest that is ready for an empty text. Raises ServeError."""
 
 
 class StubCall(Call):
@@ -72,30 +62,26 @@ class StubCall(Call):
 class StubCalls:
     """The calls that one stub has under way. It hears what the stub says about them (`messages.CallListener`).
 
-    `waiter` stands for the stub where it may wait for itself. `memory` is the stub's, `shared` the server's. `given`
-    tells which tensors the stub has at the moment.
+    `waiter` stands for the stub where it may wait for itself. `memory` is the stub's. `given` tells which tensors
+    the stub has at the moment.
     """
 
     def __init__(
         self,
         waiter: Waiter,
-        models: Models,
+        models: ModelFinder,
         memory: StubMemory,
         answers: AnswerRing,
-        shared: Memory,
         given: Callable[[], Iterable[Tensor]],
     ) -> None:
         self._waiter = waiter
         self._models = models
         self._memory = memory
         self._answers = answers
-        self._shared = shared
         self._given = given
         self._open: dict[int, StubCall] = {}
-        # How many of these hold up the stub's batch
-        self._blocking = 0
         # Models with new calls in their queues
-        self._due: list[ServedModel] = []
+        self.due: list[ServedModel] = []
         # Questions whether a model is ready, and the requests that wait for the answers
         self._checks: dict[asyncio.Task[None], Request] = {}
 
@@ -123,9 +109,7 @@ class StubCalls:
         found = self._open.get(call)
         if found is None:
             return
-        if not found.blocking:
-            found.blocking = True
-            self._wait()
+        found.blocking = True
         if found.request is not None:
             self._check_chain(found, found.request)
 
@@ -147,13 +131,13 @@ class StubCalls:
         found = self._open.get(call)
         if found is None:
             return
-        self._forget(found)
+        del self._open[found.number]
         if found.request is not None:
             found.request.resume()
 
     def schedule(self) -> None:
         """Runs what the last messages have brought; once for all of them, so that they can share a batch."""
-        due, self._due = self._due, []
+        due, self.due = self.due, []
         for model in due:
             model.poll()
 
@@ -170,40 +154,20 @@ class StubCalls:
         for check in self._checks:
             check.cancel()
         calls = list(self._open.values())
-        for call in calls:
-            self._forget(call)
+        self._open.clear()
         self._answers.close()
         for call in calls:
             call.cancel()
-
-    def _wait(self) -> None:
-        """One more call holds up the stub's batch; while there are any, the stub is not at work."""
-        if not self._blocking:
-            self._shared.stubs_at_work -= 1
-            self._answers.say_whether_alone(self._shared.stubs_at_work == 0)
-        self._blocking += 1
-
-    def _forget(self, call: StubCall) -> None:
-        """The stub does not wait for this call any more."""
-        del self._open[call.number]
-        if call.blocking:
-            self._blocking -= 1
-            if not self._blocking:
-                self._shared.stubs_at_work += 1
 
     # There
 
     def _start(self, number: int, blocking: bool, decoupled: bool, name: str, version: int, wire: WireRequest) -> None:
         now = time.monotonic_ns()
-        id_, correlation_id, flags, timeout_us, parameters, trace, requested, wire_inputs = wire
-        inputs: list[Tensor] = []
-        request = Request(
-            inputs, unanswered, id_, correlation_id, flags, 0, timeout_us, parameters,
-            None if requested is None else list(requested),
-        )  # fmt: skip
+        request, trace, inputs = read_request(wire)
         request.request_start_ns = now
         try:
-            inputs.extend(self._input(tensor) for tensor in wire_inputs)
+            for tensor in inputs:
+                request.inputs.append(read_tensor(tensor, self._memory, self._waiter.name, self._given, kept=True))
             model = self._find(name, version)
             if model.down():
                 raise _not_ready(name, model.why_not_ready())
@@ -233,11 +197,9 @@ class StubCalls:
             check.add_done_callback(functools.partial(self._checked, call))
         else:
             call.submit(request, together=True)
-            if model not in self._due:
-                self._due.append(model)
+            if model not in self.due:
+                self.due.append(model)
         self._open[number] = call
-        if blocking:
-            self._wait()
 
     def _find(self, name: str, version: int) -> ServedModel:
         """Raises ServeError in upstream's words for any model that does not serve, with why that is behind them."""
@@ -245,19 +207,6 @@ class StubCalls:
             return self._models.find(name, "" if version == -1 else str(version))
         except ServeError as error:
             raise _not_ready(name, error.message) from None
-
-    def _input(self, wire: WireTensor) -> Tensor:
-        name, datatype, shape, data = wire
-        if isinstance(data, bytes):
-            return Tensor(name, datatype, shape, data)
-        place = places.unpack(data)
-        if isinstance(place, InArena):
-            return Tensor(name, datatype, shape, None, self._memory.output(place.offset, place.nbytes).whole())
-        what = f"input '{name}' from stub '{self._waiter.name}'"
-        lent, span = given_span(place, self._given(), self._memory, what)
-        # The caller has it, too.
-        span.shared = True
-        return Tensor(name, datatype, shape, None, span.hold(), lent.offset, lent.nbytes)
 
     async def _submit_if_ready(self, call: StubCall, request: Request) -> None:
         """Asks the target's `is_ready` first, as upstream does before each call."""
@@ -285,7 +234,7 @@ class StubCalls:
         """Answers a call instead of its model, whose own answer is for nobody then."""
         call.request = None
         if call.number in self._open:
-            self._forget(call)
+            del self._open[call.number]
             self._send_refusal(call.number, call.model.signature.model, error)
 
     def _send_refusal(self, number: int, name: str, error: ServeError) -> None:
@@ -299,27 +248,20 @@ class StubCalls:
         if call.number not in self._open:
             return
         if response.final:
-            self._forget(call)
+            del self._open[call.number]
         wire: WireResponse | None
         if response.empty:
             wire = None
         elif response.error is not None:
             wire = ((response.error.message, int(response.error.code)), (), None)
         else:
-            wire = (None, [self._output(tensor) for tensor in response.outputs], response.parameters)
+            wire = (None, [write_tensor(tensor, self._memory) for tensor in response.outputs], response.parameters)
         self._answers.send(call.number, response.final, wire)
         if not response.final:
             call.waiting += 1
             call.waiting_bytes += sum(tensor.nbytes for tensor in response.outputs)
             if call.is_behind():
                 request.pause()
-
-    def _output(self, tensor: Tensor) -> WireTensor:
-        if tensor.data is not None:
-            return (tensor.name, tensor.datatype, tuple(tensor.shape), tensor.data)
-        assert tensor.span is not None
-        self._memory.hold(tensor.offset, tensor.span)
-        return (tensor.name, tensor.datatype, tuple(tensor.shape), place_of(tensor))
 
 
 def _not_ready(name: str, reason: str) -> ServeError:

@@ -16,8 +16,7 @@ from stubserve.environments.environment import Environment
 from stubserve.environments.probe import explain
 from stubserve.errors import internal
 from stubserve.instances.death import unhealthy
-from stubserve.instances.health import Health
-from stubserve.instances.stub_process import StubProcess
+from stubserve.instances.stub_process import Health, StubProcess
 
 log = logging.getLogger("stubserve.instances")
 
@@ -64,7 +63,7 @@ class Handshake:
 
         The instance may have another name than the stub was started with, now that the configuration is complete.
         """
-        self._process.name = instance
+        self._process.rename(instance)
         self._process.send(
             "initialize",
             instance=instance,

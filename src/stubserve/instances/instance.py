@@ -121,11 +121,11 @@ class Instance:
 
     def execute(self, work: Work) -> None:
         assert self.stub is not None
-        self.stub.work.execute(work, announced=False)
+        self.stub.work.give(work)
 
     def announce(self) -> None:
         if self.stub is not None:
-            self.stub.work.announce()
+            self.stub.work.ring.announce_soon()
 
     def forget(self, sequences: Sequence[int]) -> None:
         if self.stub is not None:

@@ -11,9 +11,9 @@ from typing import Any
 from stubserve_stub.backends.find import PYTHON
 
 from stubserve.environments.environment import Environment
+from stubserve.instances.execution_watch import execute_timeout
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
-from stubserve.instances.time_limit import execute_timeout
 from stubserve.memory.server_memory import Memory
 from stubserve.model_config.complete import InstanceSpec
 
@@ -107,7 +107,7 @@ class Launcher:
         decoupled = config.model_transaction_policy.decoupled
         limit = execute_timeout(config, self._options.execute_timeout_s)
         await stub.handshake.initialize(spec.name, arguments, outputs, decoupled)
-        stub.work.watch.limit(limit)
+        stub.watch.limit(limit)
 
 
 def initialize_arguments(

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from stubserve.instances.bls import Models
+from stubserve.errors import ServeError, unavailable
+from stubserve.inference.served_model import ModelFinder
 from stubserve.instances.confinement import Confinement
 from stubserve.instances.janitor import Janitor
-from stubserve.instances.model_control import ControlForModels, NoModelControl
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.logs import LogSettings
+
+log = logging.getLogger("stubserve.instances")
+
+
+class ControlForModels(Protocol):
+    """Model control as stubs see it. Both raise ServeError."""
+
+    async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
+        """Loads a model, with this configuration (JSON) if there is one, made of these files if there are any."""
+
+    async def unload(self, name: str, dependents: bool = False) -> None:
+        """Lets a model go, and with `dependents` the members of an ensemble; does not wait until it is gone."""
+
+
+class NoModelControl:
+    """Model control where there is none, or where it is not for clients."""
+
+    async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
+        raise no_model_control()
+
+    async def unload(self, name: str, dependents: bool = False) -> None:
+        raise no_model_control()
+
+
+def no_model_control() -> ServeError:
+    """Upstream's words, also where nothing polls."""
+    return unavailable("explicit model load / unload is not allowed if polling is enabled")
 
 
 @dataclass(frozen=True)
@@ -20,10 +50,26 @@ class Services:
     their processes give up. `client_regions` says whether requests may refer to shared memory of clients.
     """
 
-    models: Models
+    models: ModelFinder
     log_settings: LogSettings
     metrics: MetricRegistry
     control: ControlForModels = field(default_factory=NoModelControl)
     janitor: Janitor | None = None
     confinement: Confinement = field(default_factory=Confinement)
     client_regions: bool = False
+
+
+async def change_model(control: ControlForModels, wish: dict[str, Any]) -> dict[str, Any]:
+    """Carries out what a model wants; None as "value" when it is done, or why not as "error"."""
+    try:
+        if wish["question"] == "load_model":
+            await control.load(wish["model"], wish["config"] or None, wish["files"])
+        else:
+            await control.unload(wish["model"], wish["unload_dependents"])
+    except ServeError as error:
+        return {"error": error.message}
+    except Exception as raised:
+        # The model waits for an answer, and it is no fault of its stub's.
+        log.exception("unexpected error while a model's request was carried out: %s", wish.get("question"))
+        return {"error": f"unexpected error in the server: {raised!r}"}
+    return {"value": None}

@@ -16,15 +16,14 @@ from stubserve_stub.wire import layout
 from stubserve.environments.environment import Environment
 from stubserve.environments.probe import explain_start
 from stubserve.errors import ServeError, internal
+from stubserve.instances.execution_watch import ExecutionWatch
 from stubserve.instances.handshake import Handshake
-from stubserve.instances.health import Health
 from stubserve.instances.metrics import StubMetrics
-from stubserve.instances.model_control import change_model
-from stubserve.instances.services import Services
-from stubserve.instances.stub_process import StubProcess
+from stubserve.instances.services import Services, change_model
+from stubserve.instances.stub_process import Health, StubProcess
 from stubserve.instances.stub_regions import StubRegions
 from stubserve.instances.work import StubWork
-from stubserve.memory.reclaim import Loan
+from stubserve.memory.reclaim import StubGrant
 from stubserve.memory.server_memory import Memory
 from stubserve.memory.stub_memory import StubMemory
 
@@ -78,13 +77,13 @@ class Stub:
             services.janitor.adopt(self._process.pid)
         self._memory = memory
         process = self._process
-        self._loan = Loan(
+        self._grant = StubGrant(
             outputs, memory.reclaim, memory.usage, process.send, process.control_fileno, process.read_messages
         )
         self.health = Health(self._process.pid, segment.stub_words)
         self.handshake = Handshake(self._process, environment, self.health)
         self.work = StubWork(self._process, memory, self._outputs, services.models, self._regions)
-        self.work.watch.on_idle = self._loan.on_idle
+        self.watch = ExecutionWatch(process, self.work, self._regions is not None, self._grant.on_idle)
         self._metrics = StubMetrics(services.metrics)
         services.metrics.sources.add(self._process.read_messages)
         services.log_settings.watchers.add(self._tell_log_levels)
@@ -151,7 +150,7 @@ class Stub:
             self._process.send("told", number=message["number"], **self._metrics.answer(message))
         elif kind == "ask":
             self._in_background(self._tell(message))
-        elif not self._loan.on_message(message):
+        elif not self._grant.on_message(message):
             self.handshake.on_message(message)
 
     def _in_background(self, answer: Coroutine[Any, Any, None]) -> None:
@@ -179,6 +178,7 @@ class Stub:
 
     def _on_process_death(self, cause: str) -> None:
         unfinished, open_ = self.work.close()
+        self.watch.close()
         if self.work.is_written_over and "written over" not in cause:
             cause += "; its shared memory had been written over"
         self.death = cause
@@ -188,7 +188,7 @@ class Stub:
             self._services.janitor.forget(self._process.pid)
         self._metrics.close()
         self._services.metrics.sources.discard(self._process.read_messages)
-        self._loan.close()
+        self._grant.close()
         self._services.log_settings.watchers.discard(self._tell_log_levels)
         self._process.close_doorbells()
         if self._regions is not None:

@@ -14,13 +14,17 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stubserve_stub.wire.messages import Unframer, frame
+from stubserve_stub.wire import layout
+from stubserve_stub.wire.control_messages import Unframer, frame
 
 from stubserve.environments.environment import Environment
 from stubserve.instances.death import cause_of_death, oom_kills
@@ -31,6 +35,12 @@ _MOST_READS = 64
 
 # A process that ends closes its descriptors first, and is gone at once.
 _ENDING_S = 1.0
+
+_PAGE_BYTES = resource.getpagesize()
+_NAMES = {0: "booting", 1: "loading", 2: "idle", 3: "executing", 4: "finalizing"}
+
+# For `subprocess`, which can say it in C from Python 3.11 on
+_OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
 
 log = logging.getLogger("stubserve.stub")
 
@@ -57,7 +67,8 @@ class StubProcess:
         variables: Mapping[str, str] | None = None,
         inherited: Sequence[int] = (),
     ) -> None:
-        self._name = name
+        # The name of its instance
+        self.name = name
         self._on_message = on_message
         self._on_death = on_death
         self._loop = asyncio.get_running_loop()
@@ -93,9 +104,11 @@ class StubProcess:
                 stdout=stdout,
                 stderr=stderr,
                 pass_fds=(arena, control.fileno(), *doorbells, *inherited),
-                # A group of its own, so that what the model has started can be ended with it. A stub that is being
-                # debugged stays in the terminal's group, or it could not read from it.
-                start_new_session=not terminal,
+                # A group of its own, so that what the model has started can be ended with it, but no session: Linux
+                # schedules a session as one (autogroup), so beside busy neighbours a stub that the server has woken
+                # would wait behind all other sessions. A stub that is being debugged stays in the terminal's group, or
+                # it could not read from it.
+                **({} if terminal else _OWN_GROUP),
                 **environment.user,
             )
             ours.callback(self._process.wait)
@@ -106,14 +119,9 @@ class StubProcess:
         self._loop.add_reader(self._pidfd, self._reap)
         self._loop.add_reader(self._control, self._read_control)
 
-    @property
-    def name(self) -> str:
-        """The name of its instance, which may get another one when the model has completed its configuration."""
-        return self._name
-
-    @name.setter
-    def name(self, name: str) -> None:
-        self._name = name
+    def rename(self, name: str) -> None:
+        """Its instance may get another name when the model has completed its configuration."""
+        self.name = name
         for read in self._outputs:
             read.name = name
 
@@ -215,6 +223,34 @@ class StubProcess:
         if self._condemned and code == -signal.SIGKILL:
             cause = f"the server has killed it, because {self._condemned}"
         self._on_death(cause)
+
+
+class Health:
+    """A living stub as it is seen from outside: its health word, and what the kernel counts for it.
+
+    `words` are those that the stub writes in its segment.
+    """
+
+    def __init__(self, pid: int, words: memoryview) -> None:
+        self._pid = pid
+        self._words = words
+        self._started = time.monotonic()
+
+    def state(self) -> tuple[str, float]:
+        """What the stub says it is doing, and for how many seconds."""
+        since = self._words[layout.HEALTH_SINCE_NS]
+        seconds = (time.monotonic_ns() - since) / 1e9 if since else time.monotonic() - self._started
+        return _NAMES.get(self._words[layout.HEALTH_STATE], "unknown"), seconds
+
+    def memory(self) -> int:
+        """The bytes of memory that are the process's own, 0 when it is gone."""
+        try:
+            with open(f"/proc/{self._pid}/statm", "rb", buffering=0) as statm:
+                _, resident, shared, *_ = map(int, statm.read().split())
+        except (OSError, ValueError):
+            return 0
+        # `shared` is what is backed by a file: libraries, and the arena.
+        return (resident - shared) * _PAGE_BYTES
 
 
 def _eventfd(flags: int, stack: contextlib.ExitStack) -> int:

@@ -11,7 +11,7 @@ import asyncio
 import functools
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from stubserve_stub.wire import layout, messages
@@ -19,17 +19,15 @@ from stubserve_stub.wire.messages import Entry, WireResponse
 from stubserve_stub.wire.ring import RingReader, RingWriter, read_doorbell
 
 from stubserve.inference.request import Request, Response
-from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.inference.served_model import ModelFinder
+from stubserve.inference.tensor import drop_blocks
 from stubserve.inference.work import Work
-from stubserve.instances.answer_ring import AnswerRing
 from stubserve.instances.batch import Batch, hold_inputs, pack_batch, read_response, read_result
-from stubserve.instances.batches import Batches
-from stubserve.instances.bls import Models, StubCall, StubCalls
-from stubserve.instances.execution_watch import ExecutionWatch
-from stubserve.instances.open_requests import Key, OpenRequests
-from stubserve.instances.request_ring import RequestRing
+from stubserve.instances.bls import StubCall, StubCalls
+from stubserve.instances.rings import AnswerRing, RequestRing
 from stubserve.instances.stub_process import StubProcess
 from stubserve.instances.stub_regions import StubRegions
+from stubserve.instances.stub_requests import Key, StubRequests
 from stubserve.memory.server_memory import Memory
 from stubserve.memory.stub_memory import StubMemory
 
@@ -76,30 +74,30 @@ class StubWork:
         process: StubProcess,
         memory: Memory,
         outputs: StubMemory,
-        models: Models,
+        models: ModelFinder,
         regions: StubRegions | None = None,
     ) -> None:
         self._regions = regions
         self.owner: WorkOwner | None = None
         self._process = process
+        self._memory = memory
         self._outputs = outputs
         self._loop = asyncio.get_running_loop()
+        self._requests = requests = StubRequests()
         segment = memory.arena.segment(outputs.index)
         words = segment.parent_words
         self._theirs = theirs = segment.stub_words
         theirs[layout.CANARY] = layout.CANARY_VALUE
-        requests = RingWriter(segment.ring(layout.REQUEST_RING), theirs, layout.REQUESTS_READ, process.doorbell_out)
-        self._requests = RequestRing(process.name, requests, words, memory, self._on_broken_ring)
+        ring = RingWriter(segment.ring(layout.REQUEST_RING), theirs, layout.REQUESTS_READ, process.doorbell_out)
+        self.ring = RequestRing(process.name, ring, words, memory, requests.batches, self._on_broken_ring)
         self._reader = RingReader(segment.ring(layout.RESPONSE_RING), words, layout.RESPONSES_READ)
-        answers = RingWriter(segment.ring(layout.ANSWER_RING), theirs, layout.ANSWERS_READ, process.answer_doorbell)
-        ring = AnswerRing(answers, words, outputs, memory, self._on_broken_ring)
-        self.calls = StubCalls(self, models, outputs, ring, memory, self._tensors)
+        ring = RingWriter(segment.ring(layout.ANSWER_RING), theirs, layout.ANSWERS_READ, process.answer_doorbell)
+        answers = AnswerRing(ring, outputs, memory, self._on_broken_ring)
+        self.calls = StubCalls(self, models, outputs, answers, requests.tensors)
         self._handlers = messages.handlers_of_parent(self, self.calls)
-        self._in_flight = Batches(memory)
-        # Requests of batches that it has not any more
-        self._open = OpenRequests()
         # Groups of responses that have been passed on, of which the stub is still to be told
         self._passed_on: list[Key] = []
+        # How many batches it has been given so far
         self.batches = 0
         # What the messages that are being taken tell to have been executed
         self._executed: list[Result] = []
@@ -107,38 +105,41 @@ class StubWork:
         self._free_ns = 0
         # Nothing more is taken from the stub, nor should it be given anything
         self.over = False
-        self.watch = ExecutionWatch(process, self, regions is not None)
+        # Called when it is given a batch, while somebody waits for one
+        self.on_batch: Callable[[], None] | None = None
         # Not through the ring: the stub's main thread may be busy for long, and these may be many.
         outputs.on_many_frees = functools.partial(self._loop.call_soon, self._acknowledge)
         self._loop.add_reader(process.doorbell_in, self._on_doorbell)
 
-    def execute(self, work: Work, announced: bool = True) -> None:
-        """Hands work to the stub, as a batch. Raises ServeError (503) when even its description finds no memory.
+    def execute(self, work: Work) -> None:
+        """Gives the stub work, and tells it at once. Raises as `give`."""
+        self.give(work)
+        self.ring.announce()
 
-        It is announced at once, or with `announce`. Where it raises anything the stub has not got the batch.
+    def give(self, work: Work) -> None:
+        """Gives the stub work as a batch, of which `ring.announce_soon` tells it.
+
+        Raises ServeError (503) when even its description finds no memory. Where it raises anything the stub has not got
+        the batch.
         """
         number = work.number = self.batches = self.batches + 1
-        in_flight = self._in_flight
+        batches = self._requests.batches
         frees = self._outputs.take_frees()
         if self._regions is not None:
             for request in work.requests:
                 if request.regions is not None:
                     self._regions.tell(request)
         try:
-            spilled = self._requests.put(pack_batch(number, frees, work), work.requests, len(in_flight))
+            spilled = self.ring.put(pack_batch(number, frees, work), work.requests)
         except Exception:
             self._outputs.keep_frees(frees)  # this message will not tell the stub of them, so the next one must
             raise
         # Only now: whoever gets an exception answers the requests.
-        in_flight.add(number, Batch(work, spilled))
-        if self.watch.is_asleep:
-            self.watch.wake()
-        if announced:
-            self._requests.announce()
-
-    def announce(self) -> None:
-        """Tells the stub of the batches that it has been handed, now or soon."""
-        self._requests.announce_to(len(self._in_flight))
+        if not batches:
+            self._memory.stubs_at_work += 1
+        batches[number] = Batch(work, spilled)
+        if self.on_batch is not None:
+            self.on_batch()
 
     def forget(self, sequences: Sequence[int]) -> None:
         """These sequences are over without a request that said so: the stub keeps no states of theirs."""
@@ -147,17 +148,17 @@ class StubWork:
     @property
     def running(self) -> tuple[int, int] | None:
         """The batch that the stub executes: (number, how many requests); None if it has none."""
-        return self._in_flight.running
+        return self._requests.running
 
     @property
     def load(self) -> tuple[int, int]:
         """The batches that the stub has, and their requests together with those that senders have yet to answer."""
-        return len(self._in_flight), len(self._in_flight.requests()) + len(self._open)
+        return len(self._requests.batches), len(self._requests.all())
 
     @property
     def is_empty(self) -> bool:
         """Whether it has neither a batch nor a request that senders have yet to answer."""
-        return not self._in_flight and not self._open
+        return self._requests.is_empty
 
     @property
     def is_written_over(self) -> bool:
@@ -166,26 +167,28 @@ class StubWork:
 
     def cancel(self, request: Request) -> None:
         """Lets the model see that nobody waits for a request that it has."""
-        key = self._open.key_of(request) or self._in_flight.key_of(request)
+        key = self._requests.key_of(request)
         if key is not None:
             self._process.send("cancel", batch=key[0], indices=[key[1]])
 
     def stop(self) -> None:
         """Lets the model finalize, and the stub end, behind the batches that it has."""
-        self._requests.stop()
+        self.ring.put(messages.pack_stop())
+        self.ring.announce()
 
     def close(self) -> tuple[list[Request], list[Request]]:
         """The stub is gone: its requests without an answer, those of its batches and those left open."""
         if not self.over:
             self.over = True
-            self._requests.close()
+            self.ring.close()
             # Results that the stub sent before it died are still good. (A model may have made the doorbell block.)
             os.set_blocking(self._process.doorbell_in, False)
             self._on_doorbell()
         self._loop.remove_reader(self._process.doorbell_in)
         self.calls.close()
-        self.watch.close()
-        return self._in_flight.clear(), self._open.clear()
+        if self._requests.batches:
+            self._memory.stubs_at_work -= 1
+        return self._requests.clear()
 
     def _on_broken_ring(self) -> None:
         self._process.condemn(f"what it says of its ring makes no sense; {_QUESTION}")
@@ -193,7 +196,7 @@ class StubWork:
     def _break_off(self, why: str) -> None:
         """Takes nothing more from the stub, and ends it."""
         self.over = True
-        self._requests.close()
+        self.ring.close()
         self._loop.remove_reader(self._process.doorbell_in)
         self._process.condemn(f"{why} {_QUESTION}")
 
@@ -204,23 +207,21 @@ class StubWork:
             count, _ = read_doorbell(self._process.doorbell_in)
         except BlockingIOError:
             return
-        if self.is_written_over:
+        if self._theirs[layout.CANARY] != layout.CANARY_VALUE:
             # Its answers may be anything.
             self._break_off("its shared memory has been written over, the words that the server reads too;")
             return
         try:
-            self._take(count)
+            try:
+                messages.deliver(self._handlers, self._reader.take(count, self._outputs.message))
+            finally:
+                self._tell()
+            if self.calls.due:
+                self.calls.schedule()
         except Exception:
             # The requests of what cannot be read would never be answered.
             log.exception("what stub '%s' (pid %d) has put into its ring cannot be read", self.name, self._process.pid)
             self._break_off("its ring holds something that is not a message;")
-
-    def _take(self, count: int) -> None:
-        try:
-            messages.deliver(self._handlers, self._reader.take(count, self._outputs.message))
-        finally:
-            self._tell()
-        self.calls.schedule()
 
     def _tell(self) -> None:
         """Tells the owner of what has been executed."""
@@ -239,7 +240,8 @@ class StubWork:
         held: Sequence[int],
         error: str | None,
     ) -> None:
-        had = self._in_flight[batch]
+        batches = self._requests.batches
+        had = batches[batch]
         if held:
             hold_inputs(had.tensors(), held, self._outputs)
         if had.work.requests[0].compute_start_ns < self._free_ns:
@@ -249,7 +251,9 @@ class StubWork:
         self._free_ns = end_ns
         finished, left = read_result(had, start_ns, end_ns, entries, error, self._outputs, self._process.name)
         # Until here the message may turn out to be none, and the batch must be found by `end`.
-        self._in_flight.remove(batch)
+        del batches[batch]
+        if not batches:
+            self._memory.stubs_at_work -= 1
         rescheduled = []
         for index, entry in left:
             request = had.work.slots[index]
@@ -257,7 +261,7 @@ class StubWork:
             if entry == messages.RESCHEDULED:
                 rescheduled.append(request)
             else:
-                self._open.add((batch, index), request, had.take_extras(index))
+                self._requests.leave_open((batch, index), request, had.take_extras(index))
         if had.spilled is not None or had.extras is not None:
             had.drop()
         owner = self.owner
@@ -278,8 +282,7 @@ class StubWork:
         self._tell()
         final = bool(flags & messages.FINAL)
         key = (batch, index)
-        had = self._in_flight.find(batch)
-        request = self._open.find(key) if had is None else had.work.slots[index]
+        request = self._requests.find(key)
         read = read_response(response, final, self._outputs, self._process.name)
         if request is None or self.owner is None:
             # Sent in an empty slot, or while the request was being answered in another way.
@@ -288,26 +291,17 @@ class StubWork:
                 self._pass_on(key)
             return
         if held:
-            hold_inputs((*request.inputs, *self._extras(key, had)), held, self._outputs)
+            hold_inputs((*request.inputs, *self._requests.extras(key)), held, self._outputs)
         if final:
-            if had is not None:
-                had.answered = had.answered or set()
-                had.answered.add(index)
-            else:
-                self._open.remove(key)
+            self._requests.answered(key)
         self.owner.on_response(request, read, start_ns)
         if flags & messages.ACKNOWLEDGE:
+            had = self._requests.batches.get(batch)
             running = () if had is None else had.work.requests
             self.owner.when_passed_on(request, functools.partial(self._pass_on, key), running)
 
     def on_released(self, offsets: Sequence[int]) -> None:
         self._outputs.release(offsets)
-
-    def _extras(self, key: Key, had: Batch | None) -> Sequence[Tensor]:
-        """The inputs that a scheduler has added to this slot."""
-        if had is None:
-            return self._open.extras(key)
-        return had.extras[key[1]] if had.extras is not None else ()
 
     def _pass_on(self, key: Key) -> None:
         """A group of responses has been passed on to its reader; told with others of this turn of the event loop."""
@@ -329,16 +323,8 @@ class StubWork:
 
     def has(self, request: Request) -> bool:
         """Whether the stub has this request."""
-        return request in self._held()
+        return self._requests.key_of(request) is not None
 
     def waits_for(self) -> Sequence[StubCall]:
         """The requests of its own model without whose answers the batch that the stub executes does not finish."""
-        return self.calls.blocking() if self._in_flight else ()
-
-    def _held(self) -> list[Request]:
-        return [*self._in_flight.requests(), *self._open.all()]
-
-    def _tensors(self) -> Iterator[Tensor]:
-        """All that the stub has been given and has not answered for."""
-        yield from self._in_flight.tensors()
-        yield from self._open.tensors()
+        return self.calls.blocking() if self._requests.batches else ()

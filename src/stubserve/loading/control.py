@@ -27,8 +27,7 @@ from typing import Any
 
 from stubserve.errors import Code, internal, invalid
 from stubserve.inference.served_model import ServedModel
-from stubserve.instances.model_control import no_model_control
-from stubserve.instances.services import Services
+from stubserve.instances.services import Services, no_model_control
 from stubserve.loading.changeover import Changeover, as_load_error
 from stubserve.loading.changes import Changes, all_of
 from stubserve.loading.dependencies import DiskDependencies, no_longer_needed, rounds

@@ -17,8 +17,7 @@ from functools import partial
 from typing import Any
 
 from stubserve.errors import ServeError, invalid, raise_first
-from stubserve.inference.served_model import ServedModel
-from stubserve.instances.bls import Models
+from stubserve.inference.served_model import ModelFinder, ServedModel
 from stubserve.loading.dependencies import DiskDependencies, circle, members_of, rounds, version_not_loaded
 from stubserve.loading.turns import Turn
 from stubserve.model_config.proto import ModelConfig
@@ -34,7 +33,9 @@ from stubserve.serving.ensemble_model import EnsembleModel
 Members = Mapping[tuple[str, str], ServedModel]
 
 
-async def start_ensemble(candidate: Candidate, version: int, models: Models, max_queue_size: int = 0) -> EnsembleModel:
+async def start_ensemble(
+    candidate: Candidate, version: int, models: ModelFinder, max_queue_size: int = 0
+) -> EnsembleModel:
     """A version of an ensemble that is ready. Raises ServeError with upstream's texts.
 
     `max_queue_size` is the server's own limit, as `EnsembleModel` has it.
@@ -68,7 +69,7 @@ def _key(step: Any) -> tuple[str, str]:
     return step.model_name, "" if step.model_version == -1 else str(step.model_version)
 
 
-def _find(config: Any, models: Models) -> Members:
+def _find(config: Any, models: ModelFinder) -> Members:
     return {key: models.find(*key) for key in map(_key, config.ensemble_scheduling.step)}
 
 

@@ -28,7 +28,7 @@ _LONGEST_GRANT_WAIT_S = 1.0
 _LEAST_BYTES = 64 << 10
 
 
-class Loan:
+class StubGrant:
     """The memory that one stub is granted and gives back, in its segment, whose accounts are `outputs`.
 
     `send` sends the stub a control message. `fileno` is the descriptor on which its own come in, and `read` takes those
@@ -119,7 +119,7 @@ class Reclaim:
     """Asks stubs for memory back; `stubs` are those that there are."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self.stubs: set[Loan] = set()
+        self.stubs: set[StubGrant] = set()
         self._ledger = ledger
         self._news = asyncio.Event()
 
@@ -170,7 +170,7 @@ class Reclaim:
         ledger.commit(index, granted)
         return granted
 
-    def _who_could_give(self, nbytes: int) -> list[Loan]:
+    def _who_could_give(self, nbytes: int) -> list[StubGrant]:
         """The stubs with something to spare; none, where all of it would not be enough."""
         stubs = [stub for stub in self.stubs if stub.spare_bytes]
         return stubs if self._ledger.left + sum(stub.spare_bytes for stub in stubs) >= nbytes else []

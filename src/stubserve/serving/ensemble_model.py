@@ -22,9 +22,8 @@ from typing import Any
 from stubserve.errors import ServeError, unavailable
 from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.request import OTHER_FAILURE, REJECTED, SUCCESS, Request, Response
-from stubserve.inference.served_model import BlockingCall, ServedModel, Waiter
+from stubserve.inference.served_model import BlockingCall, ModelFinder, ServedModel, Waiter
 from stubserve.inference.statistics import ModelStatistics
-from stubserve.instances.bls import Models
 from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
 from stubserve.schedulers.policy_queue import PolicyQueue, PriorityLevels
@@ -49,7 +48,7 @@ class EnsembleModel(AnsweringModel):
         name: str,
         version: int,
         config: Any,
-        models: Models,
+        models: ModelFinder,
         members: Mapping[tuple[str, str], ServedModel],
         clock: Callable[[], int] = time.monotonic_ns,
         max_queue_size: int = 0,

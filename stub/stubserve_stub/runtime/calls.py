@@ -118,9 +118,9 @@ class Calls:
 
     # Reading
 
-    def _read(self, look: bool) -> None:
+    def _read(self) -> None:
         """Takes the answers that have come; sleeps until there are any. For the thread that has the reader's part."""
-        for number, final, response, frees in self.channel.receive_answers(look):
+        for number, final, response, frees in self.channel.receive_answers():
             self.channel.free(frees)
             answer = self._decode(self.channel, response)
             call = self._open.pop(number, None) if final else self._open.get(number)
@@ -154,7 +154,7 @@ class Calls:
                 waiter.acquire()
             if call.reads:
                 while not call.answers:
-                    self._read(call.blocking)
+                    self._read()
 
     def _leave(self, call: OpenCall) -> None:
         """Nobody waits for `call` any more; where it has the reader's part, that is passed on."""
@@ -203,7 +203,7 @@ class Calls:
             self._reading = True
         try:
             if self._arrivals.poll(0):
-                self._read(False)
+                self._read()
         finally:
             with self._guard:
                 self._pass_on_reading()

@@ -53,8 +53,7 @@ class Channel:
         self.memory = OutputMemory(arena)
         self.place, self.free = self.memory.place, self.memory.free
         self._log_levels = theirs[layout.LOG_LEVELS : layout.LOG_LEVELS + 1]
-        self._patience = Patience(theirs, layout.ANNOUNCED, layout.ALONE)
-        self._answer_patience = Patience(theirs, layout.ANSWERED, layout.WAITS_ALONE)
+        self._patience = Patience(theirs)
         self.sending = threading.RLock()
         # What the main thread does after a poke, besides
         self.on_poke: Callable[[], None] = lambda: None
@@ -102,12 +101,10 @@ class Channel:
                 time.sleep(0.0005)
             self._writer.announce()
 
-    def receive_answers(self, look: bool) -> List[Answer]:
-        """Sleeps until there are answers to requests of the model and returns them all; may `look` before it sleeps."""
-        if look:
-            self._answer_patience.look()
+    def receive_answers(self) -> List[Answer]:
+        """Sleeps until there are answers to requests of the model and returns them all."""
+        self._patience.called()
         count, _ = read_doorbell(self.answer_doorbell)
-        self._answer_patience.took(count)
         return self._answers.take(count, self._decode_answer)
 
     def hold(self, offset: int, memory: Any) -> None:

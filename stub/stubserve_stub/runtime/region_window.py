@@ -14,9 +14,9 @@ have the interpreter's lock it waits for it. It would wait for ever if whoever h
 meanwhile: native code that starts threads of its own and does not let go of the lock, as extensions may (numpy,
 onnxruntime, torch and all that is called through `ctypes.CDLL` do let go of it). Nothing in this process could end
 that, so the server does: it sees a thread that stays in the handler, and ends the stub with the cause
-(`stubserve.instances.bus_errors`). Only a handler in machine code could do without the lock, and the stub has none for
-any processor. A SIGBUS at any other address is passed to whoever handled it before, and kills the process as it would
-have.
+(`stubserve.instances.execution_watch`). Only a handler in machine code could do without the lock, and the stub has none
+for any processor. A SIGBUS at any other address is passed to whoever handled it before, and kills the process as it
+would have.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ processes of a service. The handler is a function rather than SIG_IGN, so that p
 default back. Processes that it forks get it too: `multiprocessing` terminates what it does not need any more, and would
 wait for ever. The signals are held back until that is done, or one that comes right after the fork would get lost.
 A SIGHUP that is ignored from the start, as under nohup, stays ignored in all of them.
+
+The server's terminal is not for its stubs: who reads from it in the background would be stopped, and the server would
+wait. As SIGTTIN and SIGTTOU are ignored, reading is an error instead.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ def leave_to_the_server() -> None:
     for number in _SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stay)
+    for number in (signal.SIGTTIN, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_IGN)
     os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_go)
 
 

@@ -32,14 +32,11 @@ HEAP_GUARD = RESPONSE_RING + RING_BYTES
 HEAP = HEAP_GUARD + GUARD_BYTES
 
 # The parent's words. How far it has read the response ring; then hints for a stub that looks before it sleeps
-# (`stubserve_stub.runtime.patience`): how many records it has announced, whether the request that it announced last was
-# alone in the server, how many answers to requests of the stub's model it has announced, and whether nobody else was at
-# work when the stub last waited for one.
+# (`stubserve_stub.runtime.patience`): how many records it has announced, and whether the request that it announced last
+# was alone in the server.
 RESPONSES_READ = 0
 ANNOUNCED = 8
 ALONE = 9
-ANSWERED = 10
-WAITS_ALONE = 11
 
 # The levels of a model's lines that the parent logs, as bits: a change counts from the next line on.
 LOG_LEVELS = 16

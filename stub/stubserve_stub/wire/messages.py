@@ -50,20 +50,16 @@ A message that is too long for a record lies in the arena. Its record is marked 
 Times are CLOCK_MONOTONIC nanoseconds, the same clock for all processes of a machine. `parameters` is a dict or None,
 `requested_outputs` a list of names or None for all.
 
-Over the control socket, off the hot path, travel dicts with a "kind", each behind its length (4 bytes, network order).
+Off the hot path there is the control socket, see `stubserve_stub.wire.control_messages`.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import Any, Callable, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple, Union
 
 import msgpack
 
 from stubserve_stub.wire import places
-from stubserve_stub.wire.packing import TEXT as _TEXT
-from stubserve_stub.wire.packing import pack as pack
-from stubserve_stub.wire.packing import unpack as unpack
 from stubserve_stub.wire.places import InArena, Place
 
 # parent ▶ stub
@@ -103,6 +99,33 @@ Entry = Union[WireResponse, int, None]
 Message = Tuple[Any, ...]
 Answer = Tuple[int, bool, Optional[WireResponse], Sequence[int]]
 Handlers = Dict[int, Callable[..., None]]
+
+# Names and parameters are a client's bytes, which need not be UTF-8; they come out as they went in.
+TEXT = "surrogateescape"
+
+
+def _packer() -> Callable[[Any], bytes]:
+    made: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True, autoreset=True, unicode_errors=TEXT).pack
+    return made
+
+
+_pack = _packer()
+# A packer keeps what it has packed its longest message in, up to twice its size; one of more than this is let go of.
+_KEPT_BYTES = 1 << 20
+
+
+def pack(message: Any) -> bytes:
+    """The bytes of one message, or of a part of one."""
+    global _pack
+    packed = _pack(message)
+    if len(packed) > _KEPT_BYTES:
+        _pack = _packer()
+    return packed
+
+
+def unpack(data: Any) -> Any:
+    """One message out of its bytes; arrays become tuples."""
+    return msgpack.unpackb(data, use_list=False, strict_map_key=False, unicode_errors=TEXT)
 
 
 def pack_texts(texts: Sequence[str]) -> bytes:
@@ -302,41 +325,3 @@ def unpack_spilled(data: Any) -> InArena:
     if not isinstance(place, InArena):
         raise ValueError("a message that is too long for a record lies nowhere but in the arena: {!r}".format(place))
     return place
-
-
-_LENGTH = struct.Struct("!I")
-# The first bytes of a dict in msgpack
-_MAPS = (*range(0x80, 0x90), 0xDE, 0xDF)
-
-
-def frame(message: Dict[str, Any]) -> bytes:
-    """A control message with its length in front."""
-    body: bytes = msgpack.packb(message, use_bin_type=True, unicode_errors=_TEXT)
-    return _LENGTH.pack(len(body)) + body
-
-
-class Unframer:
-    """Cuts a stream of bytes into control messages."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        self._buffer += data
-
-    def next(self) -> Optional[Dict[str, Any]]:
-        """The next whole message, or None until more bytes are fed.
-
-        Raises ValueError where no message begins: a text, say, whose first letters are a length that never arrives.
-        """
-        if len(self._buffer) <= 4:
-            return None
-        if self._buffer[4] not in _MAPS:
-            raise ValueError("no message begins with {!r}".format(bytes(self._buffer[:64])))
-        (length,) = _LENGTH.unpack_from(self._buffer)
-        if len(self._buffer) < 4 + length:
-            return None
-        body = bytes(self._buffer[4 : 4 + length])
-        del self._buffer[: 4 + length]
-        message: Dict[str, Any] = msgpack.unpackb(body, strict_map_key=False, unicode_errors=_TEXT)
-        return message

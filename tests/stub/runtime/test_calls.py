@@ -57,7 +57,7 @@ class Channel:
         self._ring.extend(answers)
         os.eventfd_write(self.answer_doorbell, len(answers))
 
-    def receive_answers(self, look: bool) -> list[Any]:
+    def receive_answers(self) -> list[Any]:
         self.readers.append(threading.get_ident())
         count = os.eventfd_read(self.answer_doorbell)
         return [self._ring.popleft() for _ in range(count)]

@@ -22,7 +22,7 @@ class Stub:
         self.now_ns = TICK_NS
         # What happens when the clock says so
         self.at: tuple[int, Callable[[], None]] | None = None
-        self.patience = Patience(self.words, layout.ANNOUNCED, layout.ALONE, self._clock)
+        self.patience = Patience(self.words, self._clock)
 
     def _clock(self) -> int:
         self.now_ns += TICK_NS
@@ -74,6 +74,37 @@ def test_for_who_takes_his_time_nobody_looks(stub: Stub) -> None:
     stub.turn(5_000_000)
     assert stub.turn(5_000_000) == about(0)
     # The pause is measured all the same
+    assert stub.turn(200_000) == about(0)
+    assert stub.turn(200_000) == about(200_000)
+
+
+def test_looks_that_do_not_succeed_become_rare(stub: Stub) -> None:
+    stub.turn(200_000)
+    looked = 0
+    for _ in range(100):
+        looked += stub.turn(5_000_000) != about(0)
+        assert stub.turn(200_000) == about(0)
+    assert looked == 6
+
+
+def test_one_look_that_succeeds_ends_that(stub: Stub) -> None:
+    stub.turn(200_000)
+    for _ in range(2):
+        assert stub.turn(5_000_000) == about(400_000)
+        stub.turn(200_000)
+    # Two are left out.
+    for _ in range(2):
+        assert stub.turn(200_000) == about(0)
+    for _ in range(3):
+        assert stub.turn(200_000) == about(200_000)
+    # One that does not succeed may be the client's.
+    assert stub.turn(600_000) == about(400_000)
+    assert stub.turn(600_000) == about(600_000)
+
+
+def test_after_a_call_of_another_model_nobody_looks(stub: Stub) -> None:
+    stub.turn(200_000)
+    stub.patience.called()
     assert stub.turn(200_000) == about(0)
     assert stub.turn(200_000) == about(200_000)
 

@@ -1,0 +1,104 @@
+"""The requests that a stub has: those of its batches, and those that senders have yet to answer.
+
+A request of a batch that has run stays *open* where its model answers it through a sender, until the final response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from stubserve.inference.request import Request
+from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.instances.batch import Batch
+
+# The number of a batch, and the request's slot in it
+Key = tuple[int, int]
+
+
+class StubRequests:
+    """The requests of one stub. `batches` has those that it executes, by number and in the order of execution.
+
+    The inputs that schedulers have added to an open request are held as its own are, until the end.
+    """
+
+    __slots__ = ("_extras", "_keys", "_open", "batches")
+
+    def __init__(self) -> None:
+        self.batches: dict[int, Batch] = {}
+        self._open: dict[Key, Request] = {}
+        self._keys: dict[Request, Key] = {}
+        self._extras: dict[Key, Sequence[Tensor]] = {}
+
+    @property
+    def running(self) -> tuple[int, int] | None:
+        """The batch that the stub executes: (number, how many requests); None if it has none."""
+        for number, batch in self.batches.items():
+            return number, len(batch.work.requests)
+        return None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.batches and not self._open
+
+    def all(self) -> list[Request]:
+        """All of them, those of batches first."""
+        return [*(request for batch in self.batches.values() for request in batch.work.requests), *self._open.values()]
+
+    def find(self, key: Key) -> Request | None:
+        batch = self.batches.get(key[0])
+        return self._open.get(key) if batch is None else batch.work.slots[key[1]]
+
+    def key_of(self, request: Request) -> Key | None:
+        """Where a request is; None for one that the stub has not got."""
+        key = self._keys.get(request)
+        if key is None:
+            for number, batch in self.batches.items():
+                if request in batch.work.slots:
+                    return number, batch.work.slots.index(request)
+        return key
+
+    def extras(self, key: Key) -> Sequence[Tensor]:
+        """The inputs that a scheduler has added to this one."""
+        batch = self.batches.get(key[0])
+        if batch is None:
+            return self._extras.get(key, ())
+        return batch.extras[key[1]] if batch.extras is not None else ()
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that the stub was given with them."""
+        for batch in self.batches.values():
+            yield from batch.tensors()
+        for request in self._open.values():
+            yield from request.inputs
+        for tensors in self._extras.values():
+            yield from tensors
+
+    def leave_open(self, key: Key, request: Request, extras: Sequence[Tensor]) -> None:
+        """The batch of a request has run, and its answer is yet to come; takes over the hold on its extra inputs."""
+        self._open[key] = request
+        self._keys[request] = key
+        if extras:
+            self._extras[key] = extras
+
+    def answered(self, key: Key) -> None:
+        """A request has had its final response, through a sender."""
+        batch = self.batches.get(key[0])
+        if batch is not None:
+            batch.answered = batch.answered or set()
+            batch.answered.add(key[1])
+        else:
+            del self._keys[self._open.pop(key)]
+            drop_blocks(self._extras.pop(key, ()))
+
+    def clear(self) -> tuple[list[Request], list[Request]]:
+        """The stub has none of them any more; returns those without an answer: of batches, and open ones."""
+        unanswered: list[Request] = []
+        for batch in self.batches.values():
+            unanswered.extend(batch.unanswered())
+            batch.drop()
+        left = list(self._open.values())
+        for tensors in self._extras.values():
+            drop_blocks(tensors)
+        for kept in (self.batches, self._open, self._keys, self._extras):
+            kept.clear()
+        return unanswered, left
