@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from stubserve.connections.arrival import Arrivals
-from stubserve.connections.slow_clients import Pressure
+from stubserve.connections.slow_clients import SlowClients
 from stubserve.grpc.http2.inbox import ROOM_BYTES, SMALL_BYTES, Inbox, SmallRoom
 from stubserve.memory.server_memory import Memory
 
@@ -35,7 +35,7 @@ def test_a_message_takes_memory_as_it_comes() -> None:
 def test_large_messages_lie_in_the_arena_and_claims_take_nothing() -> None:
     """Whole, however they come; and what thirteen prefixes claim is nobody's."""
     memory = Memory(64 << 20)
-    server = SimpleNamespace(arrivals=Arrivals(memory, Pressure(), 32 << 20))
+    server = SimpleNamespace(arrivals=Arrivals(memory, SlowClients(), 32 << 20))
     room = SmallRoom()
     claims = [Inbox(cast(Any, server), room, number, OWNER) for number in range(13)]
     for inbox in claims:
@@ -62,7 +62,7 @@ def test_large_messages_lie_in_the_arena_and_claims_take_nothing() -> None:
 def test_short_messages_share_a_room_in_the_heap() -> None:
     """A thousand streams of a thousand connections may be left with a message that is nearly there."""
     memory = Memory(64 << 20)
-    server = SimpleNamespace(arrivals=Arrivals(memory, Pressure(), 32 << 20))
+    server = SimpleNamespace(arrivals=Arrivals(memory, SlowClients(), 32 << 20))
     room = SmallRoom()
     inboxes = [Inbox(cast(Any, server), room, 0, OWNER) for _ in range(ROOM_BYTES // SMALL_BYTES + 100)]
     sent = memoryview(b"\0" + SMALL_BYTES.to_bytes(4, "big") + bytes(SMALL_BYTES))

@@ -71,7 +71,9 @@ def a_connection(monkeypatch: pytest.MonkeyPatch, seconds: float) -> tuple[Http2
     monkeypatch.setattr(connection, "perf_counter", lambda: 1 + next(clock) * seconds)
     offload = Offload()
     server = SimpleNamespace(offload=offload)
-    watch = SimpleNamespace(watch=lambda one: None, unwatch=lambda one: None)
+    ignored = {
+        name: lambda one: None for name in ("watch_arriving", "unwatch_arriving", "watch_unread", "unwatch_unread")
+    }
     shared = SimpleNamespace(
         server=server,
         options=GrpcSettings(),
@@ -79,8 +81,7 @@ def a_connection(monkeypatch: pytest.MonkeyPatch, seconds: float) -> tuple[Http2
         scratch_view=memoryview(bytearray(256 * KIB)),
         small_room=None,
         sent_memory=None,
-        stall_watch=watch,
-        send_watch=watch,
+        slow_clients=SimpleNamespace(**ignored),
         add=lambda connection, descriptor: True,
         forget=lambda connection: None,
     )

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from stubserve.connections.sent_memory import SentMemory
-from stubserve.connections.stall import Pace
+from stubserve.connections.slow_clients import RequestPace
 from stubserve.grpc.http2 import frames
 from stubserve.grpc.http2.heads import RpcHead
 from stubserve.grpc.http2.inbox import SmallRoom
@@ -56,7 +56,7 @@ def test_a_client_that_may_not_send_has_not_stalled() -> None:
         small_room=SmallRoom(),
         sender=sent,
         compression=lambda method, head: None,
-        stall_watch=SimpleNamespace(watch=watched.add, unwatch=watched.discard, pace=Pace()),
+        slow_clients=SimpleNamespace(watch_arriving=watched.add, unwatch_arriving=watched.discard, pace=RequestPace()),
         forget=lambda stream: None,
     )
     handler = SimpleNamespace(on_cancel=lambda: None)
@@ -84,7 +84,9 @@ def test_nothing_of_an_rpc_that_is_over_knows_itself(unary: bool) -> None:
         sent_memory=SentMemory(),
         sender=Whole() if unary else Sent(),
         compression=lambda method, head: None,
-        stall_watch=SimpleNamespace(watch=lambda one: None, unwatch=lambda one: None, pace=Pace()),
+        slow_clients=SimpleNamespace(
+            watch_arriving=lambda one: None, unwatch_arriving=lambda one: None, pace=RequestPace()
+        ),
         forget=lambda stream: None,
     )
 

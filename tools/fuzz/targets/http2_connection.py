@@ -15,8 +15,6 @@ from typing import Any, cast
 from hpack import Encoder
 
 from stubserve.connections.sent_memory import SentMemory
-from stubserve.connections.stall import StallWatch
-from stubserve.connections.unread_answers import SendWatch
 from stubserve.grpc.http2 import frames
 from stubserve.grpc.http2.connection import Http2Connection
 from stubserve.grpc.http2.inbox import ROOM_BYTES, SmallRoom
@@ -102,8 +100,7 @@ async def _answers(pieces: list[bytes]) -> bytes:
         scratch_view=SCRATCH,
         small_room=SmallRoom(),
         sent_memory=SentMemory(),
-        stall_watch=StallWatch(server.pace),
-        send_watch=SendWatch(server.pressure, server.send_timeout_s),
+        slow_clients=server.slow_clients,
         add=lambda connection, descriptor: True,
         forget=lambda connection: None,
     )

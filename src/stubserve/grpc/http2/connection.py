@@ -56,8 +56,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.server = shared.server
         self.small_room = shared.small_room
         self.sent_memory = shared.sent_memory
-        self.stall_watch = shared.stall_watch
-        self.send_watch = shared.send_watch
+        self.slow_clients = shared.slow_clients
         self.compression_level = shared.compression_level
         self._loop = asyncio.get_running_loop()
         # The two ways; what sends and pings is there when the transport is
@@ -136,15 +135,16 @@ class Http2Connection(asyncio.BufferedProtocol):
     def _watch_or_not(self) -> None:
         """The client has to go on where it has begun what keeps all else waiting."""
         self._watched = self._reader.unfinished and not self._closing
-        (self.stall_watch.watch if self._watched else self.stall_watch.unwatch)(self)
+        clients = self.slow_clients
+        (clients.watch_arriving if self._watched else clients.unwatch_arriving)(self)
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.sender.lose()
-        self.send_watch.unwatch(self)
-        self.stall_watch.unwatch(self)
+        self.slow_clients.unwatch_unread(self)
+        self.slow_clients.unwatch_arriving(self)
         self._pings.stop()
         self._shared.forget(self)
         if self._age is not None:
@@ -154,11 +154,11 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self.sender.pause()
-        self.send_watch.watch(self)
+        self.slow_clients.watch_unread(self)
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self.send_watch.unwatch(self)
+        self.slow_clients.unwatch_unread(self)
         if not self._transport.is_closing() and not self._rests:
             self._transport.resume_reading()
         self.sender.resume()

@@ -15,8 +15,7 @@ from stubserve_stub.wire.layout import ALIGNMENT
 
 from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.arrival import ArenaArrival
-from stubserve.connections.slow_clients import Owner
-from stubserve.connections.stall import StallWatch
+from stubserve.connections.slow_clients import Owner, SlowClients
 from stubserve.errors import ServeError
 from stubserve.grpc.envelope import first_raw
 from stubserve.grpc.http2.frames import MAX_WINDOW
@@ -123,7 +122,7 @@ class Inbox:
         self._compressed = False
         # All bytes so far, and the watch that they go on
         self.bytes_received = 0
-        self._watch: StallWatch | None = None
+        self._watch: SlowClients | None = None
         self.watched = False
 
     @property
@@ -184,7 +183,7 @@ class Inbox:
         more = min(RECEIVE_WINDOW + self.missing, MAX_WINDOW) - window
         return more if more >= RECEIVE_WINDOW // 2 else 0
 
-    def has_to_go_on(self, watch: StallWatch | None) -> None:
+    def has_to_go_on(self, watch: SlowClients | None) -> None:
         """Has somebody watch that the message at hand goes on, if there is one; or nobody, where the client may not."""
         if not self.partial:
             watch = None
@@ -192,10 +191,10 @@ class Inbox:
         if before is watch:
             return
         if before is not None:
-            before.unwatch(self)
+            before.unwatch_arriving(self)
         self.watched = watch is not None
         if watch is not None:
-            watch.watch(self)
+            watch.watch_arriving(self)
 
     def stalled(self) -> None:
         assert self._watch is not None

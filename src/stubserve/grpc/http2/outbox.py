@@ -6,7 +6,7 @@ stream whose one answer leaves at once (`Sender.send_whole`) never has an outbox
 
 Guarantees: nothing overtakes anything; what lies in the heap is counted in its account; the sender is told that the
 client is behind once OUTBOX_BYTES wait, and when it has caught up; a client that takes nothing is watched
-(`departure`).
+(`slow_clients`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.offload import LARGE_BYTES
 from stubserve.connections.sent_memory import SentMemory
-from stubserve.connections.unread_answers import SendWatch
+from stubserve.connections.slow_clients import SlowClients
 from stubserve.errors import ServeError, internal, unavailable
 from stubserve.grpc.http2.compression import deflate
 from stubserve.grpc.http2.heads import OPENING, opening
@@ -45,7 +45,7 @@ class Outlet(Protocol):
     server: InferenceServer
     sender: Sender
     sent_memory: SentMemory
-    send_watch: SendWatch
+    slow_clients: SlowClients
     compression_level: int
 
 
@@ -156,7 +156,7 @@ class Outbox:
                 sender.waiting[stream] = None
             if not self._waits:
                 self._waits = True
-                self._connection.send_watch.watch(self)
+                self._connection.slow_clients.watch_unread(self)
             return False
         self._wait_no_more()
         if self._counted:
@@ -198,7 +198,7 @@ class Outbox:
         pieces.append(flag + size.to_bytes(4, "big"))
         self.unsent += PREFIX_BYTES + size
         if self._waits:
-            self._connection.send_watch.wrote(self, PREFIX_BYTES + size)
+            self._connection.slow_clients.wrote_more(self, PREFIX_BYTES + size)
         self._heap_bytes += PREFIX_BYTES
         wrap = self._connection.sent_memory.wrap
         for part in parts:
@@ -257,7 +257,7 @@ class Outbox:
     def _wait_no_more(self) -> None:
         if self._waits:
             self._waits = False
-            self._connection.send_watch.unwatch(self)
+            self._connection.slow_clients.unwatch_unread(self)
 
     def _count(self) -> None:
         """Has the heap's account follow what waits. Raises nothing: where there is no memory for it the RPC ends, but

@@ -8,9 +8,7 @@ from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.listening import BACKLOG, listen
 from stubserve.connections.open_connections import OpenConnections
 from stubserve.connections.sent_memory import SentMemory
-from stubserve.connections.stall import StallWatch
 from stubserve.connections.tls import HANDSHAKE_S, tls_context
-from stubserve.connections.unread_answers import SendWatch
 from stubserve.grpc.http2.connection import Http2Connection
 from stubserve.grpc.http2.inbox import SmallRoom
 from stubserve.grpc.http2.shared import ListedConnection
@@ -40,10 +38,9 @@ class Http2Transport:
         self.scratch_view = memoryview(bytearray(SCRATCH_BYTES))
         self.small_room = SmallRoom()
         self.sent_memory = SentMemory()
-        self.stall_watch = StallWatch(server.pace)
-        self.send_watch = SendWatch(server.pressure, server.send_timeout_s)
+        self.slow_clients = server.slow_clients
         self.connections: set[ListedConnection] = set()
-        self._open = OpenConnections(server.idle_timeout_s, server.max_connections)
+        self._open = OpenConnections(server.slow_clients, server.max_connections)
         self._service = service
         self._tls = None if options.tls is None else tls_context(options.tls, ["h2"])
         self._listener = listen(options.address, options.port, options.reuse_port)

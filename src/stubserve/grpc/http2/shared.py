@@ -8,8 +8,7 @@ from typing import Protocol
 from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.open_connections import OpenConnection
 from stubserve.connections.sent_memory import SentMemory
-from stubserve.connections.stall import StallWatch
-from stubserve.connections.unread_answers import SendWatch
+from stubserve.connections.slow_clients import SlowClients
 from stubserve.grpc.http2.heads import RpcHead
 from stubserve.grpc.http2.inbox import SmallRoom
 from stubserve.grpc.http2.outbox import Outlet
@@ -22,7 +21,6 @@ class StreamOwner(Outlet, Hashable, Protocol):
     """A connection, as its streams know it."""
 
     small_room: SmallRoom
-    stall_watch: StallWatch
 
     @property
     def peer(self) -> str:
@@ -59,8 +57,7 @@ class SharedByConnections(Protocol):
     scratch_view: memoryview
     small_room: SmallRoom
     sent_memory: SentMemory
-    stall_watch: StallWatch
-    send_watch: SendWatch
+    slow_clients: SlowClients
 
     def add(self, connection: ListedConnection, descriptor: int) -> bool:
         """A client has connected; False where there is no descriptor for it."""

@@ -283,7 +283,7 @@ class Stream:
     def _watch_or_not(self) -> None:
         """The client has to go on with a message that it has begun, where it may."""
         may = self._reading and self._status is None
-        self._inbox.has_to_go_on(self._connection.stall_watch if may else None)
+        self._inbox.has_to_go_on(self._connection.slow_clients if may else None)
 
     # The end
 
