@@ -16,31 +16,20 @@ microseconds per step of growth, of which a message of 4 MiB takes eight.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Protocol
 
 from stubserve.connections.slow_clients import Owner, SlowClients, Transfer
 from stubserve.errors import ServeError, overloaded
-from stubserve.memory.blocks import Block
-from stubserve.memory.heap_account import HeapAccount, HeapShare
+from stubserve.memory.heap_account import HeapShare
+from stubserve.memory.server_memory import Memory
 
 FIRST_AHEAD = 64 * 1024
 MOST_AHEAD = 1024 * 1024
 
 
-class ArrivalMemory(Protocol):
-    """The server's memory. All raise ServeError (503)."""
-
-    heap: HeapAccount
-
-    def reserve(self, nbytes: int, first: int) -> tuple[Block, int]: ...
-
-    def grow(self, block: Block, nbytes: int) -> int: ...
-
-
 class Arrivals:
     """All messages of a server that are arriving. `share` is how much one connection may hold of them (bytes)."""
 
-    def __init__(self, memory: ArrivalMemory, clients: SlowClients, share: int) -> None:
+    def __init__(self, memory: Memory, clients: SlowClients, share: int) -> None:
         self.memory = memory
         self.clients = clients
         self.share = share

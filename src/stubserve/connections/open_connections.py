@@ -68,6 +68,8 @@ class OpenConnections:
         # At the end: whose requests are waited for
         self._awaited: set[OpenConnection] = set()
         self._answered = asyncio.Event()
+        # Whether none is open
+        self._all_closed = asyncio.Event()
         clients.add_idle_sweep(self.sweep)
 
     def add(self, connection: OpenConnection, descriptor: int) -> bool:
@@ -84,12 +86,15 @@ class OpenConnections:
         if descriptor >= limit - RESERVE and not self._make_room(descriptor, limit):
             return False
         self._open[connection] = _LastUse()
+        self._all_closed.clear()
         self._clients.opened()
         return True
 
     def forget(self, connection: OpenConnection) -> None:
         """It is closed."""
         self._open.pop(connection, None)
+        if not self._open:
+            self._all_closed.set()
         if self._awaited:
             self._awaited.discard(connection)
             if not self._awaited:
@@ -110,6 +115,17 @@ class OpenConnections:
         finally:
             for connection in list(self._open):
                 (connection.close_idle if connection.idle else connection.close_after_answer)()
+
+    async def end(self, grace_s: float) -> None:
+        """Has each connection closed that has no request under way, at once or later, and after `grace_s` the rest."""
+        for connection in list(self._open):
+            connection.close_after_answer()
+        if self._open:
+            try:
+                await asyncio.wait_for(self._all_closed.wait(), grace_s)
+            except asyncio.TimeoutError:
+                for connection in list(self._open):
+                    connection.close_idle()
 
     def sweep(self) -> bool:
         """Closes connections that have been idle for too long; whether any are open."""

@@ -1,0 +1,191 @@
+"""Messages of one stream that something has to be done to before its handler gets them.
+
+Compressed ones are decompressed, and large ones get the form that their method wants (`Method.prepare`). What comes out
+of that is placed in the arena, where a message of its size belongs. What takes long is done in steps (`jobs`), and
+whatever follows waits for its turn, small or large.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+
+from stubserve_stub.wire.layout import ALIGNMENT
+
+from stubserve.api.inference_server import InferenceServer
+from stubserve.connections.offload import LARGE_BYTES
+from stubserve.errors import ServeError
+from stubserve.grpc.envelope import first_raw
+from stubserve.grpc.http2.compression import inflate, short_content
+from stubserve.grpc.http2.incoming import Message, MessageRefusal, refusal_of
+from stubserve.grpc.jobs import OrderedJobs
+from stubserve.grpc.transport import INTERNAL, Keep, Parts, Prepare
+from stubserve.grpc.wire import Malformed
+from stubserve.inference.long_work import LongWork
+from stubserve.memory.heap_account import HeapShare
+
+log = logging.getLogger("stubserve.grpc")
+
+# What is copied in one step.
+_COPIED_BYTES = 1 << 20
+
+
+class PreparedMessages:
+    """The messages of one stream, in their order.
+
+    `take` gets each, which is promised until it returns. `over` is called when no message waits any more, or with the
+    refusal of one that could not be prepared; none follows that.
+    """
+
+    __slots__ = ("_dropped", "_jobs", "_over", "_prepare", "_server", "_take")
+
+    def __init__(
+        self,
+        server: InferenceServer,
+        prepare: Prepare | None,
+        take: Callable[[Message], None],
+        over: Callable[[MessageRefusal | None], None],
+    ) -> None:
+        self._server = server
+        self._prepare = prepare
+        self._take = take
+        self._over = over
+        self._jobs = OrderedJobs(server.offload)
+        self._dropped = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a message waits, and all that follow have to."""
+        return self._jobs.busy
+
+    def add(self, message: Message) -> None:
+        """Takes a complete message. Raises MessageRefusal."""
+        preparation = Preparation(self._server, self._prepare, message)
+        busy = self._jobs.busy
+        try:
+            steps = preparation.begin()
+            if busy or steps is not None:
+                preparation.wait()
+        except (MessageRefusal, ServeError, Malformed) as error:
+            preparation.end()
+            raise _refusal(error) from None
+        if busy or steps is not None:
+            self._jobs.add(steps, functools.partial(self._prepared, preparation))
+        else:
+            self._pass_on(preparation)
+
+    def drop(self) -> None:
+        """Nobody wants them any more."""
+        self._dropped = True
+        self._jobs.drop()
+
+    def _prepared(self, preparation: Preparation, error: BaseException | None) -> None:
+        """Everything has been done to a message, and its turn has come; or that has ended in an error, or for nobody.
+
+        None gets to the handler as it came.
+        """
+        if error is not None or self._dropped:
+            preparation.end()
+            if error is not None:
+                self._over(_refusal(error))
+            return
+        self._pass_on(preparation)
+        if not self._jobs.busy:
+            self._over(None)
+
+    def _pass_on(self, preparation: Preparation) -> None:
+        try:
+            self._take(preparation.message)
+        finally:
+            preparation.end()
+
+
+class Preparation:
+    """What is done to one message. `message` is what it has become so far."""
+
+    __slots__ = ("_placed", "_prepare", "_server", "_share", "message")
+
+    def __init__(self, server: InferenceServer, prepare: Prepare | None, message: Message) -> None:
+        self._server = server
+        self._prepare = prepare
+        self.message = message
+        # What is kept of it in the heap, and where the next form of it is being written
+        self._share: HeapShare = server.heap.share()
+        self._placed: Message | None = None
+
+    def begin(self) -> LongWork[None] | None:
+        """What is to be done; None where that was little, and is done.
+
+        Raises MessageRefusal, ServeError and Malformed, as the steps do.
+        """
+        message = self.message
+        limit = self._server.max_input_size
+        if message.compressed:
+            content = short_content(message.data, min(limit, LARGE_BYTES)) if len(message.data) <= LARGE_BYTES else None
+            if content is None:
+                return self._inflate(limit)
+            self._is_now(Message(content))
+        return self._prepared()
+
+    def wait(self) -> None:
+        """It has to wait for others. Raises ServeError where there is no memory for that."""
+        if self.message.block is None:
+            self._share.add(len(self.message.data))
+
+    def end(self) -> None:
+        """It has been taken, or nobody wants it."""
+        self.message.drop()
+        if self._placed is not None:
+            self._placed.drop()
+        self._share.drop()
+
+    def _inflate(self, limit: int) -> LongWork[None]:
+        pieces = yield from inflate(self.message.data, limit, self._share.add)
+        yield from self._become(pieces)
+        further = self._prepared()
+        if further is not None:
+            yield from further
+
+    def _prepared(self) -> LongWork[None] | None:
+        data = self.message.data
+        work = self._prepare(data) if self._prepare is not None and len(data) > LARGE_BYTES else None
+        return None if work is None else self._rewrite(work)
+
+    def _rewrite(self, work: Callable[[Keep], LongWork[Parts]]) -> LongWork[None]:
+        pieces = yield from work(self._share.add)
+        yield from self._become(pieces)
+
+    def _become(self, pieces: Parts) -> LongWork[None]:
+        """Has the pieces be the message. Raises ServeError where the arena has no place for them."""
+        size = sum(map(len, pieces))
+        beginning = b"".join((pieces[0], *(piece[:ALIGNMENT] for piece in pieces[1:2])))
+        start = -first_raw(memoryview(beginning)) % ALIGNMENT
+        block = self._server.block(start + size)
+        placed = self._placed = Message(block.view[start : start + size], block, block.offset + start)
+        view = memoryview(placed.data)
+        end = 0
+        for piece in pieces:
+            for at in range(0, len(piece), _COPIED_BYTES):
+                part = piece[at : at + _COPIED_BYTES]
+                begin, end = end, end + len(part)
+                view[begin:end] = part
+                yield None
+        self._placed = None
+        self._is_now(placed)
+
+    def _is_now(self, message: Message) -> None:
+        self.message.drop()
+        self.message = message
+
+
+def _refusal(error: BaseException) -> MessageRefusal:
+    """The end of an RPC whose message could not be taken."""
+    if isinstance(error, MessageRefusal):
+        return error
+    if isinstance(error, ServeError):
+        return refusal_of(error)
+    if isinstance(error, Malformed):
+        return MessageRefusal(error.status, error.text)
+    log.error("a message could not be prepared", exc_info=error)
+    return MessageRefusal(INTERNAL, "unexpected error while the request was handled; see the server's log")
