@@ -142,3 +142,29 @@ def test_the_end_does_not_wait_for_longer_than_it_may() -> None:
         assert busy.last
 
     asyncio.run(run())
+
+
+def test_an_end_with_grace_waits_for_answers_and_no_longer_than_it_may() -> None:
+    """As gRPC's: each connection ends by itself with its last answer, and what has not is closed then."""
+
+    class Ending(One):
+        def close_idle(self) -> None:
+            self.close()
+
+    async def run() -> None:
+        connections = OpenConnections(SlowClients())
+        answered, stuck = Ending(connections, idle=False), Ending(connections, idle=False)
+        ending = asyncio.ensure_future(connections.end(0.01))
+        await asyncio.sleep(0)
+        assert answered.last
+        assert stuck.last
+        answered.close()
+        await ending
+        assert stuck.closed
+        last = Ending(connections, idle=False)
+        ending = asyncio.ensure_future(connections.end(3600))
+        await asyncio.sleep(0)
+        last.close()
+        await asyncio.wait_for(ending, 60)
+
+    asyncio.run(run())

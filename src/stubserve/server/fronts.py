@@ -151,6 +151,6 @@ def grpc_server(server: Server) -> GrpcTransport:
         from stubserve.grpc.aio_transport import AioTransport
 
         return AioTransport(service, settings)
-    from stubserve.grpc.http2.server import Http2Transport
+    from stubserve.grpc.http2.connection import Http2Transport
 
     return Http2Transport(server, service, settings)
