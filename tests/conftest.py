@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import settings
 
-from stubserve.connections import loop_time, stall
+from stubserve.connections import open_connections, slow_clients
 from tests.clock import Clock
 
 # The same examples in every run, so that a change is judged by what it changes. Others are tried by
@@ -38,8 +38,8 @@ def repository(tmp_path: Path) -> Path:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time that connections and the event loop go by."""
     clock = Clock()
-    monkeypatch.setattr(loop_time, "monotonic", clock)
-    monkeypatch.setattr(stall, "monotonic", clock)
+    monkeypatch.setattr(slow_clients, "monotonic", clock)
+    monkeypatch.setattr(open_connections, "monotonic", clock)
     loop = SimpleNamespace(get_running_loop=lambda: clock, TimerHandle=asyncio.TimerHandle)
-    monkeypatch.setattr(loop_time, "asyncio", loop)
+    monkeypatch.setattr(slow_clients, "asyncio", loop)
     return clock

@@ -11,9 +11,8 @@ from typing import cast
 
 import pytest
 
-from stubserve.connections import accept_order as entrance
-from stubserve.connections.accept_order import Entrance
-from stubserve.connections.listening import listen
+from stubserve.connections import listening
+from stubserve.connections.listening import Acceptor, listen
 from stubserve.connections.offload import Offload
 from stubserve.http.head import has_asked
 
@@ -35,7 +34,7 @@ class Held(Offload):
 
 
 class House:
-    """An entrance, who has come in by it in what order, and who they are."""
+    """An acceptor, who has come in by it in what order, and who they are."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.offload = Held()
@@ -54,7 +53,7 @@ class House:
             def data_received(self, data: bytes) -> None:
                 self.transport.write(b"got " + data)
 
-        self.entrance = Entrance(self.listener, Guest, has_asked, self.offload)
+        self.acceptor = Acceptor(self.listener, Guest, has_asked, self.offload)
 
     def connect(self, says: bytes = b"") -> socket.socket:
         client = socket.create_connection(self.listener.getsockname())
@@ -71,7 +70,7 @@ class House:
         assert self.inside == wanted
 
     async def has_outside(self, count: int) -> None:
-        while len(self.entrance._outside) != count:  # noqa: ASYNC110  # nobody tells
+        while len(self.acceptor._outside) != count:  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(0)
 
 
@@ -81,9 +80,9 @@ def run(act: Callable[[House], Awaitable[None]], listener: socket.socket | None 
         try:
             await act(house)
         finally:
-            house.entrance.close()
-            house.entrance.close()
-            await house.entrance.wait_closed()
+            house.acceptor.close()
+            house.acceptor.close()
+            await house.acceptor.wait_closed()
             house.listener.close()
             for client in house.clients:
                 client.close()
@@ -145,7 +144,7 @@ def test_what_will_never_be_a_request_comes_in_too() -> None:
     async def act(house: House) -> None:
         garbage = house.connect(b"\x16\x03\x01")
         await house.has_in(garbage)
-        long = house.connect(b"GET /" + b"a" * entrance._HEAD_BYTES)
+        long = house.connect(b"GET /" + b"a" * listening._HEAD_BYTES)
         await house.has_in(garbage, long)
 
     run(act)
@@ -166,11 +165,11 @@ def test_who_has_gone_is_let_go() -> None:
     run(act)
 
 
-def test_a_closed_entrance_turns_away_who_is_outside() -> None:
+def test_a_closed_acceptor_turns_away_who_is_outside() -> None:
     async def act(house: House) -> None:
         quiet = house.connect()
         await house.has_outside(1)
-        house.entrance.close()
+        house.acceptor.close()
         quiet.settimeout(30)
         assert await asyncio.to_thread(quiet.recv, 1) == b""
         house.offload.next()
@@ -180,7 +179,7 @@ def test_a_closed_entrance_turns_away_who_is_outside() -> None:
 
 
 def test_without_descriptors_it_tries_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(entrance, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(listening, "_PAUSE_S", 0.0)
 
     class Listener(socket.socket):
         """A listening socket that cannot accept at first."""

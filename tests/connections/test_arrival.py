@@ -8,7 +8,7 @@ import pytest
 from stubserve_stub.wire.layout import ALIGNMENT
 
 from stubserve.connections.arrival import FIRST_AHEAD, MOST_AHEAD, Arrival, Arrivals
-from stubserve.connections.slow_clients import RATE_S, SLOW_RATE, Pressure
+from stubserve.connections.slow_clients import RATE_S, SLOW_RATE, SlowClients
 from stubserve.errors import ServeError
 from stubserve.memory.server_memory import Memory
 from tests.clock import Clock
@@ -35,9 +35,9 @@ class Server:
 
     def __init__(self) -> None:
         self.memory = Memory(LIMIT)
-        pressure = Pressure()
-        self.memory.make_room = pressure.make_room
-        self.arrivals = Arrivals(self.memory, pressure, LIMIT // 2)
+        clients = SlowClients()
+        self.memory.make_room = clients.make_room
+        self.arrivals = Arrivals(self.memory, clients, LIMIT // 2)
 
     @property
     def committed(self) -> int:

@@ -9,14 +9,8 @@ import pytest
 
 from stubserve.connections import open_connections
 from stubserve.connections.open_connections import RESERVE, OpenConnections
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from stubserve.connections.slow_clients import SlowClients
+from tests.clock import Clock
 
 
 class One:
@@ -42,21 +36,13 @@ class One:
         self._connections.forget(self)
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(open_connections, "monotonic", clock)
-    return clock
-
-
 def test_idle_ones_are_closed_after_a_time(clock: Clock) -> None:
     async def run() -> None:
-        connections = OpenConnections(100)
+        connections = OpenConnections(SlowClients(idle_timeout_s=100))
         idle, talks, busy = One(connections), One(connections), One(connections, idle=False)
         for _ in range(5):
-            clock.now += 25
             talks.bytes_received += 10
-            connections.sweep()
+            clock.turns(25)
         assert idle.closed
         assert not talks.closed
         assert not busy.closed
@@ -68,7 +54,7 @@ def test_when_descriptors_run_out_idle_ones_go_and_it_is_said_once_a_minute(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    connections = OpenConnections(0)
+    connections = OpenConnections(SlowClients())
     asked, busy = One(connections), One(connections, idle=False)
     asked.bytes_received = 100
     silent = [One(connections) for _ in range(open_connections._CLOSED_AT_ONCE)]
@@ -87,7 +73,7 @@ def test_when_descriptors_run_out_idle_ones_go_and_it_is_said_once_a_minute(
 
 def test_one_connection_yields_to_one_more_than_there_may_be(clock: Clock) -> None:
     """Of those that have said nothing; but not who has only just come, whose request may not have been read."""
-    connections = OpenConnections(0, most=3)
+    connections = OpenConnections(SlowClients(), most=3)
     asked, silent = One(connections), One(connections)
     asked.bytes_received = 100
     clock.now += 2
@@ -102,7 +88,7 @@ def test_one_connection_yields_to_one_more_than_there_may_be(clock: Clock) -> No
 
 def test_where_none_is_idle_the_last_descriptors_are_kept() -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    connections = OpenConnections(0)
+    connections = OpenConnections(SlowClients())
     One(connections, idle=False)
     assert One(connections, limit - RESERVE, idle=False).added
     assert not One(connections, limit - RESERVE // 2, idle=False).added
@@ -110,7 +96,7 @@ def test_where_none_is_idle_the_last_descriptors_are_kept() -> None:
 
 def test_the_end_waits_for_what_was_under_way(clock: Clock) -> None:
     async def run() -> None:
-        connections = OpenConnections(0)
+        connections = OpenConnections(SlowClients())
         idle, busy = One(connections), One(connections, idle=False)
         connections.begin_drain()
         assert busy.last
@@ -130,7 +116,7 @@ def test_a_request_after_the_beginning_of_the_end_is_not_waited_for() -> None:
     """Nor is its connection closed before the others."""
 
     async def run() -> None:
-        connections = OpenConnections(0)
+        connections = OpenConnections(SlowClients())
         late, busy = One(connections), One(connections, idle=False)
         connections.begin_drain()
         late.idle = False
@@ -147,12 +133,38 @@ def test_a_request_after_the_beginning_of_the_end_is_not_waited_for() -> None:
 
 def test_the_end_does_not_wait_for_longer_than_it_may() -> None:
     async def run() -> None:
-        connections = OpenConnections(0)
+        connections = OpenConnections(SlowClients())
         idle, busy = One(connections), One(connections, idle=False)
         connections.begin_drain()
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(connections.drain(), 0.01)
         assert idle.closed
         assert busy.last
+
+    asyncio.run(run())
+
+
+def test_an_end_with_grace_waits_for_answers_and_no_longer_than_it_may() -> None:
+    """As gRPC's: each connection ends by itself with its last answer, and what has not is closed then."""
+
+    class Ending(One):
+        def close_idle(self) -> None:
+            self.close()
+
+    async def run() -> None:
+        connections = OpenConnections(SlowClients())
+        answered, stuck = Ending(connections, idle=False), Ending(connections, idle=False)
+        ending = asyncio.ensure_future(connections.end(0.01))
+        await asyncio.sleep(0)
+        assert answered.last
+        assert stuck.last
+        answered.close()
+        await ending
+        assert stuck.closed
+        last = Ending(connections, idle=False)
+        ending = asyncio.ensure_future(connections.end(3600))
+        await asyncio.sleep(0)
+        last.close()
+        await asyncio.wait_for(ending, 60)
 
     asyncio.run(run())

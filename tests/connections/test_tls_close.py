@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stubserve.connections import tls_close as parting
+from stubserve.connections import paced_transport
 
 
 class Leaving(asyncio.Transport):
@@ -33,7 +33,7 @@ class Leaving(asyncio.Transport):
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parting, "PARTING_S", 0.01)
+    monkeypatch.setattr(paced_transport, "ANSWER_S", 0.01)
 
 
 def test_a_client_has_time_until_it_has_everything() -> None:
@@ -42,7 +42,7 @@ def test_a_client_has_time_until_it_has_everything() -> None:
         with ours, theirs:
             ours.sendall(b"the rest of an answer")
             transport = Leaving(ours)
-            parting.wait_for_parting(transport)
+            paced_transport.see_it_closed(transport)
             await transport.looked_often.wait()
             assert not transport.aborted.is_set()
             theirs.recv(1000)
@@ -57,7 +57,7 @@ def test_what_is_not_closed_yet_goes_on() -> None:
         with ours, theirs:
             transport = Leaving(ours)
             transport.closing = False
-            parting.wait_for_parting(transport)
+            paced_transport.see_it_closed(transport)
             await transport.looked_often.wait()
             assert not transport.aborted.is_set()
             transport.closing = True
@@ -74,11 +74,11 @@ def test_a_connection_that_has_gone_is_not_looked_at_again() -> None:
         extra: Any = plain
         extra._extra["ssl_object"] = None
         ours.close()
-        parting.wait_for_parting(gone)
-        parting.wait_for_parting(plain)
+        paced_transport.see_it_closed(gone)
+        paced_transport.see_it_closed(plain)
         loop = asyncio.get_running_loop()
         later = loop.create_future()
-        loop.call_later(parting.PARTING_S, later.set_result, None)
+        loop.call_later(paced_transport.ANSWER_S, later.set_result, None)
         await later
         assert (gone.looks, plain.looks) == (0, 0)
 

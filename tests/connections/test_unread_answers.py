@@ -6,8 +6,7 @@ import asyncio
 import socket
 
 from stubserve.connections.sent_memory import unsent
-from stubserve.connections.slow_clients import PAUSE_S, RATE_S, Pressure
-from stubserve.connections.unread_answers import SendWatch
+from stubserve.connections.slow_clients import PAUSE_S, RATE_S, SlowClients
 from stubserve.errors import ServeError
 from tests.clock import Clock
 
@@ -29,15 +28,15 @@ class Sender:
 
 def test_who_takes_nothing_is_closed_and_who_takes_a_byte_is_not(clock: Clock) -> None:
     async def run() -> None:
-        watch = SendWatch(Pressure(), 60)
+        clients = SlowClients(send_timeout_s=60)
         stuck, slow, done = Sender(1000), Sender(1000), Sender(1000)
         for sender in (stuck, slow, done):
-            watch.watch(sender)
+            clients.watch_unread(sender)
         done.unsent = 0
         for _ in range(14):
             clock.turns(5)
             slow.unsent -= 1
-            watch.sweep()
+            clients.sweep()
         assert stuck.timed_out
         assert not slow.timed_out
         assert not done.timed_out
@@ -47,16 +46,16 @@ def test_who_takes_nothing_is_closed_and_who_takes_a_byte_is_not(clock: Clock) -
 
 def test_a_timeout_begins_anew_with_each_answer(clock: Clock) -> None:
     async def run() -> None:
-        watch = SendWatch(Pressure(), 60)
+        clients = SlowClients(send_timeout_s=60)
         sender = Sender(1000)
-        watch.watch(sender)
+        clients.watch_unread(sender)
         sender.unsent = 0
         clock.turns(50)
-        watch.sweep()
+        clients.sweep()
         sender.unsent = 500
-        watch.watch(sender)
+        clients.watch_unread(sender)
         clock.turns(50)
-        watch.sweep()
+        clients.sweep()
         assert not sender.timed_out
 
     asyncio.run(run())
@@ -64,19 +63,18 @@ def test_a_timeout_begins_anew_with_each_answer(clock: Clock) -> None:
 
 def test_who_does_not_read_yields_to_who_needs_memory(clock: Clock) -> None:
     async def run() -> None:
-        pressure = Pressure()
-        watch = SendWatch(pressure, 60)
+        clients = SlowClients(send_timeout_s=60)
         stuck, quick, done = Sender(10 << 20), Sender(1 << 30), Sender(1000)
         for sender in (stuck, quick, done):
-            watch.watch(sender)
+            clients.watch_unread(sender)
         done.unsent = 0
-        pressure.make_room()
+        clients.make_room()
         assert stuck.given_up is None  # it has only begun
         clock.turns(PAUSE_S)
         quick.unsent -= 100 << 20
-        assert not pressure.make_room()  # its memory comes back a little later
+        assert not clients.make_room()  # its memory comes back a little later
         assert stuck.given_up is not None
-        pressure.make_room()
+        clients.make_room()
         assert quick.given_up is None
         assert done.given_up is None
 
@@ -85,15 +83,14 @@ def test_who_does_not_read_yields_to_who_needs_memory(clock: Clock) -> None:
 
 def test_what_has_left_is_not_looked_at_any_more(clock: Clock) -> None:
     async def run() -> None:
-        pressure = Pressure()
-        watch = SendWatch(pressure, 60)
+        clients = SlowClients(send_timeout_s=60)
         sender = Sender(1000)
-        watch.watch(sender)
-        watch.unwatch(sender)
-        watch.unwatch(sender)
+        clients.watch_unread(sender)
+        clients.unwatch_unread(sender)
+        clients.unwatch_unread(sender)
         clock.turns(100)
-        watch.sweep()
-        pressure.make_room()
+        clients.sweep()
+        clients.make_room()
         assert sender.given_up is None
         assert not sender.timed_out
 
@@ -104,18 +101,17 @@ def test_an_answer_does_not_pay_for_the_time_since_the_one_before(clock: Clock) 
     """A client that has read an answer asks again much later, on the same connection."""
 
     async def run() -> None:
-        pressure = Pressure()
-        watch = SendWatch(pressure, 60)
+        clients = SlowClients(send_timeout_s=60)
         sender = Sender(4 << 20)
-        watch.watch(sender)
+        clients.watch_unread(sender)
         sender.unsent = 0
         clock.turns(10 * PAUSE_S)
         sender.unsent = 4 << 20
-        watch.watch(sender)
-        pressure.make_room()
+        clients.watch_unread(sender)
+        clients.make_room()
         assert sender.given_up is None
         clock.turns(PAUSE_S)
-        pressure.make_room()
+        clients.make_room()
         assert sender.given_up is not None
 
     asyncio.run(run())
@@ -125,22 +121,21 @@ def test_a_client_is_not_slow_because_the_event_loop_was(clock: Clock) -> None:
     """While the loop does something else nothing is sent, so nothing can be read, for however long that is."""
 
     async def run() -> None:
-        pressure = Pressure()
-        watch = SendWatch(pressure, 60)
+        clients = SlowClients(send_timeout_s=60)
         sender = Sender(64 << 20)
-        watch.watch(sender)
+        clients.watch_unread(sender)
         for _ in range(10):
             clock.stands(100)
-            pressure.make_room()
-            watch.sweep()
+            clients.make_room()
+            clients.sweep()
             assert sender.given_up is None
             assert not sender.timed_out
             # A turn of the loop, in which the client gets more and takes it
             clock.turns(RATE_S / 2)
             sender.unsent -= 1 << 20
-        pressure.make_room()
+        clients.make_room()
         clock.turns(PAUSE_S)
-        pressure.make_room()
+        clients.make_room()
         assert sender.given_up is not None
 
     asyncio.run(run())
@@ -150,20 +145,19 @@ def test_a_client_is_not_slow_because_more_was_written_to_it(clock: Clock) -> No
     """A stream of messages, of which as many are made as are taken."""
 
     async def run() -> None:
-        pressure = Pressure()
-        watch = SendWatch(pressure, 60)
+        clients = SlowClients(send_timeout_s=60)
         sender = Sender(1 << 20)
-        watch.watch(sender)
+        clients.watch_unread(sender)
         for _ in range(10):
             clock.turns(PAUSE_S)
             sender.unsent += 10 << 20
-            watch.wrote(sender, 10 << 20)
+            clients.wrote_more(sender, 10 << 20)
             sender.unsent -= 10 << 20
-            watch.sweep()
-            pressure.make_room()
+            clients.sweep()
+            clients.make_room()
             assert sender.given_up is None
         clock.turns(PAUSE_S)
-        pressure.make_room()
+        clients.make_room()
         assert sender.given_up is not None
 
     asyncio.run(run())

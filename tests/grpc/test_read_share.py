@@ -10,9 +10,11 @@ from typing import Any, cast
 import pytest
 
 from stubserve.connections.offload import SLICE_S, Offload
+from stubserve.connections.slow_clients import SlowClients
 from stubserve.grpc.http2 import connection, frames
+from stubserve.grpc.http2.budget import SHORT_BYTES, ClientBudget
 from stubserve.grpc.http2.connection import Http2Connection
-from stubserve.grpc.http2.read_share import SHORT_BYTES, ReadShare
+from stubserve.grpc.http2.endpoint import Endpoint
 from stubserve.settings.groups import GrpcSettings
 from tools.fuzz.server import Transport
 
@@ -26,13 +28,13 @@ class Busy(Offload):
         self._waiting: Any = [None] if busy else []
 
 
-def a_share(busy: bool = False) -> ReadShare:
-    return ReadShare(Busy(busy), memoryview(bytearray(256 * KIB)))
+def a_share(busy: bool = False) -> ClientBudget:
+    return ClientBudget(GrpcSettings(), Busy(busy), memoryview(bytearray(256 * KIB)))
 
 
 def test_what_is_quick_reads_on() -> None:
     share = a_share()
-    assert not share.took(SLICE_S)
+    assert not share.read_took(SLICE_S)
     assert len(share.room) == 256 * KIB
 
 
@@ -40,22 +42,22 @@ def test_what_takes_long_waits_and_reads_less() -> None:
     share = a_share()
     sizes = []
     for _ in range(6):
-        assert share.took(SLICE_S * 1.1)
+        assert share.read_took(SLICE_S * 1.1)
         sizes.append(len(share.room) // KIB)
     assert sizes == [128, 64, 32, 16, 16, 16]
-    assert not share.took(SLICE_S / 2)
+    assert not share.read_took(SLICE_S / 2)
     assert len(share.room) == 16 * KIB
-    assert not share.took(SLICE_S / 10)
+    assert not share.read_took(SLICE_S / 10)
     assert len(share.room) == 32 * KIB
     for _ in range(9):
-        share.took(0.0)
+        share.read_took(0.0)
     assert len(share.room) == 256 * KIB
 
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_while_others_wait_for_turns_long_is_shorter(busy: bool) -> None:
-    assert a_share(busy).took(SLICE_S / 3) is busy
-    assert not a_share(busy).took(SLICE_S / 5)
+    assert a_share(busy).read_took(SLICE_S / 3) is busy
+    assert not a_share(busy).read_took(SLICE_S / 5)
 
 
 class Wire(Transport):
@@ -70,21 +72,8 @@ def a_connection(monkeypatch: pytest.MonkeyPatch, seconds: float) -> tuple[Http2
     clock = itertools.count()
     monkeypatch.setattr(connection, "perf_counter", lambda: 1 + next(clock) * seconds)
     offload = Offload()
-    server = SimpleNamespace(offload=offload)
-    watch = SimpleNamespace(watch=lambda one: None, unwatch=lambda one: None)
-    shared = SimpleNamespace(
-        server=server,
-        options=GrpcSettings(),
-        compression_level=0,
-        scratch_view=memoryview(bytearray(256 * KIB)),
-        small_room=None,
-        sent_memory=None,
-        stall_watch=watch,
-        send_watch=watch,
-        add=lambda connection, descriptor: True,
-        forget=lambda connection: None,
-    )
-    one, wire = Http2Connection(cast(Any, shared)), Wire()
+    server = SimpleNamespace(offload=offload, slow_clients=SlowClients(), max_connections=0)
+    one, wire = Http2Connection(Endpoint(cast(Any, server), {}, GrpcSettings())), Wire()
     one.connection_made(cast(Any, wire))
     return one, wire, offload
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from stubserve.connections.arrival import Arrivals
-from stubserve.connections.slow_clients import Pressure
-from stubserve.connections.stall import Pace
+from stubserve.connections.slow_clients import SlowClients
 from stubserve.http.connection import HttpConnection
 from stubserve.http.shared import Connections
 from stubserve.inference.request import Request, Response
@@ -91,7 +90,7 @@ class Model:
 
 
 def serve() -> tuple[Model, HttpConnection, Transport, Connections]:
-    memory, pressure = Memory(1 << 20), Pressure()
+    memory, slow_clients = Memory(1 << 20), SlowClients()
     model = Model(signature("echo", io("input", "INPUT0", "FP32", "-1") + io("output", "OUTPUT0", "FP32", "-1")))
     server = SimpleNamespace(
         find_model=lambda name, version: model,
@@ -100,11 +99,8 @@ def serve() -> tuple[Model, HttpConnection, Transport, Connections]:
         regions=None,
         grpc_port=0,
         heap=memory.heap,
-        arrivals=Arrivals(memory, pressure, 1 << 19),
-        pressure=pressure,
-        pace=Pace(),
-        send_timeout_s=0,
-        idle_timeout_s=0,
+        arrivals=Arrivals(memory, slow_clients, 1 << 19),
+        slow_clients=slow_clients,
         max_connections=0,
         fair_queues=None,
         store=memory.store,

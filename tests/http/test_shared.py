@@ -8,18 +8,16 @@ from typing import Any, cast
 
 import pytest
 
-from stubserve.connections import stall
-from stubserve.connections.slow_clients import Pressure
-from stubserve.connections.stall import Pace
+from stubserve.connections import slow_clients
+from stubserve.connections.slow_clients import RequestPace, SlowClients
 from stubserve.http.reader import RequestReader
 from stubserve.http.shared import Connections
 from stubserve.http.state import HEAD
 
-# All of the server that the watch needs
-SERVER = cast(
-    Any,
-    SimpleNamespace(pace=Pace(min_rate=1), idle_timeout_s=0, max_connections=0, send_timeout_s=0, pressure=Pressure()),
-)
+
+def server(slow_clients: Any) -> Any:
+    """All of the server that the reader needs."""
+    return SimpleNamespace(slow_clients=slow_clients, max_connections=0)
 
 
 class Arriving:
@@ -35,13 +33,13 @@ class Arriving:
 
 
 def test_a_request_that_stops_arriving_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stall, "WINDOW_S", 0.02)
+    monkeypatch.setattr(slow_clients, "WINDOW_S", 0.02)
 
     async def watch() -> None:
-        connections = Connections(SERVER)
+        clients = SlowClients(RequestPace(min_rate=1))
         slow, stopped = Arriving(20), Arriving(0)
-        connections.watch(slow)
-        connections.watch(stopped)
+        clients.watch_arriving(slow)
+        clients.watch_arriving(stopped)
 
         async def receive() -> None:
             while slow.receives:
@@ -51,10 +49,10 @@ def test_a_request_that_stops_arriving_is_given_up(monkeypatch: pytest.MonkeyPat
 
         receiving = asyncio.ensure_future(receive())
         await asyncio.wait_for(stopped.has_stalled.wait(), 10)
-        connections.unwatch(stopped)
+        clients.unwatch_arriving(stopped)
         await receiving
         await asyncio.wait_for(slow.has_stalled.wait(), 10)
-        connections.unwatch(slow)
+        clients.unwatch_arriving(slow)
 
     asyncio.run(watch())
 
@@ -82,12 +80,12 @@ class Paused:
 def test_a_request_that_waits_for_the_server_has_not_stalled() -> None:
     watched: list[Any] = []
 
-    class Watching(Connections):
-        def watch(self, watched_: Any) -> None:
-            watched.append(watched_)
+    class Watching(SlowClients):
+        def watch_arriving(self, arriving: Any) -> None:
+            watched.append(arriving)
 
     connection = Paused()
-    reader = RequestReader(cast(Any, connection), Watching(SERVER))
+    reader = RequestReader(cast(Any, connection), Connections(server(Watching())))
     reader.feed(b"GET /v2 HTTP/1.1\r\n")
     assert connection.paused
     assert not watched

@@ -141,7 +141,7 @@ def test_when_memory_is_short_inference_is_refused_and_nothing_else(tmp_path: Pa
 STANDS = """
 from stubserve.server import server
 from stubserve.cli import main
-from stubserve.connections import loop_time
+from stubserve.connections import slow_clients
 
 class Clock:
     now = 1000.0
@@ -153,7 +153,7 @@ def make_room(self):
     clock.now += 40
     return as_it_is(self)
 
-clock = loop_time.monotonic = Clock()
+clock = slow_clients.monotonic = Clock()
 as_it_is = server.Server._make_room
 server.Server._make_room = make_room
 main()

@@ -17,8 +17,7 @@ import uvloop
 
 from stubserve.connections.arrival import Arrivals
 from stubserve.connections.offload import Offload
-from stubserve.connections.slow_clients import Pressure
-from stubserve.connections.stall import Pace
+from stubserve.connections.slow_clients import SlowClients
 from stubserve.errors import ServeError, not_found
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.request import Request, Response
@@ -144,9 +143,6 @@ class FuzzedServer:
     http_forwarding = None
     regions = None
     grpc_port = 8001
-    pace = Pace()
-    send_timeout_s = 60.0
-    idle_timeout_s = 60.0
     max_connections = 0
     fair_queues = None
 
@@ -155,8 +151,8 @@ class FuzzedServer:
         self.heap = _shared_memory.heap
         self.block = _shared_memory.block
         self.store = _shared_memory.store
-        self.pressure = Pressure()
-        self.arrivals = Arrivals(_shared_memory, self.pressure, SHARED_BYTES // 2)
+        self.slow_clients = SlowClients(send_timeout_s=60.0, idle_timeout_s=60.0)
+        self.arrivals = Arrivals(_shared_memory, self.slow_clients, SHARED_BYTES // 2)
         self.offload = _offload
 
     @property

@@ -10,8 +10,7 @@ from stubserve.api.placement import BodyPlacer, Regions, Store
 from stubserve.api.reply_format import ReplyFormat
 from stubserve.connections.arrival import Arrivals
 from stubserve.connections.offload import Offload
-from stubserve.connections.slow_clients import Pressure
-from stubserve.connections.stall import Pace
+from stubserve.connections.slow_clients import SlowClients
 from stubserve.inference.request import Request
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.signature import Signature
@@ -40,10 +39,7 @@ class InferenceServer(Protocol):
     grpc_port: int
     heap: HeapAccount
     arrivals: Arrivals
-    pace: Pace
-    pressure: Pressure
-    send_timeout_s: float
-    idle_timeout_s: float
+    slow_clients: SlowClients
     max_connections: int
     offload: Offload
     fair_queues: FairQueues | None

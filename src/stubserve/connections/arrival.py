@@ -5,8 +5,8 @@ clients that send, whatever it announces and however slowly it goes on:
 
 - Memory is committed as bytes arrive: a little at first, and then ahead of what has arrived by as much as that, at most
   by MOST_AHEAD. Announced bytes are address space only.
-- A message that is slow yields when memory is short (`pressure`).
-- One that arrives at less than a minimum rate, or not within a deadline, is given up in any case (`stall`).
+- A message that is slow yields when memory is short (`slow_clients`).
+- One that arrives at less than a minimum rate, or not within a deadline, is given up in any case.
 - What one connection holds of unfinished messages beside its first is bounded by a share of --shm-limit.
 
 Costs: for a message whose block is warm (see the stub's `wire.allocator`) one clock reading per read; for others two
@@ -16,38 +16,23 @@ microseconds per step of growth, of which a message of 4 MiB takes eight.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Protocol
 
-from stubserve.connections.slow_clients import Owner, Pressure, Transfer
+from stubserve.connections.slow_clients import Owner, SlowClients, Transfer
 from stubserve.errors import ServeError, overloaded, unavailable
 from stubserve.memory.blocks import Block
-from stubserve.memory.heap_account import HeapAccount, HeapShare
+from stubserve.memory.heap_account import HeapShare
+from stubserve.memory.server_memory import Memory
 
 FIRST_AHEAD = 64 * 1024
 MOST_AHEAD = 1024 * 1024
 
 
-class ArrivalMemory(Protocol):
-    """The server's memory. All raise ServeError (503)."""
-
-    heap: HeapAccount
-
-    @property
-    def limit(self) -> int: ...
-
-    def reserve(self, nbytes: int, first: int) -> tuple[Block, int]: ...
-
-    def grow(self, block: Block, nbytes: int) -> int: ...
-
-    def shrink(self, block: Block, nbytes: int) -> None: ...
-
-
 class Arrivals:
     """All messages of a server that are arriving. `share` is how much one connection may hold of them (bytes)."""
 
-    def __init__(self, memory: ArrivalMemory, pressure: Pressure, share: int) -> None:
+    def __init__(self, memory: Memory, clients: SlowClients, share: int) -> None:
         self.memory = memory
-        self.pressure = pressure
+        self.clients = clients
         self.share = share
         self._held: dict[Hashable, int] = {}
 
@@ -73,11 +58,11 @@ class Arrivals:
             )
         self._held[connection] = others + nbytes
         arrival.held = nbytes
-        self.pressure.add(arrival)
+        self.clients.add(arrival)
 
     def forget(self, arrival: Arrival) -> None:
         """It is complete, or given up."""
-        self.pressure.forget(arrival)
+        self.clients.forget(arrival)
         held, arrival.held = arrival.held, 0
         if held:
             left = self._held[arrival.connection] - held
@@ -93,7 +78,7 @@ class Arrival(Transfer):
     __slots__ = ("_arrivals", "connection")
 
     def __init__(self, arrivals: Arrivals, connection: Hashable, owner: Owner) -> None:
-        super().__init__(owner, arrivals.pressure.time)
+        super().__init__(owner, arrivals.clients)
         self._arrivals = arrivals
         self.connection = connection
 
@@ -192,7 +177,7 @@ class Content:
 
     __slots__ = ("_block", "_committed", "_end", "_memory", "_start")
 
-    def __init__(self, memory: ArrivalMemory, most: int, start: int) -> None:
+    def __init__(self, memory: Memory, most: int, start: int) -> None:
         self._memory = memory
         self._start = self._end = start
         # A block may be a sixteenth larger than what is asked for.

@@ -17,6 +17,8 @@ import resource
 from time import monotonic
 from typing import Protocol
 
+from stubserve.connections.slow_clients import SlowClients
+
 log = logging.getLogger("stubserve.server")
 
 RESERVE = 64
@@ -42,8 +44,8 @@ class OpenConnection(Protocol):
         """No further request is taken."""
 
 
-class _Mark:
-    """How much a connection had received when it was last seen to have received more."""
+class _LastUse:
+    """When a connection was last seen to have received more, and how much it had received then."""
 
     __slots__ = ("at", "seen")
 
@@ -53,20 +55,22 @@ class _Mark:
 
 
 class OpenConnections:
-    """The connections of one protocol; without an `idle_timeout_s` none is closed for being idle.
+    """The connections of one protocol. The sweep of `clients` closes those that are idle for too long.
 
     There may be `most` of them, 0 for as many as there are descriptors.
     """
 
-    def __init__(self, idle_timeout_s: float, most: int = 0) -> None:
-        self._idle_timeout_s = idle_timeout_s
+    def __init__(self, clients: SlowClients, most: int = 0) -> None:
+        self._clients = clients
         self._most = most
-        self._open: dict[OpenConnection, _Mark] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._open: dict[OpenConnection, _LastUse] = {}
         self._last_log = float("-inf")
         # At the end: whose requests are waited for
         self._awaited: set[OpenConnection] = set()
         self._answered = asyncio.Event()
+        # Whether none is open
+        self._all_closed = asyncio.Event()
+        clients.add_idle_sweep(self.sweep)
 
     def add(self, connection: OpenConnection, descriptor: int) -> bool:
         """A new connection; False where there is no room or no descriptor for it, and it is to be refused."""
@@ -81,14 +85,16 @@ class OpenConnections:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if descriptor >= limit - RESERVE and not self._make_room(descriptor, limit):
             return False
-        self._open[connection] = _Mark()
-        if self._timer is None and self._idle_timeout_s:
-            self._sweep_later()
+        self._open[connection] = _LastUse()
+        self._all_closed.clear()
+        self._clients.opened()
         return True
 
     def forget(self, connection: OpenConnection) -> None:
         """It is closed."""
         self._open.pop(connection, None)
+        if not self._open:
+            self._all_closed.set()
         if self._awaited:
             self._awaited.discard(connection)
             if not self._awaited:
@@ -110,20 +116,26 @@ class OpenConnections:
             for connection in list(self._open):
                 (connection.close_idle if connection.idle else connection.close_after_answer)()
 
-    def sweep(self) -> None:
-        """Closes connections that have been idle for too long; the timer calls it."""
-        self._timer = None
-        now = monotonic()
-        for connection, mark in list(self._open.items()):
-            if not connection.idle or connection.bytes_received != mark.seen:
-                mark.at, mark.seen = now, connection.bytes_received
-            elif now - mark.at >= self._idle_timeout_s:
-                connection.close_idle()
+    async def end(self, grace_s: float) -> None:
+        """Has each connection closed that has no request under way, at once or later, and after `grace_s` the rest."""
+        for connection in list(self._open):
+            connection.close_after_answer()
         if self._open:
-            self._sweep_later()
+            try:
+                await asyncio.wait_for(self._all_closed.wait(), grace_s)
+            except asyncio.TimeoutError:
+                for connection in list(self._open):
+                    connection.close_idle()
 
-    def _sweep_later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._idle_timeout_s / 4, self.sweep)
+    def sweep(self) -> bool:
+        """Closes connections that have been idle for too long; whether any are open."""
+        now = monotonic()
+        for connection, last in list(self._open.items()):
+            if not connection.idle or connection.bytes_received != last.seen:
+                last.at, last.seen = now, connection.bytes_received
+            elif now - last.at >= self._clients.idle_timeout_s:
+                connection.close_idle()
+        return bool(self._open)
 
     def _make_room(self, descriptor: int, limit: int) -> bool:
         """Closes idle connections; whether a new one may stay."""

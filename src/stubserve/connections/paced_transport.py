@@ -5,6 +5,11 @@ memory was free again before the client had any of it, and 100 MiB of the heap w
 keeps its buffer as long as the connection, at the largest size that it ever had. So a connection over TLS has a
 transport that hands on a piece at a time, while what has been encrypted and not been taken is little. What waits is
 what was given: views of the arena, held and counted as without TLS.
+
+The end of such a connection does not wait for its client. Each side says that it has sent its last, and uvloop waits
+30 s for a client to say so. A client that keeps a connection for its next request reads nothing meanwhile, so it says
+nothing, and the end of the server waited for it. The protocol lets a side close without that answer. So here a client
+has ANSWER_S, from when it has all that was sent to it.
 """
 
 from __future__ import annotations
@@ -14,11 +19,13 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, cast
 
-from stubserve.connections.tls_close import wait_for_parting
+from stubserve.connections.sent_memory import unacknowledged
 
 # What is encrypted at once. OpenSSL's buffer is then as large for as long as the connection lives; with 256 KiB a
 # connection that had carried 256 KiB there and back kept 600 KiB in place of 330, and was no quicker.
 _PIECE = 64 * 1024
+# How long a client may take to say that it has sent its last.
+ANSWER_S = 1.0
 
 _Data = bytes | bytearray | memoryview
 
@@ -122,7 +129,7 @@ class PacedTransport(asyncio.Transport):
 
     def _end(self) -> None:
         self._transport.close()
-        wait_for_parting(self)
+        see_it_closed(self)
 
 
 class _Gone(asyncio.Transport):
@@ -191,3 +198,21 @@ class PacedProtocol(asyncio.BufferedProtocol):
         self._protocol.connection_lost(exc)
         if self._paced is not None:
             self._paced.lost()
+
+
+def see_it_closed(transport: asyncio.Transport) -> None:
+    """Sees that a transport ends which has been closed, or will be."""
+    if transport.get_extra_info("ssl_object") is not None:
+        asyncio.get_running_loop().call_later(ANSWER_S / 2, _look, transport, False)
+
+
+def _look(transport: asyncio.Transport, had_all: bool) -> None:
+    """Looks twice: between the two more may be sent, since the first may come before the event loop knows of room."""
+    socket = transport.get_extra_info("socket")
+    if socket is None or socket.fileno() < 0:
+        return
+    has_all = transport.is_closing() and not unacknowledged(socket.fileno())
+    if has_all and had_all:
+        transport.abort()
+    else:
+        asyncio.get_running_loop().call_later(ANSWER_S / 2, _look, transport, has_all)

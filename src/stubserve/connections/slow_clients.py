@@ -1,23 +1,55 @@
-"""When memory is short, slow clients yield.
+"""Clients that are slow, or have gone without a word: one sweep looks at all of them, with one timer.
 
-What arrives slowly, and what is read slowly, may hold memory as long as nobody else needs it. Where a request finds
-none, transfers that moved at less than SLOW_RATE lately are given up for it, the slowest first (of those that stand
-still, the largest), and their clients are told why. So clients that trickle, announce and never send, or never read
-cannot shut out others, and while there is memory a slow client is served like any other. Time is that of the event
-loop (`loop_time`): a client is not slow because the server was.
+- A request that falls behind `--request-min-rate`, or is not there within `--request-timeout-secs`, is given up.
+- A client that takes nothing of its answer for `--send-timeout-secs` is given up.
+- A connection that is idle for `--idle-timeout-secs` is closed (`open_connections`).
+- When memory is short, slow clients yield. What arrives slowly, and what is read slowly, may hold memory as long as
+  nobody else needs it. Where a request finds none, transfers that moved at less than SLOW_RATE lately are given up for
+  it, the slowest first (of those that stand still, the largest), and their clients are told why. So clients that
+  trickle, announce and never send, or never read cannot shut out others. While there is memory, a slow client is served
+  like any other.
+
+Time is that in which the event loop turned. While the loop does something long, or this process gets no core, no socket
+is read or written. A clock would count that as the delay of clients. So time is counted here by ticks of the timer:
+between two ticks each socket has had its turn, and however late the second tick comes, no more than TICK_S has passed.
+Only idleness and the deadline of a request go by the clock.
+
+The timer ticks while anything is under way. While connections are only open it wakes up four times in an idle timeout,
+and without connections never. How much of an answer is unsent is only asked when somebody wants to know, so an answer
+that leaves at once pays for one entry in a dictionary, every few seconds.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import asyncio
+import logging
+from collections.abc import Callable
+from time import monotonic
+from typing import NamedTuple, Protocol
 
-from stubserve.connections.loop_time import LoopTime
 from stubserve.errors import ServeError, overloaded
 
+log = logging.getLogger("stubserve.server")
+
+TICK_S = 0.1
 # Bytes per second below which a transfer yields, over how long its rate is taken, and after which pause it is none.
 SLOW_RATE = 1024 * 1024
 RATE_S = 0.5
 PAUSE_S = 1.0
+# Over how long the rate of a request is taken. It is also what a client has to begin with.
+WINDOW_S = 20.0
+# How often the sweep looks at what is under way, where a timeout does not ask for more.
+_SWEEP_S = 5.0
+
+
+class RequestPace(NamedTuple):
+    """How fast messages have to arrive: `min_rate` bytes per second, and at least one in WINDOW_S.
+
+    All of a message has to be there within `deadline_s` seconds, where that is not 0.
+    """
+
+    min_rate: int = 500
+    deadline_s: float = 3600.0
 
 
 class Owner(Protocol):
@@ -25,6 +57,26 @@ class Owner(Protocol):
 
     def give_up(self, error: ServeError) -> None:
         """The transfer's memory is to be let go of at once, and the client told of `error` where it can be."""
+
+
+class Arriving(Protocol):
+    """What has arrived in part: a connection's request, or a stream's message."""
+
+    @property
+    def bytes_received(self) -> int: ...
+
+    def stalled(self) -> None: ...
+
+
+class Unread(Owner, Protocol):
+    """A connection, or a stream of one, that may have something unsent. What is given up of it is all of it."""
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait for the client; none where nothing waits in this process."""
+
+    def send_timed_out(self) -> None:
+        """The client has taken nothing for too long."""
 
 
 class Transfer:
@@ -35,28 +87,28 @@ class Transfer:
 
     at_once = True
 
-    __slots__ = ("_mark", "_marked", "_rate", "_time", "growing", "held", "last", "moved", "owner")
+    __slots__ = ("_clients", "_mark", "_marked", "_rate", "growing", "held", "last", "moved", "owner")
 
-    def __init__(self, owner: Owner, time: LoopTime) -> None:
+    def __init__(self, owner: Owner, clients: SlowClients) -> None:
         self.owner = owner
         self.moved = 0
         self.held = 0
         # Whether it is the one that needs memory at the moment
         self.growing = False
-        self._time = time
+        self._clients = clients
         self.begin()
 
     def begin(self) -> None:
         """It begins, or begins anew: how fast it was says nothing of how fast it will be."""
         # When it last moved; how much had moved at an earlier time, and how fast it was until then
-        self.last = self._mark = self._time.now()
+        self.last = self._mark = self._clients.now()
         self._marked = self.moved
         self._rate = float("inf")
 
     def has_moved(self, moved: int) -> None:
         """`moved` bytes in all."""
         self.moved = moved
-        self.last = now = self._time.now()
+        self.last = now = self._clients.now()
         elapsed = now - self._mark
         if elapsed >= RATE_S:
             self._rate = (moved - self._marked) / elapsed
@@ -71,21 +123,91 @@ class Transfer:
         return max(rate, self._rate) if elapsed < RATE_S else rate
 
 
-class Pressure:
-    """All transfers of a server that hold memory."""
+class UnreadAnswer(Transfer):
+    """What one connection or stream has unsent. Its memory is blocks of the arena, and text in the heap."""
 
-    def __init__(self) -> None:
+    __slots__ = ("_unread",)
+
+    # Closing a connection gives its memory back a little later.
+    at_once = False
+
+    def __init__(self, unread: Unread, clients: SlowClients) -> None:
+        self._unread = unread
+        super().__init__(unread, clients)
+
+    def begin(self) -> None:
+        super().begin()
+        self.held = self._unread.unsent
+
+    def look(self) -> int:
+        """Notes how far it has come; the bytes that are left."""
+        unsent = self._unread.unsent
+        if unsent < self.held:
+            self.has_moved(self.moved + self.held - unsent)
+        self.held = unsent
+        return unsent
+
+    def rate(self, now: float) -> float:
+        return super().rate(now) if self.look() else float("inf")
+
+
+class _Received:
+    """When a request began to arrive, by the clock, and how much there was at a later time, by the event loop's."""
+
+    __slots__ = ("at", "began", "seen")
+
+    def __init__(self, at: float, seen: int) -> None:
+        self.began = monotonic()
+        self.at = at
+        self.seen = seen
+
+
+class SlowClients:
+    """The sweep over a server's clients. Without a timeout (0) no client is given up for that."""
+
+    def __init__(
+        self,
+        pace: RequestPace = RequestPace(),  # noqa: B008  # it is immutable
+        send_timeout_s: float = 0.0,
+        idle_timeout_s: float = 0.0,
+    ) -> None:
+        self.pace = pace
+        self.idle_timeout_s = idle_timeout_s
+        self._send_timeout_s = send_timeout_s
+        # What holds memory; those whose requests have arrived in part; those who may have something unsent
         self._transfers: set[Transfer] = set()
-        self.time = LoopTime(self._transfers)
-        self.forget = self._transfers.discard
+        self._arriving: dict[Arriving, _Received] = {}
+        self._unread: dict[Unread, UnreadAnswer] = {}
+        # What closes idle connections; each says whether any are open
+        self._idle_sweeps: list[Callable[[], bool]] = []
+        self._any_open = False
+        # The event loop's time, and when it was last counted by the clock
+        self._passed = 0.0
+        self._ticked = 0.0
+        # The timer; whether it ticks; when what is under way, and what is idle, is looked at next, by the clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._ticks = False
+        self._next_sweep = 0.0
+        self._next_idle_sweep = 0.0
+
+    def now(self) -> float:
+        """The event loop's time, which passes as long as anything is under way."""
+        return self._passed + min(monotonic() - self._ticked, TICK_S)
+
+    # What holds memory
 
     def add(self, transfer: Transfer) -> None:
+        """It holds memory from now on."""
         self._transfers.add(transfer)
-        self.time.run()
+        self._run()
+
+    def forget(self, transfer: Transfer) -> None:
+        """It is over."""
+        self._transfers.discard(transfer)
 
     def make_room(self) -> bool:
         """Gives up the slowest transfer; whether there is more room now. There may be more later though not now."""
-        now = self.time.now()
+        now = self.now()
         slow = [one for one in self._transfers if not one.growing and one.rate(now) < SLOW_RATE]
         if not slow:
             return False
@@ -98,3 +220,113 @@ class Pressure:
             )
         )
         return slowest.at_once
+
+    # What arrives
+
+    def watch_arriving(self, arriving: Arriving) -> None:
+        """It has begun to arrive and is not complete: its client must go on sending."""
+        self._arriving[arriving] = _Received(self.now(), arriving.bytes_received)
+        self._run()
+
+    def unwatch_arriving(self, arriving: Arriving) -> None:
+        """It is complete, or its client may not send."""
+        self._arriving.pop(arriving, None)
+
+    # What leaves
+
+    def watch_unread(self, unread: Unread) -> None:
+        """Something was written to it that may not have left, after its client had taken what was written before."""
+        answer = self._unread.get(unread)
+        if answer is not None:
+            answer.begin()
+            return
+        answer = UnreadAnswer(unread, self)
+        if answer.held:
+            self._unread[unread] = answer
+            self.add(answer)
+
+    def wrote_more(self, unread: Unread, nbytes: int) -> None:
+        """So much more waits, behind what its client has not taken."""
+        answer = self._unread.get(unread)
+        if answer is not None:
+            answer.held += nbytes
+
+    def unwatch_unread(self, unread: Unread) -> None:
+        """All of it has left, or nobody wants it any more."""
+        answer = self._unread.pop(unread, None)
+        if answer is not None:
+            self.forget(answer)
+
+    # What is open
+
+    def add_idle_sweep(self, sweep: Callable[[], bool]) -> None:
+        """Has `sweep` close connections that are idle for too long, and say whether any are open."""
+        self._idle_sweeps.append(sweep)
+
+    def opened(self) -> None:
+        """A connection is open from now on."""
+        if not self._any_open and self.idle_timeout_s:
+            self._any_open = True
+            self._next_idle_sweep = monotonic() + self.idle_timeout_s / 4
+            if self._timer is None:
+                self._run_on()
+
+    # The sweep
+
+    def sweep(self) -> None:
+        """Looks at all that is under way."""
+        now = self.now()
+        min_rate, deadline_s = self.pace
+        for one, received in list(self._arriving.items()):
+            elapsed = now - received.at
+            if deadline_s and monotonic() - received.began > deadline_s:
+                one.stalled()
+            elif elapsed >= WINDOW_S:
+                if one.bytes_received - received.seen < max(min_rate * elapsed, 1):
+                    one.stalled()
+                received.at, received.seen = now, one.bytes_received
+        for unread, answer in list(self._unread.items()):
+            if not answer.look():
+                self.unwatch_unread(unread)
+            elif self._send_timeout_s and now - answer.last >= self._send_timeout_s:
+                log.info(
+                    "closing a connection whose client has taken nothing of its answer for %d s", self._send_timeout_s
+                )
+                unread.send_timed_out()
+
+    def _run(self) -> None:
+        """Something is under way."""
+        if not self._ticks:
+            self._ticks = True
+            self._plan_sweep()
+            self._tick()
+
+    def _tick(self) -> None:
+        self._passed = self.now()
+        self._ticked = clock = monotonic()
+        try:
+            if self._ticks and clock >= self._next_sweep:
+                self._plan_sweep()
+                self.sweep()
+            if self._any_open and clock >= self._next_idle_sweep:
+                self._next_idle_sweep = clock + self.idle_timeout_s / 4
+                are_open = [sweep() for sweep in self._idle_sweeps]
+                self._any_open = any(are_open)
+        finally:
+            # Whatever an owner did, the others are looked at again.
+            self._run_on()
+
+    def _plan_sweep(self) -> None:
+        pause_s = min(_SWEEP_S, WINDOW_S / 4)
+        self._next_sweep = monotonic() + (min(self._send_timeout_s / 4, pause_s) if self._send_timeout_s else pause_s)
+
+    def _run_on(self) -> None:
+        self._ticks = bool(self._transfers or self._arriving or self._unread)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._ticks:
+            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        elif self._any_open:
+            pause_s = max(self._next_idle_sweep - monotonic(), 0.0)
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._tick)

@@ -20,7 +20,7 @@ from stubserve.grpc.messages import service_pb2
 from stubserve.grpc.stream import ModelStreamInfer
 from stubserve.grpc.transport import MAX_MESSAGE_BYTES, Handler, Method, Rpc, values_of
 from stubserve.grpc.unary import Unary
-from stubserve.grpc.wellknown import HEALTH, REFLECTION
+from stubserve.grpc.wellknown import HEALTH, HEALTH_REQUEST, REFLECTION, HealthWatch, Reflection, check_health
 from stubserve.memory.blocks import Block
 
 # Of what neither infers nor loads; such a question is a name or two.
@@ -119,23 +119,15 @@ class Service:
         self._endless.add(stream)
         return stream
 
-    # The messages of the other two services cost a start 20 ms, so they are made when somebody asks for them.
-
     def _check(self, call: Rpc) -> Handler:
-        from stubserve.grpc import health
-
-        return Unary(call, health.REQUEST, lambda _: health.check(self._server))
+        return Unary(call, HEALTH_REQUEST, lambda _: check_health(self._server))
 
     def _watch(self, call: Rpc) -> Handler:
-        from stubserve.grpc import health
-
-        watch = health.HealthWatch(self._server, call)
+        watch = HealthWatch(self._server, call)
         self._endless.add(watch)
         return watch
 
     def _reflect(self, package: str, call: Rpc) -> Handler:
-        from stubserve.grpc.reflection import Reflection
-
         services = [SERVICE, f"{HEALTH}.Health", *(f"{package}.ServerReflection" for package in REFLECTION)]
         reflection = Reflection(call, package, services)
         self._endless.add(reflection)

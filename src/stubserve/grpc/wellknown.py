@@ -1,10 +1,23 @@
-"""The messages of `grpc.health.v1` and of server reflection, described here: their packages would pin protobuf."""
+"""The services that any gRPC server may have beside its own: health, and reflection.
+
+`grpc.health.v1` has Check and Watch. Like upstream's, they speak of the server as a whole, whichever service is named.
+By reflection tools such as grpcurl learn the services and their messages from the server. Their messages are described
+here: the packages that have them would pin protobuf.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from stubserve.model_config.protobuf_schema import add_file
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.message import DecodeError
+
+from stubserve.api.management import ServerFacts, refuse_while_exiting
+from stubserve.grpc.transport import INTERNAL, OK, RESOURCE_EXHAUSTED, UNAVAILABLE, UNIMPLEMENTED, Rpc
+from stubserve.memory.blocks import Block
+from stubserve.model_config.protobuf_schema import POOL, add_file
 
 HEALTH = "grpc.health.v1"
 REFLECTION = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
@@ -39,3 +52,117 @@ health: Any = add_file("grpc/health/v1/health.proto", HEALTH, _HEALTH)
 reflection: dict[str, Any] = {
     package: add_file(package.replace(".", "/") + "/reflection.proto", package, _REFLECTION) for package in REFLECTION
 }
+
+HEALTH_REQUEST = health.HealthCheckRequest
+_HEALTH_RESPONSE = health.HealthCheckResponse
+_SERVING, _NOT_SERVING = 1, 2
+# How often a watched server looks whether it is still ready: models may answer that themselves, so nothing tells.
+_WATCH_INTERVAL_S = 1.0
+_NOT_FOUND = 5
+
+
+async def check_health(server: ServerFacts) -> Any:
+    """SERVING if the server is ready. Raises ServeError (UNAVAILABLE) while it exits."""
+    refuse_while_exiting(server)
+    return _HEALTH_RESPONSE(status=_SERVING if await server.ready() else _NOT_SERVING)
+
+
+class HealthWatch:
+    """The handler of a Watch: the status now, and again whenever it changes, until the client has enough."""
+
+    def __init__(self, server: ServerFacts, call: Rpc, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep):
+        self._server = server
+        self._call = call
+        self._sleep = sleep
+        self._task: asyncio.Task[None] | None = None
+
+    def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    def on_half_close(self) -> None:
+        pass
+
+    def on_writable(self) -> None:
+        pass
+
+    def on_cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def stop(self) -> None:
+        """The server stops."""
+        self.on_cancel()
+        self._call.send([_HEALTH_RESPONSE(status=_NOT_SERVING).SerializeToString()], [])
+        self._call.finish(UNAVAILABLE, "Server exiting")
+
+    async def _watch(self) -> None:
+        told = 0
+        while True:
+            status = _SERVING if await self._server.ready() else _NOT_SERVING
+            if status != told:
+                told = status
+                self._call.send([_HEALTH_RESPONSE(status=status).SerializeToString()], [])
+            await self._sleep(_WATCH_INTERVAL_S)
+
+
+class Reflection:
+    """The handler of ServerReflectionInfo of `package`; `services` are the full names of what is served."""
+
+    def __init__(self, call: Rpc, package: str, services: list[str]) -> None:
+        self._call = call
+        self._services = services
+        self._request_class = reflection[package].ServerReflectionRequest
+        self._response_class = reflection[package].ServerReflectionResponse
+
+    def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
+        try:
+            request = self._request_class.FromString(bytes(data))
+        except DecodeError:
+            self._call.finish(INTERNAL, "Unable to parse request")
+            return
+        response = self._response_class(valid_host=request.host, original_request=request)
+        self._answer(request, response)
+        if not self._call.send([response.SerializeToString()], []):
+            self._call.finish(RESOURCE_EXHAUSTED, "too many questions, and nobody reads the answers")
+
+    def on_half_close(self) -> None:
+        self._call.finish(OK)
+
+    def on_writable(self) -> None:
+        pass
+
+    def on_cancel(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        """The server stops: there is nothing under way that a client could wait for."""
+        self._call.finish(UNAVAILABLE, "Server exiting")
+
+    def _answer(self, request: Any, response: Any) -> None:
+        wanted = request.WhichOneof("message_request")
+        try:
+            if wanted == "list_services":
+                for name in self._services:
+                    response.list_services_response.service.add(name=name)
+            elif wanted == "file_by_filename":
+                self._add_files(response, POOL.FindFileByName(request.file_by_filename))
+            elif wanted == "file_containing_symbol":
+                self._add_files(response, POOL.FindFileContainingSymbol(request.file_containing_symbol))
+            else:
+                # None of the services has extensions.
+                response.error_response.error_code = UNIMPLEMENTED if wanted is None else _NOT_FOUND
+                response.error_response.error_message = "there are no extensions here"
+        except KeyError as error:
+            response.error_response.error_code = _NOT_FOUND
+            response.error_response.error_message = str(error.args[0]) if error.args else "not found"
+
+    def _add_files(self, response: Any, file: FileDescriptor) -> None:
+        """A file and everything that it imports."""
+        queue, seen = [file], set()
+        while queue:
+            one = queue.pop()
+            if one.name not in seen:
+                seen.add(one.name)
+                response.file_descriptor_response.file_descriptor_proto.append(one.serialized_pb)
+                queue.extend(one.dependencies)

@@ -113,7 +113,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self.write_paused = True
-        self._shared.send_watch.watch(self)
+        self._shared.slow_clients.watch_unread(self)
         if self._fallback is not None:
             self._fallback.pause_writing()
 
@@ -157,7 +157,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         log.info(
             "closing a connection whose request did not arrive completely: it fell behind --request-min-rate=%d "
             "or took longer than --request-timeout-secs=%d",
-            *self._shared.pace,
+            *self._shared.slow_clients.pace,
         )
         self.transport.close()
 
@@ -203,7 +203,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 return
             self.transport.writelines([head, *parts])
             if not self.write_paused:
-                self._shared.send_watch.watch(self)
+                self._shared.slow_clients.watch_unread(self)
         else:
             self.transport.write(b"".join([head, *reply.parts]))
         if self._shared.log_answers:

@@ -282,11 +282,11 @@ class RequestReader:
         if (state is HEAD and self.pending and not self.paused) or state in (BODY, SKIP, PASS):
             if not self._watched:
                 self._watched = True
-                self._shared.watch(self._connection)
+                self._shared.slow_clients.watch_arriving(self._connection)
         elif self._watched:
             self._unwatch()
 
     def _unwatch(self) -> None:
         if self._watched:
             self._watched = False
-            self._shared.unwatch(self._connection)
+            self._shared.slow_clients.unwatch_arriving(self._connection)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.open_connections import OpenConnections
 from stubserve.connections.sent_memory import SentMemory
-from stubserve.connections.stall import StallWatch
-from stubserve.connections.unread_answers import SendWatch
 from stubserve.http.access import HttpAccess
 from stubserve.http.cors import Cors
 from stubserve.http.head import HeadCache
@@ -16,11 +14,10 @@ SCRATCH_BYTES = 64 * 1024
 HEAD_BYTES = 4 * 1024
 
 
-class Connections(StallWatch):
+class Connections:
     """What the connections of one server share.
 
-    That is the scratch buffer, known heads, memory being sent, the list of those that are open, and the watches over
-    what arrives and what is sent.
+    That is the scratch buffer, known heads, memory being sent, and the list of those that are open.
     """
 
     def __init__(
@@ -30,7 +27,6 @@ class Connections(StallWatch):
         log_answers: bool = False,
         access: HttpAccess | None = None,
     ) -> None:
-        super().__init__(server.pace)
         # None where everybody may ask for everything
         self.access = access
         # None where pages of other origins are not told that they may ask
@@ -43,8 +39,8 @@ class Connections(StallWatch):
         # Whether each request gets a line in the log; each answer, with its status
         self.log_requests = False
         self.log_answers = log_answers
-        self.open = OpenConnections(server.idle_timeout_s, server.max_connections)
-        self.send_watch = SendWatch(server.pressure, server.send_timeout_s)
+        self.slow_clients = server.slow_clients
+        self.open = OpenConnections(server.slow_clients, server.max_connections)
 
     def where_http2_is(self) -> str:
         """What a client is told that speaks HTTP/2 on this port."""

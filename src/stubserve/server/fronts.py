@@ -14,10 +14,10 @@ from typing import Any, Protocol, cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from stubserve.connections.accept_order import Entrance
+from stubserve.connections.listening import Acceptor
 from stubserve.connections.offload import Offload
+from stubserve.connections.paced_transport import see_it_closed
 from stubserve.connections.tls import tls_context
-from stubserve.connections.tls_close import wait_for_parting
 from stubserve.http.app import create_app
 from stubserve.http.connection import HttpConnection
 from stubserve.http.fallback import uvicorn_config
@@ -40,7 +40,7 @@ class GrpcTransport(Protocol):
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers and without its ten wake-ups per second: an idle server sleeps.
 
-    With an `offload` connections come in by an `Entrance`.
+    With an `offload` connections come in by an `Acceptor`.
     """
 
     def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None, offload: Offload | None = None) -> None:
@@ -63,8 +63,8 @@ class HttpServer(uvicorn.Server):
             app_state=self.lifespan.state,
             _loop=asyncio.get_running_loop(),
         )
-        entrances = [Entrance(one, make, has_asked, self._offload, self._tls) for one in sockets]
-        self.servers = cast(list[asyncio.Server], entrances)
+        acceptors = [Acceptor(one, make, has_asked, self._offload, self._tls) for one in sockets]
+        self.servers = cast(list[asyncio.Server], acceptors)
         self.started = True
 
     @contextlib.contextmanager
@@ -78,7 +78,7 @@ class HttpServer(uvicorn.Server):
         # Our own connections see to it when they are closed.
         if self._offload is None:
             for connection in self.server_state.connections:
-                wait_for_parting(cast(Any, connection).transport)
+                see_it_closed(cast(Any, connection).transport)
         await super().shutdown(sockets)
 
     def stop(self) -> None:
@@ -151,6 +151,6 @@ def grpc_server(server: Server) -> GrpcTransport:
         from stubserve.grpc.aio_transport import AioTransport
 
         return AioTransport(service, settings)
-    from stubserve.grpc.http2.server import Http2Transport
+    from stubserve.grpc.http2.connection import Http2Transport
 
     return Http2Transport(server, service, settings)

@@ -15,8 +15,7 @@ from stubserve.api.status import ServerStatus
 from stubserve.api.tokens import Tokens
 from stubserve.connections.arrival import Arrivals
 from stubserve.connections.offload import Offload
-from stubserve.connections.slow_clients import Pressure
-from stubserve.connections.stall import Pace
+from stubserve.connections.slow_clients import RequestPace, SlowClients
 from stubserve.errors import ServeError, invalid, overloaded, unavailable
 from stubserve.http.access import http_access
 from stubserve.http.json.process import JsonProcess
@@ -64,9 +63,8 @@ class Server:
         pattern = settings.http.header_forward_pattern
         self.http_forwarding = HeaderForwarding(pattern) if pattern else None
         self.max_input_size = settings.http.max_input_size
-        self.pace = Pace(clients.min_rate, clients.request_timeout_secs)
-        self.send_timeout_s: float = clients.send_timeout_secs
-        self.idle_timeout_s: float = clients.idle_timeout_secs
+        pace = RequestPace(clients.min_rate, clients.request_timeout_secs)
+        self.slow_clients = SlowClients(pace, clients.send_timeout_secs, clients.idle_timeout_secs)
         self.max_connections: int = clients.max_connections
         self.fair_queues = None if clients.fair_queues == OFF else FairQueues(clients.fair_queues)
         # Shared memory, and what makes room in it
@@ -76,8 +74,7 @@ class Server:
         self.store = self.memory.store
         self.heap = self.memory.heap
         self.regions = ClientRegions() if clients.shm else None
-        self.pressure = Pressure()
-        self.arrivals = Arrivals(self.memory, self.pressure, settings.connection_share_bytes)
+        self.arrivals = Arrivals(self.memory, self.slow_clients, settings.connection_share_bytes)
         self.cache = create_cache(settings.cache, self.memory.spare, self.memory.store)
         # What takes long
         self.offload = Offload()
@@ -228,7 +225,7 @@ class Server:
     def _make_room(self) -> bool:
         """Makes room in shared memory for a request; False where nobody has any to give."""
         # What is only kept goes before what somebody waits for.
-        return (self.cache is not None and self.cache.give_way()) or self.pressure.make_room()
+        return (self.cache is not None and self.cache.give_way()) or self.slow_clients.make_room()
 
     async def give_up_changes(self) -> None:
         """Ends loads that are under way: clients waiting for a load must not hold up those waiting for inference."""

@@ -9,17 +9,13 @@ import logging
 import re
 import struct
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, cast
 
 from hpack import Encoder
 
-from stubserve.connections.sent_memory import SentMemory
-from stubserve.connections.stall import StallWatch
-from stubserve.connections.unread_answers import SendWatch
 from stubserve.grpc.http2 import frames
 from stubserve.grpc.http2.connection import Http2Connection
-from stubserve.grpc.http2.inbox import ROOM_BYTES, SmallRoom
+from stubserve.grpc.http2.endpoint import SHORT_MESSAGES_BYTES, Endpoint
 from stubserve.grpc.transport import OK, Method, Rpc
 from stubserve.memory.blocks import Block
 from stubserve.settings.groups import GrpcSettings
@@ -93,23 +89,13 @@ _ADDRESS = re.compile(rb"at 0x[0-9a-f]+")
 
 async def _answers(pieces: list[bytes]) -> bytes:
     server = FuzzedServer()
-    shared = SimpleNamespace(
-        server=server,
-        options=GrpcSettings(),
-        methods=METHODS,
-        response_encoding=None,
-        compression_level=0,
-        scratch_view=SCRATCH,
-        small_room=SmallRoom(),
-        sent_memory=SentMemory(),
-        stall_watch=StallWatch(server.pace),
-        send_watch=SendWatch(server.pressure, server.send_timeout_s),
-        add=lambda connection, descriptor: True,
-        forget=lambda connection: None,
-    )
-    sent = await deliver(Http2Connection(cast(Any, shared)), Transport(), pieces)
-    if server.held or shared.small_room.left != ROOM_BYTES:
-        raise Finding("memory is held by a connection that is gone", f"{server.held} and {shared.small_room.left}")
+    endpoint = Endpoint(cast(Any, server), METHODS, GrpcSettings())
+    endpoint.scratch_view = SCRATCH
+    sent = await deliver(Http2Connection(endpoint), Transport(), pieces)
+    if server.held or endpoint.short_messages_left != SHORT_MESSAGES_BYTES:
+        raise Finding(
+            "memory is held by a connection that is gone", f"{server.held} and {endpoint.short_messages_left}"
+        )
     if _ADDRESS.search(sent):
         raise Finding("a client is told where something lies in the server's memory", repr(sent[-200:]))
     return sent

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from stubserve.grpc.http2.inbox import MessageRefusal
+from stubserve.grpc.http2.incoming import MessageRefusal
 from stubserve.grpc.transport import INTERNAL, RESOURCE_EXHAUSTED, Keep
 from stubserve.inference.long_work import LongWork
 

@@ -1,10 +1,10 @@
-"""A client's HTTP/2 connection, read and written on the event loop.
+"""Clients' HTTP/2 connections, read and written on the event loop, and the transport that accepts them.
 
 Why there is one: `grpc.aio` serves 2,300 small requests per second where real Triton serves 6,600, as every RPC crosses
 between its C core's threads and the event loop several times, and copies large messages three times. A gRPC server
 needs little of HTTP/2: no priorities, no push, no dynamic table of its own. What it needs is here: `reader` takes bytes
-apart to frames, `fields` and `heads` know header blocks, `stream` is one RPC, `sender` what leaves, `pings` keep the
-connection.
+apart to frames and does what they say, `fields` and `heads` know header blocks, `stream` is one RPC, `writer` what
+leaves. Whether a client is still there is asked with pings (the `--grpc-keepalive-*` flags).
 
 Guarantees:
 - what arrives is parsed where it lies and copied once: small messages to bytes, large ones to the arena;
@@ -13,8 +13,8 @@ Guarantees:
 - what breaks the protocol costs what RFC 9113 says: one stream where the others can go on, else the connection, with a
   GOAWAY that says why;
 - what a client can make the server hold or do without asking for inference is bounded: header blocks (`fields`,
-  `reader.MAX_BLOCK_BYTES`), open streams (MAX_STREAMS), pings (the `--grpc-http2-*` flags), streams that it opens only
-  to end or to break them, and frames that move nothing (`idling`). Beyond that the connection ends.
+  `heads.MAX_BLOCK_BYTES`), open streams (`reader.MAX_STREAMS`), and what `budget` counts. Beyond that the connection
+  ends.
 """
 
 from __future__ import annotations
@@ -24,76 +24,59 @@ import logging
 from time import perf_counter
 from typing import cast
 
-from stubserve.api.fair_queues import peer_name
+from stubserve.api.inference_server import InferenceServer
+from stubserve.connections.listening import BACKLOG, listen
 from stubserve.connections.sent_memory import unsent
+from stubserve.connections.tls import HANDSHAKE_S, tls_context
 from stubserve.errors import ServeError
 from stubserve.grpc.http2 import frames
+from stubserve.grpc.http2.budget import SHORT_BYTES, ClientBudget
+from stubserve.grpc.http2.endpoint import Endpoint
 from stubserve.grpc.http2.fields import MAX_LIST_BYTES
-from stubserve.grpc.http2.frames import ConnectionFault, StreamFault
-from stubserve.grpc.http2.heads import CALL_TOO_LARGE, NOT_GRPC, TOO_LARGE, UNKNOWN_METHOD, RpcHead
-from stubserve.grpc.http2.identifiers import StreamIdentifiers
-from stubserve.grpc.http2.idling import Idling
-from stubserve.grpc.http2.inbox import RECEIVE_WINDOW
-from stubserve.grpc.http2.pings import Pings
-from stubserve.grpc.http2.read_share import SHORT_BYTES, ReadShare
-from stubserve.grpc.http2.reader import MAX_FRAME_BYTES, FrameReader
-from stubserve.grpc.http2.sender import Sender, Sending
-from stubserve.grpc.http2.shared import SharedByConnections
-from stubserve.grpc.http2.stream import Stream
-from stubserve.grpc.transport import Method
+from stubserve.grpc.http2.frames import ConnectionFault
+from stubserve.grpc.http2.reader import MAX_FRAME_BYTES, MAX_STREAMS, FrameReader
+from stubserve.grpc.http2.receiving import RECEIVE_WINDOW
+from stubserve.grpc.http2.writer import FrameWriter
+from stubserve.grpc.service import Service
+from stubserve.settings.groups import GrpcSettings
 
 log = logging.getLogger("stubserve.grpc")
-
-MAX_STREAMS = 1024
 
 
 class Http2Connection(asyncio.BufferedProtocol):
     """One connection of a transport."""
 
-    def __init__(self, shared: SharedByConnections) -> None:
-        # Global state
-        self._shared = shared
-        self.server = shared.server
-        self.small_room = shared.small_room
-        self.sent_memory = shared.sent_memory
-        self.stall_watch = shared.stall_watch
-        self.send_watch = shared.send_watch
-        self.compression_level = shared.compression_level
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
         self._loop = asyncio.get_running_loop()
-        # The two ways; what sends and pings is there when the transport is
+        self._budget = ClientBudget(endpoint.options, endpoint.server.offload, endpoint.scratch_view)
+        # The two ways; they are there when the transport is
         self._transport: asyncio.Transport
-        self.sender: Sender
-        self._pings: Pings
-        self._reader = FrameReader(self)
-        # What it may read at once, and whether it waits for its turn to read on
-        self._read_share = ReadShare(shared.server.offload, shared.scratch_view)
+        self._reader: FrameReader
+        self._writer: FrameWriter
+        # Whether it waits for its turn to read on
         self._rests = False
-        # Streams: those open, and the identifiers of all
-        self.streams: dict[int, Stream] = {}
-        self.stream = self.streams.get
-        self.identifiers = StreamIdentifiers()
-        # What the client does that is of no use
-        self._idling = Idling()
-        self.take_idle_frame = self._idling.take_frame
         self.bytes_received = 0
-        self._peer: str | None = None
         self._watched = False
+        # When the client last sent anything, in the event loop's time, and when we ask it whether it is there
+        self._heard = self._loop.time()
+        self._keepalive: asyncio.TimerHandle | None = None
         # Its end
         self._age: asyncio.TimerHandle | None = None
-        self._closing = False
 
     # What the transport tells
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if not self._shared.add(self, transport.get_extra_info("socket").fileno()):
+        self._writer = FrameWriter(self._transport, self._loop)
+        self._reader = FrameReader(self._endpoint, self._writer, self._budget)
+        if not self._endpoint.open.add(self, transport.get_extra_info("socket").fileno()):
             self._transport.abort()
-        options = self._shared.options
-        self.sender = Sender(self._transport, self._loop)
-        self._pings = Pings(self._transport, self._loop, self.sender, options, self.streams)
+        options = self._endpoint.options
+        self._keepalive = self._loop.call_later(options.keepalive_time / 1000, self._ask)
         if options.max_connection_age is not None:
             self._age = self._loop.call_later(options.max_connection_age / 1000, self._too_old)
-        self.sender.write(
+        self._writer.write(
             frames.settings(
                 {
                     frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
@@ -107,14 +90,14 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._watch_or_not()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._read_share.room
+        return self._budget.room
 
     def buffer_updated(self, nbytes: int) -> None:
         began = perf_counter() if nbytes > SHORT_BYTES else 0.0
-        self._pings.heard = self._loop.time()
+        self._heard = self._loop.time()
         self.bytes_received += nbytes
         try:
-            self._reader.feed(self._shared.scratch_view[:nbytes])
+            self._reader.feed(self._endpoint.scratch_view[:nbytes])
         except ConnectionFault as fault:
             self._fail(fault.code, str(fault))
         except Exception:
@@ -122,46 +105,49 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._fail(frames.INTERNAL_ERROR, "")
         if self._reader.unfinished != self._watched:
             self._watch_or_not()
-        self.sender.flush()
-        if began and self._read_share.took(perf_counter() - began) and not self._rests:
+        self._writer.flush()
+        if began and self._budget.read_took(perf_counter() - began) and not self._rests:
             self._rests = True
             self._transport.pause_reading()
-            self.server.offload.in_turn(self._read_on)
+            self._endpoint.server.offload.in_turn(self._read_on)
 
     def _read_on(self) -> None:
         self._rests = False
-        if not self._transport.is_closing() and not self.sender.paused:
+        if not self._transport.is_closing() and not self._writer.paused:
             self._transport.resume_reading()
 
     def _watch_or_not(self) -> None:
         """The client has to go on where it has begun what keeps all else waiting."""
-        self._watched = self._reader.unfinished and not self._closing
-        (self.stall_watch.watch if self._watched else self.stall_watch.unwatch)(self)
+        self._watched = self._reader.unfinished and not self._reader.closing
+        clients = self._endpoint.slow_clients
+        (clients.watch_arriving if self._watched else clients.unwatch_arriving)(self)
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.sender.lose()
-        self.send_watch.unwatch(self)
-        self.stall_watch.unwatch(self)
-        self._pings.stop()
-        self._shared.forget(self)
-        if self._age is not None:
-            self._age.cancel()
-        for stream in list(self.streams.values()):
+        self._writer.lose()
+        self._endpoint.slow_clients.unwatch_unread(self)
+        self._endpoint.slow_clients.unwatch_arriving(self)
+        self._endpoint.open.forget(self)
+        for timer in (self._keepalive, self._age):
+            if timer is not None:
+                timer.cancel()
+        for stream in list(self._reader.streams.values()):
             stream.reset_by_client()
 
     def pause_writing(self) -> None:
-        self.sender.pause()
-        self.send_watch.watch(self)
+        self._writer.pause()
+        self._endpoint.slow_clients.watch_unread(self)
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self.send_watch.unwatch(self)
+        self._endpoint.slow_clients.unwatch_unread(self)
         if not self._transport.is_closing() and not self._rests:
             self._transport.resume_reading()
-        self.sender.resume()
+        self._writer.resume()
+
+    # For the sweep over all clients
 
     @property
     def unsent(self) -> int:
@@ -175,173 +161,88 @@ class Http2Connection(asyncio.BufferedProtocol):
     def send_timed_out(self) -> None:
         self._transport.abort()
 
-    # For the transport
-
-    def go_away(self) -> None:
-        """No new streams; the connection ends with the last that is open."""
-        if not self._closing:
-            self._closing = True
-            self.sender.write(frames.goaway(self.identifiers.last, frames.NO_ERROR))
-        if not self.streams:
-            self.close()
-
-    def close(self) -> None:
-        self.sender.close()
-
     @property
     def idle(self) -> bool:
-        return not self.streams and not self._reader.unfinished
+        return not self._reader.streams and not self._reader.unfinished
 
     def close_idle(self) -> None:
-        self.go_away()
+        self._go_away()
+        self._writer.close()
 
     def close_after_answer(self) -> None:
-        self.go_away()
+        """No new streams; the connection ends with the last that is open."""
+        self._go_away()
+        if not self._reader.streams:
+            self._writer.close()
 
     def stalled(self) -> None:
         """The client has not said that it speaks HTTP/2, or has not ended a header block."""
         self._fail(frames.ENHANCE_YOUR_CALM, "the preface or a header block did not arrive completely")
 
-    # For streams
+    # Whether the client is there
 
-    @property
-    def peer(self) -> str:
-        if self._peer is None:
-            self._peer = peer_name(self._transport.get_extra_info("peername"))
-        return self._peer
-
-    def compression(self, method: Method, head: RpcHead) -> str | None:
-        """The encoding of a stream's answers, None for none."""
-        wanted = self._shared.response_encoding
-        return wanted if wanted is not None and method.infers and wanted in head.accepts else None
-
-    def forget(self, stream: Sending) -> None:
-        """Both sides of a stream are closed."""
-        if self.streams.pop(stream.id, None) is not None and self._idling.resets:
-            self._idling.resets -= 1
-        self.sender.waiting.pop(stream, None)
-        if self._closing and not self.streams:
-            self._loop.call_soon(self.close)
-
-    # For the reader
-
-    def take_head(self, id: int, head: RpcHead, ends: bool) -> None:
-        stream = self.streams.get(id)
-        if stream is not None:
-            # Trailers, which gRPC clients do not have, end the stream all the same.
-            if stream.half_closed:
-                raise StreamFault(id, frames.STREAM_CLOSED, "headers on a stream that is closed")
-            if not ends or head.trailer_fault:
-                fault = head.trailer_fault or "trailers that do not end the stream"
-                raise StreamFault(id, frames.PROTOCOL_ERROR, fault)
-            stream.ended_by_client()
+    def _ask(self) -> None:
+        options = self._endpoint.options
+        period = options.keepalive_time / 1000
+        silent = self._loop.time() - self._heard
+        if silent < period or not (self._reader.streams or options.keepalive_permit_without_calls):
+            left = period - silent if silent < period else period
+            self._keepalive = self._loop.call_later(left, self._ask)
             return
-        if not self.identifiers.open(id):
-            self.take_idle_frame()
-            return
-        if self._idling.frames > 0:
-            self._idling.excuse_frames()
-        if self._closing or len(self.streams) >= MAX_STREAMS:
-            self.sender.write(frames.rst_stream(id, frames.REFUSED_STREAM))
-        elif head.too_large:
-            self._refuse(id, CALL_TOO_LARGE if head.is_grpc else TOO_LARGE, ends)
-        elif head.fault:
-            raise StreamFault(id, frames.PROTOCOL_ERROR, head.fault)
-        elif not head.is_grpc:
-            self._refuse(id, NOT_GRPC, ends)
+        self._writer.write(frames.frame(frames.PING, 0, 0, b"stubserv"))
+        self._keepalive = self._loop.call_later(options.keepalive_timeout / 1000, self._expect, self._heard)
+
+    def _expect(self, heard: float) -> None:
+        if self._heard == heard:
+            log.info("closing a gRPC connection whose client does not answer pings")
+            self._transport.abort()
         else:
-            self._begin(id, head, ends)
-
-    def take_frame(self, kind: int, flags: int, id: int, payload: memoryview) -> None:
-        if kind == frames.WINDOW_UPDATE:
-            self._widen(id, frames.uint32(payload) & 0x7FFF_FFFF)
-        elif kind == frames.SETTINGS:
-            self.take_idle_frame()
-            if id:
-                raise ConnectionFault(frames.PROTOCOL_ERROR, "settings of a stream")
-            if not flags & frames.ACK:
-                self.sender.apply(payload, self.streams.values())
-            elif payload:
-                raise ConnectionFault(frames.FRAME_SIZE_ERROR, "acknowledged settings of a wrong length")
-        elif kind == frames.PING:
-            if id:
-                raise ConnectionFault(frames.PROTOCOL_ERROR, "a ping of a stream")
-            self._pings.answer(flags, payload)
-        elif kind == frames.RST_STREAM:
-            frames.uint32(payload)
-            self.identifiers.refuse_idle(id, "the end")
-            self._reset(id)
-        elif kind == frames.PRIORITY:
-            self.take_idle_frame()
-            if not id:
-                raise ConnectionFault(frames.PROTOCOL_ERROR, "a priority of no stream")
-            if len(payload) != 5 and id in self.streams:
-                raise StreamFault(id, frames.FRAME_SIZE_ERROR, "a priority of a wrong length")
-        else:
-            raise ConnectionFault(frames.PROTOCOL_ERROR, "a client cannot push")
-
-    def fail_stream(self, fault: StreamFault) -> None:
-        # It costs its client as much as a reset of its own: otherwise it could have the server reset its streams.
-        log.debug("a gRPC stream breaks the protocol: %s", fault)
-        self._idling.take_reset()
-        self.sender.write(frames.rst_stream(fault.stream, fault.code))
-        stream = self.streams.get(fault.stream)
-        if stream is not None:
-            stream.reset_by_client()
-
-    def grant(self, nbytes: int) -> None:
-        self.sender.write(frames.window_update(0, nbytes))
-
-    def _begin(self, id: int, head: RpcHead, ends: bool) -> None:
-        method = self._shared.methods.get(head.path)
-        if method is None:
-            self._refuse(id, UNKNOWN_METHOD, ends)
-            return
-        stream = Stream(self, id, head, method)
-        self.streams[id] = stream
-        stream.begin()
-        if ends and not stream.closed:
-            stream.ended_by_client()
-
-    def _refuse(self, id: int, block: bytes, ends: bool) -> None:
-        self.sender.send_head(id, block, ends=True)
-        if not ends:
-            self.sender.write(frames.rst_stream(id, frames.NO_ERROR))
-
-    def _widen(self, id: int, increment: int) -> None:
-        stream = self.streams.get(id)
-        if id:
-            self.identifiers.refuse_idle(id, "a window")
-            if not increment:
-                raise StreamFault(id, frames.PROTOCOL_ERROR, "a window that does not grow")
-            if stream is not None:
-                stream.widened += increment
-                if self.sender.stream_window + stream.widened > frames.MAX_WINDOW:
-                    raise StreamFault(id, frames.FLOW_CONTROL_ERROR, "the window is too large")
-                stream.pump()
-        elif increment:
-            self.sender.widen(increment)
-        else:
-            raise ConnectionFault(frames.PROTOCOL_ERROR, "a window that does not grow")
-        self._idling.take_update(self.sender.data_bytes)
-
-    def _reset(self, id: int) -> None:
-        stream = self.streams.get(id)
-        if stream is None:
-            self.take_idle_frame()
-        else:
-            self._idling.take_reset()
-            stream.reset_by_client()
+            self._ask()
 
     # The end
 
     def _too_old(self) -> None:
-        self.go_away()
-        grace = self._shared.options.max_connection_age_grace
+        self.close_after_answer()
+        grace = self._endpoint.options.max_connection_age_grace
         self._age = None if grace is None else self._loop.call_later(grace / 1000, self._transport.abort)
+
+    def _go_away(self) -> None:
+        if not self._reader.closing:
+            self._reader.closing = True
+            self._writer.write(frames.goaway(self._budget.last_stream, frames.NO_ERROR))
 
     def _fail(self, code: int, text: str) -> None:
         log.info("closing a gRPC connection: %s", text)
-        self._closing = True
-        self.sender.write(frames.goaway(self.identifiers.last, code, text))
-        self.close()
+        self._reader.closing = True
+        self._writer.write(frames.goaway(self._budget.last_stream, code, text))
+        self._writer.close()
+
+
+class Http2Transport:
+    """A listening gRPC server for a service. `port` is the one that it got. Raises OSError."""
+
+    def __init__(self, server: InferenceServer, service: Service, options: GrpcSettings) -> None:
+        self._endpoint = Endpoint(server, service.methods, options)
+        self._service = service
+        self._tls = None if options.tls is None else tls_context(options.tls, ["h2"])
+        self._listener = listen(options.address, options.port, options.reuse_port)
+        self.port: int = self._listener.getsockname()[1]
+        self._accepting: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._accepting = await asyncio.get_running_loop().create_server(
+            lambda: Http2Connection(self._endpoint),
+            sock=self._listener,
+            backlog=BACKLOG,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
+        )
+
+    async def stop(self, grace_s: float) -> None:
+        """No new RPCs; those that are running end, or are cut off after `grace_s`."""
+        if self._accepting is None:
+            self._listener.close()
+        else:
+            self._accepting.close()
+        self._service.stop()
+        await self._endpoint.open.end(grace_s)

@@ -54,6 +54,8 @@ HEAD_BYTES = 9
 HEAD = Struct(">IBI")
 UINT32 = Struct(">I")
 SETTING = Struct(">HI")
+# The head of the answer to a ping
+PONG_HEAD = HEAD.pack(8 << 8 | PING, ACK, 0)
 
 
 class ConnectionFault(Exception):
@@ -96,10 +98,3 @@ def rst_stream(stream: int, code: int) -> bytes:
 
 def goaway(last_stream: int, code: int, text: str = "") -> bytes:
     return frame(GOAWAY, 0, 0, UINT32.pack(last_stream) + UINT32.pack(code) + text.encode())
-
-
-def uint32(payload: memoryview) -> int:
-    """The number that is all of a payload. Raises ConnectionFault."""
-    if len(payload) != UINT32.size:
-        raise ConnectionFault(FRAME_SIZE_ERROR, "a frame of a wrong length")
-    return int(UINT32.unpack(payload)[0])

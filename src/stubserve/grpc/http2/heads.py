@@ -4,6 +4,9 @@ A client compresses the headers of its second request to a few references to its
 until the table of the connection changes, so it is decoded once, by `fields`, and looked up from then on. Answers use
 literals only: no table of ours has to be kept in step with the client's.
 
+A header block may come in as many frames as its client likes, but not for ever: every frame of it counts as _FRAME_COST
+bytes at least, as an empty one costs its sender nothing, and MAX_BLOCK_BYTES end the connection.
+
 A request whose fields break RFC 9113 (section 8) is malformed: `fault` says how, and costs it its stream.
 """
 
@@ -15,8 +18,11 @@ import functools
 import re
 
 from stubserve.grpc.http2.fields import FIELD_BYTES, MAX_FIELDS, MAX_LIST_BYTES, TABLE_BYTES, Field, FieldDecoder
+from stubserve.grpc.http2.frames import ENHANCE_YOUR_CALM, ConnectionFault
 from stubserve.grpc.transport import RESOURCE_EXHAUSTED, UNIMPLEMENTED, Metadata
 
+MAX_BLOCK_BYTES = 1 << 20
+_FRAME_COST = 1024
 _REMEMBERED = 64
 _REMEMBERED_BYTES = 1024
 _MESSAGE_BYTES = 6 * 1024
@@ -86,37 +92,68 @@ class RpcHead:
 
 
 class HeadDecoder:
-    """The decoder of one connection. A block comes whole (`decode`), or in pieces: `begin`, `feed` and `end`."""
+    """The decoder of one connection. A block comes whole (`decode`), or in pieces: `begin`, `piece` and `feed`.
+
+    `known` has heads that were read before, by their blocks. Of a block that comes in pieces `stream` is its stream (0
+    for none), `ends` whether that has nothing else, and `left` how many bytes of the piece are still to come.
+    """
 
     def __init__(self) -> None:
         self._decoder = FieldDecoder()
-        self._known: dict[bytes, RpcHead] = {}
+        self.known: dict[bytes, RpcHead] = {}
         # The decoder's when the last block ended, and whether that block was the one that had changed it
         self._changes = 0
         self._changed = False
-        self.begin = self._decoder.begin
-        self.feed = self._decoder.feed
+        # A block in pieces
+        self.stream = 0
+        self.ends = False
+        self.left = 0
+        self._cost = 0
+        self._is_last = False
 
     def decode(self, block: bytes) -> RpcHead:
         """Raises ConnectionFault: after a block that cannot be decoded nothing else can be."""
-        head = self._known.get(block)
+        head = self.known.get(block)
         if head is not None:
             return head
-        self.begin()
-        self.feed(block)
-        head = self.end()
-        if len(block) <= _REMEMBERED_BYTES and len(self._known) < _REMEMBERED and not self._changed:
-            self._known[block] = head
+        self._decoder.begin()
+        self._decoder.feed(block)
+        head = self._end()
+        if len(block) <= _REMEMBERED_BYTES and len(self.known) < _REMEMBERED and not self._changed:
+            self.known[block] = head
         return head
 
-    def end(self) -> RpcHead:
-        """The head that the pieces make. Raises ConnectionFault."""
+    def begin(self, stream: int, ends: bool) -> None:
+        """A block begins that comes in pieces."""
+        self.stream = stream
+        self.ends = ends
+        self._cost = 0
+        self._decoder.begin()
+
+    def piece(self, length: int, last: bool) -> None:
+        """A piece of so many bytes begins. Raises ConnectionFault."""
+        self._cost += max(length, _FRAME_COST)
+        if self._cost > MAX_BLOCK_BYTES:
+            raise ConnectionFault(ENHANCE_YOUR_CALM, "a header block without end")
+        self.left = length
+        self._is_last = last
+
+    def feed(self, data: bytes) -> RpcHead | None:
+        """Takes so much of the piece; the head when that is complete. Raises ConnectionFault."""
+        self.left -= len(data)
+        self._decoder.feed(data)
+        if self.left or not self._is_last:
+            return None
+        self.stream = 0
+        return self._end()
+
+    def _end(self) -> RpcHead:
         head = RpcHead(*self._decoder.end())
         changes = self._decoder.changes
         self._changed = changes != self._changes
         if self._changed:
             self._changes = changes
-            self._known.clear()
+            self.known.clear()
         return head
 
 

@@ -2,11 +2,11 @@
 
 What the client's windows do not let through waits here, in order, beside what is still being made: answers that are to
 be compressed, or take long to write, are worked on in steps (`jobs`), and what follows them waits for its turn. A
-stream whose one answer leaves at once (`Sender.send_whole`) never has an outbox.
+stream whose one answer leaves at once (`FrameWriter.send_whole`) never has an outbox.
 
 Guarantees: nothing overtakes anything; what lies in the heap is counted in its account; the sender is told that the
 client is behind once OUTBOX_BYTES wait, and when it has caught up; a client that takes nothing is watched
-(`departure`).
+(`slow_clients`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.offload import LARGE_BYTES
-from stubserve.connections.sent_memory import SentMemory
-from stubserve.connections.unread_answers import SendWatch
 from stubserve.errors import ServeError, internal, unavailable
 from stubserve.grpc.http2.compression import deflate
+from stubserve.grpc.http2.endpoint import Endpoint
 from stubserve.grpc.http2.heads import OPENING, opening
-from stubserve.grpc.http2.inbox import PREFIX_BYTES
-from stubserve.grpc.http2.sender import Sender, Sending
+from stubserve.grpc.http2.incoming import PREFIX_BYTES
+from stubserve.grpc.http2.writer import FrameWriter
 from stubserve.grpc.jobs import OrderedJobs
 from stubserve.grpc.transport import Keep, Parts
 from stubserve.inference.long_work import LongWork, finish
@@ -39,18 +37,18 @@ log = logging.getLogger("stubserve.grpc")
 OUTBOX_BYTES = 1 << 20
 
 
-class Outlet(Protocol):
-    """What an outbox needs of its connection."""
+class OutboxOwner(Protocol):
+    """What an outbox needs of its stream, and tells it. `widened` is what the client takes beyond its initial window.
 
-    server: InferenceServer
-    sender: Sender
-    sent_memory: SentMemory
-    send_watch: SendWatch
-    compression_level: int
+    It is a protocol, as the stream makes the outbox: imports point one way.
+    """
 
+    id: int
+    widened: int
 
-class OutboxOwner(Sending, Protocol):
-    """What an outbox tells its stream."""
+    def pump(self) -> None:
+        """Sends what may be sent."""
+        ...
 
     def writable(self) -> None:
         """The client has caught up."""
@@ -70,21 +68,23 @@ class Outbox:
     have left, and `unsent` how much the client has not taken, or not let in."""
 
     __slots__ = (
-        "_connection",
         "_counted",
         "_encoding",
+        "_endpoint",
         "_heap_bytes",
         "_jobs",
         "_pieces",
         "_slow",
         "_stream",
         "_waits",
+        "_writer",
         "opened",
         "unsent",
     )
 
-    def __init__(self, connection: Outlet, stream: OutboxOwner, encoding: str | None) -> None:
-        self._connection = connection
+    def __init__(self, endpoint: Endpoint, writer: FrameWriter, stream: OutboxOwner, encoding: str | None) -> None:
+        self._endpoint = endpoint
+        self._writer = writer
         self._stream = stream
         self._encoding = encoding
         self.opened = False
@@ -104,7 +104,7 @@ class Outbox:
         encoding = self._encoding
         is_behind = self._jobs is not None and self._jobs.busy
         if encoding is not None:
-            level = self._connection.compression_level
+            level = self._endpoint.compression_level
             if is_behind or sum(map(len, parts)) > LARGE_BYTES:
                 return self._send_later(lambda keep: deflate(parts, encoding, level, keep), blocks)
             parts, blocks = finish(deflate(parts, encoding, level, lambda nbytes: None)), ()
@@ -120,7 +120,7 @@ class Outbox:
         def compressed(keep: Keep) -> LongWork[Parts]:
             parts = yield from work(keep)
             if encoding is not None:
-                parts = yield from deflate(parts, encoding, self._connection.compression_level, keep)
+                parts = yield from deflate(parts, encoding, self._endpoint.compression_level, keep)
             return parts
 
         return self._send_later(compressed, blocks)
@@ -128,10 +128,10 @@ class Outbox:
     def pump(self) -> bool:
         """Sends what the windows allow. Whether nothing is left, nor being made."""
         pieces = self._pieces
-        sender = self._connection.sender
+        writer = self._writer
         stream = self._stream
         while pieces:
-            room = min(sender.stream_window + stream.widened, sender.room())
+            room = min(writer.stream_window + stream.widened, writer.room())
             if room <= 0:
                 break
             frame: list[bytes | memoryview] = []
@@ -148,15 +148,15 @@ class Outbox:
                 length += len(piece)
             if not self.opened:
                 self._open()
-            sender.send_data(stream.id, length, frame)
+            writer.send_data(stream.id, length, frame)
             stream.widened -= length
             self.unsent -= length
         if pieces:
-            if sender.stream_window + stream.widened > 0:
-                sender.waiting[stream] = None
+            if writer.stream_window + stream.widened > 0:
+                writer.waiting[stream.id] = stream.pump
             if not self._waits:
                 self._waits = True
-                self._connection.send_watch.watch(self)
+                self._endpoint.slow_clients.watch_unread(self)
             return False
         self._wait_no_more()
         if self._counted:
@@ -198,9 +198,9 @@ class Outbox:
         pieces.append(flag + size.to_bytes(4, "big"))
         self.unsent += PREFIX_BYTES + size
         if self._waits:
-            self._connection.send_watch.wrote(self, PREFIX_BYTES + size)
+            self._endpoint.slow_clients.wrote_more(self, PREFIX_BYTES + size)
         self._heap_bytes += PREFIX_BYTES
-        wrap = self._connection.sent_memory.wrap
+        wrap = self._endpoint.sent_memory.wrap
         for part in parts:
             if isinstance(part, bytes):
                 pieces.append(part)
@@ -218,7 +218,7 @@ class Outbox:
     ) -> bool:
         """Sends what the work makes, or these parts, in its turn. Says that the client is behind."""
         held = [block.hold() for block in blocks]
-        server = self._connection.server
+        server = self._endpoint.server
         if self._jobs is None:
             self._jobs = OrderedJobs(server.offload)
         self._slow = True
@@ -252,19 +252,19 @@ class Outbox:
     def _open(self) -> None:
         self.opened = True
         block = OPENING if self._encoding is None else opening(self._encoding)
-        self._connection.sender.send_head(self._stream.id, block)
+        self._writer.send_head(self._stream.id, block)
 
     def _wait_no_more(self) -> None:
         if self._waits:
             self._waits = False
-            self._connection.send_watch.unwatch(self)
+            self._endpoint.slow_clients.unwatch_unread(self)
 
     def _count(self) -> None:
         """Has the heap's account follow what waits. Raises nothing: where there is no memory for it the RPC ends, but
         not before whoever sends has returned."""
         kept = self._heap_bytes
         more = (kept if kept > FREE_BYTES else 0) - self._counted
-        heap = self._connection.server.heap
+        heap = self._endpoint.server.heap
         if more < 0:
             heap.give_back(-more)
         elif more:

@@ -1,89 +1,58 @@
-"""The bytes that arrive on a connection, taken apart to frames where they lie.
+"""The bytes that arrive on a connection, taken apart to frames where they lie, and what the frames say done.
 
 The payload of DATA goes to its stream as it comes, and that of header blocks to their decoder, the beginning of a frame
 before its end: a frame may be as long as it may, and nothing of it is collected. All else that matters is short, and
-goes to the connection as complete frames; what does not matter is skipped.
+is read as complete frames; what does not matter is skipped.
 
-A header block may come in as many frames as its client likes, but not for ever: every frame of it counts as
-_FRAME_COST bytes at least, as an empty one costs its sender nothing, and MAX_BLOCK_BYTES end the connection.
+What breaks the protocol on one stream resets that stream with the reason, and costs its client as much as a reset of
+its own: otherwise it could have the server reset its streams.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import asyncio
+import logging
 
 from stubserve.grpc.http2 import frames
+from stubserve.grpc.http2.budget import ClientBudget
+from stubserve.grpc.http2.endpoint import Endpoint
 from stubserve.grpc.http2.frames import ConnectionFault, StreamFault
-from stubserve.grpc.http2.heads import HeadDecoder, RpcHead
-from stubserve.grpc.http2.identifiers import StreamIdentifiers
+from stubserve.grpc.http2.heads import CALL_TOO_LARGE, NOT_GRPC, TOO_LARGE, UNKNOWN_METHOD, HeadDecoder, RpcHead
+from stubserve.grpc.http2.stream import Http2Stream
+from stubserve.grpc.http2.writer import FrameWriter
 
+log = logging.getLogger("stubserve.grpc")
+
+MAX_STREAMS = 1024
 MAX_FRAME_BYTES = 1 << 20
-MAX_BLOCK_BYTES = 1 << 20
 
 # Of what is neither DATA nor a header block: the longest is the client's settings.
 _MAX_PAYLOAD_BYTES = 1024
-_FRAME_COST = 1024
 _PRIORITY_BYTES = 5
 # Frames that are read as a whole; all others but DATA and header blocks say nothing to a server.
 _SHORT = frozenset(
     (frames.PRIORITY, frames.RST_STREAM, frames.SETTINGS, frames.PUSH_PROMISE, frames.PING, frames.WINDOW_UPDATE)
 )
+# Those that say one number
+_NUMBERS = frozenset((frames.RST_STREAM, frames.WINDOW_UPDATE))
 # The connection's own window never stops anybody (the streams' do): it is opened all the way, and again after so much.
 _GRANT_BYTES = 1 << 28
 
 
-class DataStream(Protocol):
-    """What the reader needs of an open stream. `receive_window` is what its client may still send."""
-
-    receive_window: int
-    half_closed: bool
-    closed: bool
-
-    def data_received(self, data: memoryview) -> None: ...
-
-    def ended_by_client(self) -> None: ...
-
-
-class FrameTaker(Protocol):
-    """What the reader tells. All of these raise ConnectionFault or StreamFault."""
-
-    identifiers: StreamIdentifiers
-
-    def stream(self, id: int) -> DataStream | None:
-        """The stream if it is open."""
-        ...
-
-    def take_head(self, id: int, head: RpcHead, ends: bool) -> None:
-        """A header block; with `ends` its stream has nothing else."""
-        ...
-
-    def take_frame(self, kind: int, flags: int, id: int, payload: memoryview) -> None:
-        """A complete frame that is neither DATA nor of a header block."""
-        ...
-
-    def take_idle_frame(self) -> None:
-        """A frame that moves nothing."""
-        ...
-
-    def fail_stream(self, fault: StreamFault) -> None:
-        """The client broke the protocol on one stream."""
-        ...
-
-    def grant(self, nbytes: int) -> None:
-        """The client may send so many bytes more on the connection."""
-        ...
-
-
 class FrameReader:
-    """The reader of one connection. `feed` raises ConnectionFault where the client breaks the protocol.
+    """The reader of one connection, and its streams. `feed` raises ConnectionFault where the protocol is broken.
 
     `unfinished` says that the client has not yet said that it speaks HTTP/2, or is within a header block: until it goes
-    on nothing else can be read.
+    on nothing else can be read. Once `closing` is set no stream is opened, and the connection ends with the last.
     """
 
-    def __init__(self, connection: FrameTaker) -> None:
-        self._connection = connection
+    def __init__(self, endpoint: Endpoint, writer: FrameWriter, budget: ClientBudget) -> None:
+        self._endpoint = endpoint
+        self._writer = writer
+        self._budget = budget
         self._heads = HeadDecoder()
+        self.streams: dict[int, Http2Stream] = {}
+        self.closing = False
         self._greeted = False
         self.unfinished = True
         # Bytes of a frame's head, or of a short frame, that is not complete
@@ -92,15 +61,9 @@ class FrameReader:
         self._skip_left = 0
         # The DATA frame whose payload is arriving
         self._data_left = 0
-        self._data_stream: DataStream | None = None
+        self._data_stream: Http2Stream | None = None
         self._data_pad = 0
         self._data_ends = False
-        # The header block that is not complete: its stream (0 for none), and what is still to come of its frame
-        self._block_stream = 0
-        self._block_ends = False
-        self._block_cost = 0
-        self._block_left = 0
-        self._block_is_last = False
         # Bytes of DATA since the connection's window was last opened
         self._received = 0
 
@@ -109,19 +72,14 @@ class FrameReader:
         if self._pending:
             data = memoryview(self._pending + bytes(data))
             self._pending = b""
-        at = self._process(data)
-        if at < len(data):
-            self._pending = bytes(data[at:])
-
-    def _process(self, data: memoryview) -> int:
-        """Takes all that can be taken; returns the position behind."""
         at, end = 0, len(data)
         if not self._greeted:
             size = len(frames.PREFACE)
             if bytes(data[:size]) != frames.PREFACE[: min(size, end)]:
                 raise ConnectionFault(frames.PROTOCOL_ERROR, "this is the port of gRPC, which is HTTP/2")
             if end < size:
-                return 0
+                self._pending = bytes(data)
+                return
             self._greeted = True
             self.unfinished = False
             at = size
@@ -129,7 +87,7 @@ class FrameReader:
             if self._data_left:
                 at = self._take_data(data, at, end)
                 continue
-            if self._block_left:
+            if self._heads.left:
                 at = self._take_block(data, at, end)
                 continue
             if self._skip_left:
@@ -144,7 +102,7 @@ class FrameReader:
             id &= 0x7FFF_FFFF
             if length > MAX_FRAME_BYTES:
                 raise ConnectionFault(frames.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
-            if self._block_stream and kind != frames.CONTINUATION:
+            if self._heads.stream and kind != frames.CONTINUATION:
                 raise ConnectionFault(frames.PROTOCOL_ERROR, "a header block was not continued")
             payload = at + frames.HEAD_BYTES
             if kind == frames.DATA:
@@ -157,7 +115,7 @@ class FrameReader:
                     break
                 at = self._begin_block(data, payload, length, flags, id)
             elif kind == frames.CONTINUATION:
-                at = self._continue_block(payload, length, flags, id)
+                at = self._continue_block(data, payload, length, flags, id)
             elif kind in _SHORT:
                 if length > _MAX_PAYLOAD_BYTES:
                     raise ConnectionFault(frames.ENHANCE_YOUR_CALM, f"a frame of {length} bytes that moves nothing")
@@ -165,14 +123,23 @@ class FrameReader:
                     break
                 at = payload + length
                 try:
-                    self._connection.take_frame(kind, flags, id, data[payload:at])
+                    self._take_frame(kind, flags, id, data[payload:at])
                 except StreamFault as fault:
-                    self._connection.fail_stream(fault)
+                    self._fail_stream(fault)
             else:
-                self._connection.take_idle_frame()
+                self._budget.take_idle_frame()
                 self._skip_left = length
                 at = payload
-        return at
+        if at < end:
+            self._pending = bytes(data[at:])
+
+    def forget(self, stream: Http2Stream) -> None:
+        """Both sides of a stream are closed."""
+        if self.streams.pop(stream.id, None) is not None and self._budget.resets:
+            self._budget.resets -= 1
+        self._writer.waiting.pop(stream.id, None)
+        if self.closing and not self.streams:
+            asyncio.get_running_loop().call_soon(self._writer.close)
 
     # DATA
 
@@ -183,13 +150,12 @@ class FrameReader:
             at += 1
             if pad > length:
                 raise ConnectionFault(frames.PROTOCOL_ERROR, "more padding than frame")
-        connection = self._connection
-        stream = connection.stream(id)
-        if stream is None and connection.identifiers.is_idle(id):
+        stream = self.streams.get(id)
+        if stream is None and (id % 2 == 0 or id > self._budget.last_stream):
             raise ConnectionFault(frames.PROTOCOL_ERROR, f"data on stream {id}, which is not open")
         self._received += length
         if self._received >= _GRANT_BYTES:
-            connection.grant(self._received)
+            self._writer.write(frames.window_update(0, self._received))
             self._received = 0
         self._data_ends = bool(flags & frames.END_STREAM)
         if stream is not None:
@@ -197,16 +163,14 @@ class FrameReader:
             if stream.receive_window < 0:
                 raise ConnectionFault(frames.FLOW_CONTROL_ERROR, f"stream {id} was sent more than its window")
             if stream.half_closed:
-                connection.fail_stream(StreamFault(id, frames.STREAM_CLOSED, "data on a stream that is closed"))
+                self._fail_stream(StreamFault(id, frames.STREAM_CLOSED, "data on a stream that is closed"))
                 stream = None
         if length == pad and not self._data_ends:
-            connection.take_idle_frame()
+            self._budget.take_idle_frame()
         self._data_stream = stream
         self._data_pad = max(pad - 1, 0)
         self._data_left = length - (1 if pad else 0)
-        if not self._data_left:
-            self._end_data()
-        return at
+        return self._take_data(data, at, len(data))
 
     def _take_data(self, data: memoryview, at: int, end: int) -> int:
         take = min(self._data_left, end - at)
@@ -215,19 +179,17 @@ class FrameReader:
         stream = self._data_stream
         # Nothing is done for a stream that was closed meanwhile.
         if stream is not None:
-            if self._data_ends and not self._data_left:
+            ends = self._data_ends and not self._data_left
+            if ends:
                 # Known before its last message is taken: the answer to that may then close the stream.
                 stream.half_closed = True
             if content:
                 stream.data_received(data[at : at + content])
             if not self._data_left:
-                self._end_data()
+                self._data_stream = None
+                if ends and not stream.closed:
+                    stream.ended_by_client()
         return at + take
-
-    def _end_data(self) -> None:
-        stream, self._data_stream = self._data_stream, None
-        if self._data_ends and stream is not None and not stream.closed:
-            stream.ended_by_client()
 
     # Header blocks
 
@@ -248,49 +210,135 @@ class FrameReader:
         last = bool(flags & frames.END_HEADERS)
         if last and end <= len(data):
             # All of it is here; the usual case.
-            self._finish(id, self._heads.decode(bytes(data[at : end - pad])), bool(flags & frames.END_STREAM))
+            block = bytes(data[at : end - pad])
+            self._take_head(
+                id, self._heads.known.get(block) or self._heads.decode(block), bool(flags & frames.END_STREAM)
+            )
             return end
-        self._block_stream = id
         self.unfinished = True
-        self._block_ends = bool(flags & frames.END_STREAM)
-        self._block_cost = 0
-        self._heads.begin()
-        self._begin_piece(end - pad - at, last, pad)
-        return at
-
-    def _continue_block(self, at: int, length: int, flags: int, id: int) -> int:
-        if not self._block_stream or id != self._block_stream:
-            raise ConnectionFault(frames.PROTOCOL_ERROR, "a continuation of nothing")
-        self._begin_piece(length, bool(flags & frames.END_HEADERS), 0)
-        return at
-
-    def _begin_piece(self, length: int, last: bool, pad: int) -> None:
-        self._block_cost += max(length, _FRAME_COST)
-        if self._block_cost > MAX_BLOCK_BYTES:
-            raise ConnectionFault(frames.ENHANCE_YOUR_CALM, "a header block without end")
-        self._block_left = length
-        self._block_is_last = last
+        self._heads.begin(id, bool(flags & frames.END_STREAM))
+        self._heads.piece(end - pad - at, last)
         # Only the frame that begins a block has padding, and nothing but a continuation or the next frame follows it.
         self._skip_left = pad
-        if not length:
-            self._end_piece()
+        return self._take_block(data, at, len(data))
+
+    def _continue_block(self, data: memoryview, at: int, length: int, flags: int, id: int) -> int:
+        if not self._heads.stream or id != self._heads.stream:
+            raise ConnectionFault(frames.PROTOCOL_ERROR, "a continuation of nothing")
+        self._heads.piece(length, bool(flags & frames.END_HEADERS))
+        return self._take_block(data, at, len(data))
 
     def _take_block(self, data: memoryview, at: int, end: int) -> int:
-        take = min(self._block_left, end - at)
-        self._block_left -= take
-        self._heads.feed(bytes(data[at : at + take]))
-        if not self._block_left:
-            self._end_piece()
+        take = min(self._heads.left, end - at)
+        id = self._heads.stream
+        head = self._heads.feed(bytes(data[at : at + take]))
+        if head is not None:
+            self.unfinished = False
+            self._take_head(id, head, self._heads.ends)
         return at + take
 
-    def _end_piece(self) -> None:
-        if self._block_is_last:
-            id, self._block_stream = self._block_stream, 0
-            self.unfinished = False
-            self._finish(id, self._heads.end(), self._block_ends)
-
-    def _finish(self, id: int, head: RpcHead, ends: bool) -> None:
+    def _take_head(self, id: int, head: RpcHead, ends: bool) -> None:
+        """A header block; with `ends` its stream has nothing else."""
+        stream = self.streams.get(id)
+        method = self._endpoint.methods.get(head.path)
         try:
-            self._connection.take_head(id, head, ends)
+            if stream is not None:
+                stream.trailers_received(head, ends)
+            elif not self._budget.open_stream(id):
+                self._budget.take_idle_frame()
+            elif self.closing or len(self.streams) >= MAX_STREAMS:
+                self._writer.write(frames.rst_stream(id, frames.REFUSED_STREAM))
+            elif head.too_large:
+                self._refuse(id, CALL_TOO_LARGE if head.is_grpc else TOO_LARGE, ends)
+            elif head.fault:
+                raise StreamFault(id, frames.PROTOCOL_ERROR, head.fault)
+            elif not head.is_grpc:
+                self._refuse(id, NOT_GRPC, ends)
+            elif method is None:
+                self._refuse(id, UNKNOWN_METHOD, ends)
+            else:
+                stream = Http2Stream(self._endpoint, self._writer, self.forget, id, head, method)
+                self.streams[id] = stream
+                stream.begin()
+                if ends and not stream.closed:
+                    stream.ended_by_client()
         except StreamFault as fault:
-            self._connection.fail_stream(fault)
+            self._fail_stream(fault)
+
+    def _refuse(self, id: int, block: bytes, ends: bool) -> None:
+        self._writer.send_head(id, block, ends=True)
+        if not ends:
+            self._writer.write(frames.rst_stream(id, frames.NO_ERROR))
+
+    # Other frames
+
+    def _take_frame(self, kind: int, flags: int, id: int, payload: memoryview) -> None:
+        """A complete frame that is neither DATA nor of a header block. Raises ConnectionFault and StreamFault."""
+        budget = self._budget
+        if kind in _NUMBERS and len(payload) != 4:
+            raise ConnectionFault(frames.FRAME_SIZE_ERROR, "a frame of a wrong length")
+        if kind == frames.WINDOW_UPDATE:
+            self._widen(id, int.from_bytes(payload, "big") & 0x7FFF_FFFF)
+        elif kind == frames.SETTINGS:
+            budget.take_idle_frame()
+            if id:
+                raise ConnectionFault(frames.PROTOCOL_ERROR, "settings of a stream")
+            if not flags & frames.ACK:
+                self._writer.apply(payload, self._pump_all)
+            elif payload:
+                raise ConnectionFault(frames.FRAME_SIZE_ERROR, "acknowledged settings of a wrong length")
+        elif kind == frames.PING:
+            if id:
+                raise ConnectionFault(frames.PROTOCOL_ERROR, "a ping of a stream")
+            if len(payload) != 8:
+                raise ConnectionFault(frames.FRAME_SIZE_ERROR, "a ping of a wrong length")
+            if not flags & frames.ACK:
+                budget.take_ping(self._writer.data_bytes, bool(self.streams))
+                self._writer.write(frames.PONG_HEAD, bytes(payload))
+        elif kind == frames.RST_STREAM:
+            budget.refuse_unopened(id, "the end")
+            stream = self.streams.get(id)
+            if stream is None:
+                budget.take_idle_frame()
+            else:
+                budget.take_reset()
+                stream.reset_by_client()
+        elif kind == frames.PRIORITY:
+            budget.take_idle_frame()
+            if not id:
+                raise ConnectionFault(frames.PROTOCOL_ERROR, "a priority of no stream")
+            if len(payload) != _PRIORITY_BYTES and id in self.streams:
+                raise StreamFault(id, frames.FRAME_SIZE_ERROR, "a priority of a wrong length")
+        else:
+            raise ConnectionFault(frames.PROTOCOL_ERROR, "a client cannot push")
+
+    def _widen(self, id: int, increment: int) -> None:
+        if id:
+            stream = self.streams.get(id)
+            if stream is None:
+                self._budget.refuse_unopened(id, "a window")
+            if not increment:
+                raise StreamFault(id, frames.PROTOCOL_ERROR, "a window that does not grow")
+            if stream is not None:
+                stream.widened += increment
+                if self._writer.stream_window + stream.widened > frames.MAX_WINDOW:
+                    raise StreamFault(id, frames.FLOW_CONTROL_ERROR, "the window is too large")
+                stream.pump()
+        elif increment:
+            self._writer.widen(increment)
+        else:
+            raise ConnectionFault(frames.PROTOCOL_ERROR, "a window that does not grow")
+        self._budget.take_update(self._writer.data_bytes)
+
+    def _pump_all(self) -> None:
+        for stream in list(self.streams.values()):
+            stream.pump()
+
+    def _fail_stream(self, fault: StreamFault) -> None:
+        """The client broke the protocol on one stream."""
+        log.debug("a gRPC stream breaks the protocol: %s", fault)
+        self._budget.take_reset()
+        self._writer.write(frames.rst_stream(fault.stream, fault.code))
+        stream = self.streams.get(fault.stream)
+        if stream is not None:
+            stream.reset_by_client()

@@ -1,11 +1,14 @@
-"""A message on its way from the wire to the handler, where something has to be done to it before.
+"""Messages of one stream that something has to be done to before its handler gets them.
 
-It may have to be decompressed, and its method may want it in another form (`Method.prepare`). What comes out of that is
-placed in the arena, where a message of its size belongs.
+Compressed ones are decompressed, and large ones get the form that their method wants (`Method.prepare`). What comes out
+of that is placed in the arena, where a message of its size belongs. What takes long is done in steps (`jobs`), and
+whatever follows waits for its turn, small or large.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable
 
 from stubserve_stub.wire.layout import ALIGNMENT
@@ -13,19 +16,94 @@ from stubserve_stub.wire.layout import ALIGNMENT
 from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.arrival import Content
 from stubserve.connections.offload import LARGE_BYTES
+from stubserve.errors import ServeError
 from stubserve.grpc.envelope import first_raw
 from stubserve.grpc.http2.compression import inflate, short_content
-from stubserve.grpc.http2.inbox import Message
-from stubserve.grpc.transport import Keep, Parts, Prepare
+from stubserve.grpc.http2.incoming import Message, MessageRefusal, refusal_of
+from stubserve.grpc.jobs import OrderedJobs
+from stubserve.grpc.transport import INTERNAL, Keep, Parts, Prepare
+from stubserve.grpc.wire import Malformed
 from stubserve.inference.long_work import LongWork
 from stubserve.memory.heap_account import HeapShare
+
+log = logging.getLogger("stubserve.grpc")
 
 # What is copied in one step.
 _COPIED_BYTES = 1 << 20
 
 
-class Turn:
-    """The turn of one message. `message` is what it has become so far."""
+class PreparedMessages:
+    """The messages of one stream, in their order.
+
+    `take` gets each, which is promised until it returns. `over` is called when no message waits any more, or with the
+    refusal of one that could not be prepared; none follows that.
+    """
+
+    __slots__ = ("_dropped", "_jobs", "_over", "_prepare", "_server", "_take")
+
+    def __init__(
+        self,
+        server: InferenceServer,
+        prepare: Prepare | None,
+        take: Callable[[Message], None],
+        over: Callable[[MessageRefusal | None], None],
+    ) -> None:
+        self._server = server
+        self._prepare = prepare
+        self._take = take
+        self._over = over
+        self._jobs = OrderedJobs(server.offload)
+        self._dropped = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a message waits, and all that follow have to."""
+        return self._jobs.busy
+
+    def add(self, message: Message) -> None:
+        """Takes a complete message. Raises MessageRefusal."""
+        preparation = Preparation(self._server, self._prepare, message)
+        busy = self._jobs.busy
+        try:
+            steps = preparation.begin()
+            if busy or steps is not None:
+                preparation.wait()
+        except (MessageRefusal, ServeError, Malformed) as error:
+            preparation.end()
+            raise _refusal(error) from None
+        if busy or steps is not None:
+            self._jobs.add(steps, functools.partial(self._prepared, preparation))
+        else:
+            self._pass_on(preparation)
+
+    def drop(self) -> None:
+        """Nobody wants them any more."""
+        self._dropped = True
+        self._jobs.drop()
+
+    def _prepared(self, preparation: Preparation, error: BaseException | None) -> None:
+        """Everything has been done to a message, and its turn has come; or that has ended in an error, or for nobody.
+
+        None gets to the handler as it came.
+        """
+        if error is not None or self._dropped:
+            preparation.end()
+            if error is not None:
+                self._over(_refusal(error))
+            return
+        self._pass_on(preparation)
+        if not self._jobs.busy:
+            self._over(None)
+
+    def _pass_on(self, preparation: Preparation) -> None:
+        try:
+            self._take(preparation.message)
+        finally:
+            preparation.end()
+
+
+class Preparation:
+    """What is done to one message. `message` is what it has become so far."""
 
     __slots__ = ("_content", "_placed", "_prepare", "_server", "_share", "message")
 
@@ -67,7 +145,7 @@ class Turn:
         self._share.drop()
 
     def _inflate(self, limit: int) -> LongWork[None]:
-        yield from inflate(self.message.data, limit, self._take)
+        yield from inflate(self.message.data, limit, self._add)
         content = self._content
         if content is None:
             self._is_now(Message(b""))
@@ -79,7 +157,7 @@ class Turn:
         if further is not None:
             yield from further
 
-    def _take(self, piece: bytes) -> None:
+    def _add(self, piece: bytes) -> None:
         """Takes a piece of the content. Raises ServeError where the arena has no place for it."""
         if self._content is None:
             start = -first_raw(memoryview(piece)) % ALIGNMENT
@@ -116,3 +194,15 @@ class Turn:
     def _is_now(self, message: Message) -> None:
         self.message.drop()
         self.message = message
+
+
+def _refusal(error: BaseException) -> MessageRefusal:
+    """The end of an RPC whose message could not be taken."""
+    if isinstance(error, MessageRefusal):
+        return error
+    if isinstance(error, ServeError):
+        return refusal_of(error)
+    if isinstance(error, Malformed):
+        return MessageRefusal(error.status, error.text)
+    log.error("a message could not be prepared", exc_info=error)
+    return MessageRefusal(INTERNAL, "unexpected error while the request was handled; see the server's log")

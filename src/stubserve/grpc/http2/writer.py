@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
+from stubserve.api.fair_queues import peer_name
+from stubserve.connections.paced_transport import see_it_closed
 from stubserve.connections.sent_memory import keep_sending_warm
-from stubserve.connections.tls_close import wait_for_parting
 from stubserve.grpc.http2 import frames
 from stubserve.grpc.http2.fields import TABLE_BYTES
 from stubserve.grpc.http2.frames import ConnectionFault
@@ -36,20 +36,9 @@ _END = frames.END_HEADERS | frames.END_STREAM
 _CLOSING = trailers(OK, "")
 
 
-class Sending(Protocol):
-    """What the sender needs of a stream. `widened` is what the client takes beyond its initial window."""
-
-    id: int
-    widened: int
-
-    def pump(self) -> None:
-        """Sends what may be sent."""
-        ...
-
-
-class Sender:
-    """The sender of one connection. `stream_window` is how many bytes the client takes on a stream before it has
-    widened its window."""
+class FrameWriter:
+    """The writer of one connection. `stream_window` is how many bytes the client takes on a stream before it has
+    widened its window, `paused` says that the socket is full."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -68,11 +57,20 @@ class Sender:
         # What the next header block has to begin with
         self._before_block = b""
         self._pump_is_due = False
-        # Streams that have more to send than it takes, the longest waiting first; one that waits for a window of its
-        # own is not among them: each of a client's window updates must cost no more than what it lets through.
-        self.waiting: OrderedDict[Sending, None] = OrderedDict()
+        # What pumps the streams that have more to send than it takes, by their identifiers, the longest waiting first.
+        # A stream that waits for a window of its own is not among them: each of a client's window updates must cost no
+        # more than what it lets through.
+        self.waiting: OrderedDict[int, Callable[[], object]] = OrderedDict()
         # Bytes of DATA so far
         self.data_bytes = 0
+        self._peer: str | None = None
+
+    @property
+    def peer(self) -> str:
+        """The client's `<address>:<port>`."""
+        if self._peer is None:
+            self._peer = peer_name(self._transport.get_extra_info("peername"))
+        return self._peer
 
     def write(self, *pieces: bytes | memoryview) -> None:
         """Puts bytes into what leaves at the end of this turn of the event loop."""
@@ -104,7 +102,7 @@ class Sender:
         """Closes the connection behind what has been written."""
         self.flush()
         self._transport.close()
-        wait_for_parting(self._transport)
+        see_it_closed(self._transport)
 
     def lose(self) -> None:
         """The connection is gone."""
@@ -128,15 +126,17 @@ class Sender:
         self.data_bytes += length
         self.write(frames.data_head(length, stream), *pieces)
 
-    def send_whole(self, stream: Sending, size: int, parts: Sequence[bytes | memoryview]) -> bool:
-        """Sends a unary RPC's whole answer, if nothing stands against sending it in one frame."""
+    def send_whole(self, id: int, widened: int, size: int, parts: Sequence[bytes | memoryview]) -> bool:
+        """Sends a unary RPC's whole answer, if nothing stands against sending it in one frame.
+
+        The stream's window is `widened` by so much.
+        """
         length = size + 5
-        limit = min(self._max_frame, MAX_WHOLE_BYTES, self._window, self.stream_window + stream.widened)
+        limit = min(self._max_frame, MAX_WHOLE_BYTES, self._window, self.stream_window + widened)
         if length > limit or self.paused or self._before_block:
             return False
         self._window -= length
         self.data_bytes += length
-        id = stream.id
         opening = frames.HEAD.pack(len(OPENING) << 8 | frames.HEADERS, frames.END_HEADERS, id)
         data = frames.HEAD.pack(length << 8, 0, id)
         closing = frames.HEAD.pack(len(_CLOSING) << 8 | frames.HEADERS, _END, id)
@@ -160,10 +160,11 @@ class Sender:
         self._window += increment
         if self._window > frames.MAX_WINDOW:
             raise ConnectionFault(frames.FLOW_CONTROL_ERROR, "the connection's window is too large")
-        self._pump()
+        if self.waiting:
+            self._pump()
 
-    def apply(self, settings: memoryview, streams: Iterable[Sending]) -> None:
-        """Keeps to the client's settings from here on, on its open streams too. Raises ConnectionFault."""
+    def apply(self, settings: memoryview, pump_all: Callable[[], None]) -> None:
+        """Keeps to the client's settings from here on; `pump_all` does so for open streams. Raises ConnectionFault."""
         if len(settings) % frames.SETTING.size:
             raise ConnectionFault(frames.FRAME_SIZE_ERROR, "settings of a wrong length")
         window = self.stream_window
@@ -185,14 +186,13 @@ class Sender:
         if window > self.stream_window and not self._pump_is_due:
             # Once for all settings that one turn brings: this costs a step per stream.
             self._pump_is_due = True
-            self._loop.call_soon(self._pump_all, streams)
+            self._loop.call_soon(self._pump_all, pump_all)
         self.stream_window = window
 
-    def _pump_all(self, streams: Iterable[Sending]) -> None:
+    def _pump_all(self, pump_all: Callable[[], None]) -> None:
         self._pump_is_due = False
-        for stream in list(streams):
-            stream.pump()
+        pump_all()
 
     def _pump(self) -> None:
         while self.waiting and self.room() > 0:
-            self.waiting.popitem(last=False)[0].pump()
+            self.waiting.popitem(last=False)[1]()

@@ -1,0 +1,200 @@
+"""A message that a client sends on a stream, put together from its parts.
+
+A short message is bytes, and takes memory as it comes; all that are unfinished share a bounded part of the heap. Any
+other is received into the arena by the rules of `connections.arrival`: what its prefix claims takes no memory from
+anybody, and it is placed so that its first raw tensor is aligned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from stubserve_stub.wire.layout import ALIGNMENT
+
+from stubserve.connections.arrival import ArenaArrival
+from stubserve.connections.slow_clients import Owner
+from stubserve.errors import ServeError
+from stubserve.grpc.envelope import first_raw
+from stubserve.grpc.http2.endpoint import Endpoint
+from stubserve.grpc.transport import INTERNAL, MAX_MESSAGE_BYTES, RESOURCE_EXHAUSTED, UNIMPLEMENTED
+from stubserve.memory.blocks import Block
+
+PREFIX_BYTES = 5
+# Longer messages go to the arena, and so do all when there is no room for short ones.
+SHORT_BYTES = 64 * 1024
+# An arrival is told of what has come in such steps: a frame brings 16 KiB, and looking at the clock for each costs more
+# than copying it.
+_REPORTED_BYTES = 128 * 1024
+
+
+class MessageRefusal(Exception):
+    """The stream's messages cannot be taken; ends the RPC with `status`."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Message(NamedTuple):
+    """One message. Where it lies in the arena, `block` is held once for whoever takes the message."""
+
+    data: bytes | memoryview
+    block: Block | None = None
+    offset: int = 0
+    compressed: bool = False
+
+    def drop(self) -> None:
+        """Drops the hold of its block."""
+        if self.block is not None:
+            self.block.drop()
+
+
+def check_prefix(flag: int, length: int, encoding: str, max_bytes: int) -> None:
+    """Raises MessageRefusal for a message that cannot be taken.
+
+    `encoding` is what the call's compressed messages are compressed with.
+    """
+    if flag > 1:
+        raise MessageRefusal(INTERNAL, f"a message begins with the byte {flag}, where 0 means plain and 1 compressed")
+    if flag and encoding == "identity":
+        raise MessageRefusal(INTERNAL, "a message is marked as compressed, but the call has no grpc-encoding")
+    if flag and encoding not in ("gzip", "deflate"):
+        raise MessageRefusal(UNIMPLEMENTED, f"Unsupported grpc-encoding: {encoding}")
+    if length > max_bytes:
+        raise MessageRefusal(RESOURCE_EXHAUSTED, f"Received message larger than max ({length} vs. {max_bytes})")
+
+
+class PartialMessage:
+    """A message that has arrived in part. `connection` and `owner` are whose it is while it arrives."""
+
+    __slots__ = (
+        "_arrival",
+        "_compressed",
+        "_connection",
+        "_encoding",
+        "_endpoint",
+        "_filled",
+        "_length",
+        "_max_bytes",
+        "_owner",
+        "_prefix",
+        "_ready",
+        "_short",
+    )
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        connection: Hashable,
+        owner: Owner,
+        encoding: str = "identity",
+        max_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        self._endpoint = endpoint
+        self._connection = connection
+        self._owner: Owner | None = owner
+        self._encoding = encoding
+        self._max_bytes = max_bytes
+        self._prefix = b""
+        # Its length, -1 before that is known; what has come of it, and where that is
+        self._length = -1
+        self._filled = 0
+        self._short: bytearray | None = None
+        self._arrival: ArenaArrival | None = None
+        self._ready = 0
+        self._compressed = False
+
+    @property
+    def complete(self) -> bool:
+        return self._filled == self._length
+
+    @property
+    def missing(self) -> int:
+        """What is still to come of it, where that is for the arena; 0 for a short one."""
+        return 0 if self._arrival is None else self._length - self._filled
+
+    def feed(self, data: memoryview, at: int) -> int:
+        """Takes what belongs to it of the payload of a DATA frame, from `at` on; the position behind that.
+
+        Raises MessageRefusal.
+        """
+        if self._length < 0:
+            prefix = data[at : at + PREFIX_BYTES - len(self._prefix)]
+            self._prefix += bytes(prefix)
+            at += len(prefix)
+            if len(self._prefix) < PREFIX_BYTES:
+                return at
+            self._begin(data[at:])
+        part = data[at : at + self._length - self._filled]
+        if self._short is not None:
+            self._short += part
+        elif part:
+            self._place(part)
+        self._filled += len(part)
+        return at + len(part)
+
+    def finish(self) -> Message:
+        """The message, when it is complete."""
+        arrival = self._arrival
+        if arrival is None:
+            assert self._short is not None
+            message = Message(bytes(self._short), None, 0, self._compressed)
+        else:
+            message = Message(arrival.view, arrival.block, arrival.offset, self._compressed)
+        self._forget()
+        return message
+
+    def drop(self) -> None:
+        """Nothing more comes."""
+        arrival = self._arrival
+        self._forget()
+        if arrival is not None:
+            arrival.drop()
+
+    def _forget(self) -> None:
+        """It is somebody else's now, or nobody's."""
+        if self._short is not None:
+            self._endpoint.short_messages_left += self._length
+        self._short = self._arrival = self._owner = None
+
+    def _begin(self, beginning: memoryview) -> None:
+        flag, length = self._prefix[0], int.from_bytes(self._prefix[1:], "big")
+        check_prefix(flag, length, self._encoding, self._max_bytes)
+        self._compressed = flag == 1
+        if length <= SHORT_BYTES and length <= self._endpoint.short_messages_left:
+            self._endpoint.short_messages_left -= length
+            self._short = bytearray()
+        else:
+            start = 0 if flag else -first_raw(beginning) % ALIGNMENT
+            assert self._owner is not None
+            arrivals = self._endpoint.server.arrivals
+            try:
+                self._arrival = arrivals.into_arena(self._connection, self._owner, length, start)
+            except ServeError as error:
+                raise refusal_of(error) from None
+            self._ready = self._arrival.ready
+        self._length = length
+
+    def _place(self, data: memoryview) -> None:
+        """Writes a part into the arena."""
+        arrival = self._arrival
+        assert arrival is not None
+        end = self._filled + len(data)
+        try:
+            if end > self._ready:
+                arrival.advance(self._filled - arrival.moved)
+                arrival.add(data)
+            else:
+                arrival.view[self._filled : end] = data
+                if end - arrival.moved < _REPORTED_BYTES and end < self._length:
+                    return
+                arrival.advance(end - arrival.moved)
+        except ServeError as error:
+            raise refusal_of(error) from None
+        self._ready = arrival.ready
+
+
+def refusal_of(error: ServeError) -> MessageRefusal:
+    """The end of an RPC for whose message there is no memory."""
+    return MessageRefusal(error.code.grpc_status, error.message)

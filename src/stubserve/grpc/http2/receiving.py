@@ -1,0 +1,220 @@
+"""The receiving half of a stream: what its client sends, put together to messages and given to the RPC's handler.
+
+A message that comes whole is taken at once. One that comes in parts is put together (`incoming`), and one that is long
+or compressed is prepared (`preparation`). The client may send so much ahead of what is taken, and has to go on with a
+message that it has begun.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from stubserve.connections.offload import LARGE_BYTES
+from stubserve.errors import ServeError
+from stubserve.grpc.http2 import frames
+from stubserve.grpc.http2.endpoint import Endpoint
+from stubserve.grpc.http2.frames import StreamFault
+from stubserve.grpc.http2.heads import RpcHead
+from stubserve.grpc.http2.incoming import PREFIX_BYTES, Message, MessageRefusal, PartialMessage, check_prefix
+from stubserve.grpc.http2.preparation import PreparedMessages
+from stubserve.grpc.http2.writer import FrameWriter
+from stubserve.grpc.transport import DEADLINE_EXCEEDED, INTERNAL, Handler, Method
+
+log = logging.getLogger("stubserve.grpc")
+
+# How much a client may send on a stream before the server has taken it.
+RECEIVE_WINDOW = 2 << 20
+
+
+class ReceivingStream:
+    """What a stream has received. `receive_window` is what the client may still send."""
+
+    __slots__ = (
+        "_asked",
+        "_endpoint",
+        "_handler",
+        "_head",
+        "_method",
+        "_partial",
+        "_prepared",
+        "_reading",
+        "_status",
+        "_watched",
+        "_writer",
+        "bytes_received",
+        "half_closed",
+        "id",
+        "receive_window",
+    )
+
+    def __init__(self, endpoint: Endpoint, writer: FrameWriter, id: int, head: RpcHead, method: Method) -> None:
+        self.id = id
+        self._endpoint = endpoint
+        self._writer = writer
+        self._head = head
+        self._method = method
+        self._handler: Handler | None = None
+        # How the RPC has ended, None while it goes on
+        self._status: tuple[int, str] | None = None
+        # The message at hand, messages that wait, and whether the client is watched
+        self._partial: PartialMessage | None = None
+        self._prepared: PreparedMessages | None = None
+        self._watched = False
+        self.bytes_received = 0
+        self.receive_window = RECEIVE_WINDOW
+        self._reading = True
+        self._asked = False
+        self.half_closed = False
+
+    # What the connection tells
+
+    def data_received(self, data: memoryview) -> None:
+        """The payload of a DATA frame, or a part of it."""
+        self.bytes_received += len(data)
+        at, end = 0, len(data)
+        try:
+            # Answered by a message: a place for what is behind it would be nobody's to give back.
+            while at < end and self._status is None:
+                partial = self._partial
+                if partial is None:
+                    behind = at + PREFIX_BYTES
+                    if behind <= end:
+                        length = int.from_bytes(data[at + 1 : behind], "big")
+                        if behind + length <= end:
+                            # All of it is here; the usual case.
+                            flag = data[at]
+                            at = behind + length
+                            if flag or length > self._method.max_bytes:
+                                check_prefix(flag, length, self._head.encoding, self._method.max_bytes)
+                            self._take(Message(bytes(data[behind:at]), None, 0, flag == 1))
+                            continue
+                    partial = self._partial = PartialMessage(
+                        self._endpoint, self._writer, self, self._head.encoding, self._method.max_bytes
+                    )
+                at = partial.feed(data, at)
+                if partial.complete:
+                    self._partial = None
+                    self._take(partial.finish())
+        except MessageRefusal as refusal:
+            self._refuse(refusal)
+        has_part = self._partial is not None
+        if has_part != self._watched:
+            self._watch_or_not()
+        if has_part or not self._method.unary:
+            self._grant()
+
+    def trailers_received(self, trailers: RpcHead, ends: bool) -> None:
+        """Trailers, which gRPC clients do not have, end the stream all the same. Raises StreamFault."""
+        if self.half_closed:
+            raise StreamFault(self.id, frames.STREAM_CLOSED, "headers on a stream that is closed")
+        if not ends or trailers.trailer_fault:
+            fault = trailers.trailer_fault or "trailers that do not end the stream"
+            raise StreamFault(self.id, frames.PROTOCOL_ERROR, fault)
+        self.ended_by_client()
+
+    def ended_by_client(self) -> None:
+        """The client has closed its side."""
+        self.half_closed = True
+        if self._status is not None or (self._prepared is not None and self._prepared.busy):
+            return
+        if self._handler is not None:
+            if self._partial is not None or (self._method.unary and not self._asked):
+                self._cut_off(INTERNAL, "Unable to parse request")
+            else:
+                self._handler.on_half_close()
+
+    # What the watches tell
+
+    def stalled(self) -> None:
+        """The client has begun a message and does not send the rest of it, or too slowly."""
+        log.info(
+            "ending an RPC whose message did not arrive completely: it fell behind --request-min-rate=%d or took "
+            "longer than --request-timeout-secs=%d",
+            *self._endpoint.slow_clients.pace,
+        )
+        self._cut_off(DEADLINE_EXCEEDED, "the request did not arrive completely")
+
+    def give_up(self, error: ServeError) -> None:
+        """Others need the memory that the message at hand holds."""
+        raise NotImplementedError
+
+    # What the service says
+
+    def pause_reading(self) -> None:
+        self._reading = False
+        self._watch_or_not()
+
+    def resume_reading(self) -> None:
+        self._reading = True
+        self._watch_or_not()
+        self._grant()
+
+    def _take(self, message: Message) -> None:
+        """A message is complete. Raises MessageRefusal."""
+        prepared = self._prepared
+        waits = prepared is not None and prepared.busy
+        if waits or message.compressed or len(message.data) > LARGE_BYTES:
+            if prepared is None:
+                prepared = self._prepared = PreparedMessages(
+                    self._endpoint.server, self._method.prepare, self._pass_on, self._none_waits
+                )
+            prepared.add(message)
+            return
+        try:
+            self._pass_on(message)
+        finally:
+            if message.block is not None:
+                message.drop()
+
+    def _pass_on(self, message: Message) -> None:
+        """Gives a message to the handler, where there is one that wants it."""
+        handler = self._handler
+        if handler is not None and self._status is None and not (self._method.unary and self._asked):
+            self._asked = True
+            handler.on_message(message.data, message.block, message.offset)
+
+    def _none_waits(self, refusal: MessageRefusal | None) -> None:
+        """All messages that had to wait are passed on, or one of them could not be taken."""
+        if refusal is not None:
+            self._refuse(refusal)
+        elif self.half_closed:
+            self.ended_by_client()
+        else:
+            self._grant()
+
+    def _refuse(self, refusal: MessageRefusal) -> None:
+        self._drop_partial()
+        self._cut_off(refusal.status, str(refusal))
+
+    def _grant(self) -> None:
+        """Lets the client send more, where it has used half of what it may.
+
+        It may send the whole of a large message at once: there is a place for that already.
+        """
+        if not self._reading or self.half_closed or self._status is not None:
+            return
+        if self._prepared is not None and self._prepared.busy:
+            return
+        missing = 0 if self._partial is None else self._partial.missing
+        more = min(RECEIVE_WINDOW + missing, frames.MAX_WINDOW) - self.receive_window
+        if more >= RECEIVE_WINDOW // 2:
+            self._writer.write(frames.window_update(self.id, more))
+            self.receive_window += more
+
+    def _watch_or_not(self) -> None:
+        """The client has to go on with a message that it has begun, where it may."""
+        watched = self._partial is not None and self._reading and self._status is None
+        if watched != self._watched:
+            self._watched = watched
+            clients = self._endpoint.slow_clients
+            (clients.watch_arriving if watched else clients.unwatch_arriving)(self)
+
+    def _drop_partial(self) -> None:
+        """Nothing more comes of the message at hand."""
+        partial, self._partial = self._partial, None
+        if partial is not None:
+            partial.drop()
+
+    def _cut_off(self, status: int, message: str) -> None:
+        """Ends the RPC although its handler has not."""
+        raise NotImplementedError

@@ -1,0 +1,55 @@
+"""Messages that something is done to before their handler gets them."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from types import SimpleNamespace
+from typing import Any, cast
+
+from stubserve.connections.arrival import Arrivals
+from stubserve.connections.offload import LARGE_BYTES, Offload
+from stubserve.connections.slow_clients import SlowClients
+from stubserve.grpc.http2.incoming import Message, MessageRefusal
+from stubserve.grpc.http2.preparation import PreparedMessages
+from stubserve.memory.server_memory import Memory
+
+
+def test_nobody_gets_a_message_behind_one_that_is_refused() -> None:
+    """It has not been decompressed, or not been prepared as its method wants it."""
+    taken: list[bytes] = []
+    refusals: list[str] = []
+
+    async def run() -> None:
+        memory = Memory(16 << 20)
+        offload = Offload()
+        server = SimpleNamespace(
+            offload=offload,
+            max_input_size=1 << 20,
+            heap=memory.heap,
+            block=memory.block,
+            arrivals=Arrivals(memory, SlowClients(), 1 << 20),
+        )
+        refused = asyncio.Event()
+
+        def over(refusal: MessageRefusal | None) -> None:
+            """Ends the stream at the first refusal, as a stream does."""
+            assert refusal is not None
+            messages.drop()
+            refusals.append(str(refusal))
+            refused.set()
+
+        messages = PreparedMessages(cast(Any, server), None, lambda message: taken.append(bytes(message.data)), over)
+        whole = gzip.compress(b"whole")
+        messages.add(Message(whole, compressed=True))
+        messages.add(Message(b"\xff" * (LARGE_BYTES + 1), compressed=True))
+        messages.add(Message(whole, compressed=True))
+        messages.add(Message(b"plain"))
+        await refused.wait()
+        assert not messages.busy
+        assert not memory.heap.taken
+        offload.close()
+
+    asyncio.run(run())
+    assert taken == [b"whole"]
+    assert len(refusals) == 1
