@@ -18,10 +18,10 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from stubserve_stub.api.sender import GROUP_BYTES, GROUP_RESPONSES
 from stubserve_stub.backends.base import InstanceFacts
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse, entry_of
+from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.outputs import weight
-from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire.messages import Entry
 
 # (batch, index in it)
@@ -121,7 +121,7 @@ class StreamingBackend(NativeBackend):
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         raise AssertionError("a decoupled backend answers through streams")
 
-    def execute(self, batch: WireBatch) -> Sequence[Entry]:
+    def execute(self, batch: Batch) -> Sequence[Entry]:
         requests = []
         try:
             for index, wire in enumerate(batch.requests):
@@ -132,7 +132,7 @@ class StreamingBackend(NativeBackend):
                 # After it is known: `cancel` may run at any moment, and has told the batch first.
                 if index in batch.cancelled:
                     stream.cancel()
-                requests.append(self._request(wire, batch.memory))
+                requests.append(self._request(wire, batch))
                 try:
                     self.answer(requests[-1], stream)
                 except Refusal as refusal:

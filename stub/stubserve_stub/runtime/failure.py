@@ -22,7 +22,7 @@ from stubserve_stub.wire import codes
 
 _PACKAGE = "stubserve_stub."
 # The modules that call into a model, or a backend: the callers beyond them are none of the model's.
-_ENTRIES = (_PACKAGE + "backends.python.model", _PACKAGE + "runtime.main_loop")
+_ENTRIES = tuple(_PACKAGE + name for name in ("backends.python.backend", "backends.python.model", "runtime.main_loop"))
 
 
 class Refusal(Exception):
