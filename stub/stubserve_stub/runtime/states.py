@@ -311,7 +311,7 @@ class StateUpdate:
 
     def _check(self, spec: StateSpec, answered: Answered) -> None:
         datatype, shape, _ = answered
-        if datatype == spec.datatype and fits(shape, spec.dims):
+        if datatype == spec.datatype and _fits(shape, spec.dims):
             return
         kind, wanted = BY_NUMBER[datatype].config_name, BY_NUMBER[spec.datatype].config_name
         raise Refusal(
@@ -322,8 +322,7 @@ class StateUpdate:
         )
 
 
-def fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
-    """Whether a shape is one of those that dimensions allow, of which -1 is any size."""
+def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
     return len(shape) == len(dims) and all(dim in (-1, size) for dim, size in zip(dims, shape))
 
 

@@ -13,7 +13,6 @@ from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from stubserve_stub.api.exceptions import TritonError
 from stubserve_stub.api.responses import InferenceResponse
-from stubserve_stub.runtime.states import fits
 from stubserve_stub.wire.datatypes import BY_NUMBER
 
 NEVER, FIRST, ALWAYS, REFUSE = "never", "first", "always", "refuse"
@@ -79,7 +78,7 @@ class OutputCheck:
         found: List[Tuple[str, str, str]] = []
         given = set()
         for tensor in response._output_tensors:
-            name, shape = tensor._name, [int(size) for size in tensor._shape]
+            name, shape = tensor._name, list(tensor._shape)
             given.add(name)
             if name in self._states:
                 continue
@@ -91,10 +90,14 @@ class OutputCheck:
             if answered != datatype:
                 found.append((name, "type", "is {}, and its configuration says {}".format(answered, datatype)))
             expected = [-1 if rows is None else rows, *dims] if self._batches else dims
-            if not fits(shape, expected):
+            fits = len(shape) == len(expected)
+            for size, dim in zip(shape, expected):
+                fits = fits and dim in (-1, size)
+            if not fits:
                 found.append((name, "shape", "has shape {}, expected was {}".format(shape, expected)))
         if not self._streams:
-            others = ", ".join("'{}'".format(other) for other in sorted(given)) or "none"
-            missing = [name for name in requested if name in self._outputs and name not in given]
-            found += [(name, "missing", _MISSING.format(others)) for name in missing]
+            others = "'{}'".format("', '".join(sorted(given))) if given else "none"
+            for name in requested:
+                if name in self._outputs and name not in given:
+                    found += [(name, "missing", _MISSING.format(others))]
         return found
