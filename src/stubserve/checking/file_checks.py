@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stubserve_stub.backends.loading.packages import lacks
+from stubserve_stub.backends.loading.refusals import lacks
 from stubserve_stub.backends.pytorch import options as torch_options
 from stubserve_stub.runtime.failure import Refusal
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from stubserve_stub.backends.onnxruntime import file as onnx_file
-from stubserve_stub.backends.onnxruntime.completion import needs_completion
+from stubserve_stub.backends.onnxruntime.contract import needs_completion, validate
 from stubserve_stub.backends.onnxruntime.options import options_of
 from stubserve_stub.backends.onnxruntime.session import find_file
-from stubserve_stub.backends.onnxruntime.validation import validate
 from stubserve_stub.runtime.failure import Refusal
 
 from stubserve.checking.file_problem import FileProblem

@@ -17,10 +17,9 @@ from stubserve_stub.runtime import session_threads
 from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.channel import EXECUTING, FINALIZING, IDLE
 from stubserve_stub.runtime.client_regions import ClientRegions
-from stubserve_stub.runtime.failure import describe
+from stubserve_stub.runtime.failure import describe, for_log
 from stubserve_stub.runtime.host import Host
 from stubserve_stub.runtime.region_batch import RegionBatch
-from stubserve_stub.runtime.traceback_text import for_log
 from stubserve_stub.wire import codes, messages
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.messages import Entry, RegionOutput, WireRequest

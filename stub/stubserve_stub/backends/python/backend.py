@@ -13,9 +13,8 @@ import threading
 import weakref
 from typing import Any, Dict, List, Optional, Sequence
 
-from stubserve_stub.api import bls, logger, metrics, model_control, shared_memory, utils
+from stubserve_stub.api import bls, logger, metrics, questions, utils
 from stubserve_stub.api.constants import REQUEST_RELEASE_RESCHEDULE
-from stubserve_stub.api.questions import Questions
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender, Senders
 from stubserve_stub.backends.base import Backend, InstanceFacts, ModelFiles
@@ -63,11 +62,10 @@ class PythonBackend(Backend):
         self._instance = instance
         self._senders = Senders(host.channel, instance.decoupled)
         logger.connect(self._log, host.channel.log_levels)
-        questions = Questions(instance.name, host.control.send)
-        host.control.handle("told", questions.on_told)
-        model_control.connect(questions)
-        shared_memory.connect(questions)
-        metrics.connect(questions, host.control.send)
+        asked = questions.Questions(instance.name, host.control.send)
+        host.control.handle("told", asked.on_told)
+        questions.connect(asked)
+        metrics.connect(asked)
         # First, for the arguments are the model's to change.
         self._check_outputs(instance)
         self._keep_states(instance)

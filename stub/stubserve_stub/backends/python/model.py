@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.api.model_config import ModelConfig
-from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.traceback_text import keep_sources
+from stubserve_stub.runtime.failure import Refusal, keep_sources
 
 _CONTRACT = ("auto_complete_config", "initialize", "execute", "is_ready", "finalize")
 

@@ -13,6 +13,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from stubserve_stub.api.exceptions import TritonError
 from stubserve_stub.api.responses import InferenceResponse
+from stubserve_stub.backends.loading.contract import dims_of
 from stubserve_stub.wire.datatypes import BY_NUMBER
 
 NEVER, FIRST, ALWAYS, REFUSE = "never", "first", "always", "refuse"
@@ -38,8 +39,7 @@ class OutputCheck:
         # Type and dimensions of each output, the batch's left out
         self._outputs: Dict[str, Tuple[str, List[int]]] = {}
         for output in parsed.get("output", ()):
-            dims = output["reshape"]["shape"] if "reshape" in output else output["dims"]
-            self._outputs[output["name"]] = (output["data_type"], [int(dim) for dim in dims])
+            self._outputs[output["name"]] = (output["data_type"], list(dims_of(output)))
         # Those have a check of their own, whose failure is an error.
         self._states = {state["output_name"] for state in parsed.get("sequence_batching", {}).get("state", ())}
 
