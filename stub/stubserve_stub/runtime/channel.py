@@ -69,12 +69,13 @@ class Channel:
         self._poked = False
         self.set_health(STARTING)
 
-    def set_health(self, state: int, batch: int = 0) -> None:
-        """Publishes what the stub is doing and since when."""
+    def set_health(self, state: int, batch: int = 0) -> int:
+        """Publishes what the stub is doing and since when, which it returns: CLOCK_MONOTONIC in ns."""
         words = self._words
         words[layout.HEALTH_BATCH] = batch
-        words[layout.HEALTH_SINCE_NS] = time.monotonic_ns()
+        words[layout.HEALTH_SINCE_NS] = now = time.monotonic_ns()
         words[layout.HEALTH_STATE] = state
+        return now
 
     def log_levels(self) -> int:
         """The levels that the server logs, as bits."""

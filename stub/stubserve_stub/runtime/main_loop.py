@@ -150,8 +150,7 @@ class MainLoop:
             batch.cancelled = self._cancelled.pop(number, ())
             self._current = batch
             self._newest = number
-        channel.set_health(EXECUTING, number)
-        start = time.monotonic_ns()
+        start = channel.set_health(EXECUTING, number)
         error = None
         entries: Sequence[Entry] = ()
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -82,8 +83,9 @@ class Channel:
     def free(self, offsets: Sequence[int]) -> None:
         self.freed += offsets
 
-    def set_health(self, state: int, batch: int = 0) -> None:
+    def set_health(self, state: int, batch: int = 0) -> int:
         self.states.append((state, batch))
+        return time.monotonic_ns()
 
 
 class Steps(Backend):
