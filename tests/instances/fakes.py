@@ -264,7 +264,7 @@ class Stub:
 
     def output(self, nbytes: int = 4096) -> InArena:
         """Memory of the stub's own, as for an output."""
-        return self.channel.place(bytes(nbytes))
+        return self.channel.memory.place(bytes(nbytes))
 
     # What must come out even
 

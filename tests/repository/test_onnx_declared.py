@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stubserve_stub.backends.onnxruntime.tensors import contract_of
+from stubserve_stub.backends.onnxruntime.contract import contract_of
 
 from stubserve.checking.onnx_declared import declared
 from tests.onnx_models import ELEMENT_TYPES, helper, identity, model, node

@@ -28,6 +28,7 @@ from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.backends.python import model
 from stubserve_stub.runtime.failure import format_exception
+from stubserve_stub.runtime.outputs import InMessages
 from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import Arena
 from stubserve_stub.wire.budget import Grant, Ledger
@@ -96,7 +97,8 @@ def check_request():
     assert array.tolist() == [[2.0, 4.0]]
     assert (request.request_id(), request.correlation_id(), request.parameters()) == ("r", 5, '{"a":1.5}')
     response = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array), pb_utils.Tensor("EXTRA", array)])
-    response._prune(request._requested_output_names)
+    wire = response._encode(request._requested_output_names, InMessages())
+    assert wire == (None, [("OUT", 11, (1, 2), array.tobytes())], None)
     (output,) = response.output_tensors()
     assert output._payload()[2] is array
 

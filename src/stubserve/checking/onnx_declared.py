@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from stubserve_stub.backends.loading.contract import TensorInfo, dims_of
+from stubserve_stub.backends.onnxruntime.contract import Contract
 from stubserve_stub.backends.onnxruntime.file import CutOff, fields
-from stubserve_stub.backends.onnxruntime.tensors import Contract
 from stubserve_stub.wire.datatypes import BY_NAME
 
 # Fields of ONNX's messages

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from stubserve_stub.api.bls import received
-from stubserve_stub.api.encoding import encode_response
 from stubserve_stub.api.tensors import Tensor as StubTensor
 from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tensor, TritonError
 
@@ -108,7 +107,7 @@ class LocalCalls:
         wire = None
         if response is not None:
             produced = [tensor.name() for tensor in response.output_tensors()]
-            wire = encode_response(response, names or produced, self.channel)
+            wire = response._encode(names or produced, self.channel)
         return received(self.channel, wire)  # type: ignore[arg-type]
 
 

@@ -6,10 +6,10 @@ import queue
 from typing import Any
 
 from stubserve_stub.api.sender import Key, Senders
-from stubserve_stub.runtime.outputs import Placer
+from stubserve_stub.runtime.outputs import InMessages
 
 
-class LocalChannel(Placer):
+class LocalChannel(InMessages):
     """The stub's classes use it as they use `stubserve_stub.runtime.channel.Channel`.
 
     `news` gets (key, wire response or None, whether it is final), and None when a sender was dropped. It may be put

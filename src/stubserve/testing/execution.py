@@ -11,7 +11,7 @@ from typing import Any
 from stubserve_stub.api.sender import Senders
 from stubserve_stub.backends.python.batch import ModelBatch
 from stubserve_stub.backends.python.model import ContractBroken, Model, raised_by
-from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.states import States, StateSpec
 from stubserve_stub.wire import messages
 
@@ -62,27 +62,23 @@ class LocalExecutor:
         return responses
 
     def _execute(self, number: int, requests: list[Prepared]) -> tuple[list[Any], set[Any]]:
-        memory = BatchMemory(self.channel)  # type: ignore[arg-type]
         wires = [request.wire for request in requests]
         sequences = [self._sequences.setdefault(wire[1], len(self._sequences) + 1) for wire in wires]
-        batch = ModelBatch(memory, self._senders, number, wires, [], self._states, sequences)
+        wire_batch = Batch(self.channel, number, wires, sequences)  # type: ignore[arg-type]
+        batch = ModelBatch(wire_batch, self._senders, [], self._states)
         for received, request in zip(batch.requests, requests, strict=True):
             received._cancelled = request.cancelled
         opened: set[Any] = set()
         try:
+            result = self._model.execute(list(batch.requests))
             if self._decoupled:
-                result, future = self._model.start(list(batch.requests))
-                if result is not None:
-                    raise ContractBroken(
-                        f"Python model '{self._instance}' is using the decoupled mode and the execute function must "
-                        "return None."
-                    )
+                future = self._model.start(self._instance, result)
                 entries = batch.left_open()
                 if future is not None:
                     opened.add(_COROUTINE)
                     future.add_done_callback(lambda ended: self.channel.news.put((_COROUTINE, raised_by(ended), True)))
             else:
-                entries = batch.encode(batch.check(self._model.execute(list(batch.requests))))
+                entries = batch.encode(batch.check(self._model.wait(result)))
         except ContractBroken as broken:
             batch.give_up_senders(str(broken))
             raise AssertionError(str(broken)) from None

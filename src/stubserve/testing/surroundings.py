@@ -61,7 +61,7 @@ class Surroundings:
         self._imports.enter()
         utils.set_model_dir(str(self._version_dir))
         logger.connect(log_line, lambda: _ALL_LEVELS)
-        metrics.connect(self._metrics.questions, self._metrics.tell)
+        metrics.connect(self._metrics.questions)
         _connect(self.calls)
 
     def _leave(self) -> None:

@@ -17,7 +17,7 @@ Errors are answers (`has_error()`), as upstream has it; only a request at the wr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Protocol, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
 
 from stubserve_stub.api import parameters as params
 from stubserve_stub.api.constants import ErrorCode
@@ -43,13 +43,6 @@ Target = Tuple[str, int]
 Request = Tuple[str, Any, int, int, Any, "WireTrace", Sequence[str], List[Tensor]]
 
 
-class Forwarder(Protocol):
-    """The way of a forked process to other models."""
-
-    def execute(self, target: Target, request: Request, decoupled: bool) -> Any:
-        """As the function `execute` of this module."""
-
-
 # After how many responses taken by an iterator, or bytes of them, the server is told. It holds the model that makes
 # them back when several times as many wait (`stubserve.instances.bls`).
 TELL_RESPONSES = 16
@@ -59,8 +52,8 @@ _RUNNING = "Model {} - Error when running inference: {}"
 
 # The stub's calls while its model may make any
 _calls: Optional[Calls] = None
-# In a process that the model has forked: its way to other models
-_relay: Optional[Forwarder] = None
+# In a process that the model has forked: what is `execute` there
+_relay: Optional[Callable[[Target, Request, bool], Any]] = None
 
 
 def connect(calls: Calls) -> None:
@@ -75,8 +68,8 @@ def disconnect() -> None:
     _calls = None
 
 
-def relay(through: Forwarder) -> None:
-    """From now on requests go through the process that has forked this one."""
+def relay(through: Callable[[Target, Request, bool], Any]) -> None:
+    """From now on requests go through the process that has forked this one, by a function like `execute`."""
     global _relay
     _relay = through
 
@@ -92,7 +85,7 @@ def execute(target: Target, request: Request, decoupled: bool) -> Any:
         return refused
     if calls is None:
         assert _relay is not None
-        return _relay.execute(target, request, decoupled)
+        return _relay(target, request, decoupled)
     try:
         call = _open(calls, target, request, decoupled)
     except ArenaFull as full:
@@ -271,13 +264,11 @@ def _open(
 def _input(channel: Channel, tensor: Tensor) -> WireTensor:
     datatype, shape, buffer = tensor._payload()
     nbytes = len(buffer) if isinstance(buffer, bytes) else buffer.nbytes
-    if nbytes <= INLINE_BYTES:
-        return (tensor.name(), datatype, shape, buffer if isinstance(buffer, bytes) else buffer.tobytes())
-    memory = tensor._pass_on()
+    memory = tensor._pass_on() if nbytes > INLINE_BYTES else None
     if memory is None:
-        return (tensor.name(), datatype, shape, channel.place(buffer))
+        return (tensor._name, datatype, shape, channel.place(buffer))
     offset = channel.arena.offset(memory)
-    return (tensor.name(), datatype, shape, Lent(offset, nbytes, offset))
+    return (tensor._name, datatype, shape, Lent(offset, nbytes, offset))
 
 
 def _unsendable(target: Target, request: Request, decoupled: bool) -> Any:

@@ -9,7 +9,7 @@ and using one that is left over raises. A family may die on any thread at any mo
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
+from typing import Any, Dict, List, NoReturn, Optional, Tuple
 
 from stubserve_stub.api.arguments import as_text, incompatible
 from stubserve_stub.api.constants import MetricKind
@@ -23,24 +23,15 @@ _DELETED = (
 )
 
 
-class _Server:
-    """The way to the server: `tell` sends a message, `questions` ask."""
-
-    __slots__ = ("questions", "tell")
-
-    def __init__(self, questions: Questions, tell: Callable[..., None]) -> None:
-        self.questions = questions
-        self.tell = tell
-
-
-_server: Optional[_Server] = None
+# The way to the server, once connected
+_server: Optional[Questions] = None
 _numbers = itertools.count()
 
 
-def connect(questions: Questions, tell: Callable[..., None]) -> None:
-    """From now on metrics can be made; `tell` sends a control message and may be called in a finalizer."""
+def connect(questions: Questions) -> None:
+    """From now on metrics can be made."""
     global _server
-    _server = _Server(questions, tell)
+    _server = questions
 
 
 def disconnect() -> None:
@@ -54,7 +45,7 @@ class _Family:
 
     __slots__ = ("alive", "kind", "metrics", "number", "server")
 
-    def __init__(self, server: _Server, kind: MetricKind) -> None:
+    def __init__(self, server: Questions, kind: MetricKind) -> None:
         self.server = server
         self.kind = kind
         self.number = next(_numbers)
@@ -80,7 +71,7 @@ class Metric:
         if self._family.kind == MetricKind.HISTOGRAM:
             self._refuse(doing, "Increment")
         if self._family.kind == MetricKind.COUNTER and amount < 0:
-            raise self._family.server.questions.refused(
+            raise self._family.server.refused(
                 doing,
                 "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values.",
             )
@@ -108,7 +99,7 @@ class Metric:
         self._require_family(doing)
         if self._family.kind == MetricKind.HISTOGRAM:
             self._refuse(doing, "Value")
-        value: float = self._family.server.questions.ask("metric_value", doing, metric=self._number)
+        value: float = self._family.server.ask("metric_value", doing, metric=self._number)
         return value
 
     def _amount(self, method: str, doing: str, value: Any) -> float:
@@ -125,7 +116,7 @@ class Metric:
 
     def _refuse(self, doing: str, what: str) -> NoReturn:
         reason = "TRITONSERVER_METRIC_KIND_{} does not support {}".format(self._family.kind.name, what)
-        raise self._family.server.questions.refused(doing, reason)
+        raise self._family.server.refused(doing, reason)
 
     def _change(self, change: str, amount: float) -> None:
         self._family.server.tell("metric_change", metric=self._number, change=change, value=amount)
@@ -154,7 +145,7 @@ class MetricFamily:
         if _server is None:
             raise TritonModelException(_NO_SERVER)
         family = _Family(_server, kind)
-        _server.questions.ask(
+        _server.ask(
             "metric_family",
             "Error when creating MetricFamily",
             family=family.number,
@@ -178,7 +169,7 @@ class MetricFamily:
             metric = object.__new__(_Metric)
             metric._family = family
             metric._number = next(_numbers)
-            family.server.questions.ask(
+            family.server.ask(
                 "metric_series",
                 "Error when creating Metric",
                 family=family.number,
@@ -230,8 +221,6 @@ def _labels(family: _Family, labels: Optional[Any]) -> Dict[str, str]:
     named = {}
     for label, value in labels.items():
         if not isinstance(value, str):
-            raise family.server.questions.refused(
-                "Error when creating Metric", "attempt to access JSON non-string as string"
-            )
+            raise family.server.refused("Error when creating Metric", "attempt to access JSON non-string as string")
         named[str(label)] = value
     return named

@@ -3,19 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    List,
-    Literal,
-    Optional,
-    Protocol,
-    Sequence,
-    Set,
-    Tuple,
-    Union,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Callable, List, Literal, Optional, Sequence, Set, Tuple, Union, overload
 
 from stubserve_stub.api import bls, sender
 from stubserve_stub.api import parameters as params
@@ -51,13 +39,6 @@ _SIGNATURE = (
 )
 
 
-class SenderSource(Protocol):
-    """The batch of a request that was received, as the request knows it."""
-
-    def create_sender(self, request: InferenceRequest) -> InferenceResponseSender:
-        """The response sender of one of the batch's requests."""
-
-
 _ANYWHERE = PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
 
 
@@ -69,9 +50,9 @@ class InferenceRequest:
 
     __slots__ = (
         "__weakref__",
-        "_batch",
         "_cancelled",
         "_correlation_id",
+        "_create_sender",
         "_flags",
         "_id",
         "_inputs",
@@ -93,8 +74,8 @@ class InferenceRequest:
     _inputs: List[Tensor]
     # Of a request that a model made. All memory is the CPU's, whichever it prefers.
     _target: Optional[bls.Target]
-    # Of a request that was received: its batch; set from another thread; for its release
-    _batch: Optional[SenderSource]
+    # Of a request that was received: makes its sender; set from another thread; for its release
+    _create_sender: Optional[Callable[[InferenceRequest], InferenceResponseSender]]
     _cancelled: bool
     _sender: Optional[InferenceResponseSender]
     _release_flags: int
@@ -193,7 +174,7 @@ class InferenceRequest:
         self._requested_output_names = names
         self._inputs = tensors
         self._target = (model, version)
-        self._batch = None
+        self._create_sender = None
         self._cancelled = False
         self._sender = None
         self._release_flags = 0
@@ -209,7 +190,7 @@ class InferenceRequest:
         trace: WireTrace,
         requested_output_names: Sequence[str],
         inputs: List[Tensor],
-        batch: SenderSource,
+        create_sender: Callable[[InferenceRequest], InferenceResponseSender],
     ) -> InferenceRequest:
         """A request out of a message."""
         self = _new(InferenceRequest)
@@ -221,7 +202,7 @@ class InferenceRequest:
         self._requested_output_names = requested_output_names
         self._inputs = inputs
         self._target = None
-        self._batch = batch
+        self._create_sender = create_sender
         self._cancelled = False
         self._sender = None
         self._release_flags = 0
@@ -277,7 +258,7 @@ class InferenceRequest:
         if self._sender is None:
             with _creating:
                 if self._sender is None:
-                    made = sender.without_state() if self._batch is None else self._batch.create_sender(self)
+                    made = sender.without_state() if self._create_sender is None else self._create_sender(self)
                     # Set by another thread, which looks for the sender only after that.
                     if self._cancelled:
                         made._cancelled = True
@@ -318,6 +299,14 @@ class InferenceRequest:
             self._requested_output_names,
             self._inputs,
         )
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Optional[Tensor]:
+    """The request's input of that name, or None."""
+    for tensor in inference_request.inputs():
+        if tensor.name() == name:
+            return tensor
+    return None
 
 
 def _truth(function: str, request: InferenceRequest, given: Any) -> bool:

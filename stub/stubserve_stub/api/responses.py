@@ -1,13 +1,25 @@
-"""`InferenceResponse`: what a model answers to one request."""
+"""`InferenceResponse`: what a model answers to one request, and how that goes over the wire."""
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence
 
 from stubserve_stub.api import parameters as params
 from stubserve_stub.api.arguments import as_list, incompatible
 from stubserve_stub.api.exceptions import TritonError, TritonModelException
 from stubserve_stub.api.tensors import Tensor
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets
+from stubserve_stub.wire import codes, json_strings
+from stubserve_stub.wire.arena import ArenaFull
+from stubserve_stub.wire.layout import INLINE_BYTES
+from stubserve_stub.wire.places import AsJson, Place
+
+if TYPE_CHECKING:
+    # What they import, msgpack, is not there where only the public module is wanted.
+    from stubserve_stub.runtime.region_batch import SlotOutputs
+    from stubserve_stub.runtime.states import StateUpdate
+    from stubserve_stub.wire.messages import WireResponse, WireTensor
 
 
 class InferenceResponse:
@@ -25,7 +37,7 @@ class InferenceResponse:
         error: Optional[TritonError] = None,
         parameters: Optional[params.Parameters] = None,
     ) -> None:
-        tensors = as_list(output_tensors)
+        tensors = list(output_tensors) if type(output_tensors) is list else as_list(output_tensors)
         if tensors is None or not (error is None or isinstance(error, TritonError)):
             raise self._incompatible(output_tensors, error, parameters)
         for tensor in tensors:
@@ -59,6 +71,82 @@ class InferenceResponse:
         """The parameters as JSON text, `{}` if there are none."""
         return params.given_json(self._parameters)
 
-    def _prune(self, requested_output_names: Sequence[str]) -> None:
-        """Drops the outputs that were not requested, in place as upstream does; what is missing is no error."""
-        self._output_tensors = [tensor for tensor in self._output_tensors if tensor._name in requested_output_names]
+    def _encode(
+        self,
+        requested: Sequence[str],
+        placer: Any,
+        update: Optional[StateUpdate] = None,
+        partly: bool = False,
+        in_regions: Optional[SlotOutputs] = None,
+        as_json: bool = False,
+    ) -> WireResponse:
+        """As the wire has it, an error where its outputs find no memory. Only those of `requested` are left then.
+
+        As upstream: what is missing is no error, and the others are gone for the model, too. What it has of the states
+        of its request's sequence is kept by `update`, `partly` if need be. `in_regions` knows outputs that go into
+        shared memory of the client. With `as_json` those of BYTES may be JSON.
+        """
+        error = self._error
+        if error is not None:
+            return failed(error.message(), int(error.code()))
+        if update is not None:
+            failure = self._keep(update, update.keep, placer, partly)
+            if failure is not None:
+                return failure
+        refusal = params.refusal(self._parameters) if self._parameters else ""
+        if refusal:
+            return failed(refusal, codes.INTERNAL)
+        kept: List[Tensor] = []
+        outputs: List[WireTensor] = []
+        try:
+            for tensor in self._output_tensors:
+                name = tensor._name
+                if name not in requested:
+                    continue
+                kept.append(tensor)
+                place: Optional[Place] = None
+                if as_json and tensor._elements is not None:
+                    place = _json(tensor._elements)
+                    if place is not None:
+                        outputs.append((name, tensor._datatype, tensor._shape, place))
+                        continue
+                datatype, shape, buffer = tensor._payload()
+                if in_regions is not None:
+                    place = in_regions.place(name, buffer)
+                outputs.append((name, datatype, shape, placer.place(buffer) if place is None else place))
+        except ArenaFull as full:
+            placer.free(own_offsets(outputs))
+            return no_memory(full)
+        except Refusal as refused:
+            placer.free(own_offsets(outputs))
+            return failed(str(refused), refused.code)
+        self._output_tensors = kept
+        return (None, outputs, self._parameters)
+
+    def _keep(self, update: StateUpdate, keep: Callable[..., None], *how: Any) -> Optional[WireResponse]:
+        """Keeps the states that it has by a function of `update`; the error if they cannot be kept."""
+        if not update.sequence:
+            return None
+        try:
+            keep({tensor._name: tensor._payload() for tensor in self._output_tensors}, *how)
+        except Refusal as refusal:
+            return failed(str(refusal), refusal.code)
+        except ArenaFull as full:
+            return no_memory(full)
+        return None
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Optional[Tensor]:
+    """The response's output of that name, or None."""
+    for tensor in inference_response.output_tensors():
+        if tensor.name() == name:
+            return tensor
+    return None
+
+
+def _json(elements: List[bytes]) -> Optional[Place]:
+    """The elements of a tensor of BYTES as JSON, None where they are not small."""
+    if sum(map(len, elements)) > INLINE_BYTES:
+        return None
+    text = json_strings.array(elements)
+    return AsJson(text) if len(text) <= INLINE_BYTES else None

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from stubserve_stub.api.arguments import UINT32_MAX, as_integer, incompatible
 from stubserve_stub.api.constants import RESPONSE_COMPLETE_FINAL
-from stubserve_stub.api.encoding import encode_and_keep
 from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
@@ -149,7 +148,7 @@ class InferenceResponseSender:
                 response = senders.check.look(response, self._requested, None)
             wire = None
             if response is not None:
-                wire = encode_and_keep(response, self._requested, senders.channel, self._update, senders.decoupled)
+                wire = response._encode(self._requested, senders.channel, self._update, senders.decoupled)
             if bits:
                 self._finish(senders, wire, start)
             elif senders.decoupled:

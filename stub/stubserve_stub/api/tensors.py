@@ -176,25 +176,26 @@ class Tensor:
         Raises TritonModelException for BF16, and for a BYTES tensor whose memory is malformed.
         """
         array = self._array
-        if array is None:
-            array = self._array = self._look()
-        return array
-
-    def _look(self) -> Array:
+        if array is not None:
+            return array
         if self._datatype == BYTES:
             if self._elements is not None:
-                return bytes_tensor.object_array(self._elements).reshape(self._shape)
-            assert self._source is not None
-            return bytes_tensor.decode_array(self._source).reshape(self._shape)
-        if self._datatype == BF16:
+                array = bytes_tensor.object_array(self._elements).reshape(self._shape)
+            else:
+                assert self._source is not None
+                array = bytes_tensor.decode_array(self._source).reshape(self._shape)
+        elif self._datatype == BF16:
             raise TritonModelException(
                 "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
             )
-        if self._source is None:
+        elif self._source is None:
             # Memory of a DLPack producer: it does not expect to be written to.
             assert self._storage is not None
-            return self._storage.copy()
-        return self._memory()
+            array = self._storage.copy()
+        else:
+            array = self._memory()
+        self._array = array
+        return array
 
     def _memory(self) -> Array:
         """The memory as an array in its own data type and shape; of BYTES, the blob."""

@@ -1,4 +1,4 @@
-"""The helper functions of the public module: names of data types, BYTES blobs, lookups, the model's folder."""
+"""The helper functions of the public module: names of data types, BYTES blobs, configurations, the model's folder."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from typing import Any, Dict, Optional, Tuple, Union
 import numpy as np
 
 from stubserve_stub.api import bytes_tensor
-from stubserve_stub.api.requests import InferenceRequest
-from stubserve_stub.api.responses import InferenceResponse
-from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.wire.datatypes import BY_NUMBER
 
 _model_dir = ""
@@ -56,39 +53,14 @@ def deserialize_bytes_tensor(encoded_tensor: Any) -> np.ndarray:
     return bytes_tensor.decode_array(encoded_tensor)
 
 
-def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Optional[Tensor]:
-    """The request's input of that name, or None."""
-    for tensor in inference_request.inputs():
-        if tensor.name() == name:
-            return tensor
-    return None
-
-
-def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Optional[Tensor]:
-    """The response's output of that name, or None."""
-    for tensor in inference_response.output_tensors():
-        if tensor.name() == name:
-            return tensor
-    return None
-
-
 def get_input_config_by_name(model_config: Dict[str, Any], name: str) -> Optional[Dict[str, Any]]:
     """The configuration of the input of that name, or None."""
-    return _config_by_name(model_config, "input", name)
+    return next((tensor for tensor in model_config.get("input", ()) if tensor["name"] == name), None)
 
 
 def get_output_config_by_name(model_config: Dict[str, Any], name: str) -> Optional[Dict[str, Any]]:
     """The configuration of the output of that name, or None."""
-    return _config_by_name(model_config, "output", name)
-
-
-def _config_by_name(model_config: Dict[str, Any], kind: str, name: str) -> Optional[Dict[str, Any]]:
-    found: Optional[Dict[str, Any]] = None
-    for tensor in model_config.get(kind, ()):
-        if tensor["name"] == name:
-            found = tensor
-            break
-    return found
+    return next((tensor for tensor in model_config.get("output", ()) if tensor["name"] == name), None)
 
 
 def using_decoupled_model_transaction_policy(model_config: Dict[str, Any]) -> bool:

@@ -16,15 +16,15 @@ The first three may raise anything, and fail the load; `Refusal` does so in its 
 called, whatever they raise, but not after a load that failed. All run on the main thread but `is_ready` and `cancel`.
 
 Memory. An input that lies in the arena may be looked at until `execute` returns. A backend that keeps views beyond that
-says so through the batch's memory (see `runtime.batch_memory`), and everything else that it was given it has dropped.
+says so through the batch's memory (see `runtime.batch`), and everything else that it was given it has dropped.
 """
 
 from __future__ import annotations
 
 from typing import Dict, NamedTuple, Sequence
 
+from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.host import Host
-from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire.messages import Entry
 
 
@@ -74,7 +74,7 @@ class Backend:
     def instance_initialize(self, instance: InstanceFacts) -> None:
         pass
 
-    def execute(self, batch: WireBatch) -> Sequence[Entry]:
+    def execute(self, batch: Batch) -> Sequence[Entry]:
         """The entries of the batch's RESULT, one for each slot, as `wire.messages` has them.
 
         What it raises is the answer to all of its requests. It calls `batch.computed()` before it encodes.

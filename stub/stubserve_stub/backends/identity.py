@@ -15,6 +15,7 @@ import time
 from typing import Any, Dict, List, Sequence, Tuple
 
 from stubserve_stub.backends.base import InstanceFacts
+from stubserve_stub.backends.loading.contract import dims_of, shape_text
 from stubserve_stub.backends.native import InputView, NativeBackend, NativeRequest, NativeResponse, Output
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
@@ -82,7 +83,7 @@ class IdentityBackend(NativeBackend):
         return int(text)
 
 
-def _checked(config: Dict[str, Any]) -> Dict[str, Tuple[str, List[int], bool]]:
+def _checked(config: Dict[str, Any]) -> Dict[str, Tuple[str, Sequence[int], bool]]:
     """Data type, shape and whether it may be missing, of each input, by what follows INPUT. Raises Refusal."""
     inputs, outputs = config["input"], config["output"]
     if len(inputs) != len(outputs):
@@ -90,8 +91,8 @@ def _checked(config: Dict[str, Any]) -> Dict[str, Tuple[str, List[int], bool]]:
     found = {}
     expected = {}
     for given, answered in zip(inputs, outputs):
-        found[_index(given, _INPUT, "input")] = (given["data_type"], _shape(given), bool(given.get("optional")))
-        expected[_index(answered, _OUTPUT, "output")] = (answered["data_type"], _shape(answered))
+        found[_index(given, _INPUT, "input")] = (given["data_type"], dims_of(given), bool(given.get("optional")))
+        expected[_index(answered, _OUTPUT, "output")] = (answered["data_type"], dims_of(answered))
     for index, (datatype, shape) in sorted(expected.items()):
         if index not in found:
             raise Refusal("expected input and output indices to match")
@@ -101,7 +102,9 @@ def _checked(config: Dict[str, Any]) -> Dict[str, Tuple[str, List[int], bool]]:
             )
         if found[index][1] != shape:
             raise Refusal(
-                "expected input and output shape to match, got {} and {}".format(_text(found[index][1]), _text(shape))
+                "expected input and output shape to match, got {} and {}".format(
+                    shape_text(found[index][1]), shape_text(shape)
+                )
             )
     return found
 
@@ -111,13 +114,3 @@ def _index(tensor: Dict[str, Any], prefix: str, what: str) -> str:
     if not name.startswith(prefix):
         raise Refusal("expected {} name to follow {}<index> pattern, got '{}'".format(what, prefix, name))
     return name[len(prefix) :]
-
-
-def _shape(tensor: Dict[str, Any]) -> List[int]:
-    """As the backend sees it: reshaped, where the configuration says so."""
-    reshape = tensor.get("reshape")
-    return [int(dim) for dim in (tensor["dims"] if reshape is None else reshape.get("shape", []))]
-
-
-def _text(shape: Sequence[int]) -> str:
-    return "[{}]".format(",".join(map(str, shape)))

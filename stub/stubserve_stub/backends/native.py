@@ -7,7 +7,7 @@ answered from there.
 
 Of each input above INLINE_BYTES there is one array, and everything that is made of it (slices, arrays of other types,
 buffers) keeps the memoryview alive at its bottom. What is still alive when `execute` has returned is held, see
-`runtime.batch_memory`; so a backend may keep an input, but need not say so.
+`runtime.batch`; so a backend may keep an input, but need not say so.
 
 Implicit states (`runtime.states`) are further inputs, always read-only, and outputs that a request asks for besides its
 own, for a backend that `keeps_states`; `compute` need not know of them.
@@ -22,12 +22,11 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 import numpy as np
 
 from stubserve_stub.backends.base import Backend, InstanceFacts
-from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets, wire_tensor
+from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets
 from stubserve_stub.runtime.region_batch import SlotOutputs
 from stubserve_stub.runtime.states import States, StateUpdate, has_states, keep_states
-from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire import codes, messages, strings
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.layout import INLINE_BYTES
@@ -91,7 +90,8 @@ class NativeBackend(Backend):
     # Whether inputs and outputs of `compute` may be states
     keeps_states = False
     _states: Optional[States] = None
-    _memory: Optional[BatchMemory] = None
+    # The batch that is computed
+    _batch: Optional[Batch] = None
 
     def instance_initialize(self, instance: InstanceFacts) -> None:
         self.instance = instance
@@ -114,14 +114,14 @@ class NativeBackend(Backend):
 
     def room(self, nbytes: int) -> Optional[np.ndarray]:
         """Memory for outputs of the batch that is computed, uint8, from where they need no copy; None if it is full."""
-        assert self._memory is not None, "only `compute` may ask"
+        assert self._batch is not None, "only `compute` may ask"
         try:
-            return self._memory.reserve(nbytes)
+            return self._batch.reserve(nbytes)
         except ArenaFull:
             return None  # what is copied for each request may fit yet, and its error is that request's own
 
-    def execute(self, batch: WireBatch) -> Sequence[Entry]:
-        requests = [self._request(wire, batch.memory) for wire in batch.requests if wire is not None]
+    def execute(self, batch: Batch) -> Sequence[Entry]:
+        requests = [self._request(wire, batch) for wire in batch.requests if wire is not None]
         if batch.sequences and self._states is not None:
             responses = self._compute_with_states(self._states, batch, requests)
         else:
@@ -133,38 +133,36 @@ class NativeBackend(Backend):
             for wire in batch.requests:
                 # Not a comprehension: when one fails, those before it count.
                 regions = None if batch.regions is None else batch.regions.outputs(len(entries))
-                entry = None if wire is None else entry_of(next(given), batch.memory, regions)
+                entry = None if wire is None else entry_of(next(given), batch, regions)
                 entries.append(entry)
         except BaseException:
-            batch.memory.take_back(entries)
+            batch.take_back(entries)
             raise
         return entries
 
-    def _compute(self, batch: WireBatch, requests: List[NativeRequest]) -> List[NativeResponse]:
-        self._memory = batch.memory
+    def _compute(self, batch: Batch, requests: List[NativeRequest]) -> List[NativeResponse]:
+        self._batch = batch
         try:
             return self.compute(requests)
         finally:
-            self._memory = None
+            self._batch = None
             batch.computed()
 
-    def _compute_with_states(
-        self, states: States, batch: WireBatch, requests: List[NativeRequest]
-    ) -> List[NativeResponse]:
+    def _compute_with_states(self, states: States, batch: Batch, requests: List[NativeRequest]) -> List[NativeResponse]:
         """As `_compute`: each request is given its sequence's states, and the new ones are kept."""
         there = [(wire, number) for wire, number in zip(batch.requests, batch.sequences) if wire is not None]
         updates = states.updates([number for _, number in there], [wire[2] for wire, _ in there])
         try:
             responses = self._compute(batch, [_with_states(*pair, states) for pair in zip(requests, updates)])
             # In room that several share, the state of one that is silent would keep that of all.
-            placer = batch.memory if len(requests) == 1 else self.host.channel
+            placer = batch if len(requests) == 1 else self.host.channel
             kept = zip(requests, updates, responses)
             return [_without_states(*one, placer) for one in kept]
         finally:
             for update in updates:
                 update.end()
 
-    def _request(self, wire: WireRequest, memory: BatchMemory) -> NativeRequest:
+    def _request(self, wire: WireRequest, batch: Batch) -> NativeRequest:
         requested, wire_inputs = wire[-2:]
         inputs = {}
         for wire_input in wire_inputs:
@@ -173,7 +171,7 @@ class NativeBackend(Backend):
                 # Has the form of the wire.
                 inputs[name] = made(InputView, wire_input)
             else:
-                inputs[name] = InputView(name, datatype, shape, _view(name, place, memory, self.writes_inputs))
+                inputs[name] = InputView(name, datatype, shape, _view(name, place, batch, self.writes_inputs))
         rows = 1
         if self._batches and wire_inputs:
             rows = wire_inputs[0][2][0]
@@ -182,19 +180,19 @@ class NativeBackend(Backend):
         return request
 
 
-def _view(name: str, place: Any, memory: BatchMemory, writable: bool) -> Any:
+def _view(name: str, place: Any, batch: Batch, writable: bool) -> Any:
     if isinstance(place, np.ndarray):
         return place
     if place[0] == LIST:
         return strings.join(messages.unpack_texts(place[1]))
     if place[0] == ZEROS:
         return zeros(place[1])
-    offset, view = memory.input(name, place, writable)
+    offset, view = batch.input(name, place, writable)
     array = np.frombuffer(view, np.uint8)
     bottom: Any = array
     while isinstance(bottom, np.ndarray):
         bottom = bottom.base
-    memory.watch(offset, weakref.ref(bottom))
+    batch.watch(offset, weakref.ref(bottom))
     return array
 
 
@@ -225,8 +223,8 @@ def _without_states(
     return response._replace(outputs=[output for output in response.outputs if output.name in request.outputs])
 
 
-def entry_of(response: NativeResponse, memory: Any, in_regions: Optional[SlotOutputs] = None) -> WireResponse:
-    """A response as the wire has it; an error where its outputs find no memory. `memory` places and frees them.
+def entry_of(response: NativeResponse, placer: Any, in_regions: Optional[SlotOutputs] = None) -> WireResponse:
+    """A response as the wire has it; an error where its outputs find no memory. `placer` places and frees them.
 
     `in_regions` knows those that go into shared memory of the client.
     """
@@ -235,15 +233,15 @@ def entry_of(response: NativeResponse, memory: Any, in_regions: Optional[SlotOut
     outputs: List[WireTensor] = []
     try:
         for output in response.outputs:
-            buffer = output.memory
-            # What goes into the message as it is has the form of the wire already.
-            small = type(buffer) is bytes and len(buffer) <= INLINE_BYTES
-            if in_regions is not None:
-                outputs.append(in_regions.tensor(*output, memory))
-            else:
-                outputs.append(output if small else wire_tensor(*output, memory))
+            name, datatype, shape, buffer = output
+            if type(buffer) is bytes and len(buffer) <= INLINE_BYTES:
+                # What goes into the message as it is has the form of the wire already.
+                outputs.append(output)
+                continue
+            place = None if in_regions is None else in_regions.place(name, buffer)
+            outputs.append((name, datatype, shape, placer.place(buffer) if place is None else place))
     except BaseException as error:
-        memory.free(own_offsets(outputs))
+        placer.free(own_offsets(outputs))
         if isinstance(error, ArenaFull):
             return no_memory(error)
         if isinstance(error, Refusal):

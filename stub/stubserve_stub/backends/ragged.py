@@ -25,6 +25,7 @@ from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Op
 
 import numpy as np
 
+from stubserve_stub.backends.loading.contract import dims_of
 from stubserve_stub.backends.native import InputView, NativeRequest, Output
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
@@ -61,7 +62,9 @@ class RaggedBatches:
             _BatchInput(made["kind"], made["target_name"], made["source_input"][0], _NUMBERS[made["data_type"]])
             for made in config.get("batch_input", ())
         ]
-        dims = {output["name"]: _dims(config, output) for output in config.get("output", ())}
+        # As the model sees them, with the batch dimension
+        rows = [-1] if int(config.get("max_batch_size", 0)) else []
+        dims = {output["name"]: [*rows, *dims_of(output)] for output in config.get("output", ())}
         self._scattered = {
             name: _Scattered(output["source_input"][0], dims[name])
             for output in config.get("batch_output", ())
@@ -137,13 +140,6 @@ class RaggedBatches:
                 codes.INVALID_ARG,
             )
         return view.shape
-
-
-def _dims(config: Mapping[str, Any], tensor: Mapping[str, Any]) -> Sequence[int]:
-    """As the model sees them, with the batch dimension."""
-    reshape = tensor.get("reshape")
-    dims = [int(dim) for dim in (tensor["dims"] if reshape is None else reshape.get("shape", []))]
-    return [-1, *dims] if int(config.get("max_batch_size", 0)) else dims
 
 
 def _elements(shape: Sequence[int]) -> int:

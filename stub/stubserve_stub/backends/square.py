@@ -17,9 +17,8 @@ from typing import List
 import numpy as np
 
 from stubserve_stub.backends.base import InstanceFacts
-from stubserve_stub.backends.expected import check_single, check_tensors, check_types
 from stubserve_stub.backends.native import NativeRequest, NativeResponse, Output
-from stubserve_stub.backends.streams import Stream, StreamingBackend
+from stubserve_stub.backends.streams import Stream, StreamingBackend, check_single, check_tensors, check_types
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.datatypes import BY_NAME

@@ -7,21 +7,25 @@ returned for all requests of a batch the instance is free for the next, whatever
 A stream is used by one thread at a time. It waits, as a Python model's sender does (`api.sender`), while the client is
 two groups of responses behind. The end of a stream is said by `end`, once; a stream that nobody ends keeps its client
 waiting. A client that has gone is told by `cancelled`, and what is sent to it goes nowhere.
+
+Backends for tests demand certain tensors, by name: the `check_` functions compare a configuration with them, in
+upstream's texts.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from stubserve_stub.api.sender import GROUP_BYTES, GROUP_RESPONSES
 from stubserve_stub.backends.base import InstanceFacts
+from stubserve_stub.backends.loading.contract import shape_text
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse, entry_of
+from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.outputs import weight
-from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire.messages import Entry
 
 # (batch, index in it)
@@ -121,7 +125,7 @@ class StreamingBackend(NativeBackend):
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         raise AssertionError("a decoupled backend answers through streams")
 
-    def execute(self, batch: WireBatch) -> Sequence[Entry]:
+    def execute(self, batch: Batch) -> Sequence[Entry]:
         requests = []
         try:
             for index, wire in enumerate(batch.requests):
@@ -132,7 +136,7 @@ class StreamingBackend(NativeBackend):
                 # After it is known: `cancel` may run at any moment, and has told the batch first.
                 if index in batch.cancelled:
                     stream.cancel()
-                requests.append(self._request(wire, batch.memory))
+                requests.append(self._request(wire, batch))
                 try:
                     self.answer(requests[-1], stream)
                 except Refusal as refusal:
@@ -164,3 +168,42 @@ class StreamingBackend(NativeBackend):
             stream = self._open.get((number, index))
             if stream is not None:
                 stream.acknowledge()
+
+
+_ORDINALS = ("first", "second", "third")
+
+# Names and data types, in order
+Expected = Mapping[str, str]
+
+
+def check_tensors(config: Mapping[str, Any], inputs: Expected, outputs: Expected) -> Dict[str, List[int]]:
+    """The dimensions of all inputs and outputs. Raises Refusal for a wrong number or order of them.
+
+    Data types are for `check_types`, which upstream does last.
+    """
+    given = (("input", inputs, config["input"]), ("output", outputs, config["output"]))
+    for what, expected, tensors in given:
+        if len(tensors) != len(expected):
+            plural = "" if len(expected) == 1 else "s"
+            raise Refusal("expected {} {}{}, got {}".format(len(expected), what, plural, len(tensors)))
+    dims: Dict[str, List[int]] = {}
+    for what, expected, tensors in given:
+        for ordinal, name, tensor in zip(_ORDINALS, expected, tensors):
+            if tensor["name"] != name:
+                raise Refusal("expected {} {} tensor name to be {}, got {}".format(ordinal, what, name, tensor["name"]))
+            dims[name] = [int(dim) for dim in tensor["dims"]]
+    return dims
+
+
+def check_single(name: str, dims: Sequence[int]) -> None:
+    """Raises Refusal for a tensor that may be anything but one element."""
+    if list(dims) != [1]:
+        raise Refusal("expected {} shape to be [1], got {}".format(name, shape_text(dims)))
+
+
+def check_types(config: Mapping[str, Any], expected: Expected) -> None:
+    """Raises Refusal for an input or output of another data type."""
+    for tensor in (*config["input"], *config["output"]):
+        name, kind = tensor["name"], expected[tensor["name"]]
+        if tensor["data_type"] != "TYPE_" + kind:
+            raise Refusal("expected {} datatype to be {}, got {}".format(name, kind, tensor["data_type"]))

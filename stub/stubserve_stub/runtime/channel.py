@@ -25,6 +25,7 @@ from stubserve_stub.runtime.patience import Patience
 from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.budget import ArenaFull
 from stubserve_stub.wire.messages import Answer, Message, WireResponse
+from stubserve_stub.wire.places import Place
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, poke, read_doorbell
 from stubserve_stub.wire.stub_arena import StubArena
 
@@ -51,7 +52,7 @@ class Channel:
         self.answer_doorbell = answer_doorbell
         self._answers = RingReader(segment.ring(layout.ANSWER_RING), self._words, layout.ANSWERS_READ)
         self.memory = OutputMemory(arena)
-        self.place, self.free = self.memory.place, self.memory.free
+        self.free = self.memory.free
         self._log_levels = theirs[layout.LOG_LEVELS : layout.LOG_LEVELS + 1]
         self._patience = Patience(theirs)
         self.sending = threading.RLock()
@@ -67,12 +68,13 @@ class Channel:
         self._poked = False
         self.set_health(STARTING)
 
-    def set_health(self, state: int, batch: int = 0) -> None:
-        """Publishes what the stub is doing and since when."""
+    def set_health(self, state: int, batch: int = 0) -> int:
+        """Publishes what the stub is doing and since when, which it returns: CLOCK_MONOTONIC in ns."""
         words = self._words
         words[layout.HEALTH_BATCH] = batch
-        words[layout.HEALTH_SINCE_NS] = time.monotonic_ns()
+        words[layout.HEALTH_SINCE_NS] = now = time.monotonic_ns()
         words[layout.HEALTH_STATE] = state
+        return now
 
     def log_levels(self) -> int:
         """The levels that the server logs, as bits."""
@@ -94,7 +96,7 @@ class Channel:
         """Sends one packed message; waits for room in the ring when the parent is behind. Raises ArenaFull."""
         flags = 0
         if len(message) > MAX_RECORD:
-            message, flags = messages.pack_spilled(self.place(message)), SPILLED
+            message, flags = messages.pack_spilled(self.memory.place(message)), SPILLED
         with self.sending:
             while not self._writer.put(message, flags):
                 # The parent drains the ring whenever it runs; it has simply not run yet.
@@ -106,6 +108,16 @@ class Channel:
         self._patience.called()
         count, _ = read_doorbell(self.answer_doorbell)
         return self._answers.take(count, self._decode_answer)
+
+    def place(self, buffer: Any) -> Place:
+        """Where the bytes of a contiguous buffer lie: in the message itself if they are few. Raises ArenaFull."""
+        if isinstance(buffer, bytes):
+            if len(buffer) <= layout.INLINE_BYTES:
+                return buffer
+        elif buffer.nbytes <= layout.INLINE_BYTES:
+            small: bytes = buffer.tobytes()
+            return small
+        return self.memory.place(buffer)
 
     def hold(self, offset: int, memory: Any) -> None:
         """Tells the parent when `memory`, the base of all views of the input at `offset`, is gone."""

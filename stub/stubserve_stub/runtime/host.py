@@ -6,8 +6,7 @@ from typing import Dict, Optional
 
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.control import Control
-from stubserve_stub.runtime.failure import describe
-from stubserve_stub.runtime.traceback_text import for_log
+from stubserve_stub.runtime.failure import describe, for_log
 from stubserve_stub.wire import codes
 
 

@@ -14,14 +14,12 @@ import numpy as np
 
 from stubserve_stub.backends.base import Backend, InstanceFacts, ModelFiles
 from stubserve_stub.runtime import session_threads
-from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.channel import EXECUTING, FINALIZING, IDLE
 from stubserve_stub.runtime.client_regions import ClientRegions
-from stubserve_stub.runtime.failure import describe
+from stubserve_stub.runtime.failure import describe, for_log
 from stubserve_stub.runtime.host import Host
 from stubserve_stub.runtime.region_batch import RegionBatch
-from stubserve_stub.runtime.traceback_text import for_log
-from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire import codes, messages
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.messages import Entry, RegionOutput, WireRequest
@@ -43,7 +41,7 @@ class MainLoop:
         self._process = os.getpid()
         # For cancellation, which arrives on the control thread: the batch that runs, and what is said of later ones
         self._cancelling = threading.Lock()
-        self._current: Optional[WireBatch] = None
+        self._current: Optional[Batch] = None
         self._cancelled: Dict[int, Sequence[int]] = {}
         self._newest = 0
         self._stopped = False
@@ -141,18 +139,18 @@ class MainLoop:
         region_outputs: Optional[Sequence[RegionOutput]] = None,
     ) -> None:
         channel = self._channel
-        channel.free(frees)
+        if frees:
+            channel.free(frees)
         regions = None
         if region_outputs is not None:
             regions = RegionBatch(self._regions(), number, requests, region_outputs, channel.judges)
             requests = regions.take_requests()
-        batch = WireBatch(number, requests, BatchMemory(channel), sequences, regions)
+        batch = Batch(channel, number, requests, sequences, regions)
         with self._cancelling:
             batch.cancelled = self._cancelled.pop(number, ())
             self._current = batch
             self._newest = number
-        channel.set_health(EXECUTING, number)
-        start = time.monotonic_ns()
+        start = channel.set_health(EXECUTING, number)
         error = None
         entries: Sequence[Entry] = ()
         try:
@@ -163,19 +161,19 @@ class MainLoop:
             error = self._host.failure(raised)
         if regions is not None:
             requests = batch.requests = ()
-            entries = regions.over(entries, batch.memory)
+            entries = regions.over(entries, batch)
         overflow = ""
         with channel.sending:
             with self._cancelling:
                 self._current = None
-            held, entries = batch.memory.settle(entries)
+            held, entries = batch.settle(entries)
             end = batch.computed_ns or time.monotonic_ns()
             try:
                 channel.send(messages.pack_result(number, start, end, entries, held, error))
             except ArenaFull as full:
                 overflow = str(full)
         if overflow:
-            batch.memory.take_back(entries)
+            batch.take_back(entries)
             self._backend.revoke(number)
             if regions is not None:
                 regions.revoke()

@@ -1,43 +1,27 @@
-"""Outputs and responses as the wire has them: small tensors inside the message, large ones where a `Placer` says."""
+"""What becomes of a response as the wire has it: errors in its place, and the memory that its outputs take up."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, List, Sequence
 
-import numpy as np
-
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.arena import ArenaFull
-from stubserve_stub.wire.layout import INLINE_BYTES
-from stubserve_stub.wire.places import InArena, Place
+from stubserve_stub.wire.places import InArena
 
 if TYPE_CHECKING:
     # What it imports, msgpack, is not there where only the public module is wanted.
     from stubserve_stub.wire.messages import WireResponse, WireTensor
 
 
-class Placer:
-    """Finds room for what is too large for a message.
+class InMessages:
+    """Places tensors where there is no arena: every one stays in its message."""
 
-    This one is without an arena: every tensor stays in its message.
-    """
-
-    def place(self, buffer: Any) -> Place:
-        """Where the bytes of a contiguous buffer lie. May raise ArenaFull."""
-        return buffer.tobytes() if isinstance(buffer, (np.ndarray, memoryview)) else bytes(buffer)
+    def place(self, buffer: Any) -> bytes:
+        """The bytes of a contiguous buffer."""
+        return buffer if isinstance(buffer, bytes) else buffer.tobytes()
 
     def free(self, offsets: Sequence[int]) -> None:
-        """Takes back what `place` has given."""
-
-
-def wire_tensor(name: str, datatype: int, shape: Sequence[int], buffer: Any, placer: Any) -> WireTensor:
-    """A tensor whose bytes are a contiguous buffer: bytes, a memoryview or an array. Raises ArenaFull."""
-    if isinstance(buffer, bytes):
-        if len(buffer) <= INLINE_BYTES:
-            return (name, datatype, shape, buffer)
-    elif buffer.nbytes <= INLINE_BYTES:
-        return (name, datatype, shape, buffer.tobytes())
-    return (name, datatype, shape, placer.place(buffer))
+        """Takes back what `place` has given, which is nothing."""
 
 
 def failed(message: str, code: int) -> WireResponse:

@@ -1,4 +1,22 @@
-"""The process of a stub: how it begins, and how it ends."""
+"""The process of a stub: how it begins, and how it ends.
+
+It does not heed SIGINT, SIGTERM and SIGHUP: the server ends its stubs, when it has their answers. A Ctrl-C in the
+server's terminal goes to the whole group, and SIGHUP, which is for the server's log, may be sent to all processes of a
+service. The handler is a function rather than SIG_IGN, so that programs which the model starts get the default back.
+Processes that it forks get it too: `multiprocessing` terminates what it does not need any more, and would wait for
+ever. The signals are held back until that is done, or one that comes right after the fork would get lost. A SIGHUP that
+is ignored from the start, as under nohup, stays ignored in all of them.
+
+The server's terminal is not for its stubs: a stub that reads from it in the background would be stopped, and the server
+would wait. As SIGTTIN and SIGTTOU are ignored, reading is an error instead.
+
+`breakpoint()` in a model is a debugger on the server's terminal where the stub has that, a word in the log where not.
+What a stub prints goes through the server, line by line, and a debugger cannot work like that. So at its first
+breakpoint a stub that has the terminal for its input takes it for its output, too, and keeps it.
+
+Without a terminal a debugger would read the end of its input at once and fail the request. The model goes on instead.
+PYTHONBREAKPOINT counts as ever: a person who sets it has a debugger that needs no terminal.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +26,16 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 import traceback
-from typing import NoReturn, Sequence
+from typing import Any, NoReturn, Sequence
 
 from stubserve_stub.backends.find import find
-from stubserve_stub.runtime import breakpoints, signals
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.control import Control
 from stubserve_stub.runtime.host import Host
 from stubserve_stub.runtime.main_loop import MainLoop
+from stubserve_stub.wire import codes
 from stubserve_stub.wire.budget import Grant
 from stubserve_stub.wire.stub_arena import StubArena
 
@@ -39,7 +58,7 @@ def run(arena: int, control: int, *doorbells: int) -> NoReturn:
     channel = Channel(StubArena(arena, boot["arena"], boot["segment"], Grant()), *doorbells)
     channel.memory.connect(line)
     host = Host(boot["instance"], channel, line, boot["settings"], boot.get("check_outputs", "never"))
-    breakpoints.connect(host, boot.get("terminal", False))
+    _connect_breakpoints(host, boot.get("terminal", False))
     try:
         MainLoop(host, boot, backend).run()
     except BaseException as error:
@@ -51,7 +70,7 @@ def _prepare(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
         # Not for other programs: neither those that the model starts, nor one that it becomes.
         os.set_inheritable(descriptor, False)
-    signals.leave_to_the_server()
+    _leave_signals_to_the_server()
     faulthandler.enable()
     # All stubs share the server's output: a line is written in one piece, under PYTHONUNBUFFERED too.
     for stream in (sys.stdout, sys.stderr):
@@ -106,3 +125,88 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # a model may have put anything in their place
             stream.flush()
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class _Before(threading.local):
+    """Of each thread, the signals that it held back before it forked."""
+
+    mask: Any = ()
+
+
+_before = _Before()
+
+
+def _leave_signals_to_the_server() -> None:
+    """From now on the signals do nothing in this process. For the main thread."""
+    for number in _SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _stay)
+    for number in (signal.SIGTTIN, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_IGN)
+    os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_go)
+
+
+def _stay(*_: Any) -> None:
+    pass
+
+
+def _hold_back() -> None:
+    _before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def _let_through() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _before.mask)
+
+
+def _go() -> None:
+    for number in _SIGNALS:
+        if signal.getsignal(number) is _stay:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    _let_through()
+
+
+def _connect_breakpoints(host: Host, terminal: bool) -> None:
+    """From now on `breakpoint()` is for this stub."""
+    default = sys.breakpointhook
+    told = set()
+
+    def on_breakpoint(*arguments: Any, **named: Any) -> Any:
+        if terminal:
+            _take_terminal()
+        frame = sys._getframe(1)
+        if os.environ.get("PYTHONBREAKPOINT"):
+            return default(*arguments, **named)
+        if terminal:
+            # As `pdb.set_trace` does, but for the frame: that would stop here, in its caller.
+            import pdb
+
+            pdb.Pdb().set_trace(frame)
+            return None
+        place = (frame.f_code.co_filename, frame.f_lineno)
+        if place not in told:
+            told.add(place)
+            host.log(
+                codes.LOG_WARNING,
+                place[0],
+                place[1],
+                "instance '{}' went on at a breakpoint() in {}, line {}: it has no terminal. Start the server with "
+                "--debug-model=NAME, where NAME is the model's, or with --dev, to stop there.".format(
+                    host.instance, *place
+                ),
+            )
+        return None
+
+    sys.breakpointhook = on_breakpoint
+
+
+def _take_terminal() -> None:
+    if os.isatty(0) and not os.isatty(1):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        terminal = os.open(os.ttyname(0), os.O_RDWR)
+        os.dup2(terminal, 1)
+        os.dup2(terminal, 2)
+        os.close(terminal)

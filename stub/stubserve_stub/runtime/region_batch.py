@@ -17,7 +17,7 @@ import numpy as np
 
 from stubserve_stub.runtime.client_regions import ClientRegion, ClientRegions, Loan
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.outputs import failed, placed, wire_tensor
+from stubserve_stub.runtime.outputs import failed, placed
 from stubserve_stub.runtime.region_window import RegionGone
 from stubserve_stub.wire import codes, places
 from stubserve_stub.wire.layout import INLINE_BYTES
@@ -34,15 +34,15 @@ class SlotOutputs:
         self._regions = regions
         self._wanted = wanted
 
-    def tensor(self, name: str, datatype: int, shape: Sequence[int], buffer: Any, placer: Any) -> WireTensor:
-        """An output, written where its client wants it or, where that says nothing of it, placed by `placer`.
+    def place(self, name: str, buffer: Any) -> Optional[InRegion]:
+        """Where an output has been written as its client wants it; None where that says nothing of it.
 
-        Small ones are the server's to write. Raises Refusal where there is no room for it, ArenaFull.
+        Small ones are the server's to write. Raises Refusal where there is no room for it.
         """
         nbytes = len(buffer) if isinstance(buffer, bytes) else buffer.nbytes
         wanted = self._wanted.get(name)
         if wanted is None or nbytes <= INLINE_BYTES:
-            return wire_tensor(name, datatype, shape, buffer, placer)
+            return None
         number, offset, room = wanted
         if nbytes > room:
             raise Refusal(
@@ -54,7 +54,7 @@ class SlotOutputs:
             self._regions.find(number).write(offset, buffer)
         except RegionGone as gone:
             raise Refusal("output '{}' could not be written into shared memory: {}".format(name, gone)) from None
-        return (name, datatype, shape, InRegion(number, offset, nbytes))
+        return InRegion(number, offset, nbytes)
 
 
 class SlotInputs:

@@ -32,7 +32,7 @@ import numpy as np
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.host import Host
-from stubserve_stub.runtime.outputs import own_offsets, wire_tensor
+from stubserve_stub.runtime.outputs import own_offsets
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.arena import ArenaFull, address_of
 from stubserve_stub.wire.datatypes import BY_NUMBER
@@ -246,11 +246,11 @@ class States:
         was = old[3]
         if isinstance(was, InArena) and _lies_at(buffer, self._channel.arena.address(was.offset), was.nbytes):
             return (old[0], datatype, shape, was)
-        tensor = wire_tensor(old[0], datatype, shape, buffer, placer)
-        if isinstance(tensor[3], Lent):
+        place = placer.place(buffer)
+        if isinstance(place, Lent):
             # Memory of a request, which is over soon
-            return (old[0], datatype, shape, self._channel.place(buffer))
-        return tensor
+            place = self._channel.place(buffer)
+        return (old[0], datatype, shape, place)
 
 
 class StateUpdate:

@@ -22,7 +22,7 @@ def received(**given: Any) -> InferenceRequest:
         "trace": None,
         "requested_output_names": ["OUT"],
         "inputs": [],
-        "batch": None,
+        "create_sender": None,
     }
     return InferenceRequest._received(**{**fields, **given})
 

@@ -7,6 +7,7 @@ import pytest
 from stubserve_stub.api.exceptions import TritonError, TritonModelException
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
+from stubserve_stub.runtime.outputs import InMessages
 
 
 def tensors(names: str) -> list[Tensor]:
@@ -25,12 +26,13 @@ def test_outputs_are_a_copy_of_the_list() -> None:
     assert names(response) == "ab"
 
 
-def test_prune_keeps_order_and_works_in_place() -> None:
+def test_what_is_not_requested_is_dropped_in_place_and_the_order_stays() -> None:
     response = InferenceResponse(tensors("cab"))
-    response._prune(["a", "c", "missing"])
-    assert names(response) == "ca"
-    response._prune(["b"])
-    assert names(response) == ""
+    for requested, kept in ((["a", "c", "missing"], "ca"), (["b"], "")):
+        error, outputs, _ = response._encode(requested, InMessages())
+        assert error is None
+        assert [name for name, _, _, _ in outputs] == list(kept)
+        assert names(response) == kept
 
 
 def test_parameters() -> None:

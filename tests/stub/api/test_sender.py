@@ -16,7 +16,7 @@ from stubserve_stub.api.sender import GROUP_BYTES, GROUP_RESPONSES, InferenceRes
 from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.backends.python.batch import ModelBatch
 from stubserve_stub.backends.python.model import ContractBroken
-from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.layout import INLINE_BYTES
 from stubserve_stub.wire.places import InArena
@@ -47,7 +47,9 @@ class Channel:
     def respond_last(self, key: tuple[int, int], start_ns: int, wire: Any, tensors: list[Any]) -> None:
         self.send((*key, wire, messages.FINAL))
 
-    def place(self, buffer: Any) -> InArena:
+    def place(self, buffer: Any) -> Any:
+        if buffer.nbytes <= INLINE_BYTES:
+            return buffer.tobytes()
         self.placed.append(len(self.placed))
         return InArena(self.placed[-1], buffer.nbytes)
 
@@ -70,7 +72,7 @@ class Bench:
         self.channel = Channel()
         self.senders = Senders(self.channel, decoupled)
         wire = [("id", 0, 0, 0, None, None, None, [("IN", 11, [1], b"\0\0\0\0")]) for _ in range(requests)]
-        self.batch = ModelBatch(BatchMemory(self.channel), self.senders, 7, wire, ["OUT"])  # type: ignore[arg-type]
+        self.batch = ModelBatch(Batch(self.channel, 7, wire), self.senders, ["OUT"])  # type: ignore[arg-type]
         self.requests = self.batch.requests
 
     @property

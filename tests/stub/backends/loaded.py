@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from stubserve_stub.backends import find
 from stubserve_stub.backends.base import InstanceFacts, ModelFiles
-from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.host import Host
-from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.datatypes import BY_NAME, BYTES
 
@@ -71,9 +70,9 @@ class Instance:
 
     def run(self, *requests: Any, sequences: Sequence[int] = ()) -> Any:
         """Entries of the result, settled."""
-        batch = WireBatch(1, requests, BatchMemory(self.stub.channel), sequences)
+        batch = Batch(self.stub.channel, 1, requests, sequences)
         entries = self.backend.execute(batch)
-        return batch.memory.settle(entries)[1]
+        return batch.settle(entries)[1]
 
     def infer(self, outputs: Sequence[str] | None = None, **inputs: Any) -> dict[str, Any]:
         """Arrays in, arrays out; lists of bytes are BYTES."""

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 from stubserve_stub.backends.base import InstanceFacts
-from stubserve_stub.runtime.batch_memory import BatchMemory
-from stubserve_stub.runtime.wire_batch import WireBatch
+from stubserve_stub.runtime.batch import Batch
 
 from tests.stub.runtime.stub_memory import stub_memory
 
@@ -27,7 +26,7 @@ def test_the_example() -> None:
     with stub_memory() as stub:
         place = stub.give(array.tobytes())
         request: Any = ("", 0, 0, 0, None, None, None, [("INPUT0", 11, (3000,), tuple(place))])
-        ((error, outputs, _),) = backend.execute(WireBatch(1, [request], BatchMemory(stub.channel)))
+        ((error, outputs, _),) = backend.execute(Batch(stub.channel, 1, [request]))
         assert error is None
         ((name, datatype, shape, where),) = outputs
         assert (name, datatype, shape) == ("OUTPUT0", 11, (3000,))

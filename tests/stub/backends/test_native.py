@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from stubserve_stub.backends.base import InstanceFacts
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse, Output
-from stubserve_stub.runtime.batch_memory import BatchMemory
-from stubserve_stub.runtime.wire_batch import WireBatch
+from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.wire import codes, messages, strings
 from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.places import AsList, InArena, Lent, Shared
@@ -46,8 +45,8 @@ def request(*inputs: Any, requested: Any = None) -> Any:
     return ("id", 0, 0, 0, None, None, requested, inputs)
 
 
-def batch(stub: StubMemory, *requests: Any) -> WireBatch:
-    return WireBatch(1, requests, BatchMemory(stub.channel))
+def batch(stub: StubMemory, *requests: Any) -> Batch:
+    return Batch(stub.channel, 1, requests)
 
 
 def output(memory: Any, name: str = "A") -> Output:
@@ -118,7 +117,7 @@ def test_an_input_that_is_kept(stub: StubMemory, keeps: bool) -> None:
     entries = native.execute(work)
     kept = native.given[0].inputs["L"].memory[10:20] if keeps else None
     native.given = []
-    held, settled = work.memory.settle(entries)
+    held, settled = work.settle(entries)
     assert held == ([place.offset] if keeps else [])
     ((_, ((_, _, _, where),), _),) = settled  # type: ignore[misc]
     assert isinstance(where, InArena if keeps else Lent)

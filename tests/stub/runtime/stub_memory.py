@@ -44,7 +44,7 @@ class StubMemory:
         for nbytes in (100_000, 5000):
             with contextlib.suppress(ArenaFull):
                 while True:
-                    self.channel.place(bytes(nbytes))
+                    self.channel.memory.place(bytes(nbytes))
 
     def sent(self) -> list[Any]:
         """The messages that the stub has sent; waits for one."""

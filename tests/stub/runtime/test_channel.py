@@ -24,10 +24,10 @@ def test_a_response_that_finds_no_room_for_its_message_becomes_an_error(last: bo
         stack.callback(os.close, arena.fd)
         segment = arena.segment(1)
         channel = Channel(StubArena(arena.fd, arena.facts(), 1, Grant(1 << 17)), *doorbells)
-        output = channel.place(bytes(5000))
+        output = channel.memory.place(bytes(5000))
         with contextlib.suppress(ArenaFull):
             while True:
-                channel.place(bytes(5000))
+                channel.memory.place(bytes(5000))
         blocks = channel.memory.live_blocks
         # Its name makes the message longer than a record.
         response = (None, [("O" * 60_000, 2, [output.nbytes], output)], None)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 from stubserve_stub.backends.base import Backend, InstanceFacts, ModelFiles
+from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.channel import EXECUTING, FINALIZING, IDLE
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.host import Host
 from stubserve_stub.runtime.main_loop import MainLoop
-from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.places import InArena, Lent
@@ -82,14 +83,15 @@ class Channel:
     def free(self, offsets: Sequence[int]) -> None:
         self.freed += offsets
 
-    def set_health(self, state: int, batch: int = 0) -> None:
+    def set_health(self, state: int, batch: int = 0) -> int:
         self.states.append((state, batch))
+        return time.monotonic_ns()
 
 
 class Steps(Backend):
     """Writes down which functions were called, and raises in those that are told so. `executing` runs in each batch."""
 
-    def __init__(self, raising: dict[str, BaseException], executing: Callable[[WireBatch], Any]) -> None:
+    def __init__(self, raising: dict[str, BaseException], executing: Callable[[Batch], Any]) -> None:
         self.called: list[str] = []
         self.given: dict[str, Any] = {}
         self._raising = raising
@@ -116,7 +118,7 @@ class Steps(Backend):
     def instance_initialize(self, instance: InstanceFacts) -> None:
         self._note("instance_initialize", instance)
 
-    def execute(self, batch: WireBatch) -> Any:
+    def execute(self, batch: Batch) -> Any:
         self._note(f"execute {batch.number}")
         return self._executing(batch)
 
@@ -136,7 +138,7 @@ class Steps(Backend):
         self._note("revoke", number)
 
 
-def answer(batch: WireBatch) -> Any:
+def answer(batch: Batch) -> Any:
     batch.computed()
     return [(None, [("OUT", 2, [1], b"\1")], None)]
 
@@ -149,7 +151,7 @@ class Stub:
         orders: Sequence[dict[str, Any]] = (INITIALIZE,),
         batches: Sequence[int] = (),
         raising: dict[str, BaseException] | None = None,
-        executing: Callable[[WireBatch], Any] = answer,
+        executing: Callable[[Batch], Any] = answer,
     ) -> None:
         self.line = Line(orders)
         self.channel = Channel(batches)
@@ -247,7 +249,7 @@ def cancel(stub: Stub, number: int, *indices: int) -> None:
 def test_cancelled_before_while_and_after() -> None:
     seen: list[Any] = []
 
-    def executing(batch: WireBatch) -> Any:
+    def executing(batch: Batch) -> Any:
         seen.append((batch.number, tuple(batch.cancelled)))
         if batch.number == 1:
             cancel(stub, 1, 3)
@@ -275,7 +277,7 @@ def test_cancelled_before_while_and_after() -> None:
 def test_a_result_that_does_not_fit() -> None:
     """Its own memory is freed, what it was lent is not, and the clients are told why."""
 
-    def executing(batch: WireBatch) -> Any:
+    def executing(batch: Batch) -> Any:
         outputs = [("A", 2, [5000], InArena(4096, 5000)), ("B", 2, [5000], Lent(8192, 5000, 8192))]
         return [(None, [*outputs, ("C" * 20_000, 2, [1], b"\1")], None), None]
 
@@ -293,8 +295,8 @@ def test_what_is_held_is_said_with_the_result(monkeypatch: pytest.MonkeyPatch) -
         assert stub.channel.sent == []
         return [4096], entries
 
-    def executing(batch: WireBatch) -> Any:
-        monkeypatch.setattr(type(batch.memory), "settle", lambda _, entries: settle(entries))
+    def executing(batch: Batch) -> Any:
+        monkeypatch.setattr(type(batch), "settle", lambda _, entries: settle(entries))
         return answer(batch)
 
     stub = Stub(batches=[1], executing=executing)
@@ -331,7 +333,7 @@ def test_is_ready_is_asked_beside_the_batches(result: Any, ready: bool, reason: 
             raise result
         return bool(result)
 
-    def executing(batch: WireBatch) -> Any:
+    def executing(batch: Batch) -> Any:
         stub.line.handlers["is_ready"]({})
         cancel(stub, batch.number, 0)
         assert batch.cancelled == (0,)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stubserve_stub.api.tensors import state_tensor
-from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.states import SEQUENCE_END, SEQUENCE_START, States, specs_of
 from stubserve_stub.wire import codes
@@ -161,7 +161,7 @@ def test_all_states_of_an_update_or_none(stub: StubMemory) -> None:
 
 def test_an_output_in_the_room_of_a_batch_stays_where_it_is(stub: StubMemory) -> None:
     states = states_of(stub, state())
-    memory = BatchMemory(stub.channel)
+    memory = Batch(stub.channel, 1, ())
     room = memory.reserve(LARGE * 8).view(np.float32)
     room[:] = np.arange(LARGE * 2)
     updates = states.updates([1, 2], [SEQUENCE_START] * 2)
@@ -180,7 +180,7 @@ def test_an_output_in_the_room_of_a_batch_stays_where_it_is(stub: StubMemory) ->
 def test_memory_of_a_request_is_copied(stub: StubMemory) -> None:
     states = states_of(stub, state())
     place = stub.give(np.full(LARGE, 5, np.float32).tobytes())
-    memory = BatchMemory(stub.channel)
+    memory = Batch(stub.channel, 1, ())
     _, view = memory.input("X", tuple(place), writable=False)
     one(states, 7, SEQUENCE_START).keep({"S_NEW": (FP32, (LARGE,), np.frombuffer(view, np.float32))}, memory)
     memory.settle([None])

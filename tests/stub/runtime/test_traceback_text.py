@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.traceback_text import for_log
+from stubserve_stub.runtime.failure import Refusal, for_log
 
 
 def raised_by(source: str) -> str:

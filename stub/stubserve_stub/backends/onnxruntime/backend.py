@@ -11,15 +11,12 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from stubserve_stub.backends.base import InstanceFacts, ModelFiles
 from stubserve_stub.backends.gather import Gatherer
-from stubserve_stub.backends.loading.packages import import_package
-from stubserve_stub.backends.loading.unoffered import refuse_gpu
+from stubserve_stub.backends.loading.refusals import import_package, refuse_gpu
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse
-from stubserve_stub.backends.onnxruntime.completion import complete, needs_completion
+from stubserve_stub.backends.onnxruntime.contract import Contract, complete, contract_of, needs_completion, validate
 from stubserve_stub.backends.onnxruntime.execution import Execution
 from stubserve_stub.backends.onnxruntime.options import Options, options_of
 from stubserve_stub.backends.onnxruntime.session import find_file, open_session, run_options
-from stubserve_stub.backends.onnxruntime.tensors import Contract, contract_of
-from stubserve_stub.backends.onnxruntime.validation import validate
 from stubserve_stub.backends.ragged import RaggedBatches
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes

@@ -31,8 +31,8 @@ import numpy as np
 from stubserve_stub.backends.gather import Gathered, nbytes_of
 from stubserve_stub.backends.loading.contract import TensorInfo
 from stubserve_stub.backends.native import InputView, Output
+from stubserve_stub.backends.onnxruntime.contract import ELEMENT_TYPES, Contract
 from stubserve_stub.backends.onnxruntime.session import explain
-from stubserve_stub.backends.onnxruntime.tensors import ELEMENT_TYPES, Contract
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire.arena import address_of
 from stubserve_stub.wire.datatypes import BYTES

@@ -13,21 +13,20 @@ import threading
 import weakref
 from typing import Any, Dict, List, Optional, Sequence
 
-from stubserve_stub.api import bls, logger, metrics, model_control, shared_memory, utils
+from stubserve_stub.api import bls, logger, metrics, questions, utils
 from stubserve_stub.api.constants import REQUEST_RELEASE_RESCHEDULE
-from stubserve_stub.api.questions import Questions
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender, Senders
 from stubserve_stub.backends.base import Backend, InstanceFacts, ModelFiles
 from stubserve_stub.backends.python.batch import ModelBatch
 from stubserve_stub.backends.python.forks import Forks
-from stubserve_stub.backends.python.model import ContractBroken, Model, import_model, raised_by
+from stubserve_stub.backends.python.model import Model, import_model, raised_by
 from stubserve_stub.backends.python.output_check import OutputCheck
+from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.calls import Calls
 from stubserve_stub.runtime.failure import describe
 from stubserve_stub.runtime.host import Host
 from stubserve_stub.runtime.states import States, has_states, keep_states
-from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.messages import Entry
 
@@ -63,11 +62,10 @@ class PythonBackend(Backend):
         self._instance = instance
         self._senders = Senders(host.channel, instance.decoupled)
         logger.connect(self._log, host.channel.log_levels)
-        questions = Questions(instance.name, host.control.send)
-        host.control.handle("told", questions.on_told)
-        model_control.connect(questions)
-        shared_memory.connect(questions)
-        metrics.connect(questions, host.control.send)
+        asked = questions.Questions(instance.name, host.control.send)
+        host.control.handle("told", asked.on_told)
+        questions.connect(asked)
+        metrics.connect(asked)
         # First, for the arguments are the model's to change.
         self._check_outputs(instance)
         self._keep_states(instance)
@@ -102,28 +100,23 @@ class PythonBackend(Backend):
 
     # Batches
 
-    def execute(self, batch: WireBatch) -> Sequence[Entry]:
-        outputs = list(self._instance.outputs)
-        states = self._states if batch.sequences else None
-        received = ModelBatch(
-            batch.memory,
-            self._senders,
-            batch.number,
-            batch.requests,
-            outputs,
-            states,
-            batch.sequences,
-            batch.regions,
-        )
+    def execute(self, batch: Batch) -> Sequence[Entry]:
+        received = ModelBatch(batch, self._senders, list(self._instance.outputs), self._states)
         self._current = received
         # After `_current` is set: `cancel` may run at any moment, and has told the batch first.
         if batch.cancelled:
             received.cancel(batch.cancelled)
         try:
+            model = self._model
+            result = model.execute(list(received.requests))
             if self._instance.decoupled:
-                entries = self._start(received)
+                future = model.start(self._instance.name, result)
+                entries: Sequence[Entry] = received.left_open()
+                if future is not None:
+                    future.add_done_callback(functools.partial(self._on_coroutine_end, received.senders()))
             else:
-                result = self._model.execute(list(received.requests))
+                if type(result) is not list:
+                    result = model.wait(result)
                 batch.computed()
                 responses = received.check(result)
                 if self._check is not None:
@@ -136,7 +129,8 @@ class PythonBackend(Backend):
                 received.release()
             raise
         finally:
-            received.end_updates()
+            if batch.sequences:
+                received.end_updates()
         self._current = None
         received.release()
         return entries
@@ -156,20 +150,6 @@ class PythonBackend(Backend):
         if self._check.over:
             self._check = self._senders.check = None
         return looked_at
-
-    def _start(self, received: ModelBatch) -> Sequence[Entry]:
-        """Runs a decoupled model on a batch; a coroutine is only started, and may outlive many batches."""
-        result, future = self._model.start(list(received.requests))
-        if result is not None:
-            raise ContractBroken(
-                "Python model '{}' is using the decoupled mode and the execute function must return None.".format(
-                    self._instance.name
-                )
-            )
-        entries = received.left_open()
-        if future is not None:
-            future.add_done_callback(functools.partial(self._on_coroutine_end, received.senders()))
-        return entries
 
     def _on_coroutine_end(self, senders: "List[weakref.ref[InferenceResponseSender]]", future: Any) -> None:
         raised = raised_by(future)

@@ -1,6 +1,6 @@
 """One batch as a model sees it: wire requests in, the objects of `pb_utils`, wire responses out.
 
-The memory under its tensors is `runtime.batch_memory`'s business. A tensor over memory that others read, too, makes its
+The memory under its tensors is `runtime.batch`'s business. A tensor over memory that others read, too, makes its
 own copy of that when it is looked at. A request that is answered through a sender is left to it when `execute` has
 returned, its inputs too. The states of a sequence (`runtime.states`) are further inputs, behind those of the request.
 """
@@ -13,15 +13,13 @@ from typing import Any, List, Optional, Sequence, Tuple
 import numpy as np
 
 from stubserve_stub.api.constants import REQUEST_RELEASE_RESCHEDULE
-from stubserve_stub.api.encoding import encode_and_keep, encode_states
 from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender, Senders
 from stubserve_stub.api.tensors import Tensor, state_tensor
 from stubserve_stub.backends.python.model import ContractBroken
-from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.region_batch import RegionBatch, SlotOutputs
 from stubserve_stub.runtime.states import States, StateUpdate
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.messages import Entry, WireRequest
@@ -32,29 +30,20 @@ class ModelBatch:
     """The requests of one batch as the model's objects. Raises Refusal for one that no Python model can be given."""
 
     def __init__(
-        self,
-        memory: BatchMemory,
-        senders: Senders,
-        number: int,
-        wire_requests: Sequence[Optional[WireRequest]],
-        output_names: List[str],
-        states: Optional[States] = None,
-        sequences: Sequence[int] = (),
-        regions: Optional[RegionBatch] = None,
+        self, batch: Batch, senders: Senders, output_names: List[str], states: Optional[States] = None
     ) -> None:
-        self._memory = memory
-        self._regions = regions
+        self._batch = batch
         self._senders = senders
-        self.number = number
+        self.number = batch.number
         # Inputs in the arena: offset and tensor of each
         self._tensors: List[Tuple[int, Tensor]] = []
-        self.requests = [self._request(wire, output_names) for wire in wire_requests]
-        # Of each request, whether its client gets the strings of outputs as JSON
-        self._as_json = [wire is not None and wire[2] >= messages.TEXTS_AS_JSON for wire in wire_requests]
+        self.requests: List[InferenceRequest] = []
+        for wire in batch.requests:
+            self.requests.append(self._request(wire, output_names))
         # What each request does with the states of its sequence; empty for models without implicit state
         self._updates: Sequence[StateUpdate] = ()
-        if states is not None:
-            self._updates = states.updates(sequences, [request._flags for request in self.requests])
+        if states is not None and batch.sequences:
+            self._updates = states.updates(batch.sequences, [request._flags for request in self.requests])
             for request, update in zip(self.requests, self._updates):
                 for tensor, spec in zip(update.tensors, states.specs):
                     request._inputs.append(state_tensor(states, tensor, spec.in_place))
@@ -77,7 +66,7 @@ class ModelBatch:
             if data[0] == ZEROS:
                 inputs.append(Tensor._of_zeros(name, datatype, shape, data[1]))  # type: ignore[arg-type]
                 continue
-            offset, view = self._memory.input(name, data)
+            offset, view = self._batch.input(name, data)
             tensor = Tensor._received(name, datatype, shape, None, view)
             self._tensors.append((offset, tensor))
             inputs.append(tensor)
@@ -90,7 +79,7 @@ class ModelBatch:
             trace,
             output_names if requested is None else requested,
             inputs,
-            self,
+            self.create_sender,
         )
 
     def create_sender(self, request: InferenceRequest) -> InferenceResponseSender:
@@ -128,27 +117,20 @@ class ModelBatch:
         entries: List[Entry] = []
         try:
             for index, (request, response) in enumerate(zip(self.requests, responses)):
-                update = self._updates[index] if self._updates else None
-                outputs = None if self._regions is None else self._regions.outputs(index)
-                entries.append(self._entry(request, response, update, outputs, self._as_json[index]))
+                entries.append(self._entry(index, request, response))
         except BaseException:
-            self._memory.take_back(entries)
+            self._batch.take_back(entries)
             raise
         return entries
 
-    def _entry(
-        self,
-        request: InferenceRequest,
-        response: Optional[InferenceResponse],
-        update: Optional[StateUpdate],
-        outputs: Optional[SlotOutputs],
-        as_json: bool,
-    ) -> Any:
+    def _entry(self, index: int, request: InferenceRequest, response: Optional[InferenceResponse]) -> Any:
+        batch = self._batch
+        update = self._updates[index] if self._updates else None
         if request._release_flags & REQUEST_RELEASE_RESCHEDULE:
             if response is None:
                 return self._rescheduled(request)
             if response._error is None and update is not None:
-                failure = encode_states(response, self._memory, update)
+                failure = response._keep(update, update.keep_only, batch)
                 return self._rescheduled(request) if failure is None else failure
             if response._error is None:
                 raise ContractBroken(
@@ -163,8 +145,11 @@ class ModelBatch:
             if sender._sent:
                 raise ContractBroken("Unable to send response. Non-decoupled model cannot send more than one response.")
             sender._revoke()
-        names = request._requested_output_names
-        return encode_and_keep(response, names, self._memory, update, in_regions=outputs, as_json=as_json)
+        outputs = None if batch.regions is None else batch.regions.outputs(index)
+        wire = batch.requests[index]
+        # Whether its client gets the strings of outputs as JSON
+        as_json = wire is not None and wire[2] >= messages.TEXTS_AS_JSON
+        return response._encode(request._requested_output_names, batch, update, False, outputs, as_json)
 
     def left_open(self) -> List[Entry]:
         """The entries of RESULT for a decoupled model: all is said, or will be, through senders."""
@@ -208,7 +193,7 @@ class ModelBatch:
     def release(self) -> None:
         """Lets go of every object that the model was given, and tells the batch's memory how to know who has not."""
         if self._tensors:
-            memory = self._memory
+            batch = self._batch
             lent = [
                 id(tensor)
                 for request in self.requests
@@ -217,8 +202,8 @@ class ModelBatch:
             ]
             for offset, tensor in self._tensors:
                 if lent and id(tensor) in lent:
-                    memory.lend(offset)
+                    batch.lend(offset)
                 else:
-                    memory.watch(offset, tensor._watch())
+                    batch.watch(offset, tensor._watch())
         self.requests = []
         self._tensors = []

@@ -20,16 +20,14 @@ import threading
 from typing import Any, Optional, Set, Tuple
 
 from stubserve_stub.api import bls
-from stubserve_stub.api.encoding import encode_response, encode_tensor
 from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.runtime.channel import Channel
-from stubserve_stub.runtime.outputs import Placer
+from stubserve_stub.runtime.outputs import InMessages
 from stubserve_stub.wire import messages
 
 _LENGTH = struct.Struct("=Q")
-_in_message = Placer()
 
 
 class _Pair(threading.local):
@@ -81,7 +79,7 @@ class Forks:
             pair[0].close()
             theirs = pair[1]
         self._relay = Relay(theirs, self._instance, self._channel)
-        bls.relay(self._relay)
+        bls.relay(self._relay.execute)
 
     def _refuse(self, *_: Any) -> Any:
         raise TritonModelException(
@@ -114,7 +112,7 @@ class Relay:
     def execute(self, target: bls.Target, request: bls.Request, decoupled: bool) -> Any:
         """As `bls.execute`; an iterator has all of its responses from the beginning."""
         *head, names, tensors = request
-        inputs = [encode_tensor(tensor, _in_message) for tensor in tensors]
+        inputs = [_wire_input(tensor) for tensor in tensors]
         answer = None
         if self._forker is not None:
             with self._turn:
@@ -150,8 +148,13 @@ def _answer(target: bls.Target, request: Any, decoupled: bool) -> Tuple[Optional
         return str(refused), ()
 
 
+def _wire_input(tensor: Tensor) -> Any:
+    datatype, shape, buffer = tensor._payload()
+    return (tensor._name, datatype, shape, InMessages().place(buffer))
+
+
 def _wire(response: InferenceResponse) -> Any:
-    return encode_response(response, [tensor.name() for tensor in response._output_tensors], _in_message)
+    return response._encode([tensor._name for tensor in response._output_tensors], InMessages())
 
 
 def _send(to: socket.socket, message: Any) -> None:

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence
 
 if TYPE_CHECKING:
     import asyncio
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.api.model_config import ModelConfig
-from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.traceback_text import keep_sources
+from stubserve_stub.runtime.failure import Refusal, keep_sources
 
 _CONTRACT = ("auto_complete_config", "initialize", "execute", "is_ready", "finalize")
 
@@ -100,7 +99,8 @@ class Model:
         self._class = model_class
         self._path = path
         self._object: Any = None
-        self._execute: Optional[Callable[[List[Any]], Any]] = None
+        # The model's own function. A coroutine that it returns is for `wait`, or for `start`.
+        self.execute: Callable[[List[Any]], Any] = self._cannot_execute
         self._loop = EventLoopThread()
 
     @property
@@ -127,7 +127,7 @@ class Model:
         self._object = self._class()
         if hasattr(self._object, "initialize"):
             self._object.initialize(arguments)
-        self._execute = getattr(self._object, "execute", None)
+        self.execute = getattr(self._object, "execute", self._cannot_execute)
 
     @property
     def checks_readiness(self) -> bool:
@@ -142,24 +142,28 @@ class Model:
             raise TritonModelException("is_ready() must return a boolean value")
         return answer
 
-    def execute(self, requests: List[Any]) -> Any:
-        """Calls the model; a coroutine is run to its end on the model's event loop."""
-        result = self._call(requests)
-        if isinstance(result, Coroutine):
-            result = self._loop.run(result)
-        return result
+    def _cannot_execute(self, requests: List[Any]) -> Any:
+        raise ContractBroken("Python model {} does not implement `execute` method.".format(self._path))
 
-    def start(self, requests: List[Any]) -> Tuple[Any, Optional["concurrent.futures.Future[Any]"]]:
-        """As `execute`, but does not wait for a coroutine: (result, None), or (None, the coroutine's future)."""
-        result = self._call(requests)
-        if isinstance(result, Coroutine):
-            return None, self._loop.submit(result)
-        return result, None
+    def wait(self, result: Any) -> Any:
+        """What `execute` returned; a coroutine is run to its end on the model's event loop."""
+        return self._loop.run(result) if isinstance(result, Coroutine) else result
 
-    def _call(self, requests: List[Any]) -> Any:
-        if self._execute is None:
-            raise ContractBroken("Python model {} does not implement `execute` method.".format(self._path))
-        return self._execute(requests)
+    def start(self, instance: str, result: Any) -> Optional["concurrent.futures.Future[Any]"]:
+        """What `execute` of a decoupled model returned: the future of a coroutine, which may outlive many batches.
+
+        Raises ContractBroken for anything else but None.
+        """
+        if isinstance(result, Coroutine):
+            future: "concurrent.futures.Future[Any]" = self._loop.submit(result)
+            return future
+        if result is not None:
+            raise ContractBroken(
+                "Python model '{}' is using the decoupled mode and the execute function must return None.".format(
+                    instance
+                )
+            )
+        return None
 
     def finalize(self) -> None:
         self._loop.stop()

@@ -9,13 +9,16 @@ check takes some microseconds, so it is made of each instance's first answers on
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from stubserve_stub.api.exceptions import TritonError
 from stubserve_stub.api.responses import InferenceResponse
+from stubserve_stub.backends.loading.contract import dims_of
 from stubserve_stub.wire.datatypes import BY_NUMBER
 
 NEVER, FIRST, ALWAYS, REFUSE = "never", "first", "always", "refuse"
+
+_MISSING = "is not among the outputs that it answered ({})"
 
 # How many answers are the first ones
 _FIRST_ANSWERS = 100
@@ -36,8 +39,7 @@ class OutputCheck:
         # Type and dimensions of each output, the batch's left out
         self._outputs: Dict[str, Tuple[str, List[int]]] = {}
         for output in parsed.get("output", ()):
-            dims = output["reshape"]["shape"] if "reshape" in output else output["dims"]
-            self._outputs[output["name"]] = (output["data_type"], [int(dim) for dim in dims])
+            self._outputs[output["name"]] = (output["data_type"], list(dims_of(output)))
         # Those have a check of their own, whose failure is an error.
         self._states = {state["output_name"] for state in parsed.get("sequence_batching", {}).get("state", ())}
 
@@ -76,27 +78,26 @@ class OutputCheck:
         found: List[Tuple[str, str, str]] = []
         given = set()
         for tensor in response._output_tensors:
-            given.add(tensor._name)
-            if tensor._name not in self._states:
-                found += self._problems_of(tensor, rows)
+            name, shape = tensor._name, list(tensor._shape)
+            given.add(name)
+            if name in self._states:
+                continue
+            if name not in self._outputs:
+                found.append((name, "unknown", "is not in its configuration, and is dropped"))
+                continue
+            datatype, dims = self._outputs[name]
+            answered = BY_NUMBER[tensor._datatype].config_name
+            if answered != datatype:
+                found.append((name, "type", "is {}, and its configuration says {}".format(answered, datatype)))
+            expected = [-1 if rows is None else rows, *dims] if self._batches else dims
+            fits = len(shape) == len(expected)
+            for size, dim in zip(shape, expected):
+                fits = fits and dim in (-1, size)
+            if not fits:
+                found.append((name, "shape", "has shape {}, expected was {}".format(shape, expected)))
         if not self._streams:
-            others = ", ".join("'{}'".format(other) for other in sorted(given)) or "none"
+            others = "'{}'".format("', '".join(sorted(given))) if given else "none"
             for name in requested:
                 if name in self._outputs and name not in given:
-                    found.append((name, "missing", "is not among the outputs that it answered ({})".format(others)))
+                    found += [(name, "missing", _MISSING.format(others))]
         return found
-
-    def _problems_of(self, tensor: Any, rows: Optional[int]) -> Iterator[Tuple[str, str, str]]:
-        name = tensor._name
-        known = self._outputs.get(name)
-        if known is None:
-            yield name, "unknown", "is not in its configuration, and is dropped"
-            return
-        datatype, dims = known
-        answered = BY_NUMBER[tensor._datatype].config_name
-        if answered != datatype:
-            yield name, "type", "is {}, and its configuration says {}".format(answered, datatype)
-        expected = ([-1 if rows is None else rows] if self._batches else []) + dims
-        shape = [int(size) for size in tensor._shape]
-        if len(shape) != len(expected) or any(dim not in (-1, size) for size, dim in zip(shape, expected)):
-            yield name, "shape", "has shape {}, expected was {}".format(shape, expected)

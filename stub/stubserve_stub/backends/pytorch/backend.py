@@ -6,16 +6,13 @@ from typing import Any, Callable, Dict, List
 
 from stubserve_stub.backends.base import InstanceFacts, ModelFiles
 from stubserve_stub.backends.gather import Gatherer
-from stubserve_stub.backends.loading.packages import import_package
-from stubserve_stub.backends.loading.unoffered import refuse_gpu
+from stubserve_stub.backends.loading.refusals import import_package, refuse_gpu
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse
-from stubserve_stub.backends.pytorch import exported, module, torchscript
 from stubserve_stub.backends.pytorch import file as torch_file
+from stubserve_stub.backends.pytorch import module, saved
 from stubserve_stub.backends.pytorch.execution import Execution, explain
-from stubserve_stub.backends.pytorch.naming import resolve
-from stubserve_stub.backends.pytorch.options import Options, options_of
-from stubserve_stub.backends.pytorch.program import Program
-from stubserve_stub.backends.pytorch.switches import switch
+from stubserve_stub.backends.pytorch.options import Options, options_of, switch
+from stubserve_stub.backends.pytorch.program import Program, resolve
 from stubserve_stub.backends.pytorch.tensors import Tensors
 from stubserve_stub.backends.ragged import RaggedBatches
 from stubserve_stub.runtime.failure import Refusal
@@ -64,9 +61,9 @@ class PyTorchBackend(NativeBackend):
             return module.load(self._torch, path, name, options, self._log)
         kind = torch_file.kind_of(path)
         loaders: Dict[str, Callable[[], Program]] = {
-            torch_file.TORCHSCRIPT: lambda: torchscript.load(self._torch, path, device),
-            torch_file.EXPORTED: lambda: exported.load_exported(self._torch, path, tensors),
-            torch_file.COMPILED: lambda: exported.load_compiled(self._torch, path),
+            torch_file.TORCHSCRIPT: lambda: saved.load_torchscript(self._torch, path, device),
+            torch_file.EXPORTED: lambda: saved.load_exported(self._torch, path, tensors),
+            torch_file.COMPILED: lambda: saved.load_compiled(self._torch, path),
         }
         if kind not in loaders:
             raise torch_file.no_torchscript(path, kind)

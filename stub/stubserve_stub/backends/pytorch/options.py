@@ -7,7 +7,7 @@ of threads for modules in Python. What only a GPU could use is left aside on a C
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from stubserve_stub.backends.loading.parameters import Parameters
 from stubserve_stub.runtime.failure import Refusal
@@ -102,3 +102,34 @@ def _compile_arguments(reader: Parameters) -> Optional[Dict[str, Any]]:
     if "model" in arguments:
         raise Refusal("'model' is not an optional parameter for 'torch.compile'")
     return arguments
+
+
+def switch(torch: Any, options: Options) -> List[str]:
+    """Sets what torch has one of in a process, before anything runs: threads, and how TorchScript is executed.
+
+    A process has one instance. Lines for the log, about what this version of torch does not have.
+    """
+    if options.intra_op_threads:
+        torch.set_num_threads(options.intra_op_threads)
+    if options.inter_op_threads and options.inter_op_threads != torch.get_num_interop_threads():
+        torch.set_num_interop_threads(options.inter_op_threads)
+    remarks: List[str] = []
+    if not options.optimized_execution:
+        _set(torch, "_set_graph_executor_optimize", False, "DISABLE_OPTIMIZED_EXECUTION", remarks)
+    for name, function, wanted in (
+        ("ENABLE_JIT_EXECUTOR", "_jit_set_profiling_executor", options.jit_executor),
+        ("ENABLE_JIT_PROFILING", "_jit_set_profiling_mode", options.jit_profiling),
+        ("ENABLE_TENSOR_FUSER", "_jit_set_texpr_fuser_enabled", options.tensor_fuser),
+    ):
+        if wanted is not None:
+            _set(torch, function, wanted, name, remarks)
+    return remarks
+
+
+def _set(torch: Any, function: str, value: bool, parameter: str, remarks: List[str]) -> None:
+    # torch has no public names for these; all of its own tools call them so.
+    setter = getattr(torch._C, function, None)
+    if setter is None:
+        remarks.append("parameter '{}' has no effect: torch {} has no such switch".format(parameter, torch.__version__))
+    else:
+        setter(value)

@@ -1,10 +1,29 @@
-"""A loaded model, whatever it was loaded from: something to call, and its arguments."""
+"""A loaded model, whatever it was loaded from: something to call, and its arguments.
+
+`resolve` says which argument each input of a configuration is, and which result each output, by upstream's rules.
+
+Inputs: if all of their names are names of arguments, those; else, if all are `<name>__<index>`, by the index; else in
+the order of the configuration, which is said in the log. Outputs have no names in TorchScript, so there it is the
+index or the order. A model that takes one dictionary has its inputs' names as keys, and one that returns a dictionary
+its outputs' names (upstream refuses such a model when it runs). Controls and states of sequences are inputs and outputs
+like the others, behind them in the order.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from stubserve_stub.backends.loading.contract import TensorInfo
+from stubserve_stub.backends.loading.contract import (
+    TensorInfo,
+    added_inputs,
+    added_outputs,
+    compare,
+    compare_type,
+    dims_of,
+)
+from stubserve_stub.backends.pytorch.tensors import Tensors
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.wire.datatypes import BY_NUMBER
 
 
 class Argument(NamedTuple):
@@ -37,3 +56,185 @@ class Program(NamedTuple):
     in_order: bool = False
     writes_inputs: bool = True
     explains: bool = True
+
+
+_STRING = "TYPE_STRING"
+_NUMBERS = {kind.config_name: number for number, kind in BY_NUMBER.items()}
+
+
+class Naming(NamedTuple):
+    """Positions by names. `remarks` are lines for the log."""
+
+    inputs: Dict[str, int]
+    outputs: Dict[str, int]
+    remarks: Sequence[str]
+
+
+def resolve(config: Mapping[str, Any], program: Program, tensors: Tensors) -> Naming:
+    """Raises Refusal for a configuration that is not that of the program."""
+    remarks: List[str] = []
+    given = {what: config.get(what) or [] for what in ("input", "output")}
+    if not given["output"]:
+        raise Refusal(
+            "model configuration must contain at least one output, none were specified (model '{}'): a file of "
+            "PyTorch's does not say what its tensors are".format(config["name"])
+        )
+    given = {what: [*described, *_added(config, what, described)] for what, described in given.items()}
+    for what, described in given.items():
+        for tensor in described:
+            _check_type(config, what, tensor, tensors)
+    # Behind those that clients send are those that are made for each batch.
+    made = [(name, batch["data_type"]) for batch in config.get("batch_input") or () for name in batch["target_name"]]
+    names = [tensor["name"] for tensor in given["input"]] + [name for name, _ in made]
+    if program.takes_dict:
+        inputs = {name: position for position, name in enumerate(names)}
+    else:
+        inputs = _positions(config["name"], "input", names, program.arguments, program.in_order, remarks)
+        _check_required(config, inputs, program.arguments)
+    names = [tensor["name"] for tensor in given["output"]]
+    outputs = _positions(config["name"], "output", names, program.results, program.in_order, remarks)
+    _check_arguments(config, "input", given["input"], inputs, program.arguments)
+    _check_arguments(config, "output", given["output"], outputs, program.results)
+    if program.arguments is not None:
+        for name, data_type in made:
+            info = program.arguments[inputs[name]].info
+            if info is not None:
+                compare_type(config, "batch input", name, data_type, info)
+    return Naming(inputs, outputs, remarks)
+
+
+def _added(config: Mapping[str, Any], what: str, described: Sequence[Any]) -> List[Mapping[str, Any]]:
+    """What sequence batching adds: controls and states. A state may be an output of the configuration besides."""
+    added = added_inputs(config) if what == "input" else added_outputs(config)
+    names = {tensor["name"] for tensor in described}
+    return [tensor for tensor in added if tensor["name"] not in names]
+
+
+def _positions(
+    model: str,
+    what: str,
+    names: Sequence[str],
+    arguments: Optional[Sequence[Argument]],
+    in_order: bool,
+    remarks: List[str],
+) -> Dict[str, int]:
+    known = {name: position for position, argument in enumerate(arguments or ()) for name in argument.names}
+    ordered = {name: position for position, name in enumerate(names)}
+    if in_order:
+        positions = ordered
+    elif all(name in known for name in names):
+        positions = {name: known[name] for name in names}
+    else:
+        indices = {name: _index(name) for name in names}
+        positions = {name: index for name, index in indices.items() if index is not None}
+        if len(positions) < len(names):
+            positions = ordered
+            if len(names) > 1:
+                remarks.append(_unnamed(what, names, known))
+    _refuse_overlaps(model, what, positions, arguments)
+    return positions
+
+
+def _index(name: str) -> Optional[int]:
+    """The index in `<name>__<index>`, None in other names."""
+    text = name.partition("__")[2]
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _unnamed(what: str, names: Sequence[str], known: Mapping[str, int]) -> str:
+    arguments = " or the names of arguments ({})".format(", ".join(known)) if known and what == "input" else ""
+    return (
+        "{}s {} do not all follow the <name>__<index> naming convention{}; they are taken in the order of the model "
+        "configuration".format(what, ", ".join(names), arguments)
+    )
+
+
+def _refuse_overlaps(
+    model: str, what: str, positions: Mapping[str, int], arguments: Optional[Sequence[Argument]]
+) -> None:
+    named: Dict[int, str] = {}
+    for name, position in positions.items():
+        if position in named:
+            raise Refusal(
+                "{}s '{}' and '{}' of model '{}' are both number {}".format(
+                    what, named[position], name, model, position
+                )
+            )
+        named[position] = name
+    if arguments is None or not positions:
+        return
+    if len(positions) > len(arguments):
+        raise _miscounted(model, what, len(positions), arguments)
+    last = max(named)
+    if last >= len(arguments):
+        raise Refusal(
+            "{} '{}' of model '{}' is number {}, but the model has {} of them, and the first one is number 0".format(
+                what, named[last], model, last, len(arguments)
+            )
+        )
+
+
+def _check_required(
+    config: Mapping[str, Any], positions: Mapping[str, int], arguments: Optional[Sequence[Argument]]
+) -> None:
+    if arguments is None:
+        return
+    missing = {position for position, argument in enumerate(arguments) if argument.required} - set(positions.values())
+    if missing:
+        raise _miscounted(config["name"], "input", len(positions), arguments)
+    for tensor in config["input"]:
+        if tensor.get("optional") and arguments[positions[tensor["name"]]].required:
+            raise Refusal(
+                "optional input '{}' of model '{}' needs a default value in the model: argument '{}' has none".format(
+                    tensor["name"], config["name"], arguments[positions[tensor["name"]]].names[0]
+                )
+            )
+
+
+def _miscounted(model: str, what: str, given: int, arguments: Sequence[Argument]) -> Refusal:
+    return Refusal(
+        "unable to load model '{}', configuration expects {} {}s, model provides {}: {}".format(
+            model, given, what, len(arguments), ", ".join(argument.names[0] for argument in arguments)
+        )
+    )
+
+
+def _check_type(config: Mapping[str, Any], what: str, tensor: Mapping[str, Any], tensors: Tensors) -> None:
+    kind = tensor["data_type"]
+    if kind == _STRING:
+        if len(dims_of(tensor)) + bool(config.get("max_batch_size")) > 1:
+            raise Refusal(
+                "Triton only supports 1 dimensional List of String as {} for '{}' for model '{}'".format(
+                    what, tensor["name"], config["name"]
+                )
+            )
+    elif kind not in _NUMBERS or not tensors.has(_NUMBERS[kind]):
+        raise Refusal(
+            "unsupported datatype {} for {} '{}' for model '{}'".format(kind, what, tensor["name"], config["name"])
+        )
+
+
+def _check_arguments(
+    config: Mapping[str, Any],
+    what: str,
+    described: Sequence[Mapping[str, Any]],
+    positions: Mapping[str, int],
+    arguments: Optional[Sequence[Argument]],
+) -> None:
+    if arguments is None:
+        return
+    for tensor in described:
+        argument = arguments[positions[tensor["name"]]]
+        if what == "input" and argument.strings != (tensor["data_type"] == _STRING):
+            raise Refusal(
+                "unable to load model '{}', configuration expects datatype {} for input '{}', model takes {} as "
+                "'{}'".format(
+                    config["name"],
+                    tensor["data_type"],
+                    tensor["name"],
+                    "a list of strings" if argument.strings else "a tensor",
+                    argument.names[0],
+                )
+            )
+        if argument.info is not None:
+            compare(config, what, tensor, argument.info)

@@ -12,18 +12,17 @@ from typing import Any
 
 import numpy as np
 from stubserve_stub.api import bls
-from stubserve_stub.api.encoding import encode_response
 from stubserve_stub.api.exceptions import TritonError, TritonModelException
 from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.backends.python.forks import Forks
-from stubserve_stub.runtime.outputs import Placer
+from stubserve_stub.runtime.outputs import InMessages
 
 PID = os.getpid()
 
 
-class Channel(Placer):
+class Channel(InMessages):
     """Stands for the rings, which only the first process may use."""
 
     def __init__(self) -> None:
@@ -50,7 +49,7 @@ class Calls:
                 response = InferenceResponse(error=TritonError("less than nothing", TritonError.INVALID_ARG))
             else:
                 response = InferenceResponse([Tensor("OUT", array * 2), Tensor("NOT ASKED FOR", array)])
-            answers.append(encode_response(response, names or ["OUT"], self.channel))
+            answers.append(response._encode(names or ["OUT"], self.channel))
         return [bls.received(self.channel, wire) for wire in answers]  # type: ignore[arg-type]
 
     def wait(self, call: Any) -> Any:

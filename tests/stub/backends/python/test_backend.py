@@ -14,9 +14,8 @@ from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.backends.base import InstanceFacts
 from stubserve_stub.backends.python.backend import PythonBackend
 from stubserve_stub.backends.python.model import ContractBroken, Model
-from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.host import Host
-from stubserve_stub.runtime.wire_batch import WireBatch
 from stubserve_stub.wire.places import InArena, Lent
 
 from tests.stub.runtime.stub_memory import StubMemory, stub_memory
@@ -45,9 +44,9 @@ def python_backend(stub: StubMemory, execute: Callable[[list[Any]], Any], decoup
     return backend
 
 
-def batch(stub: StubMemory, *places: Any) -> WireBatch:
+def batch(stub: StubMemory, *places: Any) -> Batch:
     requests: Any = [("", 0, 0, 0, None, None, None, [("IN", FP32, (10_000,), tuple(place))]) for place in places]
-    return WireBatch(7, requests, BatchMemory(stub.channel))
+    return Batch(stub.channel, 7, requests)
 
 
 def same(request: Any) -> InferenceResponse:
@@ -61,7 +60,7 @@ def test_a_batch(stub: StubMemory) -> None:
     work = batch(stub, *places)
     entries = backend.execute(work)
     assert work.computed_ns
-    held, settled = work.memory.settle(entries)
+    held, settled = work.settle(entries)
     assert held == []
     assert [entry[1][0][3] for entry in settled] == [Lent(place[1], place[2], place[1]) for place in places]  # type: ignore[index]
 
@@ -75,7 +74,7 @@ def test_a_request_that_is_kept(stub: StubMemory) -> None:
 
     places = [stub.give(ARRAY.tobytes()) for _ in range(2)]
     work = batch(stub, *places)
-    held, settled = work.memory.settle(python_backend(stub, execute).execute(work))
+    held, settled = work.settle(python_backend(stub, execute).execute(work))
     assert held == [places[0].offset]
     assert [type(entry[1][0][3]) for entry in settled] == [InArena, Lent]  # type: ignore[index]
 
@@ -98,7 +97,7 @@ def test_a_batch_that_fails(stub: StubMemory, error: BaseException) -> None:
     error.__traceback__ = None
     assert backend._current is None
     assert kept[1]._revoked
-    assert work.memory.settle(())[0] == [places[0].offset]
+    assert work.settle(())[0] == [places[0].offset]
 
 
 def test_in_a_process_that_the_model_has_forked(stub: StubMemory) -> None:
@@ -129,7 +128,7 @@ def test_requests_that_are_left_to_senders(stub: StubMemory) -> None:
     work = batch(stub, *places)
     entries = backend.execute(work)
     assert entries == [None, None]
-    assert work.memory.settle(entries)[0] == []
+    assert work.settle(entries)[0] == []
     backend.revoke(7)
     assert senders[0]._revoked
 

@@ -15,7 +15,7 @@ from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import Senders
 from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.backends.python.batch import ModelBatch
-from stubserve_stub.runtime.batch_memory import BatchMemory
+from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import messages, strings
@@ -44,7 +44,7 @@ def channel() -> Iterator[Channel]:
 def batch(channel: Channel, *slots: Any) -> ModelBatch:
     # As they come out of a message
     requests = messages.unpack(messages.pack(slots))
-    return ModelBatch(BatchMemory(channel), Senders(channel, False), 7, requests, ["OUT"])
+    return ModelBatch(Batch(channel, 7, requests), Senders(channel, False), ["OUT"])
 
 
 def request(*places: Place, elements: int = 1024) -> messages.WireRequest:
@@ -61,7 +61,7 @@ def request(*places: Place, elements: int = 1024) -> messages.WireRequest:
 
 
 def test_own_memory_is_writable_and_shared_memory_is_copied_when_it_is_looked_at(channel: Channel) -> None:
-    places = [channel.place(np.arange(10_000, dtype=np.float32)) for _ in range(2)]
+    places = [channel.memory.place(np.arange(10_000, dtype=np.float32)) for _ in range(2)]
     made = batch(channel, request(places[0], Shared(places[1].offset, places[1].nbytes), elements=10_000))
     own, shared = made.requests[0].inputs()
     for tensor in (own, shared):
@@ -130,7 +130,7 @@ def test_strings_are_written_as_json_where_the_request_lets_it_and_they_are_few(
 
 
 def test_an_answer_that_cannot_be_read_is_an_error_and_the_rest_of_it_is_let_go_of(channel: Channel) -> None:
-    place = channel.place(bytes(4096))
+    place = channel.memory.place(bytes(4096))
     outputs = [("A", FP32, (1024,), place), ("B", FP32, (1024,), OnDevice(2, 1, b"h", 0, 4096))]
     response = bls.received(channel, messages.unpack(messages.pack((None, outputs, None))))
     error = response.error()

@@ -1,20 +1,74 @@
-"""Loads what torch.export makes: programs, and the libraries that AOTInductor compiles them to.
+"""Loads what torch saves: TorchScript, programs of torch.export, and the libraries that AOTInductor compiles them to.
 
-Both take and return whatever the model's `forward` does, tensors in tuples, lists and dictionaries. The tensors have
+The last two take and return whatever the model's `forward` does, tensors in tuples, lists and dictionaries. These have
 names by where they are, as in Triton: `ARGS[0]`, `ARGS[2][key]`, `KWARGS[k]`; `RESULT`, `RESULT[0]`, `RESULT[k][0]`.
 Their order is that of these structures.
+
+No pickle in such a file runs code. TorchScript has a reader of its own, and weights are read by torch with
+`weights_only`. But `torch.export.load` falls back to the pickle module for what that refuses, in several places, which
+differ from version to version. A pickle can only do what it names, and the interpreter tells of each name before it is
+looked up (the audit event `pickle.find_class`). So while such a file is loaded, every name is refused but those that
+tensors are made with.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from stubserve_stub.backends.loading.contract import TensorInfo
-from stubserve_stub.backends.loading.packages import import_package
+from stubserve_stub.backends.loading.refusals import import_package
 from stubserve_stub.backends.pytorch.program import Argument, Program
 from stubserve_stub.backends.pytorch.tensors import Tensors
-from stubserve_stub.backends.pytorch.unpickling import nothing_executable
 from stubserve_stub.runtime.failure import Refusal
+
+_STRINGS = "List[str]"
+_TYPES = ("Tensor", "Optional[Tensor]", _STRINGS)
+
+
+def load_torchscript(torch: Any, path: str, device: Optional[str]) -> Program:
+    """`device` is where the weights go, None for where they were saved from. Raises Refusal, and what torch raises."""
+    module = torch.jit.load(path, map_location=device)
+    method = getattr(module, "forward", None)
+    if method is None:
+        raise Refusal("'{}' has no method 'forward'".format(path))
+    declared = method.schema.arguments[1:]  # behind the module itself
+    takes_dict = any(argument.type.kind() == "DictType" for argument in declared)
+    if takes_dict and len(declared) > 1:
+        raise Refusal(
+            "'{}' takes a dictionary beside other arguments ({}). Only a single input of type Dict(str, Tensor) is "
+            "supported".format(path, ", ".join(argument.name for argument in declared))
+        )
+    return Program(
+        method,
+        None if takes_dict else [_argument(path, argument) for argument in declared],
+        takes_dict=takes_dict,
+        writes_inputs=_writes(method),
+    )
+
+
+def _argument(path: str, declared: Any) -> Argument:
+    kind = str(declared.type)
+    if kind not in _TYPES:
+        raise Refusal(
+            "An input of type '{}' was detected in the model. Only a single input of type Dict(str, Tensor) or "
+            "input(s) of type Tensor or List[str] are supported: '{}' has it as '{}'".format(kind, path, declared.name)
+        )
+    optional = declared.has_default_value()
+    default = declared.default_value if optional else None
+    return Argument([declared.name], kind == _STRINGS, not optional, default)
+
+
+def _writes(method: Any) -> bool:
+    """Whether it changes its inputs or its own state, in which it may keep them."""
+    try:
+        graph = method.inlined_graph
+        aliases = graph.alias_db()
+        values: List[Any] = list(graph.inputs())
+        return any(aliases.has_writers(value) for value in values)
+    except Exception:  # versions of torch that cannot tell
+        return True
 
 
 def load_exported(torch: Any, path: str, tensors: Tensors) -> Program:
@@ -116,3 +170,39 @@ def _leaves(tree: Any, place: str) -> Iterator[Tuple[str, Any]]:
             yield from _leaves(value, "{}[{}]".format(place, index))
     else:
         yield place, tree
+
+
+_HARMLESS = {
+    ("collections", "OrderedDict"),
+    ("torch", "Size"),
+    ("torch", "device"),
+    ("torch._utils", "_rebuild_parameter"),
+    ("torch._utils", "_rebuild_tensor"),
+    ("torch._utils", "_rebuild_tensor_v2"),
+}
+
+# The file that is being loaded, empty for none. A hook cannot be taken out again, so there is one for all files.
+_loading = [""]
+_installed = [False]
+
+
+@contextlib.contextmanager
+def nothing_executable(path: str) -> Iterator[None]:
+    """Within it Refusal is raised by whatever unpickles more than tensors."""
+    if not _installed[0]:
+        _installed[0] = True
+        sys.addaudithook(_on_audit)
+    _loading[0] = path
+    try:
+        yield
+    finally:
+        _loading[0] = ""
+
+
+def _on_audit(event: str, arguments: Tuple[Any, ...]) -> None:
+    if event == "pickle.find_class" and _loading[0] and arguments not in _HARMLESS:
+        raise Refusal(
+            "'{}' has a pickle in it that asks for {}.{}: nothing executable is unpickled".format(
+                _loading[0], *arguments
+            )
+        )

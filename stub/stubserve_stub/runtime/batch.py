@@ -1,7 +1,7 @@
-"""The arena's memory in the hands of one batch: what every backend's batch has to settle before its result goes out.
+"""A batch as it reaches a backend: the requests of one EXECUTE message, and the memory that their tensors lie in.
 
-An input above INLINE_BYTES is a view of the arena, owned by its request until the batch's result reaches the parent.
-So after the backend has executed
+Every backend's batch has to settle the same before its result goes out. An input above INLINE_BYTES is a view of the
+arena, owned by its request until the batch's result reaches the parent. So after the backend has executed
 
 1. an output that lies inside an input of this batch, or inside an output of another model that this one has called
    (a lease), is answered with its place there, without a copy;
@@ -21,6 +21,7 @@ the last of them (`watch`), or that somebody else looks after the input beyond t
 
 from __future__ import annotations
 
+import time
 import weakref
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -30,10 +31,11 @@ from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.lease import Lease, lease_of
 from stubserve_stub.runtime.outputs import no_memory, own_offsets, placed
+from stubserve_stub.runtime.region_batch import RegionBatch
 from stubserve_stub.wire import places
 from stubserve_stub.wire.arena import ArenaFull, address_of
-from stubserve_stub.wire.layout import COPIED_BYTES
-from stubserve_stub.wire.messages import Entry, WireResponse, WireTensor
+from stubserve_stub.wire.layout import COPIED_BYTES, INLINE_BYTES
+from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
 from stubserve_stub.wire.places import InArena, Lent, Place, Shared
 
 
@@ -53,12 +55,45 @@ class _Room:
         self.end = address
 
 
-class BatchMemory:
-    """The inputs and outputs of one batch that lie in the arena."""
+class Batch:
+    """The requests of one batch (None for each slot that is empty), and its memory.
 
-    __slots__ = ("_channel", "_inputs", "_leases", "_lent", "_rooms", "_watched")
+    `sequences` are the numbers of the sequences whose states go with them, empty for models without implicit state.
+    `cancelled` are the indices of those that nobody waits for any more; it may be replaced at any time, from another
+    thread. `regions` is None for a batch that does not refer to shared memory of clients; in one that does, an input
+    there is an array in place of its place.
+    """
 
-    def __init__(self, channel: Channel) -> None:
+    __slots__ = (
+        "_channel",
+        "_inputs",
+        "_leases",
+        "_lent",
+        "_rooms",
+        "_watched",
+        "cancelled",
+        "computed_ns",
+        "number",
+        "regions",
+        "requests",
+        "sequences",
+    )
+
+    def __init__(
+        self,
+        channel: Channel,
+        number: int,
+        requests: Sequence[Optional[WireRequest]],
+        sequences: Sequence[int] = (),
+        regions: Optional[RegionBatch] = None,
+    ) -> None:
+        self.number = number
+        self.requests = requests
+        self.sequences = sequences
+        self.regions = regions
+        self.cancelled: Sequence[int] = ()
+        # CLOCK_MONOTONIC, 0 until then
+        self.computed_ns = 0
         self._channel = channel
         # Inputs: (address, nbytes, offset) of each
         self._inputs: List[Tuple[int, int, int]] = []
@@ -68,6 +103,10 @@ class BatchMemory:
         # Leases in which outputs lie
         self._leases: "List[weakref.ref[Lease]]" = []
         self._rooms: List[_Room] = []
+
+    def computed(self) -> None:
+        """The model is done; what follows is the encoding of its answers, which the statistics count apart."""
+        self.computed_ns = time.monotonic_ns()
 
     def input(self, name: str, wire: Any, writable: bool = True) -> Tuple[int, memoryview]:
         """Where an input of this name lies that is not in the message, and its memory; maybe read-only.
@@ -108,9 +147,12 @@ class BatchMemory:
         return np.frombuffer(arena.view(offset, nbytes), np.uint8)
 
     def place(self, buffer: Any) -> Place:
-        """Where an output lies that is too large for the message. Raises ArenaFull."""
-        given = None if isinstance(buffer, bytes) else self._given(buffer, buffer.nbytes)
-        return self._channel.place(buffer) if given is None else given
+        """Where the bytes of an output lie. Raises ArenaFull."""
+        if not isinstance(buffer, bytes) and buffer.nbytes > INLINE_BYTES:
+            given = self._given(buffer, buffer.nbytes)
+            if given is not None:
+                return given
+        return self._channel.place(buffer)
 
     def free(self, offsets: Sequence[int]) -> None:
         """Takes back what `place` has given."""

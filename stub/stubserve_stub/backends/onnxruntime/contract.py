@@ -1,0 +1,183 @@
+"""A model's inputs and outputs as onnxruntime describes them, and what its configuration says of them.
+
+`validate` says whether a configuration describes the model in its file, by the rules and in the texts of Triton's
+backend. `complete` fills in the batch size, the scheduler, the inputs and outputs, by upstream's rules. Nothing is
+completed where the configuration has both inputs and outputs. A model can be batched if the first dimension of all its
+tensors is variable; then `max_batch_size` becomes `default-max-batch-size` (--backend-config) unless it is given, and
+with more than 1 the dynamic batcher is chosen unless there is a choice. A batch dimension is left out of `dims`. A
+tensor without dimensions has `dims: [ 1 ]`, and with batching an empty `reshape` besides. What sequence batching adds,
+controls and states, is none of a model's inputs and outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+
+from stubserve_stub.backends.loading.contract import TensorInfo, added_inputs, added_outputs, compare, compare_type
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.wire.datatypes import BF16, BY_NAME, BY_NUMBER, BYTES
+
+_TYPES = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+    "tensor(bfloat16)": "BF16",
+}
+_BFLOAT16 = 16  # in onnx.TensorProto.DataType
+# What onnxruntime binds memory as, by the number of the data type
+ELEMENT_TYPES: Dict[int, Any] = {
+    number: _BFLOAT16 if number == BF16 else kind.numpy for number, kind in BY_NUMBER.items() if number != BYTES
+}
+
+
+class Contract(NamedTuple):
+    """All tensors of a session. `initializers` are weights that a request may replace."""
+
+    inputs: Dict[str, TensorInfo]
+    outputs: Dict[str, TensorInfo]
+    initializers: Dict[str, TensorInfo]
+
+
+def contract_of(session: Any) -> Contract:
+    """Raises Refusal for tensors that cannot travel."""
+    contract = Contract(
+        _infos("input", session.get_inputs()),
+        _infos("output", session.get_outputs()),
+        _infos("initializer", session.get_overridable_initializers()),
+    )
+    types = {info.datatype for group in contract for info in group.values()}
+    if BF16 in types and any(info.datatype == BYTES for info in contract.inputs.values()):
+        raise Refusal("onnxruntime's Python package cannot run a model that has strings as input and BF16 tensors")
+    return contract
+
+
+def _infos(what: str, nodes: Sequence[Any]) -> Dict[str, TensorInfo]:
+    infos: List[TensorInfo] = []
+    for node in nodes:
+        if node.type not in _TYPES:
+            raise Refusal(
+                "{} '{}' is a {}, which has no counterpart among the data types of the server: only tensors of "
+                "booleans, integers of 8 to 64 bits, FP16, BF16, FP32, FP64 and strings can be sent".format(
+                    what, node.name, node.type
+                )
+            )
+        dims = [dim if isinstance(dim, int) and dim >= 0 else -1 for dim in node.shape or ()]
+        infos.append(TensorInfo(node.name, BY_NAME[_TYPES[node.type]].number, dims))
+    return {info.name: info for info in infos}
+
+
+_SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
+
+
+def needs_completion(config: Mapping[str, Any]) -> bool:
+    """Whether there is anything to complete."""
+    return not ((config.get("input") or config.get("batch_input")) and config.get("output"))
+
+
+def complete(config: Dict[str, Any], contract: Contract, default_batch_size: int) -> List[str]:
+    """Completes `config` in place; lines for the log. Raises Refusal where the file cannot be what it says."""
+    remarks = []
+    tensors = [*contract.inputs.values(), *contract.outputs.values()]
+    if all(info.dims and info.dims[0] == -1 for info in tensors):
+        if not config.get("max_batch_size"):
+            config["max_batch_size"] = max(default_batch_size, 0)
+            remarks.append(
+                "autofilled max_batch_size to {} for model '{}': the file can be batched, and the configuration says "
+                "nothing of it".format(config["max_batch_size"], config["name"])
+            )
+        if config["max_batch_size"] > 1 and not any(choice in config for choice in _SCHEDULERS):
+            config["dynamic_batching"] = {}
+    elif config.get("max_batch_size"):
+        raise Refusal(
+            "autofill failed for model '{}': model does not support batching while non-zero max_batch_size is "
+            "specified".format(config["name"])
+        )
+    batches = bool(config.get("max_batch_size"))
+    if not (config.get("input") or config.get("batch_input")):
+        added = {tensor["name"] for tensor in added_inputs(config)}
+        config["input"] = [_described(info, batches) for info in contract.inputs.values() if info.name not in added]
+    if not config.get("output"):
+        states = {tensor["name"] for tensor in added_outputs(config)}
+        config["output"] = [_described(info, batches) for info in contract.outputs.values() if info.name not in states]
+    return remarks
+
+
+def _described(info: TensorInfo, batches: bool) -> Dict[str, Any]:
+    described: Dict[str, Any] = {"name": info.name, "data_type": info.config_type}
+    described["dims"] = list(info.dims[1:] if batches else info.dims)
+    if not described["dims"]:
+        described["dims"] = [1]
+        if batches:
+            described["reshape"] = {"shape": []}
+    return described
+
+
+_CONFIG_TYPES = {kind.config_name for kind in BY_NUMBER.values()}
+
+
+def validate(config: Mapping[str, Any], contract: Contract) -> None:
+    """Raises Refusal for the first thing that does not fit."""
+    model = config["name"]
+    made = [(name, tensor) for tensor in config.get("batch_input", ()) for name in tensor["target_name"]]
+    added = added_inputs(config)
+    expected = sum(not tensor.get("optional") for tensor in config["input"]) + len(added) + len(made)
+    if len(contract.inputs) != expected:
+        raise Refusal(
+            "unable to load model '{}', configuration expects {} inputs, model provides {}: {}".format(
+                model, expected, len(contract.inputs), _names(contract.inputs)
+            )
+        )
+    allowed = {**contract.inputs, **contract.initializers}
+    for tensor in config["input"]:
+        if tensor.get("optional") and config.get("max_batch_size"):
+            raise Refusal(
+                "unable to load model '{}', optional input '{}' is not supported for models that support "
+                "batching".format(model, tensor["name"])
+            )
+        _check(config, "input", tensor, allowed)
+    for tensor in added:
+        _check(config, "input", tensor, allowed)
+    for name, tensor in made:
+        info = _find(name, "input", contract.inputs)
+        compare_type(config, "batch input", name, tensor["data_type"], info)
+    for tensor in config["output"]:
+        _check(config, "output", tensor, contract.outputs)
+    for tensor in added_outputs(config):
+        _check_state(config, tensor, contract.outputs)
+
+
+def _check(config: Mapping[str, Any], what: str, tensor: Mapping[str, Any], allowed: Dict[str, TensorInfo]) -> None:
+    model, name = config["name"], tensor["name"]
+    info = _find(name, what, allowed)
+    if tensor["data_type"] not in _CONFIG_TYPES:
+        kind = tensor["data_type"]
+        raise Refusal("unsupported datatype {} for {} '{}' for model '{}'".format(kind, what, name, model))
+    compare(config, what, tensor, info)
+
+
+def _check_state(config: Mapping[str, Any], tensor: Mapping[str, Any], allowed: Dict[str, TensorInfo]) -> None:
+    """A new state is as the model makes it, step by step: only its type is known beforehand."""
+    info = _find(tensor["name"], "output", allowed)
+    compare_type(config, "state", tensor["name"], tensor["data_type"], info)
+
+
+def _find(name: str, what: str, allowed: Dict[str, TensorInfo]) -> TensorInfo:
+    info = allowed.get(name)
+    if info is None:
+        raise Refusal("unexpected inference {} '{}', allowed {}s are: {}".format(what, name, what, _names(allowed)))
+    return info
+
+
+def _names(tensors: Mapping[str, Any]) -> str:
+    names: List[str] = sorted(tensors)
+    return ", ".join(names)
