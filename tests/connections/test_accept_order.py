@@ -15,7 +15,7 @@ from stubserve.connections import accept_order as entrance
 from stubserve.connections.accept_order import Entrance
 from stubserve.connections.listening import listen
 from stubserve.connections.offload import Offload
-from stubserve.http.head import has_asked
+from stubserve.http.message import has_asked
 
 HEAD = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 

@@ -20,9 +20,8 @@ from starlette.types import Receive, Scope, Send
 from stubserve.api import management
 from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError, internal, invalid
-from stubserve.http.access import INFERENCE
+from stubserve.http.access import ANY, EXPOSED, INFERENCE, METHODS
 from stubserve.http.asgi_request import body_of, error_response, values_of
-from stubserve.http.cors import ANY, EXPOSED, METHODS
 from stubserve.http.infer_routes import GenerateRoute, InferRoute
 from stubserve.http.json.values import UNSET, find, parse_json
 from stubserve.http.load_parameters import parse_load_parameters, parse_unload_dependents

@@ -16,10 +16,9 @@ from stubserve.api.reply_format import ReplyFormat
 from stubserve.connections.offload import LARGE_BYTES
 from stubserve.errors import ServeError, internal, unsupported
 from stubserve.http.compression import Keep, RestOfContent, choose, compress, compress_steps, decompress
-from stubserve.http.head import RequestHead
 from stubserve.http.infer_decode import decode, parse_header_length
 from stubserve.http.infer_encode import encode, encode_error, encode_steps, is_large
-from stubserve.http.reply import Reply
+from stubserve.http.message import Reply, RequestHead
 from stubserve.inference.admission import admit_steps
 from stubserve.inference.call import Call
 from stubserve.inference.long_work import LongWork

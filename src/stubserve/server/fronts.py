@@ -22,7 +22,7 @@ from stubserve.http.app import create_app
 from stubserve.http.connection import HttpConnection
 from stubserve.http.fallback import uvicorn_config
 from stubserve.http.guarded import guarded
-from stubserve.http.head import has_asked
+from stubserve.http.message import has_asked
 from stubserve.http.metrics import create_metrics_app
 from stubserve.http.shared import Connections
 from stubserve.server.server import Server

@@ -13,7 +13,6 @@ from stubserve.connections.slow_clients import Pressure
 from stubserve.connections.stall import Pace
 from stubserve.http.reader import RequestReader
 from stubserve.http.shared import Connections
-from stubserve.http.state import HEAD
 
 # All of the server that the watch needs
 SERVER = cast(
@@ -59,14 +58,10 @@ def test_a_request_that_stops_arriving_is_given_up(monkeypatch: pytest.MonkeyPat
     asyncio.run(watch())
 
 
-class Paused:
-    """A connection whose client does not read its answers."""
-
-    state = HEAD
-    write_paused = True
+class Transport:
+    """Reads, or does not."""
 
     def __init__(self) -> None:
-        self.transport = self
         self.paused = False
 
     def pause_reading(self) -> None:
@@ -75,8 +70,8 @@ class Paused:
     def resume_reading(self) -> None:
         self.paused = False
 
-    def can_read(self) -> bool:
-        return not self.write_paused
+    def is_closing(self) -> bool:
+        return False
 
 
 def test_a_request_that_waits_for_the_server_has_not_stalled() -> None:
@@ -86,12 +81,16 @@ def test_a_request_that_waits_for_the_server_has_not_stalled() -> None:
         def watch(self, watched_: Any) -> None:
             watched.append(watched_)
 
-    connection = Paused()
-    reader = RequestReader(cast(Any, connection), Watching(SERVER))
-    reader.feed(b"GET /v2 HTTP/1.1\r\n")
-    assert connection.paused
+    transport = Transport()
+    connections = Watching(SERVER)
+    reader = RequestReader(connections, cast(Any, transport))
+    beginning = b"GET /v2 HTTP/1.1\r\n"
+    connections.scratch_view[: len(beginning)] = beginning
+    reader.received(len(beginning))
+    reader.settle(waits=True)
+    assert transport.paused
     assert not watched
-    connection.write_paused = False
-    reader.go_on()
-    assert not connection.paused
-    assert watched == [connection]
+    assert not reader.take_head()
+    reader.settle(waits=False)
+    assert not transport.paused
+    assert watched == [reader]
