@@ -139,9 +139,9 @@ def test_when_memory_is_short_inference_is_refused_and_nothing_else(tmp_path: Pa
 
 # A server whose event loop has always just stood still for long when somebody needs memory.
 STANDS = """
-from stubserve.server.server import server
 from stubserve.cli import main
 from stubserve.connections import loop_time
+from stubserve.server import server
 
 class Clock:
     now = 1000.0

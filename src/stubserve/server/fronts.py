@@ -18,12 +18,11 @@ from stubserve.connections.accept_order import Entrance
 from stubserve.connections.offload import Offload
 from stubserve.connections.tls import tls_context
 from stubserve.connections.tls_close import wait_for_parting
-from stubserve.http.app import create_app
+from stubserve.http.app import create_app, create_metrics_app
+from stubserve.http.asgi_request import guarded
 from stubserve.http.connection import HttpConnection
 from stubserve.http.fallback import uvicorn_config
-from stubserve.http.guarded import guarded
 from stubserve.http.message import has_asked
-from stubserve.http.metrics import create_metrics_app
 from stubserve.http.shared import Connections
 from stubserve.server.server import Server
 

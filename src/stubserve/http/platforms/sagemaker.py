@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,11 +21,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stubserve.api.access import Access
 from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError, invalid
-from stubserve.http.app import json_response
-from stubserve.http.asgi_request import body_of
-from stubserve.http.guarded import guarded
+from stubserve.http.asgi_request import body_of, guarded, json_response
 from stubserve.http.json.values import UNSET, find, parse_json
 from stubserve.http.platforms.forward import Forward, method_not_allowed, nothing, refused
+from stubserve.loading.control import ModelControl
 
 BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 DEFAULT_MODEL = "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
@@ -36,21 +34,13 @@ _INSUFFICIENT_STORAGE = 507
 _OUT_OF_MEMORY = ("out of memory", "Failed to allocate", "failed to allocate", "No space left on device", "MemoryError")
 
 
-class GivenModels(Protocol):
-    """Loads models from anywhere, under any name. Both raise ServeError."""
-
-    async def load_from(self, name: str, folder: Path) -> None: ...
-
-    async def unload_from(self, name: str) -> None: ...
-
-
 class SageMaker:
     """The routes as an app; `app` has the usual ones."""
 
     def __init__(
         self,
         server: ServerFacts,
-        models: GivenModels,
+        models: ModelControl,
         app: ASGIApp,
         access: Access | None,
         environment: Mapping[str, str],
