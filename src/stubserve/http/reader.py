@@ -20,7 +20,7 @@ import logging
 from stubserve.connections.arrival import ArenaArrival, HeapArrival
 from stubserve.errors import ServeError, invalid
 from stubserve.http.body import ChunkedBody, place
-from stubserve.http.message import BadRequest, Http2Preface, RequestHead, check_beginning, parse_head
+from stubserve.http.message import BadRequest, Http2Preface, RequestHead, check_beginning, head_of
 from stubserve.http.shared import SCRATCH_BYTES, Connections
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import FREE_BYTES, HeapShare
@@ -87,7 +87,7 @@ class RequestReader:
                 check_beginning(data)
             return False
         try:
-            self.head = head = parse_head(data[at:end])
+            self.head = head = head_of(data[at:end])
         except Http2Preface:
             raise BadRequest(self._shared.where_http2_is()) from None
         self._start, self._at = at, end
