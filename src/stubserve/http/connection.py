@@ -310,8 +310,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.write(b"".join([start, *parts]))
         call, self._call = self._call, None
         if shared.log_answers:
-            id = "" if call is None else call.id
-            shared.log_answer(self._peer(), head, id, reply.status, self._began_ns, self._body_bytes, total)
+            id = call.id if call is not None else ""
+            sent = len(parts[1]) if reply.chunked else total  # without what chunks are framed by
+            shared.log_answer(self._peer(), head, id, reply.status, self._began_ns, self._body_bytes, sent)
         if keep_alive:
             self._done()
         else:
