@@ -288,8 +288,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         head = self._reader.head
         parts = reply.parts
         total = sum(map(len, parts))
-        is_large = total > FREE_BYTES or bool(reply.blocks)
-        if is_large:
+        if is_large := total > FREE_BYTES or bool(reply.blocks):
             if reply.blocks and not self._sends_large:
                 self._sends_large = True
                 keep_sending_warm(self._transport)
