@@ -69,7 +69,7 @@ test-long: install $(VENV)/.with-dev $(VENV)/.with-examples $(VENV)/.with-long
 SEEN := bad_input batching bls clients decoupled ensembles generate grpc hostile_clients http2 starting streams texts_as_json tracing varied_requests
 test-compiled: install $(VENV)/.compiled
 	@if test -x $(COMPILED)/bin/python; then \
-	$(COMPILED)/bin/python -c 'from stubserve.http import calls; assert calls.__file__.endswith(".so")' && \
+	$(COMPILED)/bin/python -c 'from stubserve.http import connection; assert connection.__file__.endswith(".so")' && \
 	$(COMPILED)/bin/python -m pytest $(SEEN:%=tests/server/test_%.py) $(ARGS); \
 	else echo "stubserve is not compiled here, so there is nothing to test."; fi
 

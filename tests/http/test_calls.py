@@ -1,4 +1,4 @@
-"""A connection on a fake transport: requests like the one before, and answers when the server itself fails."""
+"""A connection on a fake transport: calls one after the other, and answers when the server itself fails."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_model_that_was_loaded_anew_is_looked_at_anew() -> None:
         asking = Asking()
         for _ in range(3):
             assert asking.ask(1, 2)[0] == 200
-        asking.connection._server.find_model = lambda name, version: newer
+        asking._shared.server.find_model = lambda name, version: newer
         newer = Model(asking.model.signature)
         asking.model = newer
         assert asking.ask(3, 4) == (200, np.array([3, 4], np.float32).tobytes())

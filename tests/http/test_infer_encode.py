@@ -15,7 +15,7 @@ from stubserve_stub.wire.datatypes import BY_NAME, DataType
 from stubserve.api.reply_format import ReplyFormat, Slot
 from stubserve.errors import Code, ServeError, not_found
 from stubserve.http.infer_encode import encode, encode_error, encode_steps, is_large, json_array, json_array_steps
-from stubserve.http.reply import Reply
+from stubserve.http.message import Reply
 from stubserve.inference.long_work import finish
 from stubserve.inference.request import Response
 from stubserve.inference.tensor import Tensor

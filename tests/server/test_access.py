@@ -119,7 +119,7 @@ def test_the_restriction_comes_first(restricted: Serving, method: str, path: str
 
 @pytest.mark.parametrize("size", [4, 5, 1000, 100_000])
 def test_inference_on_each_of_its_ways(restricted: Serving, size: int) -> None:
-    """Known heads, heads put together of known lines, repeated requests, bodies in the arena: on one connection."""
+    """Requests that repeat and requests that do not, small bodies and bodies in the arena: on one connection."""
     right, wrong = (infer_bytes(size, {"X-Key": value}) for value in ("sesame", "simsim"))
     missing = infer_bytes(size, {})
     with socket.create_connection(("127.0.0.1", restricted.port), timeout=60) as connection:

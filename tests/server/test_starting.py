@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from stubserve.http import calls
+from stubserve.http import connection
 from tests.real_server import IDENTITY, PATIENCE_S, Serving, binary_request, eventually, io_config, write_model
 from tests.terminal import Terminal
 
@@ -46,7 +46,7 @@ LINGERING = (
 def test_it_says_once_whether_it_is_not_compiled(repository: Path) -> None:
     with Serving(repository) as server:
         pass
-    assert server.output.count("stubserve is not compiled") == calls.__file__.endswith(".py")
+    assert server.output.count("stubserve is not compiled") == connection.__file__.endswith(".py")
     with Serving(repository, "--dev") as server:
         pass
     assert "not compiled" not in server.output

@@ -99,7 +99,7 @@ def serving(repository: Path, certificates: Certificates) -> Iterator[Serving]:
 
 @pytest.mark.parametrize("size", [1, 1000, 100_000, 8_000_000])
 def test_tensors_arrive_whole(serving: Serving, certificates: Certificates, size: int) -> None:
-    """Several on one connection: known heads, repeated ones, and bodies that are received into the arena."""
+    """Several on one connection: requests that repeat, and bodies that are received into the arena."""
     connection = http.client.HTTPSConnection("127.0.0.1", serving.port, context=certificates.client(), timeout=60)
     for number in range(4):
         array = np.arange(number, number + size, dtype=np.float32)

@@ -1,15 +1,30 @@
-"""Rights to use routes."""
+"""Who may ask over HTTP: the rights to use routes, and the pages of other origins (`--http-cors-origin`).
+
+A browser lets a page read an answer only if the answer says that pages of its origin may. Before a request with JSON it
+asks with OPTIONS (a preflight), which the app answers (Starlette's CORSMiddleware); here is what inference, which never
+gets to the app, adds to its replies.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from stubserve.api.access import Access
 from stubserve.api.tokens import Tokens
 from stubserve.errors import ServeError
-from stubserve.http.head import RequestHead
+from stubserve.http.message import RequestHead
 
 INFERENCE = "inference"
+
+ANY = "*"
+METHODS = ("GET", "POST")
+# What a page may read beside the body: where the tensors of a binary answer begin, and how it is compressed.
+EXPOSED = ("Inference-Header-Content-Length", "Content-Encoding")
+
+_EXPOSE = ("Access-Control-Expose-Headers", ", ".join(EXPOSED))
+_VARY = ("Vary", "Origin")
+
+Headers = tuple[tuple[str, str], ...]
 
 
 def http_access(
@@ -20,22 +35,38 @@ def http_access(
 
 
 class HttpAccess(Access):
-    """The rules of HTTP. Heads of inference come from a memory that was told which fields are `credentials`."""
+    """The rules of HTTP."""
 
     def __init__(
         self, restricted: Mapping[str, tuple[str, str]], tokens: Tokens | None, open_kinds: Collection[str]
     ) -> None:
         super().__init__(restricted, tokens, open_kinds, "This API is restricted, expecting header '%s'")
         self._guards_inference = self.guards(INFERENCE)
-
-    def admits(self, head: RequestHead) -> bool:
-        """Whether a request with this head may use inference."""
-        return (
-            not self._guards_inference
-            or self.knows(INFERENCE, head.credentials)
-            or self.learn(INFERENCE, head.credentials, head.values) is None
-        )
+        self._names = frozenset(name.encode() for name in self.credentials)
 
     def inference_refusal(self, head: RequestHead) -> ServeError | None:
-        """Why the request is refused; None where it is not."""
-        return self.refusal(INFERENCE, head.values)
+        """Why a request with this head may not use inference; None where it may."""
+        if not self._guards_inference:
+            return None
+        names = self._names
+        credentials = tuple([field for field in head.headers if field[0].lower() in names])
+        if self.knows(INFERENCE, credentials):
+            return None
+        return self.learn(INFERENCE, credentials, head.values)
+
+
+class Cors:
+    """The origins that are allowed, as `https://example.org`, or `*` for all."""
+
+    def __init__(self, origins: Sequence[str]) -> None:
+        self._any: Headers | None = (("Access-Control-Allow-Origin", ANY), _EXPOSE) if ANY in origins else None
+        self._allowed: dict[bytes, Headers] = {
+            origin.encode(): (("Access-Control-Allow-Origin", origin), _EXPOSE, _VARY) for origin in origins
+        }
+
+    def headers(self, head: RequestHead) -> Headers:
+        """What a reply to a request with this head says; nothing for one that comes from no page."""
+        origin = next((value for name, value in head.headers if name.lower() == b"origin"), None)
+        if origin is None:
+            return ()
+        return self._allowed.get(origin, (_VARY,)) if self._any is None else self._any

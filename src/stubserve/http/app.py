@@ -1,13 +1,11 @@
-"""Every HTTP route but inference, as a Starlette app; with inference too when it is served as plain ASGI."""
+"""The app of the HTTP port, with inference for where it is served as plain ASGI."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import orjson
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.middleware import Middleware
@@ -17,24 +15,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from stubserve.api import management, openapi
-from stubserve.api.access import AUTHORIZATION
 from stubserve.api.management import ServerFacts
-from stubserve.errors import ServeError, internal, invalid
-from stubserve.http.access import INFERENCE
-from stubserve.http.asgi_request import body_of, error_response, values_of
-from stubserve.http.cors import ANY, EXPOSED, METHODS
+from stubserve.errors import ServeError, internal
+from stubserve.http.access import ANY, EXPOSED, INFERENCE, METHODS
+from stubserve.http.asgi_request import error_response, json_response, values_of
 from stubserve.http.infer_routes import GenerateRoute, InferRoute
-from stubserve.http.json.values import UNSET, find, parse_json
-from stubserve.http.load_parameters import parse_load_parameters, parse_unload_dependents
-from stubserve.http.log_settings import parse_log_settings
+from stubserve.http.management_routes import ManagementRoutes
 from stubserve.http.pages import TRY, page
-from stubserve.http.region_parameters import parse_region
-from stubserve.http.trace_settings import parse_trace_settings, shown
-from stubserve.inference.served_model import ServedModel
-from stubserve.memory import client_regions
-from stubserve.model_config.metadata import model_metadata
-from stubserve.model_config.render import to_json_dict
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -52,151 +39,6 @@ class _Digits(Convertor[str]):
 
 
 register_url_convertor("digits", _Digits())
-
-
-def json_response(document: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(document), status, media_type="application/json")
-
-
-class ManagementRoutes:
-    """The handlers. Each either returns a response or raises ServeError."""
-
-    def __init__(self, server: ServerFacts) -> None:
-        self._server = server
-
-    # Health
-
-    async def live(self, request: Request) -> Response:
-        return Response(b"", 200 if management.live(self._server) else 400)
-
-    async def ready(self, request: Request) -> Response:
-        management.refuse_while_exiting(self._server)
-        return Response(b"", 200 if await self._server.ready() else 400)
-
-    async def model_ready(self, request: Request) -> Response:
-        reason = await self._model(request).check_ready()
-        if reason:
-            raise invalid(f"Model version not ready: {reason}")
-        return Response(b"")
-
-    # Metadata
-
-    async def openapi(self, request: Request) -> Response:
-        access, models = self._server.http_access, self._server.registry.serving()
-        wants_token = access is not None and AUTHORIZATION in access.credentials
-        return json_response(openapi.document(self._server.name, self._server.version, models, wants_token))
-
-    async def server_metadata(self, request: Request) -> Response:
-        return json_response(
-            {
-                "name": self._server.name,
-                "version": self._server.version,
-                "extensions": management.extensions(self._server),
-            }
-        )
-
-    async def metadata(self, request: Request) -> Response:
-        model = self._model(request)
-        versions = management.metadata_versions(self._server, model, request.path_params.get("version", ""))
-        return json_response(model_metadata(model.config, versions))
-
-    async def config(self, request: Request) -> Response:
-        return json_response(to_json_dict(self._model(request).config))
-
-    # Statistics and repository
-
-    async def statistics(self, request: Request) -> Response:
-        params = request.path_params
-        rows = management.statistics(self._server.registry, params.get("model", ""), params.get("version", ""))
-        return json_response({"model_stats": rows})
-
-    async def index(self, request: Request) -> Response:
-        async with body_of(request, self._server) as body:
-            only_ready = find(parse_json(body), "ready") if body else UNSET
-        if only_ready is UNSET:
-            only_ready = False
-        elif not isinstance(only_ready, bool):
-            raise invalid("Invalid value for 'ready': expected a boolean")
-        return json_response(await self._server.control.index(only_ready))
-
-    async def repository_by_name(self, request: Request) -> Response:
-        raise management.no_repository_name()
-
-    async def load(self, request: Request) -> Response:
-        async with body_of(request, self._server) as body:
-            config, files = await asyncio.to_thread(parse_load_parameters, body)
-        await self._server.control.load(request.path_params["model"], config, files)
-        return Response(b"")
-
-    async def unload(self, request: Request) -> Response:
-        async with body_of(request, self._server) as body:
-            unload_dependents = parse_unload_dependents(body)
-        await self._server.control.unload(request.path_params["model"], unload_dependents)
-        return Response(b"")
-
-    async def log_settings(self, request: Request) -> Response:
-        return json_response(self._server.log_settings.to_dict())
-
-    async def update_log_settings(self, request: Request) -> Response:
-        async with body_of(request, self._server) as body:
-            changes = parse_log_settings(body)
-        self._server.log_settings.update(changes)
-        return await self.log_settings(request)
-
-    async def trace_settings(self, request: Request) -> Response:
-        model = management.traced_model(self._server, request.path_params.get("model", ""))
-        return json_response(shown(self._server.tracing.to_dict(model)))
-
-    async def update_trace_settings(self, request: Request) -> Response:
-        model = management.traced_model(self._server, request.path_params.get("model", ""))
-        async with body_of(request, self._server) as body:
-            changes = parse_trace_settings(body)
-        self._server.tracing.update(changes, model)
-        return await self.trace_settings(request)
-
-    # Shared memory of clients
-
-    async def region_status(self, request: Request) -> Response:
-        return json_response(management.region_rows(self._server, _region(request)))
-
-    async def cuda_region_status(self, request: Request) -> Response:
-        return json_response(management.cuda_region_rows(self._server, _region(request)))
-
-    async def register_region(self, request: Request) -> Response:
-        name = _region(request)
-        async with body_of(request, self._server) as body:
-            if self._server.regions is None:
-                raise client_regions.disabled()
-            if not name:
-                raise invalid("'region name' is necessary to register system shared memory region")
-            management.register_region(self._server, name, *parse_region(body))
-        return Response(b"", media_type="application/json")
-
-    async def register_cuda_region(self, request: Request) -> Response:
-        name = _region(request)
-        async with body_of(request, self._server):
-            if self._server.regions is not None and not name:
-                raise invalid("'region name' is necessary to register cuda shared memory region")
-            management.refuse_cuda_region(self._server, name)
-        return Response(b"", media_type="application/json")
-
-    async def unregister_region(self, request: Request) -> Response:
-        async with body_of(request, self._server):
-            management.unregister_region(self._server, _region(request))
-        return Response(b"", media_type="application/json")
-
-    async def unregister_cuda_region(self, request: Request) -> Response:
-        async with body_of(request, self._server):
-            management.unregister_cuda_region(self._server, _region(request))
-        return Response(b"", media_type="application/json")
-
-    def _model(self, request: Request) -> ServedModel:
-        return self._server.known_model(request.path_params["model"], request.path_params.get("version", ""))
-
-
-def _region(request: Request) -> str:
-    name: str = request.path_params.get("region", "")
-    return name
 
 
 class _Methods:

@@ -1,14 +1,18 @@
-"""A request that came as plain ASGI, as the routes need it."""
+"""Requests and answers in plain ASGI, as the routes need them, and the rights to use an app."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Hashable
+from typing import Any
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stubserve.api.access import AUTHORIZATION
+from stubserve.api.access import AUTHORIZATION, Access
 from stubserve.api.fair_queues import peer_name
 from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError, invalid
@@ -31,6 +35,10 @@ def find_model(server: ServerFacts, request: Request) -> ServedModel:
 def values_of(request: Request, name: str) -> list[bytes]:
     """The values of a request's header, by its name in lower case."""
     return [value.encode("latin-1") for value in request.headers.getlist(name)]
+
+
+def json_response(document: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(document), status, media_type="application/json")
 
 
 def error_response(error: ServeError) -> Response:
@@ -66,3 +74,16 @@ async def body_of(request: Request, server: ServerFacts, limit: int | None = Non
         yield bytes(body)
     finally:
         share.drop()
+
+
+def guarded(app: ASGIApp, access: Access | None, kind: str) -> ASGIApp:
+    """The app behind a check of the rules for APIs of this kind; the app itself where there are no rules."""
+    if access is None or not access.guards(kind):
+        return app
+    rules = access
+
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = rules.refusal(kind, functools.partial(values_of, Request(scope)))
+        await (app if refusal is None else error_response(refusal))(scope, receive, send)
+
+    return guard

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from stubserve.errors import ServeError, invalid, unsupported
-from stubserve.http.limits import LIMIT_HINT
+from stubserve.http.body import LIMIT_HINT
 from stubserve.inference.long_work import LongWork, finish
 
 GZIP = "gzip"

@@ -1,38 +1,50 @@
 """One HTTP connection: a uvicorn protocol class that knows inference.
 
-`reader` takes apart what arrives, `calls` starts inference and hears of its answers, and here they are sent. A request
-for another route is passed, byte for byte, to uvicorn's own protocol on the same transport (`fallback`).
+`reader` takes apart what arrives. Here it is decided what becomes of a request: inference is called, and answered; a
+request for another route is passed, byte for byte, to uvicorn's own protocol on the same transport (`fallback`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import functools
 import logging
-from collections.abc import Callable
+import time
 from typing import Any, cast
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from stubserve.api.access import AUTHORIZATION
+from stubserve.api.fair_queues import peer_name
 from stubserve.connections.sent_memory import keep_sending_warm, unsent
-from stubserve.errors import ServeError
-from stubserve.http.calls import Calls
+from stubserve.errors import ServeError, internal
+from stubserve.http.body import MAX_BODY_BYTES, refusal
 from stubserve.http.fallback import Fallback
-from stubserve.http.head import RequestHead
+from stubserve.http.generate import GenerateCall
+from stubserve.http.infer import HttpInferCall
 from stubserve.http.infer_encode import encode_error
+from stubserve.http.message import JSON, BadRequest, Reply, RequestHead, reply_head
 from stubserve.http.reader import RequestReader
-from stubserve.http.reply import JSON, Reply, reply_head
 from stubserve.http.shared import Connections
-from stubserve.http.state import BUSY, CLOSED, HEAD, PASS, ConnectionState
-from stubserve.memory.blocks import Block
-from stubserve.memory.heap_account import FREE_BYTES, HeapShare
+from stubserve.memory.heap_account import FREE_BYTES
 
 log = logging.getLogger("stubserve.http")
 
-# How long a refused client may send nothing before its connection is closed, and how often it may have sent more
-_LINGER_S = 1.0
-_LINGERS = 30
+
+class ConnectionState(enum.Enum):
+    """Where a connection is in a request."""
+
+    HEAD = "collecting a head"
+    BODY = "collecting a body, or throwing it away because its answer is already known"
+    PASS = "passing a body on to the fallback"
+    BUSY = "the request is complete and is being answered"
+    CLOSED = "closed, or about to be"
+
+
+# Bound once: in Python 3.10 and 3.11 looking up a member of an enum costs as much as a function call.
+HEAD, BODY, PASS, BUSY, CLOSED = ConnectionState
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -46,38 +58,35 @@ class HttpConnection(asyncio.BufferedProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        # Global state
         self._shared = shared
-        self._server = shared.server
         self._server_state = server_state
-        self._make_fallback: Callable[[], Fallback] = functools.partial(
-            Fallback, config, server_state, app_state, _loop
-        )
+        self._make_fallback = functools.partial(Fallback, config, server_state, app_state, _loop)
         # Per-connection state
-        self.transport: asyncio.Transport
-        self._reader = RequestReader(self, shared)
-        self._calls = Calls(self, shared)
+        self._transport: asyncio.Transport
+        self._reader: RequestReader
         self._fallback: Fallback | None = None
-        self.closing = False
-        self.write_paused = False
+        self._closing = False
+        self._write_paused = False
         self._sends_large = False
-        self._lingering: asyncio.TimerHandle | None = None
-        self.bytes_received = 0
         # Per-request state
-        self.state: ConnectionState = HEAD
-        self.head: RequestHead
+        self._state: ConnectionState = HEAD
+        self._call: HttpInferCall | GenerateCall | None = None
         self._answered_early = False
+        # For the access log: when the request was complete, and the size of its body
+        self._began_ns = 0
+        self._body_bytes = 0
 
     # What the transport tells
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
+        self._transport = cast(asyncio.Transport, transport)
+        self._reader = RequestReader(self._shared, self._transport)
         if not self._shared.open.add(self, transport.get_extra_info("socket").fileno()):
             self._answer_last(503, "too many connections; the server's log says what to do")
-            self.transport.close()
+            self._transport.close()
             return
         # What the kernel has not taken is not collected: a client has to read one answer before it gets another.
-        self.transport.set_write_buffer_limits(high=FREE_BYTES)
+        self._transport.set_write_buffer_limits(high=FREE_BYTES)
         self._server_state.connections.add(self)  # type: ignore[arg-type]  # uvicorn lists its own classes
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -85,16 +94,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self._reader.inbox if arena_body is None else arena_body.rest
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.bytes_received += nbytes
-        reader = self._reader
-        if reader.arena_body is not None:
-            reader.arena_body_has(nbytes)
-            return
-        data = bytes(self._shared.scratch_view[:nbytes])
-        free = self.state is HEAD and not reader.pending and not self.write_paused
-        if free and self._calls.begin_known(data):
-            return
-        reader.feed(data)
+        self._reader.received(nbytes)
+        self._read_on()
 
     def eof_received(self) -> bool:
         # A client that is gone and one that only closed its side look the same; the first is common, so: gone.
@@ -103,25 +104,29 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._server_state.connections.discard(self)
         self._shared.open.forget(self)
-        self.state = CLOSED
+        self._state = CLOSED
         self._reader.close()
-        if self._lingering is not None:
-            self._lingering.cancel()
+        if self._reader.lingering is not None:
+            self._reader.lingering.cancel()
         if self._fallback is not None:
             self._fallback.connection_lost(exc)
-        self._calls.close()
+        call, self._call = self._call, None
+        if call is not None:
+            if call.request is not None:
+                log.debug("cancelling a request to model '%s': its client has closed the connection", call.model.name)
+            call.cancel()
 
     def pause_writing(self) -> None:
-        self.write_paused = True
+        self._write_paused = True
         self._shared.slow_clients.watch_unread(self)
         if self._fallback is not None:
             self._fallback.pause_writing()
 
     def resume_writing(self) -> None:
-        self.write_paused = False
+        self._write_paused = False
         if self._fallback is not None:
             self._fallback.resume_writing()
-        self._reader.go_on()
+        self._read_on()
 
     def shutdown(self) -> None:
         """uvicorn is shutting down; whether and when that ends a connection is `OpenConnections.drain`'s to say."""
@@ -130,138 +135,216 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     @property
     def idle(self) -> bool:
-        return self.state is HEAD or self._lingering is not None
+        return self._state is HEAD or self._reader.lingering is not None
+
+    @property
+    def bytes_received(self) -> int:
+        return self._reader.bytes_received
 
     def close_idle(self) -> None:
-        self.closing = True
-        self.state = CLOSED
-        self.transport.close()
+        self._closing = True
+        self._state = CLOSED
+        self._transport.close()
 
     def close_after_answer(self) -> None:
-        self.closing = True
+        self._closing = True
 
     @property
     def unsent(self) -> int:
-        return unsent(self.transport)
+        return unsent(self._transport)
 
     def send_timed_out(self) -> None:
-        self.transport.abort()
+        self._transport.abort()
 
     def give_up(self, error: ServeError) -> None:
         """Others need the memory of the answer that its client does not read."""
         log.info("closing a connection whose answer was %s", error)
-        self.transport.abort()
+        self._transport.abort()
 
-    def stalled(self) -> None:
-        """The client does not send the rest of its request, or too slowly."""
-        log.info(
-            "closing a connection whose request did not arrive completely: it fell behind --request-min-rate=%d "
-            "or took longer than --request-timeout-secs=%d",
-            *self._shared.slow_clients.pace,
-        )
-        self.transport.close()
+    # Requests
 
-    # For the reader
+    def _read_on(self) -> None:
+        """Takes requests out of what has come, up to one that is to be answered before the next."""
+        reader = self._reader
+        try:
+            while True:
+                state = self._state
+                if state is HEAD:
+                    if self._write_paused or not reader.take_head():
+                        break
+                    self._begin(reader.head)
+                elif state is BODY:
+                    if not reader.take_body(True):
+                        break
+                    self._on_body()
+                elif state is PASS:
+                    last = reader.take_body(False)
+                    if reader.raw:
+                        self._pass_on(reader.raw, last)
+                    if not last:
+                        break
+                else:
+                    break
+        except BadRequest as error:
+            self._answer_and_close(error.status, str(error))
+        if self._state is CLOSED:
+            reader.close()
+        else:
+            reader.settle(self._state is BUSY or self._write_paused)
 
-    def can_read(self) -> bool:
-        return self.state is not BUSY and not self.write_paused and not self.transport.is_closing()
+    def _begin(self, head: RequestHead) -> None:
+        """A head has come: decides what becomes of its body."""
+        reader = self._reader
+        if self._shared.log_answers:
+            self._began_ns, self._body_bytes = time.monotonic_ns(), head.content_length
+        access = self._shared.access
+        refused = None if access is None else access.inference_refusal(head)
+        # A call of `generate` that has all come needs nothing that only its route sees to.
+        can_generate = head.generate is not None and reader.has_whole_body and refused is None
+        if head.infer is None and (not can_generate or head.content_length > self._shared.server.max_input_size):
+            if self._shared.log_requests:
+                self._shared.log_request(head)
+            self._state = PASS
+            return
+        self._state = BODY
+        if not reader.has_whole_body:
+            refused = refused or refusal(head, self._shared.server)
+            if refused is None:
+                if head.expects_continue:
+                    self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                reader.collect()
+                return
+            if head.expects_continue or head.content_length > MAX_BODY_BYTES:
+                # The client may not send the body after this answer, or would send for ever: no way to go on.
+                self._closing = True
+                self._state = BUSY
+                self._reply(encode_error(refused))
+                return
+        reader.refusal = None if refused is None else encode_error(refused)
 
-    def pass_on(self, data: bytes, last: bool) -> None:
+    def _on_body(self) -> None:
+        """The request is complete: starts its call, or says why there is none."""
+        self._state = BUSY
+        reader = self._reader
+        if reader.refusal is not None:
+            self._reply(reader.refusal)
+            return
+        head = reader.head
+        route = head.infer or head.generate or ("", "")
+        body, block, offset, share = reader.body()
+        server = self._shared.server
+        if self._shared.log_requests:
+            self._shared.log_request(head)
+        if self._shared.log_answers:
+            self._began_ns, self._body_bytes = time.monotonic_ns(), len(body)
+        try:
+            model = server.find_model(*route)
+            fair = server.fair_queues
+            client = None if fair is None else fair.client_of(self._peer(), lambda: head.values(AUTHORIZATION))
+            if head.infer is not None:
+                infer = self._call = HttpInferCall(model, head, server, self._reply)
+                infer.client = client
+                infer.start(body, block, offset, share, at_once=not reader.data)
+            else:
+                generate = self._call = GenerateCall(
+                    model, server, False, lambda call: self._reply(call.reply()), head.trace_context
+                )
+                generate.client = client
+                generate.start(bytes(body))
+        except ServeError as error:
+            if self._call is None and share is not None:
+                share.drop()
+            self._reply(encode_error(error))
+        except Exception:
+            log.exception("a request to model '%s' failed inside the server", route[0])
+            self._reply(encode_error(internal("unexpected error while the request was handled; see the server's log")))
+        finally:
+            if block is not None:
+                block.drop()
+
+    def _pass_on(self, data: bytes, last: bool) -> None:
         """Passes on the bytes of a request that is not inference, or some of them."""
-        if self._shared.log_requests and self.state is HEAD:
-            self._calls.log_request()
         if self._fallback is None:
             self._fallback = self._make_fallback()
-            self._fallback.attach(self.transport, self.done)
+            self._fallback.attach(self._transport, self._done)
         if last:
             # Before the app has it: the answer may come at once, and must find that it is awaited.
-            self.state = BUSY
+            self._state = BUSY
         self._fallback.data_received(data)
         if last and self._answered_early:
             self._answered_early = False
-            self.done()
+            self._done()
 
-    def infer(self, body: bytes | memoryview, block: Block | None, offset: int, share: HeapShare | None = None) -> None:
-        self._calls.infer(body, block, offset, share)
+    def _peer(self) -> str:
+        return peer_name(self._transport.get_extra_info("peername"))
 
-    # Answering
+    # Answers
 
-    def reply(self, reply: Reply) -> None:
-        keep_alive = self.head.keep_alive and not self.closing
-        total = sum(map(len, reply.parts))
-        length = None if reply.chunked else total
-        headers = reply.headers
-        cors = self._shared.cors
-        if cors is not None:
-            headers = (*headers, *cors.headers(self.head))
-        head = reply_head(reply.status, reply.content_type, length, reply.json_length, headers, keep_alive)
-        if reply.blocks or total > FREE_BYTES:
-            try:
-                parts = [self._kept(part, reply) for part in reply.parts]
-            except ServeError as error:
-                self.reply(encode_error(error))
-                return
-            self.transport.writelines([head, *parts])
-            if not self.write_paused:
-                self._shared.slow_clients.watch_unread(self)
-        else:
-            self.transport.write(b"".join([head, *reply.parts]))
-        if self._shared.log_answers:
-            self._calls.log_answer(reply.status, total)
-        if keep_alive:
-            self.done()
-        else:
-            self.state = CLOSED
-            self.transport.close()
-
-    def _kept(self, part: bytes | memoryview, reply: Reply) -> bytes | memoryview:
-        """A part of a large reply, held and counted until the client has taken it. Raises ServeError."""
-        sent_memory = self._shared.sent_memory
-        if not isinstance(part, bytes):
-            if not self._sends_large:
+    def _reply(self, reply: Reply) -> None:
+        """Answers the request at hand, unless its client has gone."""
+        if self._state is not BUSY:
+            return
+        shared = self._shared
+        head = self._reader.head
+        parts = reply.parts
+        total = sum(map(len, parts))
+        if is_large := total > FREE_BYTES or bool(reply.blocks):
+            if reply.blocks and not self._sends_large:
                 self._sends_large = True
-                keep_sending_warm(self.transport)
-            return sent_memory.wrap(part, reply.blocks)
-        if len(part) <= FREE_BYTES:
-            return part
-        share = self._server.heap.share()
-        share.add(len(part))
-        return sent_memory.wrap_text(part, share)
+                keep_sending_warm(self._transport)
+            try:
+                parts = [shared.kept(part, reply.blocks) for part in parts]
+            except ServeError as error:
+                self._reply(encode_error(error))
+                return
+        keep_alive = head.keep_alive and not self._closing
+        headers = reply.headers if shared.cors is None else (*reply.headers, *shared.cors.headers(head))
+        length = None if reply.chunked else total
+        start = reply_head(reply.status, reply.content_type, length, reply.json_length, headers, keep_alive)
+        if is_large:
+            self._transport.writelines([start, *parts])
+            if not self._write_paused:
+                shared.slow_clients.watch_unread(self)
+        else:
+            self._transport.write(b"".join([start, *parts]))
+        call, self._call = self._call, None
+        if shared.log_answers:
+            id = call.id if call is not None else ""
+            sent = len(parts[1]) if reply.chunked else total  # without what chunks are framed by
+            shared.log_answer(self._peer(), head, id, reply.status, self._began_ns, self._body_bytes, sent)
+        if keep_alive:
+            self._done()
+        else:
+            self._state = CLOSED
+            self._transport.close()
 
-    def answer_and_close(self, status: int, message: str) -> None:
+    def _done(self) -> None:
+        """The request at hand is answered; on to the next."""
+        if self._state is PASS:
+            # The app answered without waiting for the body: what is still to come of it is thrown away.
+            self._answered_early = True
+            self._closing = self._closing or self._reader.head.expects_continue
+            if not self._closing:
+                return
+        if self._closing:
+            self._state = CLOSED
+            self._transport.close()
+            return
+        self._state = HEAD
+        if self._reader.paused and not self._write_paused:
+            # From the event loop, not from here: a long pipeline must not become a deep recursion. And in turn: those
+            # who ask without waiting for answers get one in each pass, all together.
+            self._shared.server.offload.in_turn(self._read_on)
+
+    def _answer_and_close(self, status: int, message: str) -> None:
+        """Answers what cannot be followed by another request."""
         self._reader.close()
         self._answer_last(status, message)
-        if self.transport.can_write_eof():  # not over TLS
-            self.transport.write_eof()
-        self._linger(-1, _LINGERS)
+        if self._transport.can_write_eof():  # not over TLS
+            self._transport.write_eof()
+        self._reader.linger()
 
     def _answer_last(self, status: int, message: str) -> None:
         body = b'{"error":"' + message.encode().replace(b'"', b'\\"') + b'"}'
-        self.transport.write(reply_head(status, JSON, len(body), keep_alive=False) + body)
-        self.state = CLOSED
-
-    def _linger(self, seen: int, times: int) -> None:
-        """Reads on, for nothing: with something unread the kernel would take the answer back as it closes."""
-        if self.bytes_received == seen or not times:
-            self.transport.close()
-        else:
-            loop = asyncio.get_running_loop()
-            self._lingering = loop.call_later(_LINGER_S, self._linger, self.bytes_received, times - 1)
-
-    def done(self) -> None:
-        if self.state is PASS:
-            # The app answered without waiting for the body: what is still to come of it is thrown away.
-            self._answered_early = True
-            self.closing = self.closing or self.head.expects_continue
-            if not self.closing:
-                return
-        if self.closing:
-            self.state = CLOSED
-            self.transport.close()
-            return
-        self.state = HEAD
-        reader = self._reader
-        if (reader.pending or reader.paused) and not self.write_paused:
-            # From the event loop, not from here: a long pipeline must not become a deep recursion. And in turn: those
-            # who ask without waiting for answers get one in each pass, all together.
-            self._server.offload.in_turn(reader.go_on)
+        self._transport.write(reply_head(status, JSON, len(body), keep_alive=False) + body)
+        self._state = CLOSED

@@ -1,16 +1,24 @@
-"""uvicorn's own HTTP protocol, fed one request at a time by our connection, for every route that is not inference."""
+"""What uvicorn serves: every route that is not inference, on our connections, and its lines in the access log.
+
+`Fallback` is uvicorn's own HTTP protocol, fed one request at a time by our connection.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from stubserve.http.access_log import LoggedApp
+from stubserve.api.access_log import log_answer
+
+# What a route says of its request: the id
+REQUEST_ID = "stubserve.request_id"
 
 
 def uvicorn_config(app: Any, logs_access: bool, **more: Any) -> Config:
@@ -58,3 +66,47 @@ class Fallback(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if not self.transport.is_closing():
             self.on_done()
+
+
+class LoggedApp:
+    """An app whose answers have lines in the access log. A client that goes before its answer begins has none."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began_ns = time.monotonic_ns()
+        status = received = sent = 0
+
+        async def counted_receive() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            return message
+
+        async def counted_send(message: Message) -> None:
+            nonlocal status, sent
+            status = message.get("status", status)
+            sent += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, counted_receive, counted_send)
+        finally:
+            if status:
+                log_answer(_client(scope), _request(scope), status, _names(scope), began_ns, received, sent)
+
+
+def _client(scope: Scope) -> str:
+    host, port = scope.get("client") or ("", 0)
+    return f"{host}:{port}"
+
+
+def _request(scope: Scope) -> str:
+    query = f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else ""
+    return f"{scope['method']} {scope['raw_path'].decode('latin-1')}{query} HTTP/{scope['http_version']}"
+
+
+def _names(scope: Scope) -> dict[str, str]:
+    parameters: dict[str, Any] = scope.get("path_params", {})
+    return {**parameters, "id": scope.get(REQUEST_ID, "")}

@@ -23,7 +23,7 @@ from stubserve.errors import ServeError, internal
 from stubserve.http.generate_decode import decode_generate
 from stubserve.http.generate_encode import document_steps, encode_document, is_large
 from stubserve.http.json import text as json_text
-from stubserve.http.reply import JSON, Reply
+from stubserve.http.message import JSON, Reply
 from stubserve.inference.admission import admit_steps
 from stubserve.inference.call import Call
 from stubserve.inference.request import Request, Response, kept_by

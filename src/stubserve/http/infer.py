@@ -20,10 +20,9 @@ from stubserve.connections.sent_memory import stored
 from stubserve.errors import ServeError, internal, unsupported
 from stubserve.http.body import start as start_of_body
 from stubserve.http.compression import Keep, Place, RestOfContent, choose, compress, compress_steps, decompress
-from stubserve.http.head import RequestHead
 from stubserve.http.infer_decode import decode, parse_header_length
 from stubserve.http.infer_encode import encode, encode_error, encode_steps, is_large
-from stubserve.http.reply import Reply
+from stubserve.http.message import Reply, RequestHead
 from stubserve.inference.admission import admit_steps
 from stubserve.inference.call import Call
 from stubserve.inference.long_work import LongWork

@@ -22,11 +22,11 @@ from stubserve.api.placement import SMALL_BYTES, BodyPlacer, Regions, Store
 from stubserve.api.reply_format import ReplyFormat, Slot
 from stubserve.errors import ServeError, invalid
 from stubserve.http import infer_document
+from stubserve.http.body import DEFAULT_MAX_INPUT_SIZE, LIMIT_HINT
 from stubserve.http.infer_json import decode_json, read_parameters
 from stubserve.http.infer_raw import decode_raw
 from stubserve.http.infer_structs import InferDocument, Input
 from stubserve.http.json import data as json_data
-from stubserve.http.limits import DEFAULT_MAX_INPUT_SIZE, LIMIT_HINT
 from stubserve.inference.request import Request, unanswered
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor

@@ -25,7 +25,7 @@ from stubserve.http import compression
 from stubserve.http.compression import Keep, Place
 from stubserve.http.json import text as json_text
 from stubserve.http.json.data import FORMATS
-from stubserve.http.reply import BINARY, JSON, Reply
+from stubserve.http.message import BINARY, JSON, Reply
 from stubserve.inference.classification import classify, classify_steps
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.request import Request, Response

@@ -9,9 +9,9 @@ from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, DataType
 from stubserve.api.placement import Placer
 from stubserve.api.reply_format import IN_REGION, ReplyFormat, Slot
 from stubserve.errors import internal, invalid
+from stubserve.http.body import too_large
 from stubserve.http.json import data as json_data
 from stubserve.http.json.values import UNSET, as_array, as_bool, as_string, as_uint, find, is_int, is_uint, parse_json
-from stubserve.http.limits import too_large
 from stubserve.inference.admission import duplicate_input, duplicate_output
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, unanswered
 from stubserve.inference.signature import Accepts

@@ -9,7 +9,7 @@ from stubserve_stub.wire.datatypes import BYTES
 from stubserve.api.placement import BodyPlacer
 from stubserve.api.reply_format import ReplyFormat
 from stubserve.errors import Code
-from stubserve.http.limits import too_large
+from stubserve.http.body import too_large
 from stubserve.inference.admission import size_mismatch
 from stubserve.inference.request import Request, unanswered
 from stubserve.inference.signature import Signature

@@ -10,13 +10,12 @@ from starlette.responses import Response
 from stubserve.api.management import ServerFacts
 from stubserve.connections.offload import LARGE_BYTES
 from stubserve.errors import ServeError, invalid
-from stubserve.http.access_log import REQUEST_ID
 from stubserve.http.asgi_request import body_of, client_of, find_model
 from stubserve.http.body import place, refusal
+from stubserve.http.fallback import REQUEST_ID
 from stubserve.http.generate import EventStream, GenerateCall, generate
-from stubserve.http.head import RequestHead
 from stubserve.http.infer import HttpInferCall
-from stubserve.http.reply import Reply
+from stubserve.http.message import Reply, RequestHead
 from stubserve.http.shared import SCRATCH_BYTES
 from stubserve.memory.blocks import Block
 

@@ -1,11 +1,22 @@
-"""Pages for people: each is one file, which needs nothing but itself and this server."""
+"""Pages for people, and the metrics port: `/metrics`, and the status page at `/`.
+
+Each page is one file, which needs nothing but itself and this server.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from stubserve.api.access import Access
+from stubserve.http.asgi_request import guarded
+from stubserve.observability.exposition import CONTENT_TYPE
+
+_METRICS = re.compile(r"/metrics/?")
 STATUS, TRY = "status.html", "try.html"
 HEADERS = {
     "Cache-Control": "no-store",
@@ -21,3 +32,35 @@ HEADERS = {
 def page(name: str) -> Response:
     """A page by its file's name."""
     return Response(Path(__file__).with_name(name).read_bytes(), headers=HEADERS, media_type="text/html; charset=utf-8")
+
+
+def create_metrics_app(
+    text: Callable[[], Awaitable[str]], status: Callable[[], Awaitable[bytes]] | None, access: Access | None
+) -> ASGIApp:
+    """The app for the metrics port; `text()` gives the metrics of now, `status()` the data of the status page.
+
+    Other paths are answered 200 and empty, as upstream does; so is the page's where there is no status. `access` has
+    the rules for what there is to read. The page itself may be had by everybody: it says nothing, and asks for a token.
+    """
+
+    async def answer(path: str) -> Response:
+        if _METRICS.fullmatch(path):
+            return Response(await text(), headers={"Content-Type": CONTENT_TYPE})
+        if status is not None and path == "/status.json":
+            return Response(await status(), headers=HEADERS, media_type="application/json")
+        return Response("", headers={"Content-Type": CONTENT_TYPE})
+
+    async def read(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "GET":
+            response = Response('{"error":"Method Not Allowed"}', 405, media_type="application/json")
+        else:
+            response = await answer(scope["path"])
+        await response(scope, receive, send)
+
+    guard = guarded(read, access, "metrics")
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        is_page = status is not None and scope["path"] == "/" and scope["method"] == "GET"
+        await (page(STATUS) if is_page else guard)(scope, receive, send)
+
+    return app

@@ -1,4 +1,4 @@
-"""The bytes that arrive on a connection: heads, and the bodies behind them, each to where it is wanted.
+"""The bytes that arrive on a connection, taken apart: heads, and the bodies behind them, each to where it is wanted.
 
 Heads and small bodies land in one scratch buffer that all connections share (a read and its callback are one step of
 the event loop, so nobody else can be in it). A large inference body goes straight into the arena: once the head has
@@ -6,287 +6,227 @@ told its length, the socket is given the rest of a block, placed so that the fir
 known length, begins on a 64-byte boundary. What comes with the head has to be copied there, so a connection whose last
 request was large reads little at first.
 
-Requests are handled one after the other. While one is being answered nothing more is read, so neither pipelining nor a
-client that does not read its answers can make the server collect memory.
+The reader knows nothing of its connection, which says when the next head is taken and what becomes of the body: it is
+collected, thrown away because the answer is known already, or passed on as it came. While a request is being answered
+nothing more is read, so neither pipelining nor a client that does not read its answers can make the server collect
+memory.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+
 from stubserve.connections.arrival import ArenaArrival, HeapArrival
 from stubserve.errors import ServeError, invalid
-from stubserve.http.body import MAX_BODY_BYTES, place, refusal
-from stubserve.http.chunked import ChunkedBody, TooManyChunks
-from stubserve.http.exchange import Exchange
-from stubserve.http.head import BadRequest, Http2Preface, RequestHead, check_beginning
+from stubserve.http.body import ChunkedBody, place
 from stubserve.http.infer_encode import encode_error
-from stubserve.http.reply import Reply
+from stubserve.http.message import BadRequest, Http2Preface, Reply, RequestHead, check_beginning, head_of
 from stubserve.http.shared import SCRATCH_BYTES, Connections
-from stubserve.http.state import BODY, BUSY, CLOSED, HEAD, PASS, SKIP
-from stubserve.memory.heap_account import FREE_BYTES
+from stubserve.memory.blocks import Block
+from stubserve.memory.heap_account import FREE_BYTES, HeapShare
+
+log = logging.getLogger("stubserve.http")
+
+# How long a refused client may send nothing before its connection is closed, and how often it may have sent more
+_LINGER_S = 1.0
+_LINGERS = 30
 
 
 class RequestReader:
     """The reader of one connection. `inbox` is where the next read goes, unless there is an `arena_body`: then into its
     rest."""
 
-    def __init__(self, connection: Exchange, shared: Connections) -> None:
-        self._connection = connection
+    def __init__(self, shared: Connections, transport: asyncio.Transport) -> None:
         self._shared = shared
         self._server = shared.server
-        # Per-connection state: `pending` has been read and waits for its turn
+        self._transport = transport
+        # Per-connection state: `data` has been read and waits for its turn
         self.inbox = shared.scratch_view
-        self.pending = b""
+        self.data = b""
+        self.bytes_received = 0
         self.paused = False
+        self.lingering: asyncio.TimerHandle | None = None
         self._watched = False
-        # Per-request state
-        self.arena_body: ArenaArrival | None = None
+        # Per-request state. The request begins at `_start` in the data, and what has not been taken of it at `_at`.
+        self.head: RequestHead
+        self._start = 0
+        self._at = 0
+        # Whether there is more of its body to take: so many bytes, or up to the end that is found there
+        self._in_body = False
         self._left = 0
-        # A body that is not received into the arena: a short one, or a longer one or one of unknown length
-        self._short_body = bytearray()
-        self._body: HeapArrival | None = None
         self._chunked: ChunkedBody | None = None
+        # Where it is kept, unless there is a reason to throw it away: the arena, the heap with an account, or here
         # The answer to one that is not wanted. Not its error, whose traceback knows this reader, and what was read.
-        self._refusal: Reply | None = None
+        self.refusal: Reply | None = None
+        self.arena_body: ArenaArrival | None = None
+        self._heap_body: HeapArrival | None = None
+        self._short_body = b""
+        self.raw = b""
 
-    def feed(self, data: bytes) -> None:
-        """Takes what a read brought."""
-        if self.pending:
-            data = self.pending + data
-            self.pending = b""
-        self._process(data)
-
-    def arena_body_has(self, nbytes: int) -> None:
-        """The socket has written so many bytes into the arena's block."""
+    def received(self, nbytes: int) -> None:
+        """So many bytes were read, to where the next read was to go."""
+        self.bytes_received += nbytes
         arena_body = self.arena_body
-        assert arena_body is not None
+        if arena_body is None:
+            self.data += bytes(self._shared.scratch_view[:nbytes])
+            return
+        self._left -= nbytes
         try:
-            complete = arena_body.advance(nbytes)
+            arena_body.advance(nbytes)
         except ServeError as error:
             self.give_up(error)
-            return
-        if complete:
-            self._arena_body_is_complete(arena_body)
 
-    def _arena_body_is_complete(self, arena_body: ArenaArrival) -> None:
-        self.arena_body = None
-        self._connection.state = BUSY
-        self._unwatch()
+    def take_head(self) -> bool:
+        """Whether the head of the next request has come; then it is `head`. Raises BadRequest."""
+        data, at = self.data, 0
+        while data.startswith(b"\r\n", at):
+            at += 2
+        end = data.find(b"\r\n\r\n", at) + 4
+        if end < 4:
+            self.data = data = data[at:]
+            if data:
+                check_beginning(data)
+            return False
         try:
-            self._connection.infer(arena_body.view, arena_body.block, arena_body.offset)
-        finally:
-            arena_body.drop()
-
-    def give_up(self, error: ServeError) -> None:
-        """There is no memory for the body at hand: the rest of it is thrown away, and then the client told."""
-        arena_body, self.arena_body = self.arena_body, None
-        if arena_body is not None:
-            self._left = arena_body.length - arena_body.moved
-        self._forget_body(arena_body)
-        self._refusal = encode_error(error)
-        self._connection.state = SKIP
-
-    def _forget_body(self, arena_body: ArenaArrival | None) -> None:
-        self._short_body = bytearray()
-        body, self._body = self._body, None
-        for arrival in (arena_body, body):
-            if arrival is not None:
-                arrival.drop()
-
-    def go_on(self) -> None:
-        """Another request may be read: first what is there of it already."""
-        connection = self._connection
-        if connection.state is not HEAD or connection.write_paused:
-            return
-        data, self.pending = self.pending, b""
-        if data:
-            self._process(data)
-        if self.paused and connection.can_read():
-            self.paused = False
-            connection.transport.resume_reading()
-            self._watch_or_not()
-
-    def close(self) -> None:
-        """The connection is gone. What came on it goes now, not when the garbage collector finds its objects."""
-        self._unwatch()
-        self.pending = b""
-        arena_body, self.arena_body = self.arena_body, None
-        self._forget_body(arena_body)
-
-    def _process(self, data: bytes) -> None:
-        connection = self._connection
-        position = 0
-        end = len(data)
-        try:
-            while position < end:
-                state = connection.state
-                if state is HEAD:
-                    if connection.write_paused:
-                        break
-                    while data.startswith(b"\r\n", position):
-                        position += 2
-                    split = data.find(b"\r\n\r\n", position)
-                    if split < 0:
-                        if position < end:
-                            check_beginning(data, position)
-                        break
-                    head_end = split + 4
-                    raw = data[position:head_end]
-                    position = self._begin(self._shared.heads.get(raw), raw, data, head_end)
-                elif state is BODY or state is SKIP or state is PASS:
-                    position = self._take_body(data, position)
-                else:
-                    break
-        except BadRequest as error:
-            connection.answer_and_close(error.status, str(error))
-            return
+            self.head = head = head_of(data[at:end])
         except Http2Preface:
-            connection.answer_and_close(400, self._shared.where_http2_is())
-            return
-        except TooManyChunks as error:
-            connection.answer_and_close(400, str(error))
-            return
-        if position < end and connection.state is not CLOSED:
-            self.pending = data[position:]
-            if connection.state is BUSY or connection.write_paused:
-                # Also where it is paused: the fallback has flow control of its own, which may have resumed it.
-                self.paused = True
-                connection.transport.pause_reading()
-        self._watch_or_not()
-
-    def _begin(self, head: RequestHead, raw: bytes, data: bytes, position: int) -> int:
-        """A head is complete: decides what to do with its body. Returns the position behind what it used of it."""
-        connection = self._connection
-        connection.head = head
+            raise BadRequest(self._shared.where_http2_is()) from None
+        self._start, self._at = at, end
         self.inbox = self._shared.scratch_view
-        self._left = length = head.content_length
+        self.refusal = None
+        self._in_body = True
+        self._left = head.content_length
         self._chunked = ChunkedBody() if head.chunked else None
-        if head.infer is None:
-            return self._begin_passing_on(raw, data, position)
-        access = self._shared.access
-        error = None if access is None else access.inference_refusal(head)
-        if length > len(data) - position or head.chunked:
-            error = error or refusal(head, self._server)
-            if error is not None:
-                self._refusal = encode_error(error)
-                if head.expects_continue or length > MAX_BODY_BYTES:
-                    # The client may not send the body after this answer, or would send for ever: no way to go on.
-                    connection.closing = True
-                    connection.reply(self._refusal)
-                    return len(data)
-                connection.state = SKIP
-            elif head.expects_continue:
-                connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        elif error is not None:
-            connection.state = BUSY
-            connection.reply(encode_error(error))
-            return position + length
-        if connection.state is HEAD and length > SCRATCH_BYTES:
-            return self._begin_in_arena(head, data, position)
-        if connection.state is HEAD:
-            if not head.chunked and length <= len(data) - position:
-                # The common case: the whole request came in one read.
-                connection.state = BUSY
-                connection.infer(data[position : position + length], None, 0)
-                return position + length
-            connection.state = BODY
-            if head.chunked or length > FREE_BYTES:
-                self._body = self._server.arrivals.into_heap(connection, self)
-        return position
+        return True
 
-    def _begin_in_arena(self, head: RequestHead, data: bytes, position: int) -> int:
-        try:
-            arena_body = place(self._server, head, self._connection, self)
-        except ServeError as error:
-            self._refusal = encode_error(error)
-            self._connection.state = SKIP
-            return position
-        end = min(position + self._left, len(data))
-        self._connection.state = BODY
-        self.arena_body = arena_body
-        # The next request is probably as large: all of its body but what comes in so short a read needs no copy.
-        self.inbox = self._shared.head_view
-        try:
-            arena_body.add(memoryview(data)[position:end])
-        except ServeError as error:
-            self.give_up(error)
-            return position + arena_body.moved
-        if arena_body.complete:
-            self._arena_body_is_complete(arena_body)
-        return end
+    @property
+    def has_whole_body(self) -> bool:
+        """Whether all of the body has come with its head."""
+        return self._chunked is None and self._left <= len(self.data) - self._at
 
-    def _begin_passing_on(self, raw: bytes, data: bytes, position: int) -> int:
-        if self._chunked is None and self._left <= len(data) - position:
-            end = position + self._left
-            self._connection.pass_on(raw + data[position:end], last=True)
-            return end
-        self._connection.state = PASS
-        self._connection.pass_on(raw, last=False)
-        return position
-
-    def _take_body(self, data: bytes, position: int) -> int:
-        """Takes what is there of the body, wherever it goes, and acts when it is complete."""
-        connection = self._connection
-        start = position
-        if self._chunked is not None:
-            pieces, position = self._chunked.feed(data, position)
-            complete = self._chunked.done
-        else:
-            pieces = [data[position : position + self._left]]
-            position += len(pieces[0])
-            self._left -= len(pieces[0])
-            complete = self._left == 0
-        if connection.state is PASS:
-            connection.pass_on(data[start:position], last=complete)
-            return position
-        if connection.state is BODY:
+    def collect(self) -> None:
+        """Makes room for a body that is still to come."""
+        if self._left > SCRATCH_BYTES:
             try:
-                self._keep(pieces)
+                self.arena_body = place(self._server, self.head, self, self)
             except ServeError as error:
-                self._forget_body(None)
-                self._refusal = encode_error(error)
-                connection.state = SKIP
-        if complete and connection.state is SKIP:
-            assert self._refusal is not None
-            connection.state = BUSY
-            connection.reply(self._refusal)
-        elif complete:
-            connection.state = BUSY
-            if self._body is None:
-                body, self._short_body = bytes(self._short_body), bytearray()
-                connection.infer(body, None, 0)
-            else:
-                arrival, self._body = self._body, None
-                body, share = arrival.finish()
-                connection.infer(body, None, 0, share)
-        return position
+                self.refusal = encode_error(error)
+                return
+            # The next request is probably as large: all of its body but what comes in so short a read needs no copy.
+            self.inbox = self._shared.head_view
+        elif self._chunked is not None or self._left > FREE_BYTES:
+            self._heap_body = self._server.arrivals.into_heap(self, self)
 
-    def _keep(self, pieces: list[bytes]) -> None:
+    def take_body(self, keep: bool) -> bool:
+        """Takes what has come of the body; whether that was the last of it. Raises BadRequest.
+
+        It is kept for `body`, unless there is a `refusal`. What is not to be kept is `raw`, as it came, with the head
+        before it.
+        """
+        data = self.data
+        if self._chunked is None:
+            end = min(self._at + self._left, len(data))
+            self._left -= end - self._at
+            pieces = [data[self._at : end]]
+            complete = self._left == 0
+        else:
+            pieces, end = self._chunked.feed(data, self._at)
+            complete = self._chunked.done
+        if not keep:
+            self.raw = data[self._start : end]
+        elif self.refusal is None:
+            try:
+                for piece in pieces:
+                    self._keep(piece)
+            except ServeError as error:
+                self.give_up(error)
+        self.data = data[end:]
+        self._start = self._at = 0
+        self._in_body = not complete
+        return complete
+
+    def _keep(self, piece: bytes) -> None:
         """Raises ServeError where the body is too long, or there is no memory for it."""
-        body = self._body
-        if body is None:
-            for piece in pieces:
-                self._short_body += piece
-            return
-        limit = max(self._server.max_input_size, 1 << 20)
-        for piece in pieces:
-            if body.moved + len(piece) > limit:
+        heap_body = self._heap_body
+        if heap_body is not None:
+            limit = max(self._server.max_input_size, 1 << 20)
+            if heap_body.moved + len(piece) > limit:
                 raise invalid(
                     f"request body exceeds the maximum of {limit} bytes for a chunked body. "
                     "Use --http-max-input-size to increase the limit, or send a Content-Length."
                 )
-            body.add(piece)
+            heap_body.add(piece)
+        elif self.arena_body is None:
+            self._short_body += piece
+        elif piece:
+            self.arena_body.add(memoryview(piece))
 
-    def _watch_or_not(self) -> None:
-        """A client has to go on with what it has begun to send, where it may."""
-        state = self._connection.state
-        if (state is HEAD and self.pending and not self.paused) or state in (BODY, SKIP, PASS):
-            if not self._watched:
-                self._watched = True
-                self._shared.slow_clients.watch_arriving(self._connection)
-        elif self._watched:
-            self._unwatch()
+    def body(self) -> tuple[bytes | memoryview, Block | None, int, HeapShare | None]:
+        """The body, once it is complete: where it lies in the arena, and the share in which it is counted in the heap.
 
-    def _unwatch(self) -> None:
-        if self._watched:
-            self._watched = False
-            self._shared.slow_clients.unwatch_arriving(self._connection)
+        All of that is the caller's from now on, the block's first hold included.
+        """
+        arena_body, self.arena_body = self.arena_body, None
+        if arena_body is not None:
+            return arena_body.view, arena_body.block, arena_body.offset, None
+        heap_body, self._heap_body = self._heap_body, None
+        if heap_body is not None:
+            data, share = heap_body.finish()
+            return data, None, 0, share
+        body, self._short_body = self._short_body, b""
+        return body, None, 0, None
+
+    def give_up(self, error: ServeError) -> None:
+        """There is no memory for the body at hand: the rest of it is thrown away, and then the client told."""
+        self._forget_body()
+        self.refusal = encode_error(error)
+
+    def settle(self, waits: bool) -> None:
+        """All is taken that could be. What is left `waits` until a request is answered, or for more to come."""
+        if waits and self.data:
+            # Also where it is paused: the fallback has flow control of its own, which may have resumed it.
+            self.paused = True
+            self._transport.pause_reading()
+        elif self.paused and not waits and not self._transport.is_closing():
+            self.paused = False
+            self._transport.resume_reading()
+        # A client has to go on with what it has begun to send, where it may.
+        arriving = self._in_body or (self.data != b"" and not self.paused)
+        if arriving != self._watched:
+            self._watched = arriving
+            clients = self._shared.slow_clients
+            (clients.watch_arriving if arriving else clients.unwatch_arriving)(self)
+
+    def stalled(self) -> None:
+        """The client does not send the rest of its request, or too slowly."""
+        log.info(
+            "closing a connection whose request did not arrive completely: it fell behind --request-min-rate=%d "
+            "or took longer than --request-timeout-secs=%d",
+            *self._shared.slow_clients.pace,
+        )
+        self._transport.close()
+
+    def linger(self, seen: int = -1, times: int = _LINGERS) -> None:
+        """Reads on, for nothing: with something unread the kernel would take an answer back as it closes."""
+        if self.bytes_received == seen or not times:
+            self._transport.close()
+        else:
+            loop = asyncio.get_running_loop()
+            self.lingering = loop.call_later(_LINGER_S, self.linger, self.bytes_received, times - 1)
+
+    def close(self) -> None:
+        """No request is taken any more. What came goes now, not when the garbage collector finds its objects."""
+        self.data = b""
+        self._in_body = False
+        self._forget_body()
+        self.settle(True)
+
+    def _forget_body(self) -> None:
+        self._short_body = b""
+        arena_body, self.arena_body = self.arena_body, None
+        if arena_body is not None:
+            arena_body.drop()
+        heap_body, self._heap_body = self._heap_body, None
+        if heap_body is not None:
+            heap_body.drop()

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
+from stubserve.api.access_log import log_answer
 from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.open_connections import OpenConnections
 from stubserve.connections.sent_memory import SentMemory
-from stubserve.http.access import HttpAccess
-from stubserve.http.cors import Cors
-from stubserve.http.head import HeadCache
+from stubserve.http.access import Cors, HttpAccess
+from stubserve.http.message import RequestHead
+from stubserve.memory.blocks import Block
+from stubserve.memory.heap_account import FREE_BYTES
+
+log = logging.getLogger("stubserve.http")
 
 SCRATCH_BYTES = 64 * 1024
 # A head and the JSON of a few tensors: what is read at first of a request that will be large.
@@ -17,7 +24,7 @@ HEAD_BYTES = 4 * 1024
 class Connections:
     """What the connections of one server share.
 
-    That is the scratch buffer, known heads, memory being sent, and the list of those that are open.
+    That is the scratch buffer, memory being sent, and the list of those that are open.
     """
 
     def __init__(
@@ -34,7 +41,6 @@ class Connections:
         self.server = server
         self.scratch_view = memoryview(bytearray(SCRATCH_BYTES))
         self.head_view = self.scratch_view[:HEAD_BYTES]
-        self.heads = HeadCache(() if access is None else access.credentials)
         self.sent_memory = SentMemory()
         # Whether each request gets a line in the log; each answer, with its status
         self.log_requests = False
@@ -47,3 +53,25 @@ class Connections:
         port = self.server.grpc_port
         where = f"gRPC is served on port {port}" if port else "gRPC is not served (--allow-grpc)"
         return f"this port speaks HTTP/1.1, not HTTP/2; {where}"
+
+    def kept(self, part: bytes | memoryview, blocks: Sequence[Block]) -> bytes | memoryview:
+        """A part of a large reply, held and counted until the client has taken it. Raises ServeError."""
+        if not isinstance(part, bytes):
+            return self.sent_memory.wrap(part, blocks)
+        if len(part) <= FREE_BYTES:
+            return part
+        share = self.server.heap.share()
+        share.add(len(part))
+        return self.sent_memory.wrap_text(part, share)
+
+    def log_request(self, head: RequestHead) -> None:
+        log.debug("HTTP request: %s %s", head.method.decode("latin-1"), head.target.decode("latin-1"))
+
+    def log_answer(
+        self, client: str, head: RequestHead, id: str, status: int, began_ns: int, received: int, sent: int
+    ) -> None:
+        """A line in the access log: bodies of so many bytes were received and sent."""
+        method, target = head.method.decode("latin-1"), head.target.decode("latin-1")
+        model, version = head.infer or head.generate or ("", "")
+        names = {"model": model, "version": version, "id": id}
+        log_answer(client, f"{method} {target} HTTP/1.1", status, names, began_ns, received, sent)

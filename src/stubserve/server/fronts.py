@@ -21,8 +21,8 @@ from stubserve.connections.tls import tls_context
 from stubserve.http.app import create_app
 from stubserve.http.connection import HttpConnection
 from stubserve.http.fallback import uvicorn_config
-from stubserve.http.head import has_asked
-from stubserve.http.metrics import create_metrics_app
+from stubserve.http.message import has_asked
+from stubserve.http.pages import create_metrics_app
 from stubserve.http.shared import Connections
 from stubserve.server.server import Server
 

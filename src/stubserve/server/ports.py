@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from stubserve.commands.question import DEFAULT_URL, command_line, inputs_of
 from stubserve.connections.listening import BACKLOG, explained, listen
 from stubserve.errors import ServeError
-from stubserve.http.cors import Cors
+from stubserve.http.access import Cors
 from stubserve.http.shared import Connections
 from stubserve.model_config.metadata import model_metadata
 from stubserve.model_config.render import render_json

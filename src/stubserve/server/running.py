@@ -20,7 +20,7 @@ from stubserve.api.tokens import TokenFileError
 from stubserve.closed_process import close_process
 from stubserve.environments import refusals
 from stubserve.errors import ServeError
-from stubserve.http import calls
+from stubserve.http import connection
 from stubserve.instances.confinement import ConfinementError
 from stubserve.memory import malloc
 from stubserve.observability.output import output
@@ -82,7 +82,7 @@ def _create(settings: Settings) -> Server:
         raise CannotServe(f"error: creating server: {error}") from None
     for notice in settings.notices:
         log.warning(notice)
-    if calls.__file__.endswith(".py") and not settings.dev:
+    if connection.__file__.endswith(".py") and not settings.dev:
         log.info(_NOT_COMPILED)
     return server
 

@@ -15,7 +15,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from stubserve.http.connection import HttpConnection
-from stubserve.http.head import BadRequest, Http2Preface, parse_head
+from stubserve.http.message import BadRequest, Http2Preface, parse_head
 from stubserve.http.shared import Connections
 
 from ..finding import Finding, same

@@ -13,8 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stubserve.errors import ServeError
-from stubserve.http.app import json_response
-from stubserve.http.asgi_request import error_response
+from stubserve.http.asgi_request import error_response, json_response
 
 _LENGTH = b"inference-header-content-length"
 

@@ -21,9 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stubserve.api.access import Access
 from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError, invalid
-from stubserve.http.app import json_response
-from stubserve.http.asgi_request import body_of
-from stubserve.http.guarded import guarded
+from stubserve.http.asgi_request import body_of, guarded, json_response
 from stubserve.http.json.values import UNSET, find, parse_json
 from stubserve.http.platforms.forward import Forward, method_not_allowed, nothing, refused
 from stubserve.loading.control import ModelControl

@@ -12,7 +12,6 @@ from stubserve.connections import slow_clients
 from stubserve.connections.slow_clients import RequestPace, SlowClients
 from stubserve.http.reader import RequestReader
 from stubserve.http.shared import Connections
-from stubserve.http.state import HEAD
 
 
 def server(slow_clients: Any) -> Any:
@@ -57,14 +56,10 @@ def test_a_request_that_stops_arriving_is_given_up(monkeypatch: pytest.MonkeyPat
     asyncio.run(watch())
 
 
-class Paused:
-    """A connection whose client does not read its answers."""
-
-    state = HEAD
-    write_paused = True
+class Transport:
+    """Reads, or does not."""
 
     def __init__(self) -> None:
-        self.transport = self
         self.paused = False
 
     def pause_reading(self) -> None:
@@ -73,23 +68,25 @@ class Paused:
     def resume_reading(self) -> None:
         self.paused = False
 
-    def can_read(self) -> bool:
-        return not self.write_paused
+    def is_closing(self) -> bool:
+        return False
 
 
 def test_a_request_that_waits_for_the_server_has_not_stalled() -> None:
     watched: list[Any] = []
 
-    class Watching(SlowClients):
-        def watch_arriving(self, arriving: Any) -> None:
-            watched.append(arriving)
-
-    connection = Paused()
-    reader = RequestReader(cast(Any, connection), Connections(server(Watching())))
-    reader.feed(b"GET /v2 HTTP/1.1\r\n")
-    assert connection.paused
+    clients = SlowClients()
+    clients.watch_arriving = watched.append  # type: ignore[method-assign]
+    transport = Transport()
+    connections = Connections(server(clients))
+    reader = RequestReader(connections, cast(Any, transport))
+    beginning = b"GET /v2 HTTP/1.1\r\n"
+    connections.scratch_view[: len(beginning)] = beginning
+    reader.received(len(beginning))
+    reader.settle(waits=True)
+    assert transport.paused
     assert not watched
-    connection.write_paused = False
-    reader.go_on()
-    assert not connection.paused
-    assert watched == [connection]
+    assert not reader.take_head()
+    reader.settle(waits=False)
+    assert not transport.paused
+    assert watched == [reader]
