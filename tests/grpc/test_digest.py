@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stubserve_stub.wire.datatypes import BY_NAME
 
-from stubserve.connections.offload import LARGE_BYTES
+from stubserve.inference.long_work import LARGE_BYTES
 from stubserve.errors import ServeError
 from stubserve.grpc import contents
 from stubserve.grpc.contents import MAX_PARTS

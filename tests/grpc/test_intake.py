@@ -7,7 +7,7 @@ import gzip
 from types import SimpleNamespace
 from typing import Any, cast
 
-from stubserve.connections.offload import LARGE_BYTES, Offload
+from stubserve.inference.long_work import LARGE_BYTES, Offload
 from stubserve.grpc.http2.inbox import Message, MessageRefusal
 from stubserve.grpc.http2.intake import Intake
 from stubserve.memory.server_memory import Memory

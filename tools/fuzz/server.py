@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from stubserve.connections.arrival import Arrivals
-from stubserve.connections.offload import Offload
+from stubserve.inference.long_work import Offload
 from stubserve.connections.slow_clients import Pressure
 from stubserve.connections.stall import Pace
 from stubserve.errors import ServeError, not_found

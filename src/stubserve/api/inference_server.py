@@ -9,9 +9,9 @@ from stubserve.api.forwarded_headers import HeaderForwarding
 from stubserve.api.placement import BodyPlacer, Regions, Store
 from stubserve.api.reply_format import ReplyFormat
 from stubserve.connections.arrival import Arrivals
-from stubserve.connections.offload import Offload
 from stubserve.connections.slow_clients import Pressure
 from stubserve.connections.stall import Pace
+from stubserve.inference.long_work import Offload
 from stubserve.inference.request import Request
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.signature import Signature

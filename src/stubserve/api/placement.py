@@ -13,8 +13,8 @@ from stubserve_stub.wire import messages, strings
 from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.layout import INLINE_BYTES
 
-from stubserve.connections.offload import LARGE_BYTES
 from stubserve.errors import not_found
+from stubserve.inference.long_work import LARGE_BYTES
 from stubserve.inference.tensor import Tensor
 from stubserve.memory.blocks import Block, Span
 from stubserve.memory.regions import RegionPlace, RegionSpan

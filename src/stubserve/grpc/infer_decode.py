@@ -18,7 +18,6 @@ from stubserve_stub.wire.datatypes import BY_NAME, DataType
 
 from stubserve.api.placement import SMALL_BYTES, BodyPlacer, Regions, Store
 from stubserve.api.reply_format import ReplyFormat
-from stubserve.connections.offload import LARGE_BYTES
 from stubserve.errors import ServeError, invalid
 from stubserve.grpc import contents
 from stubserve.grpc.envelope import Envelope
@@ -58,8 +57,7 @@ def decode(
     """The request that a message makes. Raises ServeError, and Malformed where the description is none.
 
     Where `block` is given the message lies in it at arena `offset`, and raw contents stay there. `regions` are clients'
-    shared memory, None where that may not be used. Strings of a large
-    message are not looked at (`takes_long`): the request is still to be admitted, in steps.
+    shared memory, None where that may not be used.
     """
     placer = BodyPlacer(data, block, offset, store, regions)
     try:
@@ -179,11 +177,6 @@ def _remember(known: dict[bytes, Form], key: bytes, form: Form) -> None:
     if len(known) >= FORMS:
         known.clear()
     known[key] = form
-
-
-def takes_long(data: bytes | memoryview, signature: Signature) -> bool:
-    """Whether a message is so large that looking at its strings should be done in steps."""
-    return len(data) > LARGE_BYTES and signature.has_strings
 
 
 def _decode(envelope: Envelope, signature: Signature, placer: BodyPlacer) -> tuple[Request, ReplyFormat]:

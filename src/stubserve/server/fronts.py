@@ -15,7 +15,6 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from stubserve.connections.accept_order import Entrance
-from stubserve.connections.offload import Offload
 from stubserve.connections.tls import tls_context
 from stubserve.connections.tls_close import wait_for_parting
 from stubserve.http.app import create_app
@@ -25,6 +24,7 @@ from stubserve.http.guarded import guarded
 from stubserve.http.head import has_asked
 from stubserve.http.metrics import create_metrics_app
 from stubserve.http.shared import Connections
+from stubserve.inference.long_work import Offload
 from stubserve.server.server import Server
 
 

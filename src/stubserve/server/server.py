@@ -13,12 +13,12 @@ from stubserve.api.fair_queues import OFF, FairQueues
 from stubserve.api.forwarded_headers import HeaderForwarding
 from stubserve.api.tokens import Tokens
 from stubserve.connections.arrival import Arrivals
-from stubserve.connections.offload import Offload
 from stubserve.connections.slow_clients import Pressure
 from stubserve.connections.stall import Pace
 from stubserve.errors import ServeError, invalid, overloaded, unavailable
 from stubserve.http.access import http_access
 from stubserve.http.json.process import JsonProcess
+from stubserve.inference.long_work import Offload
 from stubserve.inference.served_model import ServedModel
 from stubserve.instances.confinement import confinement
 from stubserve.instances.janitor import Janitor

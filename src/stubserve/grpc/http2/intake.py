@@ -14,9 +14,9 @@ from stubserve.api.inference_server import InferenceServer
 from stubserve.errors import ServeError
 from stubserve.grpc.http2.inbox import Message, MessageRefusal
 from stubserve.grpc.http2.turn import Turn
-from stubserve.grpc.jobs import OrderedJobs
 from stubserve.grpc.transport import INTERNAL, Prepare
 from stubserve.grpc.wire import Malformed
+from stubserve.inference.long_work import OrderedJobs
 
 log = logging.getLogger("stubserve.grpc")
 

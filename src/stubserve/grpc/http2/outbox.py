@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from stubserve.api.inference_server import InferenceServer
-from stubserve.connections.offload import LARGE_BYTES
 from stubserve.connections.sent_memory import SentMemory
 from stubserve.connections.unread_answers import SendWatch
 from stubserve.errors import ServeError, internal, unavailable
@@ -27,9 +26,8 @@ from stubserve.grpc.http2.compression import deflate
 from stubserve.grpc.http2.heads import OPENING, opening
 from stubserve.grpc.http2.inbox import PREFIX_BYTES
 from stubserve.grpc.http2.sender import Sender, Sending
-from stubserve.grpc.jobs import OrderedJobs
 from stubserve.grpc.transport import Keep, Parts
-from stubserve.inference.long_work import LongWork, finish
+from stubserve.inference.long_work import LARGE_BYTES, LongWork, OrderedJobs, finish
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import FREE_BYTES, HeapShare
 

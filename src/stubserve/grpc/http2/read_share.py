@@ -12,7 +12,7 @@ long together. Reads of up to SHORT_BYTES cannot take long, and are not timed.
 
 from __future__ import annotations
 
-from stubserve.connections.offload import SLICE_S, Offload
+from stubserve.inference.long_work import SLICE_S, Offload
 
 SHORT_BYTES = 4096
 _LEAST_BYTES = 16 * 1024

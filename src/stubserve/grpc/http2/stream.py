@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from stubserve.connections.offload import LARGE_BYTES
 from stubserve.errors import ServeError
 from stubserve.grpc.http2 import frames
 from stubserve.grpc.http2.heads import OPENING, RpcHead, trailers
@@ -34,7 +33,7 @@ from stubserve.grpc.transport import (
     Method,
     Parts,
 )
-from stubserve.inference.long_work import LongWork
+from stubserve.inference.long_work import LARGE_BYTES, LongWork
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import FREE_BYTES, HeapShare
 
