@@ -14,8 +14,8 @@ import pytest
 from stubserve.connections import accept_order as entrance
 from stubserve.connections.accept_order import Entrance
 from stubserve.connections.listening import listen
-from stubserve.inference.long_work import Offload
 from stubserve.http.head import has_asked
+from stubserve.inference.long_work import Offload
 
 HEAD = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 

@@ -7,9 +7,9 @@ import gzip
 from types import SimpleNamespace
 from typing import Any, cast
 
-from stubserve.inference.long_work import LARGE_BYTES, Offload
 from stubserve.grpc.http2.inbox import Message, MessageRefusal
 from stubserve.grpc.http2.intake import Intake
+from stubserve.inference.long_work import LARGE_BYTES, Offload
 from stubserve.memory.server_memory import Memory
 
 

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from stubserve.inference.long_work import SLICE_S, Offload
 from stubserve.grpc.http2 import connection, frames
 from stubserve.grpc.http2.connection import Http2Connection
 from stubserve.grpc.http2.read_share import SHORT_BYTES, ReadShare
+from stubserve.inference.long_work import SLICE_S, Offload
 from stubserve.settings.groups import GrpcSettings
 from tools.fuzz.server import Transport
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from stubserve.inference import long_work as offload
-from stubserve.inference.long_work import Offload
-from stubserve.inference.long_work import LongWork, finish
+from stubserve.inference.long_work import LongWork, Offload, finish
 
 
 def numbers(count: int, seen: list[int]) -> LongWork[int]:

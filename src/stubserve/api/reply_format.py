@@ -30,10 +30,3 @@ class ReplyFormat(NamedTuple):
     slots: dict[str, Slot] | None
     default_binary: bool
     empty_final: bool = False
-
-    @property
-    def all_json(self) -> bool:
-        """Whether the elements of all outputs are in the reply's JSON, as they are."""
-        if self.slots is None:
-            return not self.default_binary
-        return not any(slot.binary or slot.classification for slot in self.slots.values())

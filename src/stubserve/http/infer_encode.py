@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import orjson
-from stubserve_stub.wire import json_strings, strings
+from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BF16, BOOL, BY_NUMBER, BYTES, FP16
 
 from stubserve.api.reply_format import IN_REGION, ReplyFormat, Slot
@@ -246,8 +246,8 @@ def json_array(tensor: Tensor) -> bytes:
         data = bytes(tensor.buffer)
         rows = strings.of_one_length(data)
         if rows is not None and len(rows) == elements:
-            return json_strings.array(rows.tolist())
-        return json_strings.array(_strings(tensor, data, 0, elements, len(data) + 1)[0])
+            return json_text.strings(rows.tolist())
+        return json_text.strings(_strings(tensor, data, 0, elements, len(data) + 1)[0])
     if elements <= _FEW:
         values = _unpacker(tensor.datatype, elements)(tensor.buffer)
         return json_text.floats(values) if tensor.datatype in _FLOATS else orjson.dumps(values)
@@ -264,7 +264,7 @@ def json_array_steps(tensor: Tensor) -> Iterator[bytes]:
         left = elements
         while left:
             found, at = _strings(tensor, data, at, min(left, _STRINGS), at + _STRING_BYTES)
-            text = json_strings.array(found)[1:-1]
+            text = json_text.strings(found)[1:-1]
             yield text if left == elements else b"," + text
             left -= len(found)
     else:

@@ -78,8 +78,7 @@ class Request:
     `requested_outputs` is None for all. `timeout_us` and `priority` are 0 when the client gave none. `batch_size` is
     the leading dimension, at least 1, for statistics and batching; for models without batching it is 1.
     `parameters` are those that are not reserved by the protocol, or None. `admitted` is set once `admission.admit` has
-    found nothing wrong. `texts_as_json` says that outputs of strings go to its client as JSON, and to nobody else, so
-    that the stub may write it (`Tensor.json`). `regions` is None but for a request that refers to shared memory of its
+    found nothing wrong. `regions` is None but for a request that refers to shared memory of its
     client: then it says which outputs are to be written there. `client` is who asks, where clients are told apart
     (`--fair-queues`); None otherwise, and for requests that models make.
 
@@ -118,7 +117,6 @@ class Request:
         "request_start_ns",
         "requested_outputs",
         "stream",
-        "texts_as_json",
         "timeout_us",
         "trace",
     )
@@ -146,7 +144,6 @@ class Request:
         self.parameters = parameters
         self.requested_outputs = requested_outputs
         self.batch_size = batch_size
-        self.texts_as_json = False
         self.regions: dict[str, RegionPlace] | None = None
         self.client: Hashable = None
         # Where it stands

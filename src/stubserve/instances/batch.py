@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from stubserve_stub.wire import messages, places
-from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
-from stubserve_stub.wire.places import AsJson, AsList, InArena, InRegion, Lent, Place, Shared, Zeros
+from stubserve_stub.wire.places import AsList, InArena, InRegion, Lent, Place, Shared, Zeros
 
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.request import BACKEND_FAILURE, SUCCESS, Request, Response, unanswered
@@ -113,16 +112,11 @@ def _packed_with_extras(
     return packed
 
 
-def _is_for_client_only(request: Request) -> bool:
-    """Whether a stub may write an answer's strings as the JSON that the client is to get. A trace may show them."""
-    return request.texts_as_json and request.trace is None
-
-
 def _packed(request: Request, inputs: Sequence[Tensor]) -> WireRequest:
     return (
         request.id,
         request.correlation_id,
-        request.flags | messages.TEXTS_AS_JSON if _is_for_client_only(request) else request.flags,
+        request.flags,
         request.timeout_us,
         request.parameters,
         None if request.trace is None else request.trace.wire,
@@ -197,8 +191,7 @@ def read_result(
                     if batch.answered is None or index not in batch.answered:
                         left.append((index, entry))
                     continue
-                as_json = _is_for_client_only(request)
-                response = _response(entry, request.inputs, batch, memory, instance, request.regions, as_json)
+                response = _response(entry, request.inputs, batch, memory, instance, request.regions)
             finished.append((request, response))
     except BaseException:
         for _, response in finished:
@@ -233,11 +226,10 @@ def _response(
     memory: StubMemory,
     instance: str,
     regions: Mapping[str, RegionPlace] | None = None,
-    as_json: bool = False,
 ) -> Response:
     """A response to a request of `batch` whose inputs are `own`, where a stub can lend them.
 
-    `regions` are those that its client has given for outputs. With `as_json` strings may come as JSON.
+    `regions` are those that its client has given for outputs.
     """
     wire_error, wire_outputs, parameters = wire
     error = None
@@ -247,7 +239,7 @@ def _response(
     outputs: list[Tensor] = []
     try:
         for output in wire_outputs:
-            outputs.append(_output(output, own, batch, memory, instance, regions, as_json))  # noqa: PERF401 - those before a bad one count
+            outputs.append(_output(output, own, batch, memory, instance, regions))  # noqa: PERF401 - those before a bad one count
     except ServeError as wrong:
         drop_blocks(outputs)
         return Response(error=wrong)
@@ -264,16 +256,11 @@ def _output(
     memory: StubMemory,
     instance: str,
     regions: Mapping[str, RegionPlace] | None,
-    as_json: bool,
 ) -> Tensor:
     name, datatype, shape, data = wire
     if isinstance(data, bytes):
         return Tensor(name, datatype, shape, data)
     place = places.unpack(data)
-    if as_json and isinstance(place, AsJson) and datatype == BYTES:
-        tensor = Tensor(name, datatype, shape, b"")
-        tensor.json = place.text
-        return tensor
     if isinstance(place, InArena):
         return Tensor(name, datatype, shape, None, memory.output(place.offset, place.nbytes).whole())
     if regions is not None and isinstance(place, InRegion) and name in regions:

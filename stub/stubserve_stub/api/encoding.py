@@ -9,10 +9,8 @@ from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets, wire_tensor
-from stubserve_stub.wire import codes, json_strings
+from stubserve_stub.wire import codes
 from stubserve_stub.wire.arena import ArenaFull
-from stubserve_stub.wire.layout import INLINE_BYTES
-from stubserve_stub.wire.places import AsJson
 
 if TYPE_CHECKING:
     # What it imports, msgpack, is not there where only the public module is wanted.
@@ -26,11 +24,10 @@ def encode_response(
     requested: Sequence[str],
     placer: Any,
     in_regions: Optional[SlotOutputs] = None,
-    as_json: bool = False,
 ) -> WireResponse:
     """A response, its outputs pruned to what was requested; one that finds no memory becomes an error that says so.
 
-    `in_regions` knows those that go into shared memory of the client. With `as_json` those of BYTES may be JSON.
+    `in_regions` knows those that go into shared memory of the client.
     """
     error = response._error
     if error is not None:
@@ -42,9 +39,7 @@ def encode_response(
     outputs: List[WireTensor] = []
     try:
         for tensor in response._output_tensors:
-            if as_json and tensor._elements is not None:
-                outputs.append(_texts(tensor, tensor._elements, placer))
-            elif in_regions is None:
+            if in_regions is None:
                 outputs.append(encode_tensor(tensor, placer))
             else:
                 outputs.append(in_regions.tensor(tensor._name, *tensor._payload(), placer))
@@ -64,14 +59,13 @@ def encode_and_keep(
     update: Optional[StateUpdate],
     partly: bool = False,
     in_regions: Optional[SlotOutputs] = None,
-    as_json: bool = False,
 ) -> WireResponse:
     """As `encode_response`; what it has of the states of its request's sequence is kept, `partly` if need be."""
     if update is not None and update.sequence and response._error is None:
         failure = _failure(update.keep, response, placer, partly)
         if failure is not None:
             return failure
-    return encode_response(response, requested, placer, in_regions, as_json)
+    return encode_response(response, requested, placer, in_regions)
 
 
 def encode_states(response: InferenceResponse, placer: Any, update: StateUpdate) -> Optional[WireResponse]:
@@ -88,15 +82,6 @@ def _failure(keep: Callable[..., None], response: InferenceResponse, *how: Any) 
     except ArenaFull as full:
         return no_memory(full)
     return None
-
-
-def _texts(tensor: Tensor, elements: List[bytes], placer: Any) -> WireTensor:
-    """A tensor of BYTES as JSON, if it is small. Raises ArenaFull."""
-    if sum(map(len, elements)) <= INLINE_BYTES:
-        text = json_strings.array(elements)
-        if len(text) <= INLINE_BYTES:
-            return (tensor._name, tensor._datatype, tensor._shape, AsJson(text))
-    return encode_tensor(tensor, placer)
 
 
 def encode_tensor(tensor: Tensor, placer: Any) -> WireTensor:

@@ -49,8 +49,6 @@ class ModelBatch:
         # Inputs in the arena: offset and tensor of each
         self._tensors: List[Tuple[int, Tensor]] = []
         self.requests = [self._request(wire, output_names) for wire in wire_requests]
-        # Of each request, whether its client gets the strings of outputs as JSON
-        self._as_json = [wire is not None and wire[2] >= messages.TEXTS_AS_JSON for wire in wire_requests]
         # What each request does with the states of its sequence; empty for models without implicit state
         self._updates: Sequence[StateUpdate] = ()
         if states is not None:
@@ -84,7 +82,7 @@ class ModelBatch:
         return InferenceRequest._received(
             request_id,
             correlation_id,
-            flags & ~messages.TEXTS_AS_JSON,
+            flags,
             timeout_us,
             parameters,
             trace,
@@ -130,7 +128,7 @@ class ModelBatch:
             for index, (request, response) in enumerate(zip(self.requests, responses)):
                 update = self._updates[index] if self._updates else None
                 outputs = None if self._regions is None else self._regions.outputs(index)
-                entries.append(self._entry(request, response, update, outputs, self._as_json[index]))
+                entries.append(self._entry(request, response, update, outputs))
         except BaseException:
             self._memory.take_back(entries)
             raise
@@ -142,7 +140,6 @@ class ModelBatch:
         response: Optional[InferenceResponse],
         update: Optional[StateUpdate],
         outputs: Optional[SlotOutputs],
-        as_json: bool,
     ) -> Any:
         if request._release_flags & REQUEST_RELEASE_RESCHEDULE:
             if response is None:
@@ -164,7 +161,7 @@ class ModelBatch:
                 raise ContractBroken("Unable to send response. Non-decoupled model cannot send more than one response.")
             sender._revoke()
         names = request._requested_output_names
-        return encode_and_keep(response, names, self._memory, update, in_regions=outputs, as_json=as_json)
+        return encode_and_keep(response, names, self._memory, update, in_regions=outputs)
 
     def left_open(self) -> List[Entry]:
         """The entries of RESULT for a decoupled model: all is said, or will be, through senders."""
