@@ -15,8 +15,8 @@ from stubserve.errors import ServeError
 from stubserve.grpc import contents
 from stubserve.grpc.contents import MAX_PARTS
 from stubserve.grpc.digest import digest
-from stubserve.grpc.envelope import MAX_FIELDS, split
-from stubserve.grpc.infer_decode import MAX_DIMS, decode
+from stubserve.grpc.infer_decode import MAX_FIELDS, decode, split
+from stubserve.grpc.infer_message import MAX_DIMS
 from stubserve.grpc.messages import service_pb2
 from stubserve.grpc.wire import Malformed, TooLong, TooManyParts, field, varint
 from stubserve.inference.long_work import LARGE_BYTES, finish

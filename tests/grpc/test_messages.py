@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stubserve_stub.wire.datatypes import BY_NAME
 
-from stubserve.api.reply_format import ReplyFormat
+from stubserve.api.placement import ReplyFormat
 from stubserve.grpc import contents
-from stubserve.grpc.envelope import first_raw, split
+from stubserve.grpc.infer_decode import first_raw, split
 from stubserve.grpc.infer_encode import encode, encode_empty_final, encode_stream_error
 from stubserve.grpc.messages import service_pb2
 from stubserve.grpc.wire import Malformed, read_varint, varint

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stubserve_stub.wire.datatypes import BY_NAME, DataType
 
-from stubserve.api.reply_format import ReplyFormat, Slot
+from stubserve.api.placement import ReplyFormat, Slot
 from stubserve.errors import Code, ServeError, not_found
 from stubserve.http.infer_encode import encode, encode_error, encode_steps, is_large, json_array, json_array_steps
 from stubserve.http.reply import Reply

@@ -6,8 +6,7 @@ from typing import Protocol
 
 from stubserve.api.fair_queues import FairQueues
 from stubserve.api.forwarded_headers import HeaderForwarding
-from stubserve.api.placement import BodyPlacer, Regions, Store
-from stubserve.api.reply_format import ReplyFormat
+from stubserve.api.placement import BodyPlacer, Regions, ReplyFormat, Store
 from stubserve.connections.arrival import Arrivals
 from stubserve.connections.slow_clients import Pressure
 from stubserve.connections.stall import Pace

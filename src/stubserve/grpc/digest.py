@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from stubserve.grpc.contents import MAX_PARTS, Elements
-from stubserve.grpc.envelope import split
+from stubserve.grpc.infer_decode import split
 from stubserve.grpc.messages import service_pb2
 from stubserve.grpc.transport import Keep
 from stubserve.grpc.wire import LENGTH, Malformed, TooLong, TooManyParts, field, read_tag, read_varint, skip, varint

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from stubserve.api.access import AUTHORIZATION
+from stubserve.api.forwarded_headers import HeaderForwarding
 from stubserve.api.inference_server import InferenceServer
-from stubserve.api.reply_format import ReplyFormat
+from stubserve.api.placement import ReplyFormat
 from stubserve.errors import ServeError, internal, unsupported
-from stubserve.grpc.envelope import Envelope, split
-from stubserve.grpc.infer_decode import decode
+from stubserve.grpc.infer_decode import Envelope, decode, split
 from stubserve.grpc.infer_encode import Parts, encode, encode_steps, takes_long
 from stubserve.grpc.transport import Keep, Rpc, values_of
 from stubserve.grpc.wire import Malformed
@@ -137,19 +137,21 @@ def held_blocks(response: Response) -> list[Block]:
 
 
 class ModelInfer:
-    """The handler of a ModelInfer RPC."""
+    """The handler of a ModelInfer RPC. `forwarding` says which of its metadata become parameters, None: none."""
 
-    __slots__ = ("_call", "_forwarded", "_infer", "_server")
+    __slots__ = ("_call", "_forwarding", "_infer", "_server")
 
-    def __init__(self, server: InferenceServer, call: Rpc, forwarded: Mapping[str, str] | None) -> None:
+    def __init__(self, server: InferenceServer, forwarding: HeaderForwarding | None, call: Rpc) -> None:
         self._server = server
         self._call = call
-        self._forwarded = forwarded
+        self._forwarding = forwarding
         self._infer: GrpcInferCall | None = None
 
     def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
         server = self._server
+        forwarding = self._forwarding
         try:
+            forwarded = None if forwarding is None else forwarding.parameters(self._call.metadata())
             envelope = split(data)
             model = server.find_model(envelope.model_name, envelope.model_version)
             if model.signature.decoupled:
@@ -157,7 +159,7 @@ class ModelInfer:
             infer = self._infer = GrpcInferCall(
                 envelope, model, server, self._call, self._on_response, self._on_refused
             )
-            infer.start(data, self._forwarded, block, offset, at_once=True)
+            infer.start(data, forwarded, block, offset, at_once=True)
         except ServeError as error:
             self._fail(error)
         except Malformed as malformed:

@@ -12,7 +12,7 @@ from struct import Struct
 
 from stubserve_stub.wire.datatypes import BY_NUMBER
 
-from stubserve.api.reply_format import ReplyFormat, Slot
+from stubserve.api.placement import ReplyFormat, Slot
 from stubserve.errors import internal, unsupported
 from stubserve.grpc.transport import MAX_MESSAGE_BYTES, Keep
 from stubserve.grpc.wire import field, packed, varint

@@ -23,8 +23,8 @@ from collections.abc import Mapping
 
 from stubserve.api.inference_server import InferenceServer
 from stubserve.errors import ServeError, internal
-from stubserve.grpc.envelope import Envelope, split
 from stubserve.grpc.infer import GrpcInferCall, Work, held_blocks
+from stubserve.grpc.infer_decode import Envelope, split
 from stubserve.grpc.infer_encode import Parts, encode_empty_final, encode_stream_error
 from stubserve.grpc.transport import OK, UNAVAILABLE, Keep, Rpc
 from stubserve.grpc.wire import Malformed

@@ -1,25 +1,42 @@
-"""One inference call over HTTP, from the body to the reply; the same for the connection class and for plain ASGI."""
+"""One inference call over HTTP, from the body to the reply; the same for the connection class and for plain ASGI.
+
+A body is JSON, JSON with binary tensors behind it, or raw bytes. The order of the checks is upstream's, so that of
+several faults a client is told the same one: JSON, id, parameters, inputs one by one, what is left over, outputs. What
+needs the model's signature alone is `admission.admit`'s. Nearly all requests have no fault, and say what they say in
+the usual way: `infer_document` reads those. All others are read once more by `infer_json`, for the values that they
+then have or the error that they deserve.
+
+Ownership: every tensor of a decoded request that lies in a block holds it once. When decoding fails nothing is held.
+"""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
 from stubserve.api.inference_server import InferenceServer
-from stubserve.api.placement import BodyPlacer
-from stubserve.errors import ServeError, unsupported
+from stubserve.api.placement import BodyPlacer, Regions, ReplyFormat, Store
+from stubserve.errors import ServeError, invalid, unsupported
+from stubserve.http import infer_document
 from stubserve.http.compression import Keep, RestOfContent, choose, compress_steps, decompress
 from stubserve.http.head import RequestHead
-from stubserve.http.infer_decode import decode, parse_header_length
 from stubserve.http.infer_encode import encode, encode_error, encode_steps, is_large, uncounted
+from stubserve.http.infer_json import decode_json
+from stubserve.http.infer_raw import decode_raw
+from stubserve.http.limits import DEFAULT_MAX_INPUT_SIZE, LIMIT_HINT
 from stubserve.http.reply import Reply
 from stubserve.inference.call import Call
 from stubserve.inference.long_work import LARGE_BYTES, LongWork, finish
 from stubserve.inference.request import Request, Response, kept_by
 from stubserve.inference.served_model import ServedModel
+from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import drop_blocks
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import FREE_BYTES, HeapShare
+
+_LEADING_INTEGER = re.compile(rb"[ \t\r\n\v\f]*([+-]?[0-9]+)").match
+_FEW_DIGITS = 10
 
 
 class HttpInferCall(Call):
@@ -166,3 +183,72 @@ class HttpInferCall(Call):
 
     def _send(self, made: Reply | ServeError) -> None:
         self._on_reply(encode_error(made) if isinstance(made, ServeError) else made)
+
+
+def decode(
+    body: bytes | memoryview,
+    json_length: int | None,
+    signature: Signature,
+    block: Block | None,
+    body_offset: int,
+    store: Store,
+    max_input_size: int = DEFAULT_MAX_INPUT_SIZE,
+    regions: Regions | None = None,
+) -> tuple[Request, ReplyFormat]:
+    """Reads one inference request, and how its reply is to look. Raises ServeError.
+
+    `body` is the whole, decompressed body, its first `json_length` bytes JSON (None: all of it; 0: raw mode). Where
+    `block` is given, the body lies in it at arena offset `body_offset`, and binary tensors stay there; otherwise those
+    that are too large to travel inside a message are put into the arena by `store`, whose block then belongs to the
+    tensor. `max_input_size` (bytes) bounds JSON and what is made of it, and raw bodies, not binary tensors. `regions`
+    are clients' shared memory, None where that may not be used.
+    """
+    size = len(body)
+    end = size if json_length is None else json_length
+    placer = BodyPlacer(body, block, body_offset, store, regions)
+    try:
+        if not end:
+            return decode_raw(body, signature, placer, max_input_size)
+        if end > size:
+            raise invalid(f"unexpected size for request JSON, expecting {end - size} more bytes")
+        if end > max_input_size:
+            raise invalid(
+                f"request JSON size of {end} bytes exceeds the maximum allowed input size of {max_input_size} bytes. "
+                f"{LIMIT_HINT}"
+            )
+        header = bytes(body[:end])
+        found = infer_document.read(body, header, signature, placer, max_input_size)
+        if found is not None:
+            return found
+        placer.undo()
+        return decode_json(header, signature, placer, max_input_size)
+    except BaseException:
+        placer.undo()
+        raise
+
+
+def parse_header_length(value: bytes | None, content_length: int) -> int | None:
+    """The length of the JSON part by its Inference-Header-Content-Length header: None without one, 0 for raw mode.
+
+    Read as C's stoi reads: spaces and a sign before the digits, anything after them. Raises ServeError (INVALID_ARG).
+    """
+    if value is None:
+        return None
+    if value.isdigit() and len(value) < _FEW_DIGITS:
+        length = int(value)
+        if length <= content_length:
+            return length
+    found = _LEADING_INTEGER(value)
+    text = value.decode("latin-1")
+    if found is None:
+        raise invalid(f"Unable to parse Inference-Header-Content-Length, got: {text}")
+    # Twenty digits are out of range already; reading all of a long line of them would take its time.
+    length = int(found[1][:20])
+    if not -(1 << 31) <= length < 1 << 31:
+        raise invalid(
+            "Unable to parse Inference-Header-Content-Length, value is out of range "
+            f"[ -2147483648, 2147483647 ], got: {text}"
+        )
+    if not 0 <= length <= content_length:
+        raise invalid(f"inference header size should be in range (0, {content_length}), got: {length}")
+    return length

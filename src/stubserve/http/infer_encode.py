@@ -18,7 +18,7 @@ import orjson
 from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BF16, BOOL, BY_NUMBER, BYTES, FP16
 
-from stubserve.api.reply_format import IN_REGION, ReplyFormat, Slot
+from stubserve.api.placement import IN_REGION, ReplyFormat, Slot
 from stubserve.errors import Code, ServeError, internal, invalid, unsupported
 from stubserve.http import compression
 from stubserve.http.compression import Keep

@@ -18,8 +18,8 @@ from stubserve.connections.arrival import ArenaArrival
 from stubserve.connections.slow_clients import Owner
 from stubserve.connections.stall import StallWatch
 from stubserve.errors import ServeError
-from stubserve.grpc.envelope import first_raw
 from stubserve.grpc.http2.frames import MAX_WINDOW
+from stubserve.grpc.infer_decode import first_raw
 from stubserve.grpc.transport import INTERNAL, MAX_MESSAGE_BYTES, RESOURCE_EXHAUSTED, UNIMPLEMENTED
 from stubserve.memory.blocks import Block
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from stubserve_stub.wire.layout import ALIGNMENT
 
 from stubserve.api.inference_server import InferenceServer
-from stubserve.grpc.envelope import first_raw
 from stubserve.grpc.http2.compression import inflate, short_content
 from stubserve.grpc.http2.inbox import Message
+from stubserve.grpc.infer_decode import first_raw
 from stubserve.grpc.transport import Keep, Parts, Prepare
 from stubserve.inference.long_work import LARGE_BYTES, LongWork
 from stubserve.memory.heap_account import HeapShare

@@ -23,8 +23,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, cast
 
-from stubserve.api.placement import BodyPlacer, Store
-from stubserve.api.reply_format import ReplyFormat, Slot
+from stubserve.api.placement import BodyPlacer, ReplyFormat, Slot, Store
 from stubserve.errors import Code, ServeError, internal
 from stubserve.http.infer_json import note_regions
 from stubserve.http.json.job import GENERATE, HEAD, IN_REGION, INFER, pack, pack_signature, unpack, unpack_request
