@@ -16,7 +16,7 @@ from stubserve.api.placement import ReplyFormat, Slot
 from stubserve.errors import internal, unsupported
 from stubserve.grpc.transport import MAX_MESSAGE_BYTES, Keep
 from stubserve.grpc.wire import field, packed, varint
-from stubserve.inference.classification import classify_steps
+from stubserve.inference.classification import classify
 from stubserve.inference.long_work import LongWork, finish
 from stubserve.inference.request import Response
 from stubserve.inference.signature import Signature
@@ -105,7 +105,7 @@ def encode_steps(
             tensor = Tensor(tensor.name, tensor.datatype, tensor.shape, b"")
         elif slot is not None and slot.classification:
             labels = signature.labels.get(tensor.name, ())
-            tensor = yield from classify_steps(tensor, slot.classification, signature.max_batch_size > 0, labels)
+            tensor = yield from classify(tensor, slot.classification, signature.max_batch_size > 0, labels)
             keep(tensor.nbytes)
         outputs.append(tensor)
     whole = reply_format._replace(slots={name: Slot(True, 0) for name in slots})

@@ -8,7 +8,7 @@ from functools import partial
 
 from stubserve.errors import ServeError, invalid, unsupported
 from stubserve.http.limits import LIMIT_HINT
-from stubserve.inference.long_work import LongWork, finish
+from stubserve.inference.long_work import LongWork
 
 GZIP = "gzip"
 DEFLATE = "deflate"
@@ -109,13 +109,8 @@ def _too_large(limit: int) -> ServeError:
     return invalid(f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. {LIMIT_HINT}")
 
 
-def compress(parts: Iterable[bytes | memoryview], encoding: str) -> Sequence[bytes]:
-    """A reply's buffers, compressed as GZIP or DEFLATE."""
-    return finish(compress_steps(parts, encoding, lambda nbytes: None))
-
-
-def compress_steps(parts: Iterable[bytes | memoryview], encoding: str, keep: Keep) -> LongWork[Sequence[bytes]]:
-    """As `compress`, in steps; calls `keep(nbytes)` with what is made."""
+def compress(parts: Iterable[bytes | memoryview], encoding: str, keep: Keep) -> LongWork[Sequence[bytes]]:
+    """A reply's buffers, compressed as GZIP or DEFLATE; calls `keep(nbytes)` with what is made."""
     stream = zlib.compressobj(wbits=_REPLY_FORMAT[encoding])
     compressed = []
     for part in parts:

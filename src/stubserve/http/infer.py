@@ -19,7 +19,7 @@ from stubserve.api.inference_server import InferenceServer
 from stubserve.api.placement import BodyPlacer, Regions, ReplyFormat, Store
 from stubserve.errors import ServeError, invalid, unsupported
 from stubserve.http import infer_document
-from stubserve.http.compression import Keep, RestOfContent, choose, compress_steps, decompress
+from stubserve.http.compression import Keep, RestOfContent, choose, compress, decompress
 from stubserve.http.head import RequestHead
 from stubserve.http.infer_encode import encode, encode_error, encode_steps, is_large, uncounted
 from stubserve.http.infer_json import decode_json
@@ -176,7 +176,7 @@ class HttpInferCall(Call):
         accept_encoding = self._head.accept_encoding
         coding = None if accept_encoding is None else choose(accept_encoding)
         if coding is not None:
-            reply.parts = yield from compress_steps(reply.parts, coding, keep)
+            reply.parts = yield from compress(reply.parts, coding, keep)
             reply.headers = (("Content-Encoding", coding),)
             reply.blocks = []
         return reply

@@ -25,7 +25,7 @@ from stubserve.http.compression import Keep
 from stubserve.http.json import text as json_text
 from stubserve.http.json.data import FORMATS
 from stubserve.http.reply import BINARY, JSON, Reply
-from stubserve.inference.classification import classify_steps
+from stubserve.inference.classification import classify
 from stubserve.inference.long_work import LARGE_BYTES, LongWork, finish
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
@@ -128,7 +128,7 @@ def encode_steps(
             slot = Slot(False, IN_REGION)
         elif slot.classification:
             labels = signature.labels.get(tensor.name, ())
-            tensor = yield from classify_steps(tensor, slot.classification, signature.max_batch_size > 0, labels)
+            tensor = yield from classify(tensor, slot.classification, signature.max_batch_size > 0, labels)
             keep(tensor.nbytes)
             slot = Slot(slot.binary, 0)
         if not slot.binary and not slot.classification:
