@@ -1,5 +1,5 @@
 """What holds for the connections of all protocols: sockets, TLS, pace, limits, and the time of the event loop.
 
 Slow clients hold memory only as long as nobody else needs it (`arrival`, `unread_answers`, `slow_clients`). Long work
-is done in steps or elsewhere (`offload`), so nobody waits for a large request of somebody else.
+is done in steps or elsewhere (`inference.long_work`), so nobody waits for a large request of somebody else.
 """

@@ -17,7 +17,7 @@ from stubserve.errors import internal, unsupported
 from stubserve.grpc.transport import MAX_MESSAGE_BYTES, Keep
 from stubserve.grpc.wire import field, packed, varint
 from stubserve.inference.classification import classify
-from stubserve.inference.long_work import LongWork, finish
+from stubserve.inference.long_work import LongWork, finish, uncounted
 from stubserve.inference.request import Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, write_output
@@ -65,7 +65,7 @@ def encode(
             if slot is None:
                 continue
             if slot.classification:
-                return finish(encode_steps(id, response, signature, reply_format, in_stream, _uncounted))
+                return finish(encode_steps(id, response, signature, reply_format, in_stream, uncounted))
         head.append(_output(tensor.name, tensor.datatype, tensor.shape))
         parts.append(_RAW_TAG + varint(tensor.nbytes))
         parts.append(tensor.buffer)
@@ -111,10 +111,6 @@ def encode_steps(
     whole = reply_format._replace(slots={name: Slot(True, 0) for name in slots})
     made = Response(outputs, response.parameters, final=response.final)
     return encode(id, made, signature, whole, in_stream)
-
-
-def _uncounted(nbytes: int) -> None:
-    """For what is small: nobody counts what is kept of it."""
 
 
 def encode_stream_error(message: str, id: str, model: tuple[str, str] | None, final: bool) -> Parts:

@@ -21,13 +21,13 @@ from stubserve.errors import ServeError, invalid, unsupported
 from stubserve.http import infer_document
 from stubserve.http.compression import Keep, RestOfContent, choose, compress, decompress
 from stubserve.http.head import RequestHead
-from stubserve.http.infer_encode import encode, encode_error, encode_steps, is_large, uncounted
+from stubserve.http.infer_encode import encode, encode_error, encode_steps, is_large
 from stubserve.http.infer_json import decode_json
 from stubserve.http.infer_raw import decode_raw
 from stubserve.http.limits import DEFAULT_MAX_INPUT_SIZE, LIMIT_HINT
 from stubserve.http.reply import Reply
 from stubserve.inference.call import Call
-from stubserve.inference.long_work import LARGE_BYTES, LongWork, finish
+from stubserve.inference.long_work import LARGE_BYTES, LongWork, finish, uncounted
 from stubserve.inference.request import Request, Response, kept_by
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.signature import Signature

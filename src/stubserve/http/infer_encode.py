@@ -26,7 +26,7 @@ from stubserve.http.json import text as json_text
 from stubserve.http.json.data import FORMATS
 from stubserve.http.reply import BINARY, JSON, Reply
 from stubserve.inference.classification import classify
-from stubserve.inference.long_work import LARGE_BYTES, LongWork, finish
+from stubserve.inference.long_work import LARGE_BYTES, LongWork, finish, uncounted
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, write_output
@@ -136,10 +136,6 @@ def encode_steps(
         outputs.append(tensor)
         slots[tensor.name] = slot
     return encode(request, Response(outputs, response.parameters), signature, ReplyFormat(slots, False), long)
-
-
-def uncounted(nbytes: int) -> None:
-    """For what is small: nobody counts what is kept of it."""
 
 
 def _put_in(json: bytes, long: list[list[bytes]]) -> list[bytes]:
