@@ -100,7 +100,6 @@ class GenerateCall(Call):
     def _read_later(self, body: bytes) -> LongWork[Request]:
         server = self._server
         request: Request = yield server.large_json.read_generate(body, self.model.signature, server.store)
-        request.on_response = self.on_response
         request.request_start_ns = time.monotonic_ns()
         return request
 

@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Callable
 
+from stubserve.api.forwarded_headers import HeaderForwarding
 from stubserve.api.inference_server import InferenceServer
 from stubserve.api.placement import BodyPlacer, Regions, ReplyFormat, Store
 from stubserve.errors import ServeError, invalid, unsupported
@@ -98,7 +99,7 @@ class HttpInferCall(Call):
             )
             request.request_start_ns = self._start_ns
             if server.http_forwarding is not None:
-                self._forward_headers(request)
+                self._forward_headers(request, server.http_forwarding)
         except BaseException:
             self._let_go()
             raise
@@ -135,22 +136,25 @@ class HttpInferCall(Call):
             request, self.reply_format = decode(
                 body, json_length, signature, block, offset, server.store, server.max_input_size, server.regions
             )
+        request.request_start_ns = self._start_ns
         try:
-            request.on_response = self.on_response
-            request.request_start_ns = self._start_ns
             if self._head.infer is not None:
                 self.model = server.find_model(*self._head.infer)  # it may have been loaded anew meanwhile
-            self._forward_headers(request)
         except BaseException:
             drop_blocks(request.inputs)
             raise
+        if server.http_forwarding is not None:
+            self._forward_headers(request, server.http_forwarding)
         return request
 
-    def _forward_headers(self, request: Request) -> None:
-        forwarding = self._server.http_forwarding
-        if forwarding is not None:
-            headers = [(name.decode("latin-1"), value) for name, value in self._head.headers]
+    def _forward_headers(self, request: Request, forwarding: HeaderForwarding) -> None:
+        """Makes parameters of headers. Raises ServeError, and then nothing is held."""
+        headers = [(name.decode("latin-1"), value) for name, value in self._head.headers]
+        try:
             request.parameters = {**(request.parameters or {}), **forwarding.parameters(headers)}
+        except BaseException:
+            drop_blocks(request.inputs)
+            raise
 
     def respond(self, request: Request, response: Response) -> None:
         accept_encoding = self._head.accept_encoding

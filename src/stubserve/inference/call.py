@@ -207,6 +207,7 @@ class Call:
     def _admitted(self, reading: LongWork[Request] | None) -> LongWork[None]:
         if reading is not None:
             self._read = yield from reading
+            self._read.on_response = self.on_response
         request = self._read
         assert request is not None
         yield from _read_strings(request, self.of_server().block)
