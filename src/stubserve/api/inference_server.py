@@ -10,11 +10,12 @@ from stubserve.api.placement import BodyPlacer, Regions, ReplyFormat, Store
 from stubserve.connections.arrival import Arrivals
 from stubserve.connections.slow_clients import Pressure
 from stubserve.connections.stall import Pace
-from stubserve.inference.call import CallServer
+from stubserve.inference.long_work import Offload
 from stubserve.inference.request import Request
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.signature import Signature
 from stubserve.memory.blocks import Block
+from stubserve.memory.heap_account import HeapAccount
 
 
 class LargeJson(Protocol):
@@ -27,7 +28,7 @@ class LargeJson(Protocol):
     async def read_generate(self, text: bytes, signature: Signature, store: Store) -> Request: ...
 
 
-class InferenceServer(CallServer, Protocol):
+class InferenceServer(Protocol):
     """The server: finds models, gives memory of the arena, and counts what is kept outside of it.
 
     `grpc_port` is 0 where gRPC is not served, `regions` None where clients may not use shared memory, `fair_queues`
@@ -36,12 +37,14 @@ class InferenceServer(CallServer, Protocol):
 
     max_input_size: int
     grpc_port: int
+    heap: HeapAccount
     arrivals: Arrivals
     pace: Pace
     pressure: Pressure
     send_timeout_s: float
     idle_timeout_s: float
     max_connections: int
+    offload: Offload
     fair_queues: FairQueues | None
 
     @property
@@ -53,5 +56,7 @@ class InferenceServer(CallServer, Protocol):
     def regions(self) -> Regions | None: ...
 
     def find_model(self, name: str, version: str) -> ServedModel: ...
+
+    def block(self, nbytes: int) -> Block: ...
 
     def store(self, data: bytes | memoryview) -> Block: ...
